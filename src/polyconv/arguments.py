@@ -1,0 +1,226 @@
+"""What the caller wrote, in one form: ``stride=2`` and ``stride=(2, 2)`` become the same :class:`Geometry`.
+
+Everything here works on numbers alone (no tensor, no device), so the rules of ``torch.nn.functional.conv2d`` can be
+read, and tested, in one place. The exception types are torch's own, because existing code may catch them; the words are
+ours and say which value was wrong and what would be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn, cast
+
+import torch
+
+from .problem import PaddingMode, Pair, Sides, output_extent
+
+Extent = int | Sequence[int]
+"""One number for both axes, or one per axis."""
+Padding = str | int | Sequence[int]
+"""``"same"``, ``"valid"``, one number, (height, width), or the four sides (top, bottom, left, right)."""
+
+PADDING_MODES = tuple(mode.value for mode in PaddingMode)
+
+
+class Geometry(NamedTuple):
+    """How the kernel moves over the image. Immutable; a named tuple because one is built on every call."""
+
+    stride: Pair = (1, 1)
+    padding: Sides = (0, 0, 0, 0)
+    """Top, bottom, left, right. A negative side crops the image."""
+    dilation: Pair = (1, 1)
+    groups: int = 1
+    padding_mode: str = "zeros"
+
+    def out_size(self, in_size: Sequence[int], kernel: Sequence[int]) -> Pair:
+        """Rows and columns of the output; zero or less where the kernel does not fit."""
+        top, bottom, left, right = self.padding
+        return (
+            output_extent(in_size[0], top, bottom, kernel[0], self.stride[0], self.dilation[0]),
+            output_extent(in_size[1], left, right, kernel[1], self.stride[1], self.dilation[1]),
+        )
+
+
+def normalise(
+    kernel: Sequence[int],
+    stride: Extent = 1,
+    padding: Padding = 0,
+    dilation: Extent = 1,
+    groups: int = 1,
+    padding_mode: str = "zeros",
+) -> Geometry:
+    """The geometry that the arguments of ``conv2d`` describe for a kernel of (height, width)."""
+    stride_pair = pair("stride", stride)
+    dilation_pair = pair("dilation", dilation)
+    groups = integer("groups", groups)
+    if padding_mode not in PADDING_MODES:
+        raise ValueError(f"padding_mode must be one of {', '.join(PADDING_MODES)}; got {padding_mode!r}")
+    if stride_pair[0] <= 0 or stride_pair[1] <= 0:
+        raise RuntimeError(f"non-positive stride is not supported: got {stride!r}, a stride is at least 1")
+    if dilation_pair[0] <= 0 or dilation_pair[1] <= 0:
+        raise RuntimeError(f"dilation should be greater than zero: got {dilation!r}; 1 means a dense kernel")
+    if groups <= 0:
+        raise RuntimeError(f"non-positive groups is not supported: got {groups!r}; 1 means an ordinary convolution")
+    sides = padding_sides(padding, kernel, stride_pair, dilation_pair)
+    return Geometry(stride_pair, sides, dilation_pair, groups, padding_mode)
+
+
+def pair(name: str, value: Extent) -> Pair:
+    """(height, width) from one number, a sequence of one, or a sequence of two."""
+    if type(value) is tuple and len(value) == 2 and type(value[0]) is int and type(value[1]) is int:
+        return (value[0], value[1])
+    if isinstance(value, (list, tuple)):
+        if len(value) not in (1, 2):
+            raise RuntimeError(f"{name} takes one integer or two (height, width); got {len(value)}: {value!r}")
+        return (integer(name, value[0]), integer(name, value[-1]))
+    number = integer(name, value)
+    return (number, number)
+
+
+def padding_sides(padding: Padding, kernel: Sequence[int], stride: Pair, dilation: Pair) -> Sides:
+    """(top, bottom, left, right) from any of the forms that padding may take."""
+    if isinstance(padding, str):
+        if padding == "valid":
+            return (0, 0, 0, 0)
+        if padding != "same":
+            raise RuntimeError(f"Invalid padding string: {padding!r}; use 'same', 'valid' or numbers")
+        if stride != (1, 1):
+            raise RuntimeError(
+                f"padding='same' is not supported for strided convolutions: got stride={stride!r}. "
+                "Give the padding in numbers, for example as four sides (top, bottom, left, right)"
+            )
+        return same_sides(kernel, dilation)
+    if isinstance(padding, (list, tuple)) and len(padding) == 4:
+        top, bottom, left, right = (integer("padding", side) for side in padding)
+        return (top, bottom, left, right)
+    if isinstance(padding, (list, tuple)) and len(padding) not in (1, 2):
+        raise RuntimeError(
+            f"padding takes one integer, two (height, width) or four (top, bottom, left, right); "
+            f"got {len(padding)}: {padding!r}"
+        )
+    height, width = pair("padding", padding)
+    if height < 0 or width < 0:
+        raise RuntimeError(
+            f"negative padding is not supported: got {padding!r}. To crop, give all four sides "
+            "(top, bottom, left, right), which may be negative"
+        )
+    return (height, height, width, width)
+
+
+def same_sides(kernel: Sequence[int], dilation: Pair) -> Sides:
+    """The padding that keeps the image's size at stride 1; an odd remainder goes to the bottom and to the right."""
+    rows, columns = dilation[0] * (kernel[0] - 1), dilation[1] * (kernel[1] - 1)
+    return (rows // 2, rows - rows // 2, columns // 2, columns - columns // 2)
+
+
+def integer(name: str, value: Any) -> int:
+    """The integer that torch would read: also numpy's and a one-element integer tensor's, but no bool and no float."""
+    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
+        return cast(int, value)  # a SymInt stands for an int that is not known yet
+    if isinstance(value, (bool, float, str)) or not hasattr(value, "__index__"):
+        _not_an_integer(name, value)
+    try:
+        return int(value.__index__())
+    except TypeError:
+        _not_an_integer(name, value)
+
+
+def _not_an_integer(name: str, value: Any) -> NoReturn:
+    raise TypeError(f"conv2d(): {name} must be made of integers; got {value!r} of type {type(value).__name__}")
+
+
+def check_shapes(x: Sequence[int], w: Sequence[int], bias: Sequence[int] | None, geometry: Geometry) -> None:
+    """Raise as torch does unless a 4-D input, a 4-D weight and a bias of these shapes fit together."""
+    if len(x) != 4 or len(w) != 4:
+        raise RuntimeError(
+            f"conv2d needs an input of (batch, channels, height, width) and a weight of (out_channels, "
+            f"in_channels/groups, height, width); got an input of size {list(x)} and a weight of size {list(w)}"
+        )
+    groups = geometry.groups
+    if w[0] < groups:
+        raise RuntimeError(
+            f"Given groups={groups}, expected weight to be at least {groups} at dimension 0 (out_channels), "
+            f"but got weight of size {list(w)}"
+        )
+    if w[0] % groups != 0:
+        raise RuntimeError(
+            f"Given groups={groups}, expected weight to be divisible by {groups} at dimension 0 (out_channels), "
+            f"but got weight of size {list(w)}"
+        )
+    if x[1] != w[1] * groups:
+        raise RuntimeError(
+            f"Given groups={groups} and a weight of size {list(w)}, expected an input with {w[1] * groups} channels, "
+            f"but got {x[1]} channels in an input of size {list(x)}"
+        )
+    if bias is not None and (len(bias) != 1 or bias[0] != w[0]):
+        raise RuntimeError(
+            f"Given a weight of size {list(w)}, expected bias to be 1-dimensional with {w[0]} elements, "
+            f"but got bias of size {list(bias)}"
+        )
+    check_extents(x[2:], w[2:], geometry)
+
+
+def check_extents(in_size: Sequence[int], kernel: Sequence[int], geometry: Geometry) -> None:
+    """Raise unless the kernel fits into the padded image and the padding mode can fill the sides."""
+    padding, dilation = geometry.padding, geometry.dilation
+    if kernel[0] <= 0 or kernel[1] <= 0:
+        raise RuntimeError(f"Kernel size should be greater than zero, but got {kernel[0]} x {kernel[1]}")
+    for axis, name in enumerate(("height", "width")):
+        size, before, after = in_size[axis], padding[2 * axis], padding[2 * axis + 1]
+        if before < 0 or after < 0:
+            _check_crop(name, size, before, after, geometry.padding_mode)
+        if size + before + after < dilation[axis] * (kernel[axis] - 1) + 1:
+            _kernel_does_not_fit(in_size, kernel, geometry)
+        if size <= 0:
+            raise RuntimeError(
+                f"Only the batch and the channels may be empty: got an input of {in_size[0]} x {in_size[1]} pixels"
+            )
+        if geometry.padding_mode == "reflect" and (before >= size or after >= size):
+            raise RuntimeError(
+                f"padding_mode='reflect' needs a padding smaller than the image: "
+                f"got {before} and {after} along a {name} of {size}"
+            )
+        if geometry.padding_mode == "circular" and (before > size or after > size):
+            raise RuntimeError(
+                f"padding_mode='circular' needs a padding no larger than the image (it may wrap around once): "
+                f"got {before} and {after} along a {name} of {size}"
+            )
+
+
+def _check_crop(name: str, size: int, before: int, after: int, padding_mode: str) -> None:
+    if max(-before, 0) + max(-after, 0) > size:
+        raise RuntimeError(f"negative padding crops more than there is: {before} and {after} along a {name} of {size}")
+    if padding_mode != "zeros":
+        raise RuntimeError(
+            f"the operator takes negative padding with padding_mode='zeros' only; got {before} and {after} along the "
+            f"{name} with {padding_mode!r}. polyconv.conv2d takes it with every mode"
+        )
+
+
+def _kernel_does_not_fit(in_size: Sequence[int], kernel: Sequence[int], geometry: Geometry) -> NoReturn:
+    top, bottom, left, right = geometry.padding
+    padded = (in_size[0] + top + bottom, in_size[1] + left + right)
+    reach = tuple(geometry.dilation[i] * (kernel[i] - 1) + 1 for i in (0, 1))
+    raise RuntimeError(
+        f"Kernel size can't be greater than actual input size: the padded image is {padded[0]} x {padded[1]}, "
+        f"the kernel of {kernel[0]} x {kernel[1]} with dilation {geometry.dilation} spans {reach[0]} x {reach[1]}"
+    )
+
+
+def suggests_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether torch would take a 4-D tensor of these strides for channels_last (also where it is not dense).
+
+    This is ``c10::is_channels_last_strides_2d``, ambiguous cases included, so that our outputs get the memory format
+    that torch's convolution would give them.
+    """
+    if strides[1] == 0:
+        return False
+    least = 0
+    for axis in (1, 3, 2, 0):
+        extent, stride = shape[axis], strides[axis]
+        if stride < least or extent == 0:
+            return False
+        if axis == 0 and least == strides[1]:
+            return False
+        least = stride * extent if extent > 1 else stride
+    return True

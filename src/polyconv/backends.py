@@ -1,0 +1,94 @@
+"""Who runs a problem: one backend per kind of device, found at the first call and never at import.
+
+The operators in :mod:`polyconv.ops` allocate the outputs and hand every buffer to the backend by name; the backend only
+fills them. So the CUDA kernels, ATen's convolution and the emulator that stands in for a GPU in the tests are
+interchangeable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .problem import Problem
+
+
+class Backend(Protocol):
+    """Runs problems on one device.
+
+    ======  =====================  ============================================
+    pass    reads                  writes
+    ======  =====================  ============================================
+    FPROP   ``x``, ``w``, ``bias``  ``y``
+    DGRAD   ``y``, ``w``           ``x``
+    WGRAD   ``x``, ``y``           ``dw``, and ``db`` when ``problem.bias``
+    ======  =====================  ============================================
+
+    In both gradient passes ``y`` is the incoming gradient. It may have any strides, zeros included.
+    """
+
+    name: str
+
+    def run(self, problem: Problem, tensors: Mapping[str, Tensor]) -> None:
+        """Fill the outputs in ``tensors``, whose contents are undefined until then. No tensor is empty."""
+
+    def explain(self, problem: Problem) -> str:
+        """What :meth:`run` would do, for people; needs no tensors."""
+
+
+_backends: dict[torch.device, Backend] = {}
+_overrides: dict[str, Backend] = {}
+
+
+def backend_for(device: torch.device) -> Backend:
+    """The backend of a device. The first call for it imports and builds; later ones are a dictionary lookup."""
+    if _overrides and device.type in _overrides:
+        return _overrides[device.type]
+    found = _backends.get(device)
+    return found if found is not None else _backends.setdefault(device, _build(device))
+
+
+def _build(device: torch.device) -> Backend:
+    if device.type == "cpu":
+        from .cpu.aten import AtenBackend
+
+        return AtenBackend()
+    if device.type == "cuda":
+        try:
+            from .cuda.backend import CudaBackend
+        except ModuleNotFoundError as error:
+            if error.name is not None and error.name.startswith("polyconv"):
+                raise
+            raise RuntimeError(
+                f"polyconv's CUDA kernels need the module {error.name!r}, which is not installed. Install polyconv "
+                "with the extra that matches your driver: pip install 'polyconv[cu12]' or 'polyconv[cu13]'"
+            ) from error
+        index = device.index
+        if index is None:  # only when an explanation is asked for "cuda"; a tensor always has an index
+            index = torch.cuda.current_device() if torch.cuda.is_available() else 0
+        return CudaBackend(index)
+    raise RuntimeError(
+        f"polyconv runs on 'cuda' and 'cpu' tensors; got a tensor on {str(device)!r}. "
+        "polyconv.restore(model) gives such a model its torch.nn.Conv2d modules back"
+    )
+
+
+@contextmanager
+def override(device_type: str, backend: Backend) -> Iterator[Backend]:
+    """Send every tensor of a device type to ``backend`` inside a ``with`` block.
+
+    For tests: a recording backend, or the CUDA backend on a virtual GPU that reads the memory of CPU tensors.
+    """
+    before = _overrides.get(device_type)
+    _overrides[device_type] = backend
+    try:
+        yield backend
+    finally:
+        if before is None:
+            del _overrides[device_type]
+        else:
+            _overrides[device_type] = before

@@ -1,0 +1,231 @@
+"""``explain``: what would run, without running it.
+
+The model is called on fake tensors, which have shapes, strides and a device but no data, so an explanation of a large
+model on a GPU costs neither time nor memory, and can be had on a machine that has no GPU. Every convolution that passes
+the dispatcher meanwhile is written down and its backend is asked what it would do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import ops
+from .arguments import suggests_channels_last
+from .backends import backend_for
+from .problem import Pass, Problem, Strides
+
+if TYPE_CHECKING:
+    from .plan import CudaDevice
+
+Device: TypeAlias = Union[torch.device, str, "CudaDevice"]
+
+
+@dataclass(frozen=True, slots=True)
+class PassExplanation:
+    """One pass of one convolution."""
+
+    problem: Problem
+    backend: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class ConvExplanation:
+    """One convolution of a model: where it is, and what its passes run."""
+
+    name: str
+    passes: tuple[PassExplanation, ...]
+    note: str = ""
+
+    def __str__(self) -> str:
+        body = [str(one) for one in self.passes] + ([self.note] if self.note else [])
+        indented = "\n".join("  " + line for text in body for line in text.splitlines())
+        return f"{self.name or 'conv2d'}\n{indented}"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Every convolution that a call would make, in the order of the calls. Prints as text."""
+
+    convolutions: tuple[ConvExplanation, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(str(conv) for conv in self.convolutions) or "no convolution runs in this call"
+
+    __repr__ = __str__
+
+
+def explain(target: Callable[..., Any], *inputs: Any, device: Device | None = None, **kwargs: Any) -> Explanation:
+    """Say which backend and which plan each convolution in a call would run, in all three passes.
+
+    Examples::
+
+        explain(module, x)  # a module, or a whole model, with an example input
+        explain(module, (8, 32, 512, 512))  # the shape of the input is enough
+        explain(module, (8, 32, 512, 512), device="cuda")  # as if module and input were on that device
+        explain(module, (8, 32, 512, 512), device="v100")  # as if on a GPU of that kind; none is needed
+        explain(polyconv.conv2d, x, w, padding=1)  # a call
+
+    Args:
+        target: a module or a function.
+        inputs, kwargs: its arguments. A tuple of integers, in the place of a module's input, stands for a tensor of
+            that shape with the dtype and the device of the module's parameters.
+        device: ask for this device instead of the tensors' own: ``"cuda"``, for a model that is still on the CPU; or a
+            GPU that need not be here, by its short name in :data:`polyconv.plan.DEVICES` or by its description.
+    """
+    module = target if isinstance(target, torch.nn.Module) else None
+    state: dict[str, Tensor] = {}
+    if module is not None:
+        state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    mode = _fake_mode([*state.values(), *inputs, *kwargs.values()])
+    recorder = _Recorder()
+    with mode, torch.no_grad():
+        fake_state = {name: _fake(value, mode) for name, value in state.items()}
+        like = next((value for value in fake_state.values() if value.is_floating_point()), None)
+        args = tuple(_fake(value, mode, like) for value in inputs)
+        keywords = {name: _fake(value, mode) for name, value in kwargs.items()}
+        with recorder:
+            if module is None:
+                target(*args, **keywords)
+            else:
+                with _names(module, recorder):
+                    torch.func.functional_call(module, fake_state, args, keywords, strict=False)
+    # Asked here, outside the fake mode: a backend may look at its real device.
+    asked = None if device is None else _device(device)
+    return Explanation(tuple(_explain_call(call, asked or call.device) for call in recorder.calls))
+
+
+def _device(device: Device) -> torch.device | CudaDevice:
+    """A device of torch's, or the description of a GPU to plan for."""
+    if not isinstance(device, str):
+        return device
+    from .plan import DEVICES  # here, because importing polyconv imports no planner
+
+    if device in DEVICES:
+        return DEVICES[device]
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"{device!r} is neither a device of torch's nor one of {', '.join(DEVICES)}") from error
+
+
+def _fake_mode(values: Sequence[Any]) -> FakeTensorMode:
+    """The mode that fake arguments already belong to, or a new one."""
+    for value in values:
+        if isinstance(value, FakeTensor):
+            return value.fake_mode
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _fake(value: Any, mode: FakeTensorMode, like: Tensor | None = None) -> Any:
+    """The fake twin of a tensor, and of a shape where ``like`` says what it stands for; any other value itself."""
+    if isinstance(value, Tensor):
+        return value if isinstance(value, FakeTensor) else mode.from_tensor(value)
+    is_shape = isinstance(value, (tuple, list)) and value and all(type(extent) is int for extent in value)
+    if like is not None and is_shape:
+        return torch.empty(tuple(value), dtype=like.dtype, device=like.device)
+    return value
+
+
+@contextmanager
+def _names(module: torch.nn.Module, recorder: _Recorder) -> Iterator[None]:
+    """Let the recorder know which module is running."""
+    handles = []
+    for name, child in module.named_modules():
+        label = f"{name} ({type(child).__name__})" if name else type(child).__name__
+
+        def enter(_module: Any, _args: Any, label: str = label) -> None:
+            recorder.stack.append(label)
+
+        def leave(_module: Any, _args: Any, _result: Any) -> None:
+            recorder.stack.pop()
+
+        handles += [child.register_forward_pre_hook(enter), child.register_forward_hook(leave)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A convolution that was dispatched: its problems, none where the work is not polyconv's."""
+
+    name: str
+    device: torch.device
+    problems: tuple[Problem, ...] = ()
+    note: str = ""
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes down each convolution that is dispatched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.calls: list[_Call] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = self.stack[-1] if self.stack else ""
+        if func is ops.fprop:
+            self.calls.append(_call(name, *args, y=result))
+        elif func is torch.ops.aten.convolution.default:
+            note = "PyTorch's own convolution runs: this is not one of polyconv's modules"
+            self.calls.append(_Call(name, args[0].device, note=note))
+        return result
+
+
+def _call(name: str, x: Tensor, w: Tensor, bias: Tensor | None, *args: Any, y: Tensor) -> _Call:
+    """The three problems of one forward call; the gradients are taken to be dense, as the operators allocate them."""
+    if x.numel() == 0 or y.numel() == 0:
+        return _Call(name, x.device, note="nothing runs: the input or the output is empty")
+    problems = (
+        ops.problem_of(
+            kind,
+            (x.shape, _dense_strides(x) if kind is Pass.DGRAD else x.stride()),
+            (w.shape, _dense_strides(w) if kind is Pass.WGRAD else w.stride()),
+            y.stride(),
+            ops.geometry_of(*args),
+            bias=bias is not None and kind is not Pass.DGRAD,
+            dtype=x.dtype,
+        )
+        for kind in Pass
+    )
+    return _Call(name, x.device, tuple(problems))
+
+
+def _dense_strides(tensor: Tensor) -> Strides:
+    """Strides of the gradient that the operators would allocate for a tensor."""
+    return ops.dense_strides(tensor.shape, suggests_channels_last(tensor.shape, tensor.stride()))
+
+
+def _explain_call(call: _Call, device: torch.device | CudaDevice) -> ConvExplanation:
+    return ConvExplanation(call.name, tuple(_ask(problem, device) for problem in call.problems), call.note)
+
+
+def _ask(problem: Problem, device: torch.device | CudaDevice) -> PassExplanation:
+    """The backend's own words, or why it cannot be asked: on a machine without that device, for example."""
+    try:
+        if not isinstance(device, torch.device):
+            from .plan import plan_cuda
+
+            return PassExplanation(problem, "cuda", plan_cuda(problem, device).explain())
+        backend = backend_for(device)
+        return PassExplanation(problem, backend.name, backend.explain(problem))
+    except (RuntimeError, ImportError, OSError) as error:
+        return PassExplanation(problem, "", f"{problem}\n  the backend for {device} cannot be asked here: {error}")

@@ -1,0 +1,78 @@
+"""``conv2d``: the arguments of ``torch.nn.functional.conv2d``, and two more forms of padding."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from . import ops
+from .arguments import Extent, Geometry, Padding, normalise
+
+
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Extent = 1,
+    padding: Padding = 0,
+    dilation: Extent = 1,
+    groups: int = 1,
+    *,
+    padding_mode: str = "zeros",
+) -> Tensor:
+    """A 2-D convolution. Takes what :func:`torch.nn.functional.conv2d` takes, and means the same by it.
+
+    Args:
+        input: (batch, in_channels, height, width), or without the batch. Any strides in memory; never copied.
+        weight: (out_channels, in_channels / groups, kernel height, kernel width).
+        bias: out_channels numbers to add, or ``None``.
+        stride, dilation: one integer, or (height, width).
+        padding: one integer, (height, width), ``"same"``, ``"valid"``, or, beyond torch, the four sides
+            (top, bottom, left, right). A negative side, in the four-sided form only, crops the image.
+        groups: number of independent convolutions that the channels are split into.
+        padding_mode: what stands outside the image: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``, as
+            in ``torch.nn.Conv2d``. Where a side is negative the image is cropped first, then padded.
+
+    Raises:
+        RuntimeError, TypeError: where torch raises them.
+    """
+    _check_are_tensors(input, weight, bias)
+    if input.dim() not in (3, 4):
+        raise RuntimeError(
+            f"Expected 3D (unbatched) or 4D (batched) input to conv2d, but got input of size: {list(input.shape)}"
+        )
+    if weight.dim() != 4:
+        raise RuntimeError(
+            f"Expected 3-dimensional input for 3-dimensional weight, and for conv2d a 4-dimensional weight "
+            f"(out_channels, in_channels/groups, height, width); got weight of size {list(weight.shape)}"
+        )
+    geometry = normalise(weight.shape[2:], stride, padding, dilation, groups, padding_mode)
+    if padding_mode != "zeros" and min(geometry.padding) < 0:
+        input, geometry = _crop(input, geometry)  # noqa: A001
+    if input.dim() == 4:
+        return ops.fprop(input, weight, bias, *geometry)
+    return ops.fprop(input.unsqueeze(0), weight, bias, *geometry).squeeze(0)
+
+
+def _check_are_tensors(input: object, weight: object, bias: object) -> None:
+    """Raise torch's TypeError, naming the argument, for anything that is not a tensor."""
+    if isinstance(input, Tensor) and isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor)):
+        return
+    for name, value in (("input", input), ("weight", weight), ("bias", bias)):
+        if not (isinstance(value, Tensor) or (name == "bias" and value is None)):
+            raise TypeError(f"conv2d(): argument {name!r} must be a Tensor, not {type(value).__name__}")
+
+
+def _crop(x: Tensor, geometry: Geometry) -> tuple[Tensor, Geometry]:
+    """The part of the image that negative sides leave, as a view, and the padding that remains."""
+    for axis in (0, 1):
+        dim, (before, after) = axis - 2, geometry.padding[2 * axis : 2 * axis + 2]
+        size = x.shape[dim]
+        start, stop = max(-before, 0), size - max(-after, 0)
+        if start > stop:
+            name = ("height", "width")[axis]
+            raise RuntimeError(
+                f"negative padding crops more than there is: {before} and {after} along a {name} of {size}"
+            )
+        x = x.narrow(dim, start, stop - start)
+    top, bottom, left, right = (max(side, 0) for side in geometry.padding)
+    return x, geometry._replace(padding=(top, bottom, left, right))

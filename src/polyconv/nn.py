@@ -1,0 +1,66 @@
+"""``Conv2d``: ``torch.nn.Conv2d`` with another engine.
+
+A subclass that adds no state of its own: parameters, initialisation, state dict, repr and ``isinstance`` are torch's: a
+checkpoint moves between the two in both directions, and :func:`polyconv.replace` may swap one class for the other
+in place.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .arguments import Extent, Padding
+from .functional import conv2d
+
+
+class Conv2d(torch.nn.Conv2d):
+    """Takes the arguments of :class:`torch.nn.Conv2d`; ``padding`` may also be (top, bottom, left, right).
+
+    A padding mode other than zeros costs no padded copy of the input: the kernels compute the index.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Extent,
+        stride: Extent = 1,
+        padding: Padding = 0,
+        dilation: Extent = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        # torch's annotations know neither lists nor four sides; its code carries both through to `self.padding`.
+        sizes: dict[str, Any] = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
+        super().__init__(
+            in_channels,
+            out_channels,
+            groups=groups,
+            bias=bias,
+            padding_mode=padding_mode,
+            device=device,
+            dtype=dtype,
+            **sizes,
+        )
+        if not isinstance(self.padding, str) and len(self.padding) == 4:
+            top, bottom, left, right = self.padding
+            # What torch.nn.functional.pad would be called with; torch's constructor expects two sides here.
+            self._reversed_padding_repeated_twice = [left, right, top, bottom]
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return conv2d(
+            input,
+            weight,
+            bias,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
+            padding_mode=self.padding_mode,
+        )

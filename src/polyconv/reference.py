@@ -1,0 +1,52 @@
+"""What a convolution is, in plain PyTorch and float64: the yardstick of the tests and the benchmarks.
+
+Written to be obviously right and nothing else: pad a copy, call torch's convolution, let autograd find the gradients.
+Each function takes either a :class:`~polyconv.problem.Problem` or a :class:`~polyconv.arguments.Geometry`; both have
+the same names for how the kernel moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .arguments import Geometry
+from .problem import Problem
+
+Moves = Problem | Geometry
+
+
+def pad(moves: Moves, x: Tensor) -> Tensor:
+    """A copy of the image with its padding around it. Negative sides crop first; then the mode fills the others."""
+    top, bottom, left, right = moves.padding
+    mode = str(moves.padding_mode)
+    x = F.pad(x, (min(left, 0), min(right, 0), min(top, 0), min(bottom, 0)))
+    return F.pad(
+        x,
+        (max(left, 0), max(right, 0), max(top, 0), max(bottom, 0)),
+        mode="constant" if mode == "zeros" else mode,
+    )
+
+
+def fprop(moves: Moves, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The output, in float64."""
+    bias = None if bias is None else bias.double()
+    return F.conv2d(pad(moves, x.double()), w.double(), bias, moves.stride, 0, moves.dilation, moves.groups)
+
+
+def dgrad(moves: Moves, dy: Tensor, w: Tensor, x_shape: Sequence[int]) -> Tensor:
+    """The gradient of an input of ``x_shape``, in float64. The output is linear in the input, so any input will do."""
+    with torch.enable_grad():
+        x = torch.zeros(tuple(x_shape), dtype=torch.float64, device=dy.device, requires_grad=True)
+        return torch.autograd.grad(fprop(moves, x, w.detach()), x, dy.detach().double())[0]
+
+
+def wgrad(moves: Moves, x: Tensor, dy: Tensor, w_shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The gradients of a weight of ``w_shape`` and of the bias, in float64."""
+    with torch.enable_grad():
+        w = torch.zeros(tuple(w_shape), dtype=torch.float64, device=dy.device, requires_grad=True)
+        (dw,) = torch.autograd.grad(fprop(moves, x.detach(), w), w, dy.detach().double())
+    return dw, dy.detach().double().sum((0, 2, 3))

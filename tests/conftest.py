@@ -1,0 +1,21 @@
+"""What every test shares: one thread (the cores go to the test workers), a fixed seed, hypothesis profiles."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+torch.set_num_threads(1)
+
+# Derandomised: a red test is red for everyone. Search more widely with --hypothesis-profile=wide.
+settings.register_profile(
+    "default", max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("wide", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("default")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)

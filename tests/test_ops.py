@@ -1,0 +1,265 @@
+"""The operators as PyTorch sees them: schema, fake tensors, autograd, autocast, compile."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+
+import polyconv
+from geometries import CASES, Case, cases
+from polyconv import ops
+from polyconv.arguments import Geometry, normalise, suggests_channels_last
+from polyconv.backends import override
+from recording import Recorder
+
+OPCHECKED = ["plain 3x3", "strided, odd remainder", "groups", "four sides", "cropped", "circular, whole image"]
+# Negative sides under another mode than zeros are cropped before the operator, so no operator sees them.
+OPERATOR_CASES = list(CASES)
+
+
+def arguments(case: Case, requires_grad: bool = False) -> dict[str, tuple[Any, ...]]:
+    """Arguments for each of the three operators."""
+    x, w, bias = case.tensors()
+    geometry = normalise(case.w[2:], **case.kwargs)
+    dy = torch.randn(x.shape[0], w.shape[0], *geometry.out_size(x.shape[2:], w.shape[2:]), dtype=x.dtype)
+    for tensor in (x, w, bias, dy):
+        if tensor is not None:
+            tensor.requires_grad_(requires_grad)
+    last = suggests_channels_last(x.shape, x.stride())
+    return {
+        "fprop": (x, w, bias, *geometry),
+        "dgrad": (dy, w, list(x.shape), last, *geometry),
+        "wgrad": (dy, x, list(w.shape), False, case.bias, *geometry),
+    }
+
+
+@pytest.mark.parametrize("name", OPCHECKED)
+@pytest.mark.parametrize("kind", ["fprop", "dgrad", "wgrad"])
+def test_opcheck(kind: str, name: str) -> None:
+    torch.library.opcheck(getattr(ops, kind), arguments(CASES[name], requires_grad=True)[kind])
+
+
+def test_opcheck_channels_last() -> None:
+    torch.library.opcheck(ops.fprop, arguments(CASES["channels_last"], requires_grad=True)["fprop"])
+
+
+def assert_same_layout(real: Tensor, fake: Tensor) -> None:
+    assert (real.shape, real.stride(), real.dtype, real.device) == (fake.shape, fake.stride(), fake.dtype, fake.device)
+
+
+@given(cases())
+@settings(max_examples=40)
+def test_fake_agrees_with_real(case: Case) -> None:
+    if len(case.x) == 3 or (case.kwargs["padding_mode"] != "zeros" and "-" in str(case.kwargs["padding"])):
+        return
+    for kind, args in arguments(case).items():
+        op = getattr(ops, kind)
+        real = op(*args)
+        with FakeTensorMode() as mode:
+            fake = op(*(mode.from_tensor(a) if isinstance(a, Tensor) else a for a in args))
+        for one, other in zip(*([r] if isinstance(r, Tensor) else r for r in (real, fake)), strict=True):
+            assert_same_layout(one, other)
+
+
+def test_fake_cuda_tensors() -> None:
+    """Shapes on a GPU can be worked out on a machine without one."""
+    with FakeTensorMode():
+        x = torch.empty(8, 32, 512, 512, device="cuda:0")
+        y = polyconv.conv2d(x, torch.empty(64, 32, 5, 9, device="cuda:0"), padding=(2, 4), dilation=(2, 3))
+    assert y.shape == (8, 64, 508, 496)
+    assert y.device == torch.device("cuda:0")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_cuda_is_float32_only(dtype: torch.dtype) -> None:
+    with FakeTensorMode(), pytest.raises(RuntimeError, match=f"float32 only; got {dtype}"):
+        polyconv.conv2d(*(torch.empty(4, 4, 4, 4, device="cuda:0", dtype=dtype) for _ in range(2)))
+
+
+# ---- autograd
+
+
+def call(case: Case) -> Any:
+    return lambda x, w, *bias: polyconv.conv2d(x, w, *bias, **case.kwargs)
+
+
+def leaves(case: Case) -> list[Tensor]:
+    return [t.detach().requires_grad_() for t in case.tensors() if t is not None]
+
+
+# The finite differences of gradcheck write into the input, which an expanded tensor does not allow.
+DIFFERENTIABLE = [name for name in CASES if CASES[name].layout != "expanded"]
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_gradcheck(name: str) -> None:
+    assert gradcheck(call(CASES[name]), leaves(CASES[name]), fast_mode=True, check_forward_ad=True)
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_gradgradcheck(name: str) -> None:
+    assert gradgradcheck(call(CASES[name]), leaves(CASES[name]), fast_mode=True, check_fwd_over_rev=True)
+
+
+def test_forward_mode_without_grad() -> None:
+    """A tangent counts even where nothing requires a gradient."""
+    x, w, b = (t.detach() for t in leaves(CASES["plain 3x3"]))
+    tangents = [torch.randn_like(t) for t in (x, w, b)]
+    with forward_ad.dual_level():
+        for dx, dw, db in ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1)):
+            args = [
+                forward_ad.make_dual(t, tangent) if dual else t
+                for t, tangent, dual in zip((x, w, b), tangents, (dx, dw, db), strict=True)
+            ]
+            ours = forward_ad.unpack_dual(polyconv.conv2d(*args)).tangent
+            theirs = forward_ad.unpack_dual(F.conv2d(*args)).tangent
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_functorch_is_refused_and_not_wrong() -> None:
+    x, w, _ = leaves(CASES["plain 3x3"])
+    with pytest.raises(NotImplementedError):
+        torch.func.grad(lambda x: polyconv.conv2d(x, w.detach()).sum())(x.detach())
+    with pytest.raises(NotImplementedError):
+        torch.func.jvp(lambda x: polyconv.conv2d(x, w.detach()), (x.detach(),), (x.detach(),))
+
+
+def test_third_derivative_of_the_bilinear_form_vanishes() -> None:
+    x, w = leaves(CASES["no bias"])
+    (dx,) = torch.autograd.grad(polyconv.conv2d(x, w).pow(2).sum(), x, create_graph=True)
+    (dw,) = torch.autograd.grad(dx.sum(), w, create_graph=True)
+    assert torch.autograd.grad(dw.sum(), w)[0].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kinds", "bias_in_wgrad"),
+    [
+        ("x", ["dgrad"], None),
+        ("w", ["wgrad"], False),
+        ("wb", ["wgrad"], True),
+        ("b", [], None),
+        ("xb", ["dgrad"], None),
+        ("xwb", ["dgrad", "wgrad"], True),
+        ("xw", ["dgrad", "wgrad"], False),
+    ],
+)
+def test_only_what_is_asked_for_runs(wanted: str, kinds: list[str], bias_in_wgrad: bool | None) -> None:
+    tensors = dict(zip("xwb", (torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3), torch.randn(3)), strict=True))
+    for name in wanted:
+        tensors[name].requires_grad_()
+    recorder = Recorder()
+    with override("cpu", recorder):
+        y = polyconv.conv2d(*tensors.values())
+        y.backward(torch.randn_like(y))
+    assert recorder.kinds == ["fprop", *kinds]
+    assert [p.bias for p in recorder.problems if p.kind.value == "wgrad"] == (
+        [] if bias_in_wgrad is None else [bias_in_wgrad]
+    )
+    assert all((tensors[name].grad is not None) == (name in wanted) for name in tensors)
+
+
+def test_no_grad_saves_nothing() -> None:
+    x, w = torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3, requires_grad=True)
+    with torch.no_grad():
+        assert polyconv.conv2d(x, w).grad_fn is None
+    with torch.inference_mode():
+        assert polyconv.conv2d(x, w).is_inference()
+
+
+def test_checkpoint() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    x, w = torch.randn(1, 2, 5, 5, requires_grad=True), torch.randn(3, 2, 3, 3, requires_grad=True)
+    checkpoint(polyconv.conv2d, x, w, use_reentrant=False).sum().backward()
+    assert x.grad is not None
+    assert w.grad is not None
+
+
+# ---- direct calls, as an exported graph makes them, are checked too
+
+
+def test_a_wrong_gradient_size_is_refused() -> None:
+    geometry = Geometry()
+    with pytest.raises(RuntimeError, match=r"output's size \[1, 3, 3, 3\]; got \[1, 3, 4, 4\]"):
+        ops.dgrad(torch.randn(1, 3, 4, 4), torch.randn(3, 2, 3, 3), [1, 2, 5, 5], False, *geometry)
+    with pytest.raises(RuntimeError, match=r"output's size"):
+        ops.wgrad(torch.randn(1, 3, 4, 4), torch.randn(1, 2, 5, 5), [3, 2, 3, 3], False, True, *geometry)
+
+
+def test_the_operator_names_what_it_does_not_take() -> None:
+    geometry = Geometry(padding=(-1, 0, 0, 0), padding_mode="reflect")
+    with pytest.raises(RuntimeError, match=r"polyconv\.conv2d takes it with every mode"):
+        ops.fprop(torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3), None, *geometry)
+
+
+# ---- autocast
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_computes_in_float32(dtype: torch.dtype) -> None:
+    x, w, b = torch.randn(2, 3, 6, 6, dtype=dtype), torch.randn(4, 3, 3, 3), torch.randn(4, requires_grad=True)
+    recorder = Recorder()
+    with override("cpu", recorder), torch.autocast("cpu", dtype=dtype):
+        y = polyconv.conv2d(x.requires_grad_(), w.requires_grad_(), b)
+        y.sum().backward()
+    assert y.dtype == torch.float32
+    assert {problem.dtype for problem in recorder.problems} == {"float32"}
+    assert x.grad is not None
+    assert x.grad.dtype == dtype
+    torch.testing.assert_close(y, polyconv.conv2d(x.float(), w, b))
+
+
+def test_autocast_leaves_float64_alone() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = polyconv.conv2d(torch.randn(1, 2, 5, 5).double(), torch.randn(3, 2, 3, 3).double())
+    assert y.dtype == torch.float64
+
+
+# ---- compile and export
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_as_one_graph(backend: str, dynamic: bool) -> None:
+    torch._dynamo.reset()
+    conv = polyconv.Conv2d(3, 4, 3, padding=(1, 0, 2, 1), padding_mode="reflect")
+    compiled = torch.compile(conv, backend=backend, fullgraph=True, dynamic=dynamic)
+    for size in ((2, 3, 8, 8), (3, 3, 9, 10)):
+        x = torch.randn(size, requires_grad=True)
+        compiled(x).sum().backward()
+        got, x.grad = x.grad, None
+        conv(x).sum().backward()
+        torch.testing.assert_close(got, x.grad)
+
+
+def test_exports_with_a_dynamic_batch() -> None:
+    conv = polyconv.Conv2d(3, 4, 3, padding="same")
+    exported = torch.export.export(
+        conv, (torch.randn(2, 3, 8, 8),), dynamic_shapes={"input": {0: torch.export.Dim("batch", min=1)}}
+    )
+    assert any(node.target is ops.fprop for node in exported.graph.nodes)
+    x = torch.randn(5, 3, 8, 8)
+    torch.testing.assert_close(exported.module()(x), conv(x))
+
+
+def test_override_is_undone() -> None:
+    script = """
+import torch, polyconv
+from polyconv.backends import backend_for, override
+cpu = torch.device("cpu")
+with override("cpu", "one"):
+    with override("cpu", "two"):
+        assert backend_for(cpu) == "two"
+    assert backend_for(cpu) == "one"
+assert backend_for(cpu).name == "aten"
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,78 @@
+"""Problem: shapes, dense strides, and that equal questions are equal objects."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyconv.problem import PaddingMode, Pass, Problem, channels_last_strides, contiguous_strides, output_extent
+
+W1 = Problem.make("fprop", (8, 32, 512, 512), (64, 32, 5, 9), padding=(2, 2, 4, 4), dilation=(2, 3))
+
+extents = st.tuples(*[st.integers(0, 5)] * 4)
+
+
+@given(
+    st.integers(1, 20), st.integers(0, 3), st.integers(0, 3), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3)
+)
+def test_output_extent_is_torchs(extent: int, before: int, after: int, kernel: int, stride: int, dilation: int) -> None:
+    expected = output_extent(extent, before, after, kernel, stride, dilation)
+    if expected <= 0:
+        return
+    padded = F.pad(torch.zeros(1, 1, extent), (before, after))
+    assert F.conv1d(padded, torch.zeros(1, 1, kernel), stride=stride, dilation=dilation).shape[-1] == expected
+
+
+@given(extents)
+def test_dense_strides_are_torchs(shape: tuple[int, int, int, int]) -> None:
+    assert contiguous_strides(shape) == torch.empty(shape).stride()
+    if all(shape):
+        assert channels_last_strides(shape) == torch.empty(shape, memory_format=torch.channels_last).stride()
+
+
+def test_shapes() -> None:
+    assert W1.y_shape == (8, 64, 508, 496)
+    assert W1.x_shape == (8, 32, 512, 512)
+    assert W1.w_shape == (64, 32, 5, 9)
+    assert W1.y_strides == contiguous_strides(W1.y_shape)
+    assert W1.multiplications == 8 * 64 * 508 * 496 * 32 * 45
+
+
+def test_grouped_shapes() -> None:
+    problem = Problem.make("fprop", (1, 6, 8, 8), (12, 1, 3, 3), groups=6)
+    assert problem.w_shape == (12, 1, 3, 3)
+    assert problem.channels_per_group == (1, 2)
+    assert problem.depthwise
+
+
+def test_equal_questions_are_equal_and_hashable() -> None:
+    again = Problem.make(Pass.FPROP, (8, 32, 512, 512), (64, 32, 5, 9), padding=(2, 2, 4, 4), dilation=(2, 3))
+    assert again == W1
+    assert hash(again) == hash(W1)
+    assert W1.for_pass(Pass.DGRAD) != W1
+    assert pickle.loads(pickle.dumps(W1)) == W1
+
+
+def test_is_frozen() -> None:
+    with pytest.raises(AttributeError):
+        W1.batch = 1  # type: ignore[misc]
+
+
+def test_prints_what_differs_from_the_defaults() -> None:
+    assert str(W1) == "fprop 8x32x512x512, 64 channels, kernel 5x9, padding 2x4, dilation 2x3"
+    other = Problem.make(
+        "wgrad",
+        (1, 4, 8, 8),
+        (4, 2, 3, 3),
+        stride=(2, 1),
+        padding=(0, 1, 2, 3),
+        groups=2,
+        padding_mode=PaddingMode.REFLECT,
+        bias=True,
+    )
+    assert str(other) == "wgrad 1x4x8x8, 4 channels, kernel 3x3, stride 2x1, padding 0,1,2,3 reflect, 2 groups, bias"

@@ -1,0 +1,127 @@
+"""replace and restore: the same objects with another class, and an honest count."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+import polyconv
+
+
+class Standardised(nn.Conv2d):
+    """A subclass that does more than a convolution."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._conv_forward(input, self.weight - self.weight.mean(), self.bias)
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.ReLU(), nn.Conv1d(6, 6, 1)),
+        nn.ConvTranspose2d(8, 4, 2),
+    )
+
+
+def test_counts_and_keeps_the_objects() -> None:
+    net = model()
+    modules, parameters = list(net.modules()), list(net.parameters())
+    calls = []
+    net[0].register_forward_hook(lambda *_: calls.append(1))
+    result = polyconv.replace(net)
+    assert (result.count, int(result), result.total, result.left_alone) == (2, 2, 2, {})
+    assert str(result) == "replaced 2 of 2 Conv2d modules"
+    assert all(a is b for a, b in zip(net.modules(), modules, strict=True))
+    assert all(a is b for a, b in zip(net.parameters(), parameters, strict=True))
+    assert type(net[0]) is polyconv.Conv2d
+    assert type(net[2][2]) is nn.Conv1d
+    assert type(net[3]) is nn.ConvTranspose2d
+    net[0](torch.randn(1, 3, 6, 6))
+    assert calls == [1]
+
+
+def test_same_output_and_repr() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding="same", padding_mode="reflect"), nn.ReLU(), nn.Conv2d(8, 4, 3, 2))
+    before, x = copy.deepcopy(net), torch.randn(2, 3, 9, 9)
+    polyconv.replace(net)
+    torch.testing.assert_close(net(x), before(x))
+    assert repr(net) == repr(before)
+
+
+def test_twice_is_once() -> None:
+    net = model()
+    polyconv.replace(net)
+    assert polyconv.replace(net).count == 0
+
+
+def test_restore_is_the_reverse() -> None:
+    net = model()
+    polyconv.replace(net)
+    assert str(polyconv.restore(net)) == "restored 2 of 2 Conv2d modules"
+    assert type(net[0]) is nn.Conv2d
+    assert not any(isinstance(module, polyconv.Conv2d) for module in net.modules())
+
+
+def test_the_model_itself() -> None:
+    conv = nn.Conv2d(3, 4, 3)
+    assert polyconv.replace(conv).count == 1
+    assert type(conv) is polyconv.Conv2d
+
+
+def test_a_shared_module_counts_once() -> None:
+    conv = nn.Conv2d(3, 3, 3)
+    assert polyconv.replace(nn.Sequential(conv, conv)).count == 1
+
+
+def test_what_is_left_alone_is_named_with_the_reason() -> None:
+    net = nn.ModuleDict(
+        {
+            "plain": nn.Conv2d(3, 4, 3),
+            "sub": Standardised(3, 4, 3),
+            "lazy": nn.LazyConv2d(4, 3),
+            "complex": nn.Conv2d(3, 4, 3, dtype=torch.complex64),
+        }
+    )
+    result = polyconv.replace(net)
+    assert (result.count, result.total) == (1, 4)
+    assert "may do more than a convolution" in result.left_alone["sub"]
+    assert "after the first forward pass" in result.left_alone["lazy"]
+    assert "complex64" in result.left_alone["complex"]
+    assert str(result).splitlines()[0] == "replaced 1 of 4 Conv2d modules"
+    assert type(net["sub"]) is Standardised
+
+
+def test_lazy_modules_can_be_replaced_once_they_are_initialised() -> None:
+    net = nn.Sequential(nn.LazyConv2d(4, 3))
+    assert polyconv.replace(net).count == 0
+    net(torch.randn(1, 3, 5, 5))
+    assert polyconv.replace(net).count == 1
+
+
+def test_four_sides_cannot_be_restored() -> None:
+    net = nn.Sequential(polyconv.Conv2d(3, 4, 3, padding=(0, 1, 0, 1)))
+    result = polyconv.restore(net)
+    assert result.count == 0
+    assert result.left_alone == {"0": "torch.nn.Conv2d has no padding of four sides (0, 1, 0, 1)"}
+    assert type(net[0]) is polyconv.Conv2d
+
+
+def test_restored_modules_run_in_torch() -> None:
+    conv = polyconv.Conv2d(3, 4, (2, 3), padding="same", padding_mode="reflect")
+    x = torch.randn(1, 3, 6, 6)
+    y = conv(x)
+    polyconv.restore(conv)
+    torch.testing.assert_close(conv(x), y)
+
+
+def test_optimiser_keeps_working() -> None:
+    net = model()[0]
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
+    polyconv.replace(net)
+    before = net.weight.detach().clone()
+    net(torch.randn(1, 3, 6, 6)).sum().backward()
+    optimiser.step()
+    assert not torch.equal(net.weight, before)

@@ -1,0 +1,56 @@
+"""Settings: defaults, environment variables, a block of code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polyconv import settings
+from polyconv.settings import Settings
+
+
+def test_defaults() -> None:
+    found = Settings.from_environment({"XDG_CACHE_HOME": "/c"})
+    assert found == Settings(cache_dir=Path("/c/polyconv"))
+    assert found.workspace_bytes == 64 * 2**20
+    assert Settings.from_environment({}).cache_dir == Path.home() / ".cache" / "polyconv"
+
+
+def test_environment() -> None:
+    found = Settings.from_environment(
+        {
+            "POLYCONV_CACHE_DIR": "/a",
+            "POLYCONV_WORKSPACE_BYTES": "0",
+            "POLYCONV_TOLERANCE": "1e-5",
+            "POLYCONV_TUNING_FILE": "",
+        }
+    )
+    assert found == Settings(Path("/a"), 0, 1e-5, None)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("WORKSPACE_BYTES", "64M"), ("WORKSPACE_BYTES", "-1"), ("TOLERANCE", "0"), ("TOLERANCE", "nan")],
+)
+def test_what_cannot_be_read_is_an_error(variable: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"cannot read POLYCONV_{variable}='{value}'"):
+        Settings.from_environment({f"POLYCONV_{variable}": value})
+
+
+def test_use() -> None:
+    before = settings.current()
+    with settings.use(workspace_bytes=1) as inside:
+        assert settings.current() is inside
+        assert inside.workspace_bytes == 1
+        assert inside.tolerance == before.tolerance
+    assert settings.current() is before
+
+
+def test_use_names_an_unknown_setting() -> None:
+    with pytest.raises(TypeError, match="nonsense"), settings.use(nonsense=1):
+        pass
+
+
+def test_prints_as_variables() -> None:
+    assert "POLYCONV_WORKSPACE_BYTES=67108864" in str(settings.current())
