@@ -1,0 +1,1 @@
+"""Exact mathematics of convolution: integers and fractions only, no torch, no device."""

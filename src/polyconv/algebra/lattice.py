@@ -1,0 +1,87 @@
+"""Stride and dilation as lattices: a convolution along one axis as dense, unit-stride problems on sub-lattices.
+
+Forward, ``y[i] = sum_r w[r] * x[i * stride - before + r * dilation]``. Every output position reads the taps in the same
+way, so one phase covers the axis.
+
+Its input gradient (and so a transposed convolution) is ``dx[h] = sum w[r] * dy[o]`` over the pairs with
+``h + before = o * stride + r * dilation``. Only the taps with ``r * dilation = h + before (mod stride)`` meet an output
+at all. So the positions h fall into ``stride`` residue classes, each with its own subset of taps, evenly spaced; within
+a class position and output advance together. Looping over classes, no tap is multiplied by a structural zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import gcd
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One residue class along one axis.
+
+    Position ``i < count`` is written at ``written_first + i * written_step``. Its tap ``j < taps`` reads the source at
+    ``read_first + i * read_step + j * tap_step`` with kernel element ``tap_first + j * tap_stride``.
+    """
+
+    written_first: int
+    written_step: int
+    count: int
+    read_first: int
+    read_step: int
+    tap_step: int
+    taps: int
+    tap_first: int
+    tap_stride: int
+
+    def cut(self, first: int, count: int) -> Phase:
+        """The ``count`` positions from number ``first`` on: how large problems are cut into slabs."""
+        return replace(
+            self,
+            written_first=self.written_first + first * self.written_step,
+            read_first=self.read_first + first * self.read_step,
+            count=min(count, self.count - first),
+        )
+
+
+def forward_phases(outputs: int, kernel: int, stride: int, dilation: int, before: int) -> tuple[Phase, ...]:
+    """The single phase of a forward convolution with ``before`` elements of padding in front."""
+    return (
+        Phase(
+            written_first=0,
+            written_step=1,
+            count=outputs,
+            read_first=-before,
+            read_step=stride,
+            tap_step=dilation,
+            taps=kernel,
+            tap_first=0,
+            tap_stride=1,
+        ),
+    )
+
+
+def gradient_phases(inputs: int, kernel: int, stride: int, dilation: int, before: int) -> tuple[Phase, ...]:
+    """The phases of the input gradient, one per residue of the stride that has any position, taps or not."""
+    common = gcd(stride, dilation)
+    tap_stride = stride // common
+    tap_step = -(dilation // common)
+    phases = []
+    for residue in range(stride):
+        first = (residue - before) % stride
+        if first >= inputs:
+            continue
+        meeting = [r for r in range(min(tap_stride, kernel)) if r * dilation % stride == residue]
+        phases.append(
+            Phase(
+                written_first=first,
+                written_step=stride,
+                count=-(-(inputs - first) // stride),
+                read_first=(first + before - meeting[0] * dilation) // stride if meeting else 0,
+                read_step=1,
+                tap_step=tap_step,
+                taps=-(-(kernel - meeting[0]) // tap_stride) if meeting else 0,
+                tap_first=meeting[0] if meeting else 0,
+                tap_stride=tap_stride,
+            )
+        )
+    return tuple(phases)

@@ -1,0 +1,20 @@
+"""From a plan to a running GPU: compile (NVRTC), cache, load, launch. The only folder that knows CUDA.
+
+========================  ==============================================================================
+:mod:`~.compile`          a :class:`~polyconv.plan.plan.KernelSpec` to a cubin
+:mod:`~.cubin`            what a cubin says about itself: registers, spills, shared memory, parameters
+:mod:`~.cache`            cubins on disk, each compiled once per machine
+:mod:`~.device`           what the driver says about a GPU, in the planner's words
+:mod:`~.driver`           load a cubin, launch a kernel; every driver call is checked here
+:mod:`~.backend`          runs a problem: plan, workspace, launches, on torch's current stream
+========================  ==============================================================================
+
+Importing this package imports no CUDA library; using it does. The CUDA packages come with ``polyconv[cu12]`` or
+``polyconv[cu13]``.
+"""
+
+from __future__ import annotations
+
+from .errors import CompileError, CudaError, DriverError, LaunchError
+
+__all__ = ["CompileError", "CudaError", "DriverError", "LaunchError"]

@@ -1,0 +1,118 @@
+"""Runs problems on an NVIDIA GPU: plan, compile, allocate, launch.
+
+The first run of a problem plans it, compiles what is not in the cache, loads the kernels and packs their parameters.
+Every later run only writes addresses and launches. Nothing waits for the GPU: the launches go to torch's current
+stream, and the workspace comes from torch's allocator, which orders memory by stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .. import settings
+from ..plan.plan import Plan
+from ..problem import Problem
+from . import driver
+from .cache import KernelCache
+
+if TYPE_CHECKING:
+    from ..plan.device import CudaDevice
+
+Planner = Callable[[Problem, "CudaDevice"], Plan]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPlan:
+    """A plan whose kernels are loaded and whose launches are packed."""
+
+    plan: Plan
+    launches: tuple[driver.PreparedLaunch, ...]
+
+
+class CudaBackend:
+    """The backend of one GPU.
+
+    Args:
+        index: the GPU.
+        stream: gives the handle of the stream to launch on; torch's current stream if absent.
+        description: the device to plan for; read from the driver if absent.
+        cache: where compiled kernels are kept; the one in the settings if absent.
+        planner: makes the plan; :func:`polyconv.plan.plan_cuda` if absent.
+    """
+
+    name = "cuda"
+
+    def __init__(
+        self,
+        index: int = 0,
+        *,
+        stream: Callable[[], int] | None = None,
+        description: CudaDevice | None = None,
+        cache: KernelCache | None = None,
+        planner: Planner | None = None,
+    ) -> None:
+        if description is None:
+            from .device import describe
+
+            description = describe(index)
+        self.index = index
+        self.description = description
+        self._device = driver.device(index)
+        self._stream = stream or self._torch_stream
+        self._cache = cache or KernelCache()
+        self._planner = planner or _default_planner()
+        # A plan depends on the settings (tolerance, workspace), so they are part of the key.
+        self._prepare = lru_cache(maxsize=1024)(self._prepare_anew)
+
+    def plan(self, problem: Problem) -> Plan:
+        """What would run; makes no call to the compiler or the driver."""
+        return self._planner(problem, self.description)
+
+    def prepare(self, problem: Problem) -> PreparedPlan:
+        """Plan, compile and load ahead of the first run, so that it takes no longer than the others."""
+        return self._prepare(problem, settings.current())
+
+    def run(self, problem: Problem, tensors: Mapping[str, Tensor]) -> None:
+        """Enqueue the launches that fill the outputs in ``tensors``."""
+        prepared = self._prepare(problem, settings.current())
+        addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+        if prepared.plan.workspace_bytes:
+            # Freed on return, while the kernels may still be running: the allocator gives the memory to nobody but
+            # later work on the same stream.
+            workspace = self.allocate(prepared.plan.workspace_bytes)
+            addresses["workspace"] = workspace.data_ptr()
+        stream = self._stream()
+        with self._device.activate():
+            for launch in prepared.launches:
+                launch(addresses, stream)
+
+    def explain(self, problem: Problem) -> str:
+        """The plan in words."""
+        return self.plan(problem).explain()
+
+    def allocate(self, size: int) -> Tensor:
+        """Scratch memory for one run."""
+        return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", self.index))
+
+    def _torch_stream(self) -> int:
+        return int(torch.cuda.current_stream(self.index).cuda_stream)
+
+    def _prepare_anew(self, problem: Problem, _: settings.Settings) -> PreparedPlan:
+        plan = self.plan(problem)
+        specs = list(dict.fromkeys(plan.kernels))
+        cubins = self._cache.get_many(specs, self.description.arch)
+        kernels = {spec: self._device.load(spec, cubin) for spec, cubin in zip(specs, cubins, strict=True)}
+        launches = (driver.PreparedLaunch(kernels[launch.kernel], launch) for launch in plan.launches)
+        return PreparedPlan(plan, tuple(launches))
+
+
+def _default_planner() -> Planner:
+    from ..plan import plan_cuda
+
+    return lambda problem, device: plan_cuda(problem, device, settings.current().workspace_bytes)

@@ -1,0 +1,169 @@
+"""A kernel description to machine code, with NVRTC.
+
+The generated text only instantiates a template of ``polyconv/kernels``; everything that a person would want to read is
+in the headers there. A cubin is compiled for the exact architecture and no PTX is made: what was tested is what runs.
+
+Quoted includes are looked up in the kernels' folder (and in ``include_dirs``) and nowhere else. NVRTC would also look
+in the current directory, where a stray file could change the binary behind the back of the cache.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..plan.plan import KernelSpec
+from .errors import CompileError
+
+logger = logging.getLogger(__name__)
+
+OPTIONS: dict[str, Any] = {"std": "c++17", "fma": True, "use_fast_math": False, "no_source_include": True}
+"""What every kernel is compiled with, in cuda.core's words. Fast math stays off: float32 means float32."""
+
+
+def kernels_dir() -> Path:
+    """The folder of the device headers: plain files beside this package, because NVRTC reads them by path."""
+    return Path(__file__).resolve().parents[1] / "kernels"
+
+
+def search_path(include_dirs: Iterable[str | os.PathLike[str]] = ()) -> tuple[Path, ...]:
+    """Where quoted includes are looked up, in order."""
+    return (kernels_dir(), *(Path(directory) for directory in include_dirs))
+
+
+def compile_kernel(spec: KernelSpec, arch: str, *, include_dirs: Iterable[str | os.PathLike[str]] = ()) -> bytes:
+    """Compile one kernel for one architecture (``"sm_70"``) and return the cubin. Needs NVRTC, but no GPU."""
+    check_arch(arch)
+    core = _import("cuda.core")
+    options = core.ProgramOptions(
+        arch=arch, name=f"{spec.symbol}.cu", include_path=[str(path) for path in search_path(include_dirs)], **OPTIONS
+    )
+    log = io.StringIO()
+    try:
+        cubin = core.Program(spec.source(), "c++", options).compile("cubin", logs=log).code
+    except Exception as error:
+        raise CompileError(f"NVRTC could not compile {spec.symbol} for {arch}:\n{_relevant(str(error))}") from error
+    if said := _relevant(log.getvalue()):
+        logger.warning("NVRTC warned about %s for %s:\n%s", spec.symbol, arch, said)
+    return bytes(cubin)
+
+
+def compile_many(
+    specs: Sequence[KernelSpec], arch: str, *, include_dirs: Iterable[str | os.PathLike[str]] = ()
+) -> list[bytes]:
+    """Compile several kernels, as many at a time as there are cores (NVRTC works outside Python's lock)."""
+    include_dirs = tuple(include_dirs)
+    return in_threads(lambda spec: compile_kernel(spec, arch, include_dirs=include_dirs), specs)
+
+
+def in_threads(function: Callable[[KernelSpec], bytes], specs: Sequence[KernelSpec]) -> list[bytes]:
+    """``[function(spec) for spec in specs]``, on all cores."""
+    workers = min(len(specs), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    if workers <= 1:
+        return [function(spec) for spec in specs]
+    with ThreadPoolExecutor(workers, thread_name_prefix="polyconv-nvrtc") as pool:
+        return list(pool.map(function, specs))
+
+
+def flags(arch: str) -> tuple[str, ...]:
+    """The compiler flags as NVRTC sees them, without include paths: they say where, not what."""
+    options = _import("cuda.core").ProgramOptions(arch=arch, **OPTIONS)
+    return tuple(flag.decode() for flag in options.as_bytes("nvrtc"))
+
+
+@lru_cache(maxsize=1)
+def compiler_id() -> str:
+    """NVRTC's exact build, such as ``CL-36037853 12.9``.
+
+    ``nvrtcVersion`` alone says 12.9 for every patch release of 12.9, and these generate different code. The build
+    number is written only into the PTX, so an empty program is compiled to read it (30 ms, once per process).
+    """
+    nvrtc = _nvrtc()
+    major, minor = _checked(nvrtc.nvrtcVersion())
+    (program,) = _checked(nvrtc.nvrtcCreateProgram(b"", b"empty.cu", 0, None, None))
+    try:
+        _checked(nvrtc.nvrtcCompileProgram(program, 0, []))
+        (size,) = _checked(nvrtc.nvrtcGetPTXSize(program))
+        buffer = bytes(size)
+        _checked(nvrtc.nvrtcGetPTX(program, buffer))
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    build = buffer.decode().partition("Compiler Build ID:")[2].partition("\n")[0].strip()
+    return f"{build or 'unknown'} {major}.{minor}"
+
+
+@lru_cache(maxsize=1)
+def supported_archs() -> tuple[int, ...]:
+    """Compute capabilities that this NVRTC compiles for: 70, 75, ..."""
+    (archs,) = _checked(_nvrtc().nvrtcGetSupportedArchs())
+    return tuple(archs)
+
+
+def check_arch(arch: str) -> None:
+    """Refuse an architecture that NVRTC does not know, and say which installation does."""
+    number = arch.removeprefix("sm_").rstrip("af")
+    if not arch.startswith("sm_") or not number.isdigit():
+        raise CompileError(f"{arch!r} is not a GPU architecture: expected a name such as 'sm_70'")
+    known = supported_archs()
+    if int(number) in known:
+        return
+    if int(number) < min(known):
+        advice = "CUDA 13 dropped sm_70 and older GPUs: install polyconv[cu12]" if min(known) > 70 else "it is too old"
+    else:
+        advice = "it is newer than this NVRTC: install polyconv[cu13], or a newer nvidia-cuda-nvrtc"
+    raise CompileError(
+        f"NVRTC {compiler_id()} cannot compile for {arch}: {advice} (it knows sm_{', sm_'.join(map(str, known))})"
+    )
+
+
+_import_lock = threading.Lock()
+
+
+def _import(module: str) -> ModuleType:
+    """A CUDA module, imported on first use so that ``import polyconv`` works on a machine without it.
+
+    Under a lock: ``cuda.core`` puts another module in its place while it loads, and a second thread that imports it at
+    that moment gets one that is half empty.
+    """
+    try:
+        with _import_lock:
+            return import_module(module)
+    except ImportError as error:
+        raise CompileError(
+            f"{module} is not installed, and compiling a CUDA kernel needs it: install polyconv[cu12] or polyconv[cu13]"
+        ) from error
+
+
+def _nvrtc() -> ModuleType:
+    """NVRTC's bindings, with the library behind them."""
+    nvrtc = _import("cuda.bindings.nvrtc")
+    try:
+        nvrtc.nvrtcVersion()
+    except RuntimeError as error:
+        raise CompileError(
+            f"NVRTC, NVIDIA's run-time compiler, was not found: install polyconv[cu12] or polyconv[cu13] ({error})"
+        ) from error
+    return nvrtc
+
+
+def _checked(result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The values of an NVRTC call; its status comes first and is not raised by the bindings."""
+    status, *values = result
+    if int(status) != 0:
+        raise CompileError(f"NVRTC failed: {status.name}")
+    return tuple(values)
+
+
+def _relevant(log: str) -> str:
+    """The compiler's own words, without the line that every sm_70 compilation prints."""
+    kept = (line for line in log.replace("\0", "").splitlines() if "are deprecated and may be removed" not in line)
+    return "\n".join(kept).strip()

@@ -1,0 +1,222 @@
+"""The NVIDIA driver: contexts, loaded kernels, launches. Nothing else in polyconv calls it.
+
+Every call's status is checked here (the bindings return it and never raise), nothing here waits for the GPU, and
+everything here may be used from several threads.
+
+Launches go through ``cuda.bindings`` and not ``cuda.core.launch``: a kernel of ours takes one struct by value, which
+``cuda.core`` 1.2 cannot pass, and with one prepared buffer a launch costs about two microseconds of Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from ..plan.plan import KernelSpec, Launch
+from .cubin import KernelInfo, kernel_info
+from .errors import DriverError, LaunchError
+
+_SHARED_WITHOUT_OPT_IN = 48 * 1024
+
+
+@cache
+def bindings() -> Any:
+    """``cuda.bindings.driver``, ready to use.
+
+    The library is probed by hand first: without it the bindings fail in ways that differ from call to call, and one of
+    them never returns.
+    """
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise DriverError(
+            "no NVIDIA driver on this machine: libcuda.so.1 cannot be loaded. The CUDA backend needs a GPU and its "
+            "driver; tensors on the CPU take another path"
+        ) from error
+    try:
+        driver: Any = import_module("cuda.bindings.driver")
+    except ImportError as error:
+        raise DriverError("cuda.bindings is not installed: install polyconv[cu12] or polyconv[cu13]") from error
+    (status,) = driver.cuInit(0)
+    if status:
+        raise DriverError(f"the NVIDIA driver does not start: {describe_status(driver, status)}")
+    return driver
+
+
+def describe_status(driver: Any, status: Any) -> str:
+    """A CUDA error's name and text: ``CUDA_ERROR_INVALID_VALUE (invalid argument)``."""
+    _, name = driver.cuGetErrorName(status)
+    _, text = driver.cuGetErrorString(status)
+    return f"{name.decode() if name else f'CUDA error {int(status)}'} ({text.decode() if text else 'no description'})"
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """Call a driver function by name and return its value; raise :class:`DriverError` if it fails."""
+    driver = bindings()
+    status, *values = getattr(driver, name)(*arguments)
+    if status:
+        raise DriverError(f"{name} failed: {describe_status(driver, status)}")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+class Device:
+    """One GPU: its primary context, which torch shares, and the kernels loaded on it."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.handle = call("cuDeviceGet", index)
+        self.name = call("cuDeviceGetName", 256, self.handle).rstrip(b"\0").decode()
+        # Retained for the life of the process: kernels stay loaded in it.
+        self._context = call("cuDevicePrimaryCtxRetain", self.handle)
+        self._context_address = int(self._context)
+        self._kernels: dict[KernelSpec, Kernel] = {}
+        self._lock = threading.Lock()
+
+    def attribute(self, name: str) -> int:
+        """A device attribute by the driver's own name, without its prefix."""
+        attribute = getattr(bindings().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(call("cuDeviceGetAttribute", attribute, self.handle))
+
+    def activate(self) -> Activation:
+        """A ``with`` block in which this device's context is the thread's current one."""
+        return Activation(self)
+
+    def load(self, spec: KernelSpec, cubin: bytes) -> Kernel:
+        """The kernel, loaded on this device; the second time, the same object."""
+        with self._lock:
+            kernel = self._kernels.get(spec)
+            if kernel is None:
+                with self.activate():
+                    kernel = self._kernels[spec] = Kernel(self, spec, cubin)
+        return kernel
+
+    def __str__(self) -> str:
+        return f"device {self.index} ({self.name})"
+
+
+class Activation:
+    """Makes a device's context current and puts back what was there.
+
+    torch has usually made the same context current already, so the common case is one question to the driver.
+    """
+
+    __slots__ = ("_device", "_pushed")
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._pushed = False
+
+    def __enter__(self) -> None:
+        status, current = bindings().cuCtxGetCurrent()
+        if status or int(current) != self._device._context_address:
+            call("cuCtxPushCurrent", self._device._context)
+            self._pushed = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._pushed:
+            call("cuCtxPopCurrent")
+
+
+class Kernel:
+    """A kernel loaded on one device."""
+
+    def __init__(self, device: Device, spec: KernelSpec, cubin: bytes) -> None:
+        self.device = device
+        self.spec = spec
+        self.info: KernelInfo = kernel_info(cubin, spec.symbol)
+        if self.info.params_bytes != spec.params_bytes:
+            raise LaunchError(
+                f"{spec.symbol} was compiled for {self.info.params_bytes} bytes of parameters, "
+                f"its description says {spec.params_bytes}"
+            )
+        try:
+            self._library = call("cuLibraryLoadData", cubin, [], [], 0, [], [], 0)
+            self._kernel = call("cuLibraryGetKernel", self._library, spec.symbol.encode())
+        except DriverError as error:
+            raise LaunchError(f"{self.info} could not be loaded on {device}: {error}") from error
+        # The driver takes a kernel wherever it takes a function; the bindings want the type.
+        self.function = bindings().CUfunction(int(self._kernel))
+        self._dynamic_shared = _SHARED_WITHOUT_OPT_IN - self.info.static_shared
+        self._lock = threading.Lock()
+
+    def allow_shared(self, dynamic_shared: int) -> None:
+        """Ask for more dynamic shared memory than a kernel gets by default (48 KiB, static included)."""
+        with self._lock:
+            if dynamic_shared <= self._dynamic_shared:
+                return
+            attribute = bindings().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            try:
+                call("cuKernelSetAttribute", attribute, dynamic_shared, self._kernel, self.device.handle)
+            except DriverError as error:
+                raise LaunchError(
+                    f"{self.spec.symbol} needs {dynamic_shared} B of dynamic and {self.info.static_shared} B of static "
+                    f"shared memory, which {self.device} does not give: {error}"
+                ) from error
+            self._dynamic_shared = dynamic_shared
+
+
+class PreparedLaunch:
+    """One launch of a plan on one device, with all but the addresses and the stream already in place.
+
+    The parameters lie in one buffer whose address the driver gets; a call writes the addresses into it. The driver
+    copies the buffer before it returns, so a lock around the two makes one prepared launch usable from several threads.
+    """
+
+    __slots__ = ("_arguments", "_blob", "_kernel", "_launch", "_launch_kernel", "_lock", "_sizes", "_slots", "_where")
+
+    def __init__(self, kernel: Kernel, launch: Launch) -> None:
+        if len(launch.params) != launch.kernel.params_bytes:
+            raise LaunchError(
+                f"{launch.kernel.symbol} takes {launch.kernel.params_bytes} bytes of parameters, "
+                f"the plan holds {len(launch.params)}"
+            )
+        kernel.allow_shared(launch.dynamic_shared)
+        self._kernel = kernel
+        self._launch = launch
+        self._blob = ctypes.create_string_buffer(launch.params, len(launch.params))
+        self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._blob))
+        self._where = ctypes.addressof(self._arguments)
+        self._slots = tuple(
+            (ctypes.c_uint64.from_buffer(self._blob, slot.offset), slot.buffer, slot.byte_offset)
+            for slot in launch.pointers
+        )
+        self._sizes = (*launch.grid, *launch.block, launch.dynamic_shared)
+        self._launch_kernel = bindings().cuLaunchKernel
+        self._lock = threading.Lock()
+
+    def __call__(self, addresses: Mapping[str, int], stream: int) -> None:
+        """Enqueue the kernel on a stream (its handle; 0 is the default stream). Returns before the kernel has run."""
+        with self._lock:
+            for slot, buffer, offset in self._slots:
+                address = addresses.get(buffer, 0)
+                slot.value = address + offset if address else 0
+            (status,) = self._launch_kernel(self._kernel.function, *self._sizes, stream, self._where, 0)
+        if status:
+            raise self._error(status, stream)
+
+    def _error(self, status: Any, stream: int) -> LaunchError:
+        launch, kernel = self._launch, self._kernel
+        return LaunchError(
+            f"{describe_status(bindings(), status)} when launching {kernel.spec.symbol} on {kernel.device}: "
+            f"grid {launch.grid}, block {launch.block}, {launch.dynamic_shared} B dynamic shared memory, "
+            f"stream {stream:#x}; the kernel has {kernel.info.registers} registers, "
+            f"{kernel.info.static_shared} B static shared memory and allows {kernel.info.max_threads} threads"
+        )
+
+
+@cache
+def _device(index: int) -> Device:
+    return Device(index)
+
+
+_device_lock = threading.Lock()
+
+
+def device(index: int) -> Device:
+    """The GPU with this index, one object per process."""
+    with _device_lock:
+        return _device(index)

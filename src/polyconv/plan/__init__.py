@@ -1,0 +1,19 @@
+"""From what is asked (:class:`~polyconv.problem.Problem`) to what will run (:class:`Plan`): pure Python, no GPU."""
+
+from .cuda import all_kernels, plan_cuda
+from .device import DEVICES, CudaDevice
+from .errors import PlanError
+from .plan import Candidate, KernelSpec, Launch, Plan, PointerSlot
+
+__all__ = [
+    "DEVICES",
+    "Candidate",
+    "CudaDevice",
+    "KernelSpec",
+    "Launch",
+    "Plan",
+    "PlanError",
+    "PointerSlot",
+    "all_kernels",
+    "plan_cuda",
+]

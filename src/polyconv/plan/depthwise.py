@@ -1,0 +1,210 @@
+"""Plans for depthwise convolutions: all three passes (kernels/depthwise.cuh, kernels/depthwise_wgrad.cuh)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+from ..algebra.lattice import Phase
+from ..problem import PaddingMode, Pass, Problem
+from . import layout
+from .errors import int32
+from .gather import BORDERS, Roles, pixel_strides, roles, round_up
+from .layout import AxisPhase, DepthwiseParams, DepthwiseWgradParams, FastDivisor
+from .plan import KernelSpec, Launch, Schedule
+from .tiles import CARRY, PLANE_TILES, WGRAD_TAPS, PlaneTile
+from .wgrad import bordered, reduction
+
+MOST_SHARED = 48 * 1024
+"""Shared memory per block, without opting in to more."""
+MOST_CHANNELS = 65535
+"""Channels are the grid's y dimension."""
+
+
+def kernel(tile: PlaneTile) -> KernelSpec:
+    return KernelSpec(
+        stem="depthwise",
+        symbol=f"depthwise_{tile.name}",
+        body=f"polyconv::depthwise<{tile.cpp}>(params);",
+        params="polyconv::DepthwiseParams",
+        params_bytes=ctypes.sizeof(DepthwiseParams),
+        threads=tile.threads,
+        min_blocks=3 if tile.threads == 256 else 8,
+    )
+
+
+def wgrad_kernel(tile: PlaneTile, taps: int) -> KernelSpec:
+    return KernelSpec(
+        stem="depthwise_wgrad",
+        symbol=f"depthwise_wgrad_{tile.name}_{taps}taps",
+        body=f"polyconv::depthwise_wgrad<{tile.cpp}, {taps}>(params);",
+        params="polyconv::DepthwiseWgradParams",
+        params_bytes=ctypes.sizeof(DepthwiseWgradParams),
+        threads=tile.threads,
+        min_blocks=2 if tile.threads == 256 else 8,
+    )
+
+
+def all_kernels() -> Iterator[KernelSpec]:
+    """Every instance that this planner can choose."""
+    for tile in PLANE_TILES:
+        yield kernel(tile)
+        for taps in WGRAD_TAPS:
+            yield wgrad_kernel(tile, taps)
+
+
+def halo(phases: tuple[Phase, ...], positions: int) -> int:
+    """Extent of the source that ``positions`` neighbouring positions of the largest phase read."""
+    return max((positions - 1) * p.read_step + max(p.taps - 1, 0) * abs(p.tap_step) + 1 for p in phases)
+
+
+def _pitch(width: int) -> int:
+    """Row length in shared memory: odd, so that strided readers meet few bank conflicts."""
+    return width | 1
+
+
+def refusal(problem: Problem, r: Roles, tile: PlaneTile) -> str | None:
+    """Why the kernel of fprop and dgrad cannot run on this tile, or None."""
+    if not problem.depthwise:
+        return f"{problem.in_channels} input channels in {problem.groups} groups are not depthwise"
+    if problem.kind is Pass.DGRAD and r.border is not PaddingMode.ZEROS:
+        return f"the gradient of a {r.border} border is gathered by the GEMM"
+    if max(problem.in_channels, problem.out_channels) > MOST_CHANNELS:
+        return f"more than {MOST_CHANNELS} channels"
+    if max(len(r.phases_h), len(r.phases_w)) > layout.MAX_PHASES:
+        return f"a stride of {problem.stride} has more than {layout.MAX_PHASES} phases"
+    height, width = halo(r.phases_h, tile.height), halo(r.phases_w, tile.width)
+    if height * width > CARRY * tile.threads:
+        return f"a source tile of {height}x{width} does not fit {CARRY * tile.threads} carried elements"
+    shared = _shared(r, height, width)
+    return f"needs {shared} bytes of shared memory" if shared > MOST_SHARED else None
+
+
+def _shared(r: Roles, height: int, width: int) -> int:
+    taps = max(h.taps for h in r.phases_h) * max(w.taps for w in r.phases_w) * r.channels
+    return 4 * (2 * height * _pitch(width) + max(taps, 1))
+
+
+def tiles_of(r: Roles, tile: PlaneTile) -> int:
+    """Tiles of the largest phase of one plane."""
+    rows, columns = max(h.count for h in r.phases_h), max(w.count for w in r.phases_w)
+    return -(-rows // tile.height) * -(-columns // tile.width)
+
+
+def launches(problem: Problem, tile: PlaneTile, sms: int) -> Schedule:
+    """The one launch of fprop or dgrad; no workspace."""
+    r = roles(problem)
+    height, width = halo(r.phases_h, tile.height), halo(r.phases_w, tile.width)
+    tiles = tiles_of(r, tile)
+    p = DepthwiseParams(batch=problem.batch, sources=r.channels, border=BORDERS[r.border])
+    p.source_batch, p.source_channel = r.source_strides[:2]
+    p.written_batch, p.written_channel = r.written_strides[:2]
+    p.source_row, p.source_column = pixel_strides(r.source_strides, r.source)
+    p.written_row, p.written_column = pixel_strides(r.written_strides, r.written)
+    p.source_height, p.source_width = r.source_size
+    # fprop: one weight row per written channel. dgrad: the written channel's outputs are neighbours in w.
+    per_output = problem.w_strides[0]
+    p.w_written = per_output if problem.kind is Pass.FPROP else per_output * r.channels
+    p.w_source = per_output
+    p.w_row, p.w_column = problem.w_strides[2:]
+    p.halo_height, p.halo_width, p.halo_pitch = height, width, _pitch(width)
+    p.max_taps = max(h.taps for h in r.phases_h) * max(w.taps for w in r.phases_w)
+    p.phases_w = len(r.phases_w)
+    p.tap_step_h, p.tap_step_w = r.phases_h[0].tap_step, r.phases_w[0].tap_step
+    p.multiplier = FastDivisor.of(r.outputs)
+    p.halo_width_divisor = FastDivisor.of(width)
+    p.tiles = FastDivisor.of(tiles)
+    p.tiles_w = FastDivisor.of(-(-max(w.count for w in r.phases_w) // tile.width))
+    for i, phase in enumerate(r.phases_h):
+        p.phase_h[i] = AxisPhase.of(phase)
+    for i, phase in enumerate(r.phases_w):
+        p.phase_w[i] = AxisPhase.of(phase)
+    phases = len(r.phases_h) * len(r.phases_w)
+    channels = problem.groups * r.outputs
+    p.images_per_block = _per_block(problem.batch, tiles * channels * phases, sms)
+    grid = (int32(tiles * -(-problem.batch // p.images_per_block), "the number of tiles"), channels, phases)
+    where = {"source": r.source, "w": "w", "written": r.written}
+    if problem.kind is Pass.FPROP and problem.bias:
+        where["bias"] = "bias"
+    slots = layout.slots(DepthwiseParams, **where)
+    spec = kernel(tile)
+    launch = Launch(spec, grid, (tile.threads, 1, 1), _shared(r, height, width), bytes(p), slots)
+    return Schedule((launch,), 0, p.max_taps * r.channels + problem.bias)
+
+
+def _per_block(jobs: int, blocks: int, sms: int) -> int:
+    """Jobs that one block walks over: as many as still leave eight blocks per multiprocessor."""
+    return max(1, min(jobs, jobs * blocks // (8 * sms)))
+
+
+# ---- Weight gradient
+
+
+def wgrad_refusal(problem: Problem, tile: PlaneTile) -> str | None:
+    """Why the weight gradient's kernel cannot run on this tile, or None."""
+    height, width = wgrad_halo(problem, tile)
+    shared = _wgrad_shared(tile, height, width)
+    if not problem.depthwise:
+        return f"{problem.in_channels} input channels in {problem.groups} groups are not depthwise"
+    if problem.out_channels > MOST_CHANNELS:
+        return f"more than {MOST_CHANNELS} channels"
+    if height * width > CARRY * tile.threads:
+        return f"a source tile of {height}x{width} does not fit {CARRY * tile.threads} carried elements"
+    return f"needs {shared} bytes of shared memory" if shared > MOST_SHARED - 1024 else None
+
+
+def wgrad_halo(problem: Problem, tile: PlaneTile) -> tuple[int, int]:
+    (r, s), (sh, sw), (dh, dw) = problem.kernel, problem.stride, problem.dilation
+    return (tile.height - 1) * sh + (r - 1) * dh + 1, (tile.width - 1) * sw + (s - 1) * dw + 1
+
+
+def _wgrad_shared(tile: PlaneTile, height: int, width: int) -> int:
+    return 4 * 2 * (height * _pitch(width) + tile.positions)
+
+
+def wgrad_tiles(problem: Problem, tile: PlaneTile) -> int:
+    return -(-problem.out_size[0] // tile.height) * -(-problem.out_size[1] // tile.width)
+
+
+def wgrad_launches(problem: Problem, tile: PlaneTile, taps: int, sms: int, workspace: int) -> Schedule:
+    """The two stages of the weight gradient."""
+    spec = wgrad_kernel(tile, taps)
+    area = problem.kernel[0] * problem.kernel[1]
+    columns_padded = round_up(area + problem.bias, 4)
+    height, width = wgrad_halo(problem, tile)
+    tiles = wgrad_tiles(problem, tile)
+    jobs = int32(problem.batch * tiles, "the number of tiles of y")
+    chunks = -(-area // taps)
+    p = DepthwiseWgradParams(height=problem.in_size[0], width=problem.in_size[1])
+    p.out_height, p.out_width = problem.out_size
+    p.channels, p.taps, p.columns_padded, p.bias = problem.out_channels, area, columns_padded, problem.bias
+    p.border = BORDERS[problem.padding_mode] if bordered(problem) else 0
+    p.x_batch, p.x_channel = problem.x_strides[:2]
+    p.dy_batch, p.dy_channel = problem.y_strides[:2]
+    p.x_row, p.x_column = pixel_strides(problem.x_strides, "x")
+    p.dy_row, p.dy_column = pixel_strides(problem.y_strides, "the gradient of y")
+    p.stride_h, p.stride_w = problem.stride
+    p.dilation_h, p.dilation_w = problem.dilation
+    p.pad_top, p.pad_left = problem.padding[0], problem.padding[2]
+    p.halo_height, p.halo_width, p.halo_pitch = height, width, _pitch(width)
+    p.multiplier = FastDivisor.of(problem.channels_per_group[1])
+    p.kernel_width = FastDivisor.of(problem.kernel[1])
+    p.halo_width_divisor = FastDivisor.of(width)
+    p.tiles, p.tiles_w = FastDivisor.of(tiles), FastDivisor.of(-(-problem.out_size[1] // tile.width))
+    most = max(1, workspace // (4 * problem.out_channels * columns_padded))
+    per_slice = max(_per_block(jobs, problem.out_channels * chunks, sms), -(-jobs // most))
+    p.jobs, p.jobs_per_slice = jobs, per_slice
+    slices = -(-jobs // per_slice)
+    where = {"x": "x", "dy": "y", "partial": "workspace"}
+    grid = (slices, problem.out_channels, chunks)
+    first = Launch(
+        spec,
+        grid,
+        (tile.threads, 1, 1),
+        _wgrad_shared(tile, height, width),
+        bytes(p),
+        layout.slots(DepthwiseWgradParams, **where),
+    )
+    second = reduction(problem, slices, area, columns_padded)
+    in_block = per_slice * tile.positions // tile.threads + 5 + tile.threads // 32
+    return Schedule((first, second), 4 * slices * problem.out_channels * columns_padded, in_block + slices)

@@ -1,0 +1,143 @@
+"""The kernels' parameter structs, field by field as the device headers declare them.
+
+``ctypes`` lays a structure out as the C++ compiler does; each generated kernel source asserts the size, and the tests
+execute every field. Pointers are zero here and filled in per call (:class:`~polyconv.plan.plan.PointerSlot`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int32, c_int64, c_uint32, c_uint64
+from typing import Any
+
+from ..algebra.lattice import Phase
+from .plan import PointerSlot
+
+MAX_PHASES = 8
+"""Phases per axis that fit into one launch (``kMaxPhases`` in common.cuh)."""
+DIVIDEND_LIMIT = 2**31
+"""FastDivisor is exact below this; so are flattened pixel numbers."""
+
+pointer = c_uint64
+
+
+class FastDivisor(ctypes.Structure):
+    """Division by an invariant as one high multiplication and a shift, exact for dividends below 2^31."""
+
+    _fields_ = [("divisor", c_uint32), ("multiplier", c_uint32), ("shift", c_uint32)]
+
+    @classmethod
+    def of(cls, divisor: int) -> FastDivisor:
+        if divisor <= 1:
+            return cls(1, 0, 0)
+        power = 31 + (divisor - 1).bit_length()
+        return cls(divisor, ((1 << power) + divisor - 1) // divisor, power - 32)
+
+
+class AxisPhase(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("written_first", "written_step", "read_first", "read_step")),
+        *((name, c_int32) for name in ("taps", "tap_first", "tap_stride")),
+        ("count", FastDivisor),
+    ]
+
+    @classmethod
+    def of(cls, phase: Phase) -> AxisPhase:
+        return cls(
+            phase.written_first,
+            phase.written_step,
+            phase.read_first,
+            phase.read_step,
+            phase.taps,
+            phase.tap_first,
+            phase.tap_stride,
+            FastDivisor.of(phase.count),
+        )
+
+
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
+class GatherParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "source packed table bias written"),
+        *_fields(c_int64, "source_batch source_channel written_batch written_channel"),
+        *_fields(c_int32, "source_row source_column written_row written_column source_height source_width"),
+        *_fields(c_int32, "batch channels outputs outputs_padded"),
+        ("channel_tiles", FastDivisor),
+        *_fields(c_int32, "packed_rows written_vector phases_w tap_step_h tap_step_w"),
+        *_fields(c_int32, "border image_top image_left image_height image_width pad_top pad_bottom pad_left pad_right"),
+        *_fields(FastDivisor, "stride_h stride_w"),
+        ("first_row", c_int32 * (MAX_PHASES * MAX_PHASES)),
+        ("phase_h", AxisPhase * MAX_PHASES),
+        ("phase_w", AxisPhase * MAX_PHASES),
+    ]
+
+
+class PackParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "w packed table"),
+        *_fields(c_int64, "w_group w_output w_channel w_row w_column table_channel"),
+        *_fields(c_int32, "table_row table_column"),
+        *_fields(c_int32, "channels outputs outputs_padded output_tiles packed_rows phases_w tap_step_h tap_step_w"),
+        ("first_row", c_int32 * (MAX_PHASES * MAX_PHASES)),
+        ("phase_h", AxisPhase * MAX_PHASES),
+        ("phase_w", AxisPhase * MAX_PHASES),
+    ]
+
+
+class WgradParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "x dy partial"),
+        *_fields(c_int64, "x_batch x_channel dy_batch dy_channel"),
+        *_fields(c_int32, "x_row x_column dy_row dy_column height width"),
+        *_fields(c_int32, "k channels columns columns_padded groups bias border"),
+        *_fields(c_int32, "pixels pixels_per_slice"),
+        *_fields(c_int32, "stride_h stride_w dilation_h dilation_w pad_top pad_left"),
+        *_fields(FastDivisor, "k_tiles out_height out_width kernel_area kernel_width"),
+    ]
+
+
+class ReduceParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "partial dw db"),
+        *_fields(c_int64, "dw_k dw_channel dw_row dw_column elements"),
+        *_fields(c_int32, "slices columns"),
+        *_fields(FastDivisor, "columns_padded kernel_area kernel_width"),
+    ]
+
+
+class DepthwiseParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "source w bias written"),
+        *_fields(c_int64, "source_batch source_channel written_batch written_channel"),
+        *_fields(c_int64, "w_written w_source w_row w_column"),
+        *_fields(c_int32, "source_row source_column written_row written_column source_height source_width"),
+        *_fields(c_int32, "batch images_per_block sources border halo_height halo_width halo_pitch max_taps"),
+        *_fields(c_int32, "phases_w tap_step_h tap_step_w"),
+        *_fields(FastDivisor, "multiplier halo_width_divisor tiles tiles_w"),
+        ("phase_h", AxisPhase * MAX_PHASES),
+        ("phase_w", AxisPhase * MAX_PHASES),
+    ]
+
+
+class DepthwiseWgradParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "x dy partial"),
+        *_fields(c_int64, "x_batch x_channel dy_batch dy_channel"),
+        *_fields(c_int32, "x_row x_column dy_row dy_column height width out_height out_width"),
+        *_fields(c_int32, "channels taps columns_padded bias border jobs jobs_per_slice"),
+        *_fields(c_int32, "stride_h stride_w dilation_h dilation_w pad_top pad_left"),
+        *_fields(c_int32, "halo_height halo_width halo_pitch"),
+        *_fields(FastDivisor, "multiplier kernel_width halo_width_divisor tiles tiles_w"),
+    ]
+
+
+def slots(struct: type[ctypes.Structure], **buffers: str | tuple[str, int]) -> tuple[PointerSlot, ...]:
+    """Pointer fields of a struct and the buffer (with a byte offset) that each one points into."""
+    found = []
+    for name, buffer in buffers.items():
+        where, offset = buffer if isinstance(buffer, tuple) else (buffer, 0)
+        found.append(PointerSlot(getattr(struct, name).offset, where, offset))
+    return tuple(found)

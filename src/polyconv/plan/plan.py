@@ -1,0 +1,131 @@
+"""What will run: the answer of the planner to a :class:`~polyconv.problem.Problem`.
+
+A plan is data. It names kernels, sizes and parameter bytes, but holds no pointer, no handle and no tensor: the
+addresses are filled in by the backend, at the offsets that :class:`PointerSlot` lists. So a plan can be printed,
+compared, cached for every later call with the same problem, executed by the emulator, or written into an exported file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..problem import Problem
+
+Dim3 = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """One instance of a device kernel: a stem in ``polyconv/kernels`` and its template arguments."""
+
+    stem: str
+    """The header ``kernels/<stem>.cuh`` that defines the kernel's body."""
+    symbol: str
+    """Plain name of the ``extern "C"`` entry point, readable and unique per instance."""
+    body: str
+    """The call that the entry point makes, for example ``polyconv::gather_gemm<polyconv::GemmTile<...>>(params);``."""
+    params: str
+    """C++ type of the one by-value parameter, for example ``polyconv::GatherParams``."""
+    params_bytes: int
+    threads: int
+    min_blocks: int = 1
+    """Blocks per multiprocessor that the registers must allow: the second launch bound."""
+
+    def source(self) -> str:
+        """Text that instantiates the kernel and nothing else."""
+        return (
+            f'#include "{self.stem}.cuh"\n\n'
+            f"static_assert(sizeof({self.params}) == {self.params_bytes}, "
+            f'"host and device disagree about {self.params}");\n\n'
+            f'extern "C" __global__ void __launch_bounds__({self.threads}, POLYCONV_MIN_BLOCKS({self.min_blocks}))\n'
+            f"{self.symbol}(const __grid_constant__ {self.params} params) {{\n"
+            f"  {self.body}\n"
+            f"}}\n"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PointerSlot:
+    """Where in the parameter bytes a buffer's address goes."""
+
+    offset: int
+    buffer: str
+    """``x``, ``w``, ``y``, ``bias``, ``dw``, ``db`` or ``workspace``."""
+    byte_offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel launch of a plan."""
+
+    kernel: KernelSpec
+    grid: Dim3
+    block: Dim3
+    dynamic_shared: int
+    params: bytes = field(repr=False)
+    pointers: tuple[PointerSlot, ...] = field(repr=False)
+
+    def bind(self, addresses: Mapping[str, int]) -> bytes:
+        """The parameter bytes with the addresses of this call's buffers in place. An absent buffer becomes null."""
+        blob = bytearray(self.params)
+        for slot in self.pointers:
+            address = addresses.get(slot.buffer, 0)
+            blob[slot.offset : slot.offset + 8] = ((address + slot.byte_offset) if address else 0).to_bytes(8, "little")
+        return bytes(blob)
+
+    def __str__(self) -> str:
+        return f"{self.kernel.symbol} grid {self.grid} block {self.block} shared {self.dynamic_shared} B"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The launches that carry out one candidate, in order, and what they need."""
+
+    launches: tuple[Launch, ...]
+    workspace_bytes: int
+    longest_sum: int
+    """Additions that one element of the result goes through: what its rounding error grows with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to solve the problem, with what it would cost or why it cannot be used."""
+
+    name: str
+    cost_us: float | None = None
+    """Predicted time on the device that was planned for, by the analytic model; never a measurement."""
+    rejected: str | None = None
+    """Why this candidate does not run; ``None`` for the chosen one."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The launches that solve a problem, in order, and why they were chosen."""
+
+    problem: Problem
+    device: str
+    algorithm: str
+    launches: tuple[Launch, ...]
+    workspace_bytes: int
+    expected_error: float
+    """Bound of |ours - exact| of each element, relative to the same sum taken over absolute values."""
+    cost_us: float
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def kernels(self) -> tuple[KernelSpec, ...]:
+        return tuple(launch.kernel for launch in self.launches)
+
+    def explain(self) -> str:
+        """The plan in words: what runs, and for every other candidate why it does not."""
+        lines = [
+            f"{self.problem}",
+            f"  runs {self.algorithm} on {self.device}: {len(self.launches)} launches, "
+            f"workspace {self.workspace_bytes / 2**20:.1f} MiB, expected error {self.expected_error:.1e}, "
+            f"modelled cost {self.cost_us:.0f} us",
+        ]
+        lines += [f"    {launch}" for launch in self.launches]
+        lines += [f"  not {c.name}: {c.rejected}" for c in self.candidates if c.rejected]
+        return "\n".join(lines)

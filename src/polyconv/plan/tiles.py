@@ -1,0 +1,95 @@
+"""The tile shapes that kernels are instantiated with: a finite list, so that each one can be compiled and inspected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GemmTile:
+    """One ``polyconv::GemmTile`` of gemm_tile.cuh: M rows (pixels) by N columns (channels) per block."""
+
+    warps_m: int
+    warps_n: int
+    lanes_m: int
+    thread_m: int
+    thread_n: int
+
+    @property
+    def m(self) -> int:
+        return self.warps_m * self.lanes_m * self.thread_m
+
+    @property
+    def n(self) -> int:
+        return self.warps_n * (32 // self.lanes_m) * self.thread_n
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_n
+
+    @property
+    def name(self) -> str:
+        return f"{self.m}x{self.n}"
+
+    @property
+    def cpp(self) -> str:
+        return f"polyconv::GemmTile<{self.warps_m}, {self.warps_n}, {self.lanes_m}, {self.thread_m}, {self.thread_n}>"
+
+    def min_blocks(self, weight: int) -> int:
+        """Blocks per multiprocessor to ask of the compiler for a loader of the given weight.
+
+        64 accumulators and a lean loader (weight 0) just fit 128 registers: 512 threads on a multiprocessor. Each step
+        of weight gives up 128 of them, so that what the loader carries is never spilled.
+        """
+        weight += self.m > self.threads or self.threads < 128  # two pixels, or two rows of weights, per thread
+        threads = (512, 384, 256, 256) if self.thread_m * self.thread_n == 64 else (768, 512, 512, 384)
+        return max(1, threads[weight] // self.threads)
+
+
+SQUARE = GemmTile(2, 4, 8, 8, 8)
+TALL = GemmTile(4, 1, 4, 8, 8)
+WIDE = GemmTile(2, 2, 4, 8, 8)
+NARROW = GemmTile(4, 1, 8, 8, 8)
+SMALL = GemmTile(2, 1, 4, 8, 8)
+TINY = GemmTile(2, 2, 8, 4, 4)
+SLIM = GemmTile(4, 1, 8, 8, 4)
+SLIMMER = GemmTile(4, 1, 16, 4, 4)
+
+GATHER_TILES = (SQUARE, TALL, NARROW, SMALL, TINY, SLIM, SLIMMER)
+"""For fprop and dgrad, by falling width in channels: 128x128, 128x64, 256x32, 64x64, 64x32, 256x16, 256x8."""
+WGRAD_TILES = (SQUARE, WIDE, TALL, SMALL, TINY)
+"""For wgrad: 128x128, 64x128, 128x64, 64x64, 64x32 (output channels by columns)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneTile:
+    """One tile of positions of a depthwise kernel."""
+
+    height: int
+    width: int
+    threads: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.height}x{self.width}"
+
+    @property
+    def cpp(self) -> str:
+        return f"{self.height}, {self.width}, {self.threads}"
+
+    @property
+    def positions(self) -> int:
+        return self.height * self.width
+
+
+PLANE_TILES = (
+    PlaneTile(16, 64, 256),
+    PlaneTile(32, 32, 256),
+    PlaneTile(16, 16, 256),
+    PlaneTile(8, 32, 256),
+    PlaneTile(8, 8, 64),
+)
+CARRY = 12
+"""Elements of a source tile that one thread of a depthwise kernel carries (``kCarry`` in depthwise.cuh)."""
+WGRAD_TAPS = (9, 16)
+"""Taps that one block of the depthwise weight gradient sums at once."""

@@ -1,0 +1,104 @@
+"""Runs a plan as V100 machine code on CPU tensors, with every check that the emulator has."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+import volta
+from polyconv import reference
+from polyconv.cuda.cache import KernelCache
+from polyconv.plan import DEVICES, KernelSpec, Plan, plan_cuda
+from polyconv.problem import Pass, Problem
+
+V100 = DEVICES["v100"]
+NAN = float("nan")
+
+
+@cache
+def cubin(spec: KernelSpec) -> bytes:
+    return KernelCache().get(spec, "sm_70")
+
+
+def run_plan(
+    plan: Plan,
+    tensors: Mapping[str, Tensor],
+    *,
+    blocks: Iterable[Sequence[int]] | None = None,
+    check_global: bool = True,
+) -> list[volta.Report]:
+    """Every launch of the plan, in order, on a workspace full of NaN. ``blocks``: only these of the last launch."""
+    workspace = torch.full((plan.workspace_bytes // 4 + 1,), NAN)
+    buffers = {**tensors, "workspace": workspace}
+    addresses = {name: tensor.data_ptr() for name, tensor in buffers.items()}
+    reports = []
+    for launch in plan.launches:
+        used = {slot.buffer for slot in launch.pointers} & buffers.keys()
+        reports.append(
+            volta.run(
+                cubin(launch.kernel),
+                launch.kernel.symbol,
+                launch.grid,
+                launch.block,
+                launch.bind(addresses),
+                shared=launch.dynamic_shared,
+                extra_buffers=[buffers[name] for name in sorted(used)],
+                blocks=blocks if launch is plan.launches[-1] else None,
+                check_global=check_global,
+            )
+        )
+    return reports
+
+
+def fingerprint(tensor: Tensor) -> str:
+    storage = tensor.untyped_storage()
+    return hashlib.sha256(bytes(storage)).hexdigest() if storage.nbytes() < 2**24 else ""
+
+
+def check(
+    problem: Problem, x: Tensor, w: Tensor, bias: Tensor | None, dy: Tensor, plan: Plan | None = None
+) -> list[volta.Report]:
+    """One pass of a problem against float64 PyTorch: every element within the tolerance and the plan's own bound."""
+    plan = plan or plan_cuda(problem, V100)
+    moves = problem
+    inputs = {"x": x, "w": w, "y": dy}
+    if bias is not None:
+        inputs["bias"] = bias
+    outputs: dict[str, Tensor] = {}
+    expected: dict[str, Tensor] = {}
+    scale: dict[str, Tensor] = {}
+    if problem.kind is Pass.FPROP:
+        del inputs["y"]
+        outputs["y"] = torch.empty_strided(problem.y_shape, problem.y_strides).fill_(NAN)
+        expected["y"] = reference.fprop(moves, x, w, bias)
+        scale["y"] = reference.fprop(moves, x.abs(), w.abs(), None if bias is None else bias.abs())
+    elif problem.kind is Pass.DGRAD:
+        del inputs["x"]
+        outputs["x"] = torch.empty_strided(problem.x_shape, problem.x_strides).fill_(NAN)
+        expected["x"] = reference.dgrad(moves, dy, w, problem.x_shape)
+        scale["x"] = reference.dgrad(moves, dy.abs(), w.abs(), problem.x_shape)
+    else:
+        del inputs["w"]
+        outputs["dw"] = torch.empty_strided(problem.w_shape, problem.w_strides).fill_(NAN)
+        dw, db = reference.wgrad(moves, x, dy, problem.w_shape)
+        dw_scale, db_scale = reference.wgrad(moves, x.abs(), dy.abs(), problem.w_shape)
+        expected["dw"], scale["dw"] = dw, dw_scale
+        if problem.bias:
+            outputs["db"] = torch.full((problem.out_channels,), NAN)
+            expected["db"], scale["db"] = db, db_scale
+    before = {name: fingerprint(tensor) for name, tensor in inputs.items()}
+    reports = run_plan(plan, {**inputs, **outputs})
+    assert before == {name: fingerprint(tensor) for name, tensor in inputs.items()}, "an input was changed"
+    for name, got in outputs.items():
+        want = expected[name]
+        error = (got.double() - want).abs()
+        assert not torch.isnan(error).any(), f"{name} has elements that were not written: {problem}"
+        excess = error - (1e-4 + 1e-4 * want.abs())
+        assert (excess <= 0).all(), f"{name} is off by {error.max():.2e}: {problem}\n{plan.explain()}"
+        bound = plan.expected_error * scale[name]
+        assert (error <= bound + 1e-30).all(), f"{name} is off by more than the plan expected: {problem}"
+    return reports

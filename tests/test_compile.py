@@ -1,0 +1,124 @@
+"""NVRTC: what compiles, what does not, and what a person is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from polyconv.cuda import CompileError
+from polyconv.cuda.compile import compile_kernel, compile_many, compiler_id, flags, kernels_dir
+from polyconv.cuda.cubin import kernel_info
+from virtual_gpu.example import KERNELS, axpy_spec
+
+ARCHS = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_compiles_for_the_exact_architecture(arch: str) -> None:
+    cubin = compile_kernel(axpy_spec(), arch, include_dirs=[KERNELS])
+    assert kernel_info(cubin, "axpy_128").arch == arch
+
+
+def test_compiler_warnings_are_not_swallowed(caplog: pytest.LogCaptureFixture) -> None:
+    compile_kernel(axpy_spec(), "sm_70", include_dirs=[KERNELS])
+    assert not caplog.records
+    compile_kernel(replace(axpy_spec(), body="int unused = 1 << 40;"), "sm_70", include_dirs=[KERNELS])
+    assert "axpy_128" in caplog.text
+    assert "warning" in caplog.text
+
+
+def test_the_same_input_gives_the_same_bytes() -> None:
+    first, second = (compile_kernel(axpy_spec(), "sm_70", include_dirs=[KERNELS]) for _ in range(2))
+    assert first == second
+
+
+def test_a_batch_keeps_its_order() -> None:
+    specs = [axpy_spec(threads) for threads in (32, 64, 128)]
+    cubins = compile_many(specs, "sm_70", include_dirs=[KERNELS])
+    assert [kernel_info(cubin).name for cubin in cubins] == [spec.symbol for spec in specs]
+
+
+def test_an_error_names_the_kernel_the_architecture_and_the_line() -> None:
+    wrong = replace(axpy_spec(), body="example::no_such_function(params);")
+    with pytest.raises(CompileError) as caught:
+        compile_kernel(wrong, "sm_70", include_dirs=[KERNELS])
+    text = str(caught.value)
+    assert "axpy_128" in text
+    assert "sm_70" in text
+    assert "no_such_function" in text
+    assert "axpy_128.cu(" in text
+    assert "deprecated" not in text
+
+
+def test_host_and_device_must_agree_about_the_parameters() -> None:
+    with pytest.raises(CompileError, match="host and device disagree about example::AxpyParams"):
+        compile_kernel(replace(axpy_spec(), params_bytes=40), "sm_70", include_dirs=[KERNELS])
+
+
+@pytest.mark.parametrize(("arch", "words"), [("sm_30", "too old"), ("sm_999", r"polyconv\[cu13\]")])
+def test_an_unknown_architecture_says_what_to_install(arch: str, words: str) -> None:
+    with pytest.raises(CompileError, match=words):
+        compile_kernel(axpy_spec(), arch)
+
+
+def test_a_volta_on_cuda_13_is_sent_to_cu12(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyconv.cuda.compile.supported_archs", lambda: (75, 80, 90, 100, 120))
+    with pytest.raises(CompileError, match=r"polyconv\[cu12\]"):
+        compile_kernel(axpy_spec(), "sm_70")
+
+
+def test_without_nvrtc_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cuda.bindings import nvrtc
+
+    def missing() -> None:
+        raise RuntimeError('Failure finding "libnvrtc.so.12"')
+
+    monkeypatch.setattr(nvrtc, "nvrtcVersion", missing)
+    compiler_id.cache_clear()
+    with pytest.raises(CompileError, match=r"install polyconv\[cu12\]"):
+        compiler_id()
+
+
+@pytest.mark.parametrize("arch", ["70", "compute_70", "sm_", ""])
+def test_a_malformed_architecture_is_refused(arch: str) -> None:
+    with pytest.raises(CompileError, match="not a GPU architecture"):
+        compile_kernel(axpy_spec(), arch)
+
+
+def test_headers_in_the_current_directory_are_not_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "axpy.cuh").write_text("#error a stray file was included\n")
+    monkeypatch.chdir(tmp_path)
+    compile_kernel(axpy_spec(), "sm_70", include_dirs=[KERNELS])
+
+
+def test_float32_means_float32() -> None:
+    given = flags("sm_70")
+    assert "-arch=sm_70" in given
+    assert "--fmad=true" in given
+    assert not any("fast_math" in flag or "fast-math" in flag or "ftz=true" in flag for flag in given)
+
+
+def test_the_compiler_is_known_by_its_build() -> None:
+    build, version = compiler_id().split()
+    assert build.startswith("CL-")
+    assert version.count(".") == 1
+
+
+def test_device_headers_include_neither_torch_nor_std() -> None:
+    for header in kernels_dir().glob("*.cuh"):
+        for line in header.read_text().splitlines():
+            if line.lstrip().startswith("#include"):
+                assert '"' in line, f"{header.name}: {line}: only headers of kernels/ may be included"
+
+
+def test_importing_polyconv_loads_neither_compiler_nor_driver() -> None:
+    code = (
+        "import sys, polyconv, polyconv.cuda, polyconv.cuda.compile, polyconv.cuda.cache, polyconv.cuda.driver\n"
+        "assert not {'cuda.core', 'cuda.bindings.nvrtc'} & set(sys.modules)\n"  # torch itself imports the others
+        "assert not any(name in open('/proc/self/maps').read() for name in ('libnvrtc', 'libcuda.so'))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})

@@ -1,0 +1,108 @@
+"""The whole CUDA path on the virtual V100: operator, plan, compiler, cache, driver, machine code, numbers."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import polyconv
+from geometries import CASES, Case
+from polyconv.arguments import normalise, pair
+from polyconv.backends import override
+from polyconv.problem import Pass, Problem
+from virtual_gpu import run_in_virtual_gpu
+from virtual_gpu.gpu import VirtualGpu, record_only
+
+WORKLOADS = json.loads((resources.files("polyconv") / "bench" / "workloads.json").read_text())
+HEADLINES = {entry["id"]: entry for entry in WORKLOADS["kernelbench"] if "headline" in entry.get("tags", ())}
+
+
+LARGER_CASES = {
+    "more channels than a tile": Case((1, 33, 9, 10), (130, 33, 3, 3), kwargs={"padding": 1}),
+    "more pixels than a tile": Case((2, 5, 23, 31), (17, 5, 3, 3), kwargs={"padding": 1}),
+    "W1, shrunk": Case((2, 8, 24, 40), (16, 8, 5, 9), bias=False, kwargs={"padding": (2, 4), "dilation": (2, 3)}),
+    "strided, larger": Case((2, 9, 29, 30), (40, 9, 3, 3), kwargs={"stride": 2, "padding": 1}),
+    "groups across tiles": Case((1, 12, 12, 13), (72, 6, 3, 3), kwargs={"groups": 2, "padding": 1}),
+    "depthwise, larger": Case((2, 8, 20, 37), (8, 1, 7, 7), kwargs={"groups": 8, "padding": 3}),
+}
+
+
+@pytest.mark.parametrize("name", [*CASES, *LARGER_CASES])
+def test_forward_and_backward(name: str) -> None:
+    """Every element of the output and of all three gradients, against float64 on the CPU."""
+    run_in_virtual_gpu(_forward_and_backward, {**CASES, **LARGER_CASES}[name])
+
+
+def test_without_room_for_partial_sums() -> None:
+    case = Case((4, 5, 23, 31), (17, 5, 3, 3), kwargs={"padding": 1})
+    run_in_virtual_gpu(_forward_and_backward, case, environment={"POLYCONV_WORKSPACE_BYTES": "0"})
+
+
+def _forward_and_backward(case: Case) -> None:
+    torch.manual_seed(0)
+    x, w, bias = case.tensors(torch.float32)
+    gradient = torch.randn_like(polyconv.conv2d(x, w, bias, **case.kwargs))
+    exact = _all_passes(case, *(None if t is None else t.double() for t in (x, w, bias, gradient)))
+    sizes = _all_passes(case, *(None if t is None else t.double().abs() for t in (x, w, bias, gradient)))
+    with VirtualGpu() as gpu, override("cpu", gpu.backend()):
+        ours = _all_passes(case, x, w, bias, gradient)
+        assert gpu.synchronisations == 0
+        assert gpu.launches
+    for name, got in ours.items():
+        # A float32 sum is off by about 2^-24 of its terms' absolute values, which the same convolution of absolute
+        # values adds up. Rounding stays within eight times that; a missing or doubled term is far outside.
+        allowed = 8 * 2.0**-24 * sizes[name]
+        excess = ((got.double() - exact[name]).abs() / allowed.clamp_min(1e-30)).nan_to_num(nan=float("inf"))
+        where = tuple(int(i) for i in torch.unravel_index(excess.argmax(), excess.shape))
+        assert excess.max() <= 1, f"{name}{list(where)} is {got[where]} and should be {exact[name][where]}"
+
+
+def _all_passes(
+    case: Case, x: Tensor | None, w: Tensor | None, bias: Tensor | None, gradient: Tensor | None
+) -> dict[str, Tensor]:
+    """The output and all gradients."""
+    leaves = {name: t.detach().requires_grad_() for name, t in (("x", x), ("w", w), ("b", bias)) if t is not None}
+    y = polyconv.conv2d(leaves["x"], leaves["w"], leaves.get("b"), **case.kwargs)
+    y.backward(gradient)
+    return {"y": y.detach(), **{f"d{name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}}
+
+
+@pytest.mark.parametrize("kind", list(Pass))
+@pytest.mark.parametrize("workload", HEADLINES)
+def test_a_v100_accepts_every_launch_of_the_headline_workloads(workload: str, kind: Pass) -> None:
+    """Grid, block, registers, shared memory and parameters at full size; nothing is computed."""
+    run_in_virtual_gpu(_launch_at_full_size, _problem(HEADLINES[workload], kind))
+
+
+def _launch_at_full_size(problem: Problem) -> None:
+    with VirtualGpu(record_only) as gpu:
+        backend = gpu.backend()
+        prepared = backend.prepare(problem)
+        addresses = {name: (i + 1) << 40 for i, name in enumerate(("x", "w", "y", "bias", "dw", "db", "workspace"))}
+        with backend._device.activate():
+            for launch in prepared.launches:
+                launch(addresses, 0)
+        assert len(gpu.launches) == len(prepared.plan.launches) > 0
+        for seen, planned in zip(gpu.launches, prepared.plan.launches, strict=True):
+            assert seen.params == planned.bind(addresses)
+
+
+def _problem(entry: dict[str, Any], kind: Pass) -> Problem:
+    kernel = pair("kernel_size", entry["kernel_size"])
+    geometry = normalise(kernel, entry["stride"], entry["padding"], entry["dilation"], entry["groups"])
+    n, c, h, w = entry["input"]
+    return Problem.make(
+        kind,
+        (n, c, h, w),
+        (entry["out_channels"], c // entry["groups"], *kernel),
+        stride=geometry.stride,
+        padding=geometry.padding,
+        dilation=geometry.dilation,
+        groups=geometry.groups,
+        bias=entry["bias"],
+    )

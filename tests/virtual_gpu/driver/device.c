@@ -1,0 +1,129 @@
+/* Errors, initialisation, and what a V100 says about itself. */
+#include "virtual_gpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+int initialised;
+uint64_t synchronisations;
+
+static const struct {
+  CUresult code;
+  const char *name, *text;
+} errors[] = {
+    {CUDA_SUCCESS, "CUDA_SUCCESS", "no error"},
+    {CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+    {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+    {CUDA_ERROR_INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
+    {CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {CUDA_ERROR_NO_BINARY_FOR_GPU, "CUDA_ERROR_NO_BINARY_FOR_GPU",
+     "no kernel image is available for execution on the device"},
+    {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
+     "too many resources requested for launch"},
+    {CUDA_ERROR_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+};
+
+static int error_index(CUresult code) {
+  for (unsigned i = 0; i < sizeof errors / sizeof *errors; i++)
+    if (errors[i].code == code) return (int)i;
+  return -1;
+}
+
+API CUresult cuGetErrorName(CUresult code, const char** name) {
+  int i = error_index(code);
+  *name = i < 0 ? NULL : errors[i].name;
+  return i < 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+API CUresult cuGetErrorString(CUresult code, const char** text) {
+  int i = error_index(code);
+  *text = i < 0 ? NULL : errors[i].text;
+  return i < 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+int device_count(void) {
+  const char* text = getenv("VIRTUAL_GPU_DEVICES");
+  int count = text ? atoi(text) : 1;
+  return count < 0 ? 0 : count > MAX_DEVICES ? MAX_DEVICES : count;
+}
+
+API CUresult cuInit(unsigned flags) {
+  REQUIRE(flags == 0, CUDA_ERROR_INVALID_VALUE);
+  initialised = 1;
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuDriverGetVersion(int* version) {
+  *version = 12090;
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuDeviceGetCount(int* count) {
+  REQUIRE_INITIALISED();
+  *count = device_count();
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuDeviceGet(CUdevice* device, int index) {
+  REQUIRE_INITIALISED();
+  REQUIRE_DEVICE(index);
+  *device = index;
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuDeviceGetName(char* name, int size, CUdevice device) {
+  REQUIRE_INITIALISED();
+  REQUIRE_DEVICE(device);
+  snprintf(name, (size_t)size, "Virtual Tesla V100-SXM2-16GB");
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
+  REQUIRE_INITIALISED();
+  REQUIRE_DEVICE(device);
+  *bytes = 16945512448ull;
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice device) {
+  static const int v100[][2] = {
+      {1, V100_THREADS},        /* MAX_THREADS_PER_BLOCK */
+      {2, V100_THREADS},        /* MAX_BLOCK_DIM_X */
+      {3, V100_THREADS},        /* MAX_BLOCK_DIM_Y */
+      {4, V100_BLOCK_Z},        /* MAX_BLOCK_DIM_Z */
+      {5, 2147483647},          /* MAX_GRID_DIM_X */
+      {6, V100_GRID_YZ},        /* MAX_GRID_DIM_Y */
+      {7, V100_GRID_YZ},        /* MAX_GRID_DIM_Z */
+      {8, V100_SHARED},         /* MAX_SHARED_MEMORY_PER_BLOCK */
+      {10, 32},                 /* WARP_SIZE */
+      {12, V100_REGISTERS},     /* MAX_REGISTERS_PER_BLOCK */
+      {13, 1530000},            /* CLOCK_RATE, kHz */
+      {16, 80},                 /* MULTIPROCESSOR_COUNT */
+      {36, 877000},             /* MEMORY_CLOCK_RATE, kHz */
+      {37, 4096},               /* GLOBAL_MEMORY_BUS_WIDTH, bits */
+      {38, 6 * 1024 * 1024},    /* L2_CACHE_SIZE */
+      {39, 2048},               /* MAX_THREADS_PER_MULTIPROCESSOR */
+      {41, 1},                  /* UNIFIED_ADDRESSING */
+      {75, V100_ARCH / 10},     /* COMPUTE_CAPABILITY_MAJOR */
+      {76, V100_ARCH % 10},     /* COMPUTE_CAPABILITY_MINOR */
+      {81, V100_SHARED_OPT_IN}, /* MAX_SHARED_MEMORY_PER_MULTIPROCESSOR */
+      {82, V100_REGISTERS},     /* MAX_REGISTERS_PER_MULTIPROCESSOR */
+      {97, V100_SHARED_OPT_IN}, /* MAX_SHARED_MEMORY_PER_BLOCK_OPTIN */
+      {106, 32},                /* MAX_BLOCKS_PER_MULTIPROCESSOR */
+  };
+  REQUIRE_INITIALISED();
+  REQUIRE_DEVICE(device);
+  *value = 0;
+  for (unsigned i = 0; i < sizeof v100 / sizeof *v100; i++)
+    if (v100[i][0] == attribute) *value = v100[i][1];
+  return CUDA_SUCCESS;
+}
+
+API uint64_t virtual_gpu_synchronisations(void) {
+  return __atomic_load_n(&synchronisations, __ATOMIC_RELAXED);
+}

@@ -1,0 +1,129 @@
+/* A virtual Tesla V100 behind the interface of the CUDA driver.
+ *
+ * Device memory is the process's own memory. A launch is checked against the limits of a V100 and then handed, with
+ * the kernel's machine code and the exact bytes of its parameters, to a callback that may compute the result. No CUDA
+ * header is needed: what we use of the driver's binary interface is declared here, with NVIDIA's names and numbers.
+ *
+ *   device.c    errors, initialisation, attributes
+ *   context.c   primary contexts, the stack of current contexts, streams
+ *   cubin.c     libraries and kernels: reads the ELF file that a cubin is
+ *   launch.c    checks a launch and calls back
+ *   entry.c     finds the functions above by name
+ */
+#ifndef VIRTUAL_GPU_H
+#define VIRTUAL_GPU_H
+
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define API __attribute__((visibility("default")))
+
+/* ---- NVIDIA's numbers ------------------------------------------------------------------------------------------- */
+
+typedef enum {
+  CUDA_SUCCESS = 0,
+  CUDA_ERROR_INVALID_VALUE = 1,
+  CUDA_ERROR_NOT_INITIALIZED = 3,
+  CUDA_ERROR_INVALID_DEVICE = 101,
+  CUDA_ERROR_INVALID_IMAGE = 200,
+  CUDA_ERROR_INVALID_CONTEXT = 201,
+  CUDA_ERROR_NO_BINARY_FOR_GPU = 209,
+  CUDA_ERROR_INVALID_HANDLE = 400,
+  CUDA_ERROR_NOT_FOUND = 500,
+  CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES = 701,
+  CUDA_ERROR_LAUNCH_FAILED = 719,
+} CUresult;
+
+typedef int CUdevice;
+typedef struct Context* CUcontext;
+typedef struct Stream* CUstream;
+typedef struct Library* CUlibrary;
+typedef struct Kernel* CUkernel;
+typedef struct Kernel* CUfunction; /* the driver takes a kernel wherever it takes a function */
+
+/* ---- the V100 --------------------------------------------------------------------------------------------------- */
+
+enum {
+  V100_ARCH = 70,
+  V100_THREADS = 1024,
+  V100_BLOCK_Z = 64,
+  V100_GRID_YZ = 65535,
+  V100_SHARED = 48 * 1024,
+  V100_SHARED_OPT_IN = 96 * 1024,
+  V100_REGISTERS = 65536,
+  V100_PARAMS = 4096,
+  MAX_DEVICES = 8,
+};
+
+/* ---- our objects ------------------------------------------------------------------------------------------------ */
+
+struct Context {
+  CUdevice device;
+  int retained;
+};
+
+struct Stream {
+  CUcontext context;
+  struct Stream* next;
+};
+
+struct Kernel {
+  char name[256];
+  int registers, static_shared, max_threads;
+  int parameters;
+  struct {
+    uint32_t offset, size;
+  } parameter[64];
+  uint32_t params_bytes;
+  int max_dynamic_shared[MAX_DEVICES];
+  struct Library* library;
+  struct Kernel* next;
+};
+
+struct Library {
+  unsigned char* cubin;
+  size_t bytes;
+  struct Kernel* kernels;
+  struct Library* next;
+};
+
+/* ---- what the tests see ----------------------------------------------------------------------------------------- */
+
+/* One launch that passed every check. Mirrored by the ctypes structure in virtual_gpu/stub.py. */
+typedef struct {
+  const char* name;
+  const unsigned char* cubin;
+  uint64_t cubin_bytes;
+  uint32_t grid[3], block[3];
+  uint32_t dynamic_shared, max_dynamic_shared;
+  uint64_t stream;
+  int32_t device;
+  uint32_t params_bytes;
+  const unsigned char* params;
+} VirtualLaunch;
+
+typedef CUresult (*VirtualLaunchCallback)(const VirtualLaunch* launch);
+
+API void virtual_gpu_on_launch(VirtualLaunchCallback callback);
+API uint64_t virtual_gpu_synchronisations(void); /* how often the host waited for the GPU: our code never should */
+
+/* ---- shared between the files ----------------------------------------------------------------------------------- */
+
+extern pthread_mutex_t lock; /* guards the lists of streams and libraries */
+extern int initialised;
+extern uint64_t synchronisations;
+
+int device_count(void); /* VIRTUAL_GPU_DEVICES in the environment, 1 if absent */
+CUcontext current_context(void);
+int find_context(CUstream stream, CUcontext* context); /* 0 for a handle that is no stream */
+int is_kernel(CUkernel kernel);
+
+#define REQUIRE(condition, error)     \
+  do {                                \
+    if (!(condition)) return (error); \
+  } while (0)
+#define REQUIRE_INITIALISED() REQUIRE(initialised, CUDA_ERROR_NOT_INITIALIZED)
+#define REQUIRE_DEVICE(device) REQUIRE((device) >= 0 && (device) < device_count(), CUDA_ERROR_INVALID_DEVICE)
+
+#endif

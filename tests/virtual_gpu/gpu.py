@@ -1,0 +1,203 @@
+"""Inside the child: what the stub driver hands over, and who computes it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyconv.cuda import LaunchError
+from polyconv.cuda.backend import CudaBackend
+from polyconv.problem import Pass, Problem
+
+_LAUNCH_FAILED = 719
+
+OUTPUTS = {Pass.FPROP: ("y",), Pass.DGRAD: ("x",), Pass.WGRAD: ("dw", "db")}
+
+
+class _LaunchStruct(ctypes.Structure):
+    """``VirtualLaunch`` in driver/virtual_gpu.h."""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("cubin", ctypes.c_void_p),
+        ("cubin_bytes", ctypes.c_uint64),
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("dynamic_shared", ctypes.c_uint32),
+        ("max_dynamic_shared", ctypes.c_uint32),
+        ("stream", ctypes.c_uint64),
+        ("device", ctypes.c_int32),
+        ("params_bytes", ctypes.c_uint32),
+        ("params", ctypes.c_void_p),
+    ]
+
+
+_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_LaunchStruct))
+
+
+@dataclass(frozen=True)
+class LaunchRecord:
+    """A launch that the driver accepted."""
+
+    name: str
+    cubin: bytes
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    dynamic_shared: int
+    max_dynamic_shared: int
+    stream: int
+    device: int
+    params: bytes
+
+
+Executor = Callable[[LaunchRecord, list[tuple[int, int]]], None]
+"""Computes a launch, given the (address, size) ranges that it may touch."""
+
+
+def volta_executor(launch: LaunchRecord, buffers: list[tuple[int, int]]) -> None:
+    """Execute the machine code. Races, reads of what nobody wrote and accesses outside the buffers raise."""
+    import volta
+
+    volta.run_raw(
+        launch.cubin,
+        launch.name,
+        launch.grid,
+        launch.block,
+        launch.params,
+        buffers,
+        shared=launch.dynamic_shared,
+        max_dynamic_shared=launch.max_dynamic_shared,
+        check_global=True,
+    )
+
+
+@functools.cache
+def _stub() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+class VirtualGpu:
+    """The virtual V100 of this process, inside a ``with`` block.
+
+    Args:
+        executor: computes each launch; :func:`volta_executor` if absent, :func:`record_only` to compute nothing.
+    """
+
+    def __init__(self, executor: Executor | None = None) -> None:
+        self.launches: list[LaunchRecord] = []
+        self._executor = executor or volta_executor
+        self._buffers: list[tuple[int, int]] = []
+        self._failure: BaseException | None = None
+        self._callback = _CALLBACK(self._on_launch)
+
+    def __enter__(self) -> VirtualGpu:
+        _stub().virtual_gpu_on_launch(self._callback)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _stub().virtual_gpu_on_launch(_CALLBACK())
+
+    @property
+    def synchronisations(self) -> int:
+        """How often anyone waited for the GPU since the process started."""
+        count = _stub().virtual_gpu_synchronisations
+        count.restype = ctypes.c_uint64
+        return int(count())
+
+    @contextmanager
+    def memory(self, *tensors: Tensor) -> Iterator[None]:
+        """Let kernels launched in this block touch the elements of these tensors, and raise here what went wrong there.
+
+        A range reaches from a tensor's first to its last element: what lies around it in the same storage is outside.
+        """
+        ranges = [_extent(tensor) for tensor in tensors if tensor.numel()]
+        self._buffers += ranges
+        try:
+            yield
+        except LaunchError as error:
+            failure, self._failure = self._failure, None
+            raise failure or error from error
+        finally:
+            for found in ranges:
+                self._buffers.remove(found)
+
+    def backend(self, **arguments: Any) -> VirtualBackend:
+        """A CUDA backend whose device is this GPU; arguments as for :class:`polyconv.cuda.backend.CudaBackend`."""
+        return VirtualBackend(self, **arguments)
+
+    def _on_launch(self, struct: Any) -> int:
+        """Called by the driver. No exception can cross it, so one is kept and the launch reported as failed."""
+        try:
+            launch = _record(struct.contents)
+            self.launches.append(launch)
+            self._executor(launch, list(self._buffers))
+        except BaseException as error:
+            self._failure = error
+            return _LAUNCH_FAILED
+        return 0
+
+
+class VirtualBackend(CudaBackend):
+    """The CUDA backend on CPU tensors, with suspicion.
+
+    Outputs and workspace are filled with NaN before the run, so that reading or leaving what nobody wrote shows. Inputs
+    are compared afterwards, so that writing to them shows too.
+    """
+
+    def __init__(self, gpu: VirtualGpu, **arguments: Any) -> None:
+        super().__init__(stream=arguments.pop("stream", lambda: 0), **arguments)
+        self._gpu = gpu
+        self._workspace: Tensor | None = None
+
+    def allocate(self, size: int) -> Tensor:
+        self._workspace = torch.full((size,), 0xFF, dtype=torch.uint8)  # all ones is NaN in every float format
+        self._gpu._buffers.append(_extent(self._workspace))
+        return self._workspace
+
+    def run(self, problem: Problem, tensors: Mapping[str, Tensor]) -> None:
+        outputs = OUTPUTS[problem.kind]
+        for name in outputs:
+            if name in tensors:
+                tensors[name].fill_(float("nan"))
+        before = {name: tensor.clone() for name, tensor in tensors.items() if name not in outputs}
+        with self._gpu.memory(*tensors.values()):
+            try:
+                super().run(problem, tensors)
+            finally:
+                if self._workspace is not None:
+                    self._gpu._buffers.remove(_extent(self._workspace))
+                    self._workspace = None
+        for name, tensor in before.items():
+            if not torch.equal(tensor, tensors[name]):
+                raise AssertionError(f"{problem}: the run changed its input {name!r}")
+
+
+def record_only(launch: LaunchRecord, buffers: list[tuple[int, int]]) -> None:
+    """An executor that computes nothing."""
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """Address and bytes from the tensor's first element to its last, whatever the strides."""
+    elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), elements * tensor.element_size()
+
+
+def _record(struct: Any) -> LaunchRecord:
+    return LaunchRecord(
+        name=struct.name.decode(),
+        cubin=ctypes.string_at(struct.cubin, struct.cubin_bytes),
+        grid=tuple(struct.grid),
+        block=tuple(struct.block),
+        dynamic_shared=struct.dynamic_shared,
+        max_dynamic_shared=struct.max_dynamic_shared,
+        stream=struct.stream,
+        device=struct.device,
+        params=ctypes.string_at(struct.params, struct.params_bytes),
+    )

@@ -1,0 +1,169 @@
+"""The child process that has the stub driver for its libcuda."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+_HERE = Path(__file__).resolve().parent
+_REPOSITORY = _HERE.parents[1]
+_IMPORT_PATH = (_HERE.parent, _REPOSITORY / "tools", _REPOSITORY / "src")
+
+
+class VirtualGpuError(RuntimeError):
+    """The child process crashed or took too long."""
+
+
+class _RemoteError(Exception):
+    """Where in the child an exception was raised."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def run_in_virtual_gpu(
+    function: Callable[..., Any], *arguments: Any, timeout: float = 120.0, environment: dict[str, str] | None = None
+) -> Any:
+    """Call a module-level function in a process that has a virtual V100, and return what it returns.
+
+    A call with an ``environment`` gets a process of its own; the others share one.
+    """
+    if environment:
+        child = _Child(environment)
+        try:
+            return child.call(function, arguments, timeout)
+        finally:
+            child.stop()
+    global _shared
+    if _shared is None or not _shared.alive:
+        _shared = _Child({})
+    return _shared.call(function, arguments, timeout)
+
+
+def build_driver() -> Path:
+    """Compile the stub and return its folder. It lies in the temporary directory, named after its source's hash."""
+    sources = sorted((_HERE / "driver").glob("*.[ch]"))
+    digest = hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"polyconv-virtual-gpu-{os.getuid()}-{digest}"
+    library = folder / "libcuda.so.1"
+    if not library.exists():
+        folder.mkdir(mode=0o700, exist_ok=True)
+        temporary = folder / f"build-{os.getpid()}.so"
+        flags = [
+            "-std=gnu11",
+            "-O2",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-shared",
+            "-fPIC",
+            "-fvisibility=hidden",
+            "-pthread",
+        ]
+        code = [str(source) for source in sources if source.suffix == ".c"]
+        link = ["-Wl,-soname,libcuda.so.1", "-Wl,-z,defs"]
+        subprocess.run(["gcc", *flags, *code, *link, "-o", str(temporary)], check=True)
+        temporary.rename(library)
+    return folder
+
+
+class _Child:
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._connection, other = multiprocessing.get_context("spawn").Pipe()
+        self._process = multiprocessing.get_context("spawn").Process(target=_serve, args=(other,), daemon=True)
+        folder = build_driver()
+        search = [str(folder), os.environ.get("LD_LIBRARY_PATH", "")]
+        path = [str(folder) for folder in _IMPORT_PATH] + [os.environ.get("PYTHONPATH", "")]
+        with _environment(
+            LD_LIBRARY_PATH=os.pathsep.join(filter(None, search)),
+            PYTHONPATH=os.pathsep.join(filter(None, path)),
+            # Kept from run to run: an entry's name holds everything that could make it stale.
+            **{"POLYCONV_CACHE_DIR": str(folder / "kernels"), **environment},
+        ):
+            self._process.start()
+        other.close()
+
+    @property
+    def alive(self) -> bool:
+        return self._process.is_alive()
+
+    def call(self, function: Callable[..., Any], arguments: tuple[Any, ...], timeout: float) -> Any:
+        self._connection.send((function, arguments))
+        if not self._connection.poll(timeout):
+            self.stop()
+            raise VirtualGpuError(f"{function.__qualname__} did not return within {timeout} s: its process was killed")
+        try:
+            value, error, where = self._connection.recv()
+        except EOFError:
+            self._process.join(10)
+            raise VirtualGpuError(
+                f"{function.__qualname__} crashed its process (exit code {self._process.exitcode})"
+            ) from None
+        if error is not None:
+            raise error from _RemoteError(where)
+        return value
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.join(10)
+        self._connection.close()
+
+
+_shared: _Child | None = None
+
+
+@atexit.register
+def _stop_shared() -> None:
+    if _shared is not None and _shared.alive:
+        _shared.stop()
+
+
+def _serve(connection: Connection) -> None:
+    """Body of the child: answer calls until the parent is gone."""
+    sys.path[:0] = [str(folder) for folder in _IMPORT_PATH if str(folder) not in sys.path]
+    while True:
+        try:
+            function, arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            answer = (function(*arguments), None, "")
+        except BaseException as error:
+            answer = (None, _sendable(error), traceback.format_exc())
+        connection.send(answer)
+
+
+def _sendable(error: BaseException) -> BaseException:
+    """The error itself if it survives the way to the parent, else its text."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+@contextlib.contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Environment variables that a process started in this block inherits."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
