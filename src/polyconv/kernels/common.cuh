@@ -30,10 +30,11 @@ struct FastDivisor {
 };
 
 // One residue class ("phase") of positions along one axis: a dense, unit-stride problem on a sub-lattice.
-// Position i is written at   written_first + i * written_step,            0 <= i < count
-// Its tap j reads the source read_first    + i * read_step + j * tap_step, 0 <= j < taps   (tap_step: one per axis, in
-// Params) with the kernel's row      tap_first     + j * tap_stride. fprop has one phase per axis; dgrad has one per
-// residue of the stride (algebra/lattice.py derives the numbers).
+// Position i is written at     written_first + i * written_step,             0 <= i < count.
+// Its tap j reads the source   read_first + i * read_step + j * tap_step,    0 <= j < taps,
+// with the kernel's element    tap_first + j * tap_stride.
+// fprop has one phase per axis; dgrad has one per residue of the stride (algebra/lattice.py derives the numbers).
+// All phases of an axis share tap_step, which lies in the kernel's Params.
 struct AxisPhase {
   int written_first, written_step;
   int read_first, read_step;
