@@ -1,7 +1,7 @@
 """Full-size launches on sparse memory: chosen blocks of W2 and of problems past 2^31 elements, against float64.
 
-The tensors have many gigabytes of addresses and memory only where a test writes. A block's inputs are filled with random
-numbers around the pixels that it computes, and only those are compared.
+The tensors have many gigabytes of addresses and memory only where a test writes. A block's inputs are random
+around the pixels that it computes, and only those are compared.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ from importlib import import_module
 
 COMMANDS: dict[str, str] = {
     "export": "write one Python file with a convolution and its CUDA kernels, which needs nothing but torch",
+    "inspect": "registers, spills and occupancy of kernels, and what a V100 would spend on them, counted",
+    "plan": "what would run for a named workload on a GPU, and why",
 }
 """Command -> the one line that ``polyconv --help`` shows. The module has the command's name."""
 

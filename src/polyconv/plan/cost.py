@@ -36,8 +36,8 @@ def gemm_step_cycles(tile: GemmTile, work: GemmWork, device: CudaDevice) -> floa
     gathered = tile.m * 8 / tile.threads
     packed = tile.n * 8 / 4 / tile.threads
     other = loads + gathered * (2 + work.gather_instructions) + 4 * packed + 30
-    # Of the other instructions about one in five is an integer multiply-add, which shares the FP32 pipe.
-    fp32 = warps * (ffma + 0.2 * (other - loads)) * 32 / device.fp32_per_clock
+    # Address arithmetic is partly integer multiply-adds, which share the FP32 pipe: fitted to what tools/volta counts.
+    fp32 = warps * (ffma + 5 + gathered * (1.5 + 0.15 * work.gather_instructions)) * 32 / device.fp32_per_clock
     issue = warps * (ffma + other) / 4
     # Shared memory and L1 are one unit: a quarter of a 16-byte fragment load, a stored row or a line per cycle.
     stores = (tile.m + tile.n) * 8 / 32
@@ -57,9 +57,9 @@ def gemm_us(
     """Microseconds for ``blocks`` blocks of ``steps`` steps, ``resident`` of them on a multiprocessor at a time."""
     prologue = 400 + 8 * tile.thread_m * tile.thread_n
     per_block = steps * gemm_step_cycles(tile, work, device) + prologue
-    # Fewer than sixteen warps on a multiprocessor hide less of the latency of loads and barriers.
+    # Fewer than thirteen warps on a multiprocessor hide less of the latency of loads and barriers.
     present = min(resident, -(-blocks // device.sms)) * tile.threads / 32
-    hidden = min(1.0, 0.6 + 0.4 * present / 16)
+    hidden = min(1.0, 0.6 + 0.4 * present / 13)
     cycles = waves(blocks, device.sms * resident) * resident * per_block / hidden
     return max(cycles / device.clock_mhz, memory_us(moved_bytes, device)) + LAUNCH_US
 

@@ -118,8 +118,8 @@ class Plan:
     def kernels(self) -> tuple[KernelSpec, ...]:
         return tuple(launch.kernel for launch in self.launches)
 
-    def explain(self) -> str:
-        """The plan in words: what runs, and for every other candidate why it does not."""
+    def explain(self, *, verbose: bool = False) -> str:
+        """The plan in words: what runs, and why other candidates do not: the three next best, or all (verbose)."""
         lines = [
             f"{self.problem}",
             f"  runs {self.algorithm} on {self.device}: {len(self.launches)} launches, "
@@ -127,5 +127,11 @@ class Plan:
             f"modelled cost {self.cost_us:.0f} us",
         ]
         lines += [f"    {launch}" for launch in self.launches]
-        lines += [f"  not {c.name}: {c.rejected}" for c in self.candidates if c.rejected]
+        others = [c for c in self.candidates if c.rejected]
+        shown = others
+        if not verbose:
+            shown = sorted((c for c in others if c.cost_us is not None), key=lambda c: c.cost_us or 0.0)[:3]
+        lines += [f"  not {c.name}: {c.rejected}" for c in shown]
+        if len(shown) < len(others):
+            lines.append(f"  nor {len(others) - len(shown)} other candidates (explain(verbose=True) names them)")
         return "\n".join(lines)

@@ -1,0 +1,51 @@
+"""Small matrices of fractions: what the bilinear algorithms need, exact and immutable (so they can be cache keys)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import TypeAlias
+
+Vector: TypeAlias = tuple[Fraction, ...]
+Matrix: TypeAlias = tuple[Vector, ...]
+Number: TypeAlias = Fraction | int
+
+
+def matrix(rows: Iterable[Iterable[Number]]) -> Matrix:
+    """The rows as fractions."""
+    return tuple(tuple(Fraction(entry) for entry in row) for row in rows)
+
+
+def identity(size: int) -> Matrix:
+    return matrix([int(i == j) for j in range(size)] for i in range(size))
+
+
+def transpose(a: Matrix) -> Matrix:
+    return tuple(zip(*a, strict=True))
+
+
+def apply(a: Matrix, x: Sequence[Number]) -> Vector:
+    """The product of a matrix and a vector."""
+    return tuple(sum((c * e for c, e in zip(row, x, strict=True) if c), Fraction(0)) for row in a)
+
+
+def dot(a: Iterable[Number], b: Iterable[Number]) -> Fraction:
+    return sum((Fraction(p) * q for p, q in zip(a, b, strict=True)), Fraction(0))
+
+
+def kron(a: Matrix, b: Matrix) -> Matrix:
+    """The Kronecker product: ``a`` acts on the slow index, ``b`` on the fast one."""
+    return tuple(tuple(p * q for p in row_a for q in row_b) for row_a in a for row_b in b)
+
+
+def power_of_two_below(x: Fraction) -> Fraction:
+    """The largest power of two that does not exceed ``|x|``, for ``x`` other than 0."""
+    x = abs(x)
+    exponent = x.numerator.bit_length() - x.denominator.bit_length()
+    power = Fraction(2) ** exponent
+    return power if power <= x else power / 2
+
+
+def is_dyadic(x: Fraction) -> bool:
+    """Whether ``x`` is an integer over a power of two: only these are exact in floating point."""
+    return x.denominator & (x.denominator - 1) == 0

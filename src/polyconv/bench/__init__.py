@@ -1,0 +1,1 @@
+"""Named workloads: what the tools plan, count and time."""

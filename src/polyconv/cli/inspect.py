@@ -1,0 +1,136 @@
+"""``polyconv inspect``: what each kernel takes of a multiprocessor, and what a V100 would spend on it. Needs no GPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from ..bench import workloads
+from ..cuda.cache import KernelCache
+from ..cuda.errors import CudaError
+from ..inspection import (
+    CountingError,
+    EmulatorError,
+    InspectionError,
+    Row,
+    emulator,
+    inspect_kernels,
+    inspect_workloads,
+)
+from ..inspection.counting import COUNTED_ARCH
+from ..plan import PlanError, all_kernels
+from ..problem import Pass
+from ._options import add_pass_argument
+from ._output import Progress, print_table, progress
+
+NO_EMULATOR = "counted figures need a source checkout (tools/volta)"
+_HEADERS = ("workload", "pass", "kernel", "registers", "spilled B", "shared B", "blocks/SM", "bound by", "FP32", "ms")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = (
+        "bound by, FP32, ms: counted for a V100 (80 SMs, 1530 MHz, 900 GB/s) by executing a sample of each launch's\n"
+        "blocks in an emulator. They are the least time that the launch's busiest resource needs, and the share of it\n"
+        "that useful multiply-adds take. Latencies are not in them: a GPU takes longer.\n\n"
+        "groups of workloads:\n" + "\n".join(f"  {name:<10}{what}" for name, (what, _) in workloads.GROUPS.items())
+    )
+    parser.add_argument("--arch", default="sm_70", help="architectures, separated by commas (default: sm_70)")
+    parser.add_argument(
+        "--workload",
+        metavar="NAMES",
+        help="workloads or groups of them, separated by commas (default: headline, which is W1,W2,W3)",
+    )
+    add_pass_argument(parser)
+    parser.add_argument("--all-kernels", action="store_true", help="every kernel that a plan can name, on its own")
+    parser.add_argument("--json", action="store_true", help="print a list of rows as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        rows = _rows(args)
+    except workloads.WorkloadError as error:
+        print(f"polyconv inspect: {error}", file=sys.stderr)
+        return 2
+    except (CudaError, PlanError, InspectionError, CountingError) as error:
+        print(f"polyconv inspect: {error}", file=sys.stderr)
+        return 1
+    if args.json:
+        print(json.dumps([row.to_dict() for row in rows], indent=2))
+    else:
+        for arch, of_arch in groupby(rows, key=lambda row: row.arch):
+            _print(arch, list(of_arch))
+    return 0
+
+
+def _rows(args: argparse.Namespace) -> list[Row]:
+    archs = [part.strip() for part in args.arch.split(",") if part.strip()]
+    names = args.workload or ("" if args.all_kernels else "headline")
+    asked = workloads.find(names) if names else []
+    kernels = all_kernels() if args.all_kernels else ()
+    volta = emulator() if COUNTED_ARCH in archs and asked else None
+    if volta is None and COUNTED_ARCH in archs and asked:
+        print(f"polyconv inspect: {NO_EMULATOR}", file=sys.stderr)
+    cache = KernelCache()
+    rows: list[Row] = []
+    with progress() as shown:
+        for arch in archs:
+            if kernels:
+                rows += inspect_kernels(kernels, arch, cache, shown)
+            if asked:
+                rows += _workload_rows(asked, args.passes, arch, cache, shown, volta)
+    return rows
+
+
+def _workload_rows(
+    asked: Sequence[workloads.Workload],
+    passes: Sequence[Pass],
+    arch: str,
+    cache: KernelCache,
+    shown: Progress,
+    volta: Any,
+) -> list[Row]:
+    try:
+        return inspect_workloads(asked, passes, arch, cache, shown, volta)
+    except EmulatorError as error:
+        print(f"polyconv inspect: no counted figures: {error}", file=sys.stderr)
+        return inspect_workloads(asked, passes, arch, cache, shown)
+
+
+def _print(arch: str, rows: Sequence[Row]) -> None:
+    counted = any(row.bound_ms is not None for row in rows)
+    title = f"{arch}, counted for a V100: 80 SMs, 1530 MHz, 900 GB/s" if counted else arch
+    # Without workloads the columns of a launch would be empty.
+    launched = any(row.workload for row in rows)
+    keep = range(len(_HEADERS)) if counted else range(7) if launched else range(2, 7)
+    lines = [[line[i] for i in keep] if line else [] for line in _lines(rows)]
+    print_table(title, [_HEADERS[i] for i in keep], lines, left=3 if launched else 1)
+    if launched:
+        print("* the launch that multiplies")
+
+
+def _lines(rows: Sequence[Row]) -> Iterator[list[str]]:
+    for _, group in groupby(rows, key=lambda row: (row.workload, row.kind)):
+        launches = list(group)
+        for row in launches:
+            yield [
+                row.workload or "",
+                row.kind or "",
+                f"{row.kernel} *" if row.main else row.kernel,
+                str(row.registers),
+                str(row.spill_bytes),
+                str(row.shared_bytes),
+                "?" if row.blocks_per_sm is None else str(row.blocks_per_sm),
+                row.binding or "",
+                f"{100 * row.fp32_share:.1f} %" if row.main and row.fp32_share is not None else "",
+                "" if row.bound_ms is None else f"{row.bound_ms:.3f}",
+            ]
+        total = launches[0].pass_bound_ms
+        if total is not None and len(launches) > 1:
+            yield [launches[0].workload or "", launches[0].kind or "", "together", *[""] * 6, f"{total:.3f}"]
+        if launches[0].workload:
+            yield []

@@ -1,0 +1,10 @@
+"""What runs, by pass, in order of preference: the first one that does not refuse the tensors at hand is taken."""
+
+from __future__ import annotations
+
+from ..problem import Pass
+from .ways import Way
+
+EXPORTED = ""
+WAYS: dict[Pass, list[Way]] = {}
+"""In an exported file: what :mod:`polyconv.export.choice` chose."""

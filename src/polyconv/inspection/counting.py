@@ -1,0 +1,242 @@
+"""What a V100 would spend on a launch, counted: its machine code is executed, block by block, without a GPU.
+
+The emulator lives in ``tools/volta`` of a source checkout and is not installed with the package. It counts every warp
+instruction, bank conflict and memory sector of the blocks that it runs; from the counts follows the least time that
+each resource of a V100 needs. The largest of these bounds the kernel: no schedule of the same instructions is faster.
+Latencies are not in it, so a real launch takes longer.
+
+A full-size launch has tens of thousands of blocks that all do the same, so only a sample of them is executed
+(:func:`sample`), on tensors of full size that take memory only where they are touched. Small launches run whole.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..plan import DEVICES, KernelSpec, Launch, Plan
+from ..plan.plan import Dim3
+from ..problem import Pass, Problem, Strides
+
+COUNTED_ARCH = "sm_70"
+V100 = DEVICES["v100"]
+WHOLE = 20_000_000
+"""Warp instructions up to which a launch runs whole; the emulator does about ten million a second."""
+WHOLE_BESIDE = 10 * WHOLE
+"""The same for launches beside the main one. What they write steers the main one (a table of offsets)."""
+SAMPLED = 12_000_000
+"""Warp instructions that a sample of a larger launch is about."""
+FEWEST_BLOCKS, MOST_BLOCKS = 4, 64
+"""Blocks that a sample has, however long or short they are."""
+
+_GOLDEN = (math.sqrt(5) - 1) / 2
+_DRAM = "DRAM"
+
+
+class CountingError(RuntimeError):
+    """A kernel could not be counted: the emulator found a fault in it, or does not know one of its instructions."""
+
+
+class EmulatorError(CountingError):
+    """The emulator cannot work on this machine: a tool that it needs is missing."""
+
+
+def emulator() -> ModuleType | None:
+    """The module ``volta``: from the path, or from ``tools/`` beside ``src/`` in a source checkout; else ``None``."""
+    try:
+        return importlib.import_module("volta")
+    except ImportError:
+        pass
+    tools = Path(__file__).resolve().parents[3] / "tools"
+    if not (tools / "volta" / "__init__.py").is_file():
+        return None
+    sys.path.append(str(tools))
+    try:
+        return importlib.import_module("volta")
+    except ImportError:  # numpy, which the emulator needs, is not there
+        return None
+    finally:
+        sys.path.remove(str(tools))
+
+
+def sample(grid: Dim3, most: int) -> list[tuple[Dim3, float]]:
+    """Which blocks to execute, at most about ``most``, and how many blocks each one stands for.
+
+    The z dimension often holds different work (a phase of a strided gradient with its own number of taps), so each z
+    has a sample of its own where ``most`` allows. Within it the very last block, the only one that may be cut off at
+    the end of the pixels, stands for itself; the others are represented by blocks spread over the whole range at
+    distances of the golden ratio. Such positions meet every remainder of every small period about equally often, so
+    tiles at the edges of the image and in each channel tile appear in the sample as often as in the launch.
+    """
+    x, y, z = grid
+    layers = z if 2 * z <= most else 1
+    blocks = x * y * z // layers
+    chosen: list[tuple[Dim3, float]] = []
+    for layer in range(layers):
+        for index, weight in _positions(blocks, max(1, most // layers)):
+            plane, row = divmod(index, x * y)
+            chosen.append(((row % x, row // x, layer + plane), weight))
+    return chosen
+
+
+def _positions(count: int, most: int) -> Iterator[tuple[int, float]]:
+    if count <= most:
+        yield from ((index, 1.0) for index in range(count))
+        return
+    if most == 1:
+        yield count // 2, float(count)
+        return
+    spread = {int((0.5 + i * _GOLDEN) % 1 * (count - 1)) for i in range(most - 1)}
+    yield from ((index, (count - 1) / len(spread)) for index in sorted(spread))
+    yield count - 1, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """One launch: cycles per resource, all blocks together."""
+
+    cycles: Mapping[str, float]
+    """Resource -> cycles in which the whole device could do that part of the work, everything else being free."""
+    issued: float
+    """Warp instructions."""
+    issued_ffma: float
+    blocks_run: int
+
+    @property
+    def binding(self) -> str:
+        return max(self.cycles, key=lambda name: self.cycles[name])
+
+    @property
+    def bound_cycles(self) -> float:
+        return self.cycles[self.binding]
+
+    @property
+    def bound_ms(self) -> float:
+        return self.bound_cycles / V100.clock_mhz / 1e3
+
+    def ms(self, resource: str) -> float:
+        return self.cycles[resource] / V100.clock_mhz / 1e3
+
+    @property
+    def ffma_share(self) -> float:
+        """Share of the issued instructions that are multiply-adds."""
+        return self.issued_ffma / self.issued if self.issued else 0.0
+
+    def fp32_share(self, useful: float) -> float:
+        """``useful`` multiply-adds as a share of what the FP32 lanes could do within the bound."""
+        return useful / (V100.fp32_per_clock * V100.sms * self.bound_cycles) if self.bound_cycles else 0.0
+
+
+Execute = Callable[[list[Dim3]], Any]
+"""Runs these blocks of a launch and returns the emulator's report."""
+
+
+def count(grid: Dim3, execute: Execute, *, dram_bytes: float, whole: int = WHOLE) -> Counted:
+    """Count a launch: whole if it is about ``whole`` warp instructions or less, else by a sample of its blocks.
+
+    ``dram_bytes`` is the traffic that memory sees if everything is read and written once. A sample cannot tell it (its
+    blocks share sectors with neighbours that are not run); a launch that runs whole counts its own.
+    """
+    total = math.prod(grid)
+    middle: Dim3 = (grid[0] // 2, grid[1] // 2, grid[2] // 2)
+    each = max(1, execute([middle]).issue_slots)
+    most = total if total * each <= whole else min(MOST_BLOCKS, max(FEWEST_BLOCKS, SAMPLED // each))
+    by_weight: dict[float, list[Dim3]] = {}
+    for block, weight in sample(grid, most):
+        by_weight.setdefault(weight, []).append(block)
+    cycles: dict[str, float] = {}
+    issued = ffma = 0.0
+    for weight, blocks in by_weight.items():
+        report = execute(blocks)
+        light = report.speed_of_light(sms=V100.sms, clock_mhz=V100.clock_mhz, dram_gbs=V100.dram_gbs)
+        # Each resource's time is linear in the counts, so the parts add up.
+        for row in light.rows:
+            cycles[row.name] = cycles.get(row.name, 0.0) + weight * row.cycles
+        issued += weight * report.issue_slots
+        ffma += weight * report.opcode_counts().get("FFMA", 0)
+    if most < total:
+        cycles[_DRAM] = dram_bytes / (V100.dram_gbs * 1e9) * V100.clock_mhz * 1e6
+    return Counted(cycles, issued, ffma, sum(map(len, by_weight.values())))
+
+
+def count_plan(volta: Any, plan: Plan, cubins: Mapping[KernelSpec, bytes], main: KernelSpec) -> list[Counted]:
+    """Count every launch of a plan, in order, on zero tensors of full size."""
+    buffers = {name: volta.sparse(size // 4 + 1) for name, size in buffer_bytes(plan).items()}
+    addresses = {name: int(buffer.ctypes.data) for name, buffer in buffers.items()}
+    found = []
+    for launch in plan.launches:
+
+        def execute(blocks: list[Dim3], launch: Launch = launch) -> Any:
+            return volta.run(
+                cubins[launch.kernel],
+                launch.kernel.symbol,
+                launch.grid,
+                launch.block,
+                launch.bind(addresses),
+                shared=launch.dynamic_shared,
+                max_dynamic_shared=launch.dynamic_shared,
+                extra_buffers=list(buffers.values()),
+                blocks=blocks,
+                check=False,
+            )
+
+        whole = WHOLE if launch.kernel == main else WHOLE_BESIDE
+        try:
+            found.append(count(launch.grid, execute, dram_bytes=compulsory_bytes(plan, launch), whole=whole))
+        except volta.ToolchainError as error:
+            raise EmulatorError(str(error)) from error
+        except (volta.Fault, volta.LaunchError) as error:
+            raise CountingError(f"{launch.kernel.symbol} could not be counted: {error}") from error
+    return found
+
+
+def buffer_bytes(plan: Plan) -> dict[str, int]:
+    """Sizes of the buffers that a plan's launches point into."""
+    p = plan.problem
+    sizes = {
+        "x": _extent(p.x_shape, p.x_strides),
+        "w": _extent(p.w_shape, p.w_strides),
+        "y": _extent(p.y_shape, p.y_strides),
+        "dw": _extent(p.w_shape, p.w_strides),
+        "bias": 4 * p.out_channels,
+        "db": 4 * p.out_channels,
+        "workspace": plan.workspace_bytes,
+    }
+    used = {slot.buffer for launch in plan.launches for slot in launch.pointers}
+    return {name: size for name, size in sizes.items() if name in used}
+
+
+def _extent(shape: tuple[int, int, int, int], strides: Strides) -> int:
+    return 4 * (1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)))
+
+
+def compulsory_bytes(plan: Plan, launch: Launch) -> float:
+    """Bytes that a launch moves if it reads and writes each element once.
+
+    Several launches may share a buffer (the images of a large batch, parts of the workspace). A pointer's part of it
+    reaches to the next place that any launch of the plan points to, or to the end.
+    """
+    sizes = buffer_bytes(plan)
+    total = 0.0
+    for slot in launch.pointers:
+        places = {s.byte_offset for other in plan.launches for s in other.pointers if s.buffer == slot.buffer}
+        end = min((at for at in places if at > slot.byte_offset), default=sizes[slot.buffer])
+        share = _rows_read(plan.problem) if slot.buffer == "x" else 1.0
+        total += share * (end - slot.byte_offset)
+    return total
+
+
+def _rows_read(problem: Problem) -> float:
+    """Share of the rows of x that a pass touches: not all, if the stride is larger than the kernel."""
+    if problem.kind is Pass.DGRAD:
+        return 1.0
+    height, top = problem.in_size[0], problem.padding[0]
+    taps = [tap * problem.dilation[0] - top for tap in range(problem.kernel[0])]
+    rows = {out * problem.stride[0] + tap for out in range(problem.out_size[0]) for tap in taps}
+    return sum(0 <= row < height for row in rows) / height

@@ -1,0 +1,67 @@
+"""CUDA 11.8's own compiler, from PyPI, for one thing: that an exported file compiles with the oldest CUDA it promises.
+
+The package is put into a folder of its own under the developers' cache: the environment has a newer NVRTC.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+from volta.toolchain import cache_dir, lock, write_atomically
+
+_PACKAGE = "nvidia-cuda-nvrtc-cu11==11.8.89"
+
+
+@lru_cache(maxsize=1)
+def _library() -> ctypes.CDLL:
+    directory = cache_dir() / "nvrtc-11.8"
+    libraries = directory / "nvidia" / "cuda_nvrtc" / "lib"
+    if not (libraries / "libnvrtc.so.11.2").exists():
+        with lock(cache_dir() / "nvrtc-11.8.lock"):
+            if not (libraries / "libnvrtc.so.11.2").exists():
+                command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(directory)]
+                subprocess.run([*command, _PACKAGE], check=True)
+    ctypes.CDLL(str(libraries / "libnvrtc-builtins.so.11.8"))  # found by name from then on
+    return ctypes.CDLL(str(libraries / "libnvrtc.so.11.2"))
+
+
+def compile_cubin(source: str, arch: str = "sm_70") -> bytes:
+    """Machine code of a CUDA source. Kept on disk by the hash of the source."""
+    key = hashlib.sha256(f"{_PACKAGE} {arch}\0{source}".encode()).hexdigest()
+    directory = cache_dir() / "exported"
+    directory.mkdir(exist_ok=True)
+    kept: Path = directory / f"{key}.cubin"
+    if not kept.exists():
+        write_atomically(kept, _compile(source, arch))
+    return kept.read_bytes()
+
+
+def _compile(source: str, arch: str) -> bytes:
+    nvrtc = _library()
+    program = ctypes.c_void_p()
+    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"model.cu", 0, None, None))
+    try:
+        options = [f"--gpu-architecture={arch}".encode(), b"--std=c++17"]
+        status = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+        size = ctypes.c_size_t()
+        _check(nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size)))
+        log = ctypes.create_string_buffer(size.value)
+        _check(nvrtc.nvrtcGetProgramLog(program, log))
+        if status != 0:
+            raise RuntimeError(f"NVRTC 11.8 could not compile the exported source:\n{log.value.decode()}")
+        _check(nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size)))
+        cubin = ctypes.create_string_buffer(size.value)
+        _check(nvrtc.nvrtcGetCUBIN(program, cubin))
+        return cubin.raw
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _check(status: int) -> None:
+    if status != 0:
+        raise RuntimeError(f"NVRTC failed with status {status}")

@@ -1,0 +1,290 @@
+"""``polyconv inspect`` and ``polyconv plan``: the rows they print, and the counting behind them."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+import volta
+from polyconv import cli
+from polyconv.bench.workloads import find
+from polyconv.cli import _output
+from polyconv.cli import inspect as command
+from polyconv.cuda.cache import KernelCache
+from polyconv.cuda.compile import compile_kernel
+from polyconv.inspection import counting, occupancy, rows
+from polyconv.inspection.counting import compulsory_bytes, count, count_plan, sample
+from polyconv.plan import DEVICES, all_kernels, plan_cuda
+from polyconv.plan.gather import PACK
+from polyconv.problem import Problem
+
+V100 = DEVICES["v100"]
+KEYS = {
+    *("kernel", "arch", "workload", "pass", "registers", "spill_bytes", "shared_bytes", "blocks_per_sm"),
+    *("binding", "fp32_share", "bound_ms"),
+}
+
+
+def inspect(capsys: pytest.CaptureFixture[str], *argv: str) -> list[dict[str, object]]:
+    assert cli.main(["inspect", *argv, "--json"]) == 0
+    return list(json.loads(capsys.readouterr().out))
+
+
+# ---- The command
+
+
+def test_a_headline_workload(capsys: pytest.CaptureFixture[str]) -> None:
+    """W1's forward kernel neither spills nor wastes the FP32 pipe: a bound on what counting may say of it."""
+    main, pack = inspect(capsys, "--workload", "W1", "--pass", "fprop")
+    assert main.keys() >= KEYS
+    assert (main["workload"], main["id"], main["pass"], main["arch"]) == ("W1", "kb80", "fprop", "sm_70")
+    assert main["main"]
+    assert not pack["main"]
+    assert pack["kernel"] == "pack_weights"
+    assert main["spill_bytes"] == 0
+    assert main["binding"] == "fp32 (fma pipe)"
+    share, bound = float(str(main["fp32_share"])), float(str(main["bound_ms"]))
+    assert 0.9 < share <= 1.0
+    useful_ms = 8 * 64 * 508 * 496 * 32 * 45 / (80 * 64 * 1530e6) * 1e3
+    assert bound == pytest.approx(useful_ms / share, rel=1e-6)
+    assert main["pass_bound_ms"] == pytest.approx(bound + float(str(pack["bound_ms"])))
+    assert pack["fp32_share"] == 0.0
+
+
+def test_other_architectures_are_compiled_but_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    found = inspect(capsys, "--workload", "tiny-batch", "--pass", "fprop", "--arch", "sm_80,sm_90")
+    assert {row["arch"] for row in found} == {"sm_80", "sm_90"}
+    assert all(row["registers"] and row["blocks_per_sm"] for row in found)
+    assert {row["bound_ms"] for row in found} == {None}
+
+
+def test_without_the_emulator(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "emulator", lambda: None)
+    assert cli.main(["inspect", "--workload", "W1", "--pass", "fprop", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert "counted figures need a source checkout (tools/volta)" in err
+    assert {(row["binding"], row["fp32_share"], row["bound_ms"]) for row in json.loads(out)} == {(None, None, None)}
+
+
+def test_an_emulator_without_its_tools(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_tool(*_: object, **__: object) -> None:
+        raise volta.ToolchainError("nvdisasm for sm_70 is needed")
+
+    monkeypatch.setattr(volta, "run", no_tool)
+    assert cli.main(["inspect", "--workload", "W1", "--pass", "fprop", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert "no counted figures: nvdisasm for sm_70 is needed" in err
+    assert json.loads(out)[0]["registers"] > 0
+
+
+def test_all_kernels(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list is the planner's own; compiling all of it is for the kernels' tests."""
+    monkeypatch.setattr(command, "all_kernels", lambda: all_kernels()[:2])
+    found = inspect(capsys, "--all-kernels")
+    assert [row["kernel"] for row in found] == [spec.symbol for spec in all_kernels()[:2]]
+    assert all(row["workload"] is None and row["bound_ms"] is None for row in found)
+
+
+@pytest.mark.parametrize("with_rich", [True, False])
+def test_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, with_rich: bool) -> None:
+    if not with_rich:
+        monkeypatch.setattr(_output, "rich", lambda module: None)
+    assert cli.main(["inspect", "--workload", "W1", "--pass", "fprop"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "V100" in lines[0]
+    (row,) = (line for line in lines if "gather" in line)
+    assert " * " in row
+    assert "fp32 (fma pipe)" in row
+    assert [line for line in lines if "together" in line]
+    assert ("│" in row) == with_rich
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        (["--workload", "W9"], 2, "'W9'; there are W1 (kb80)"),
+        (["--arch", "sm_35"], 1, "there are sm_70, sm_80"),
+        (["--arch", "sm_35", "--all-kernels"], 1, "NVRTC"),
+    ],
+)
+def test_errors(argv: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inspect", *argv]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_unknown_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["inspect", "--pass", "forward"])
+    assert "'forward' is not a list of fprop, dgrad, wgrad" in capsys.readouterr().err
+
+
+def test_without_cuda_core(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    for module in [m for m in sys.modules if m.split(".")[0] == "cuda"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "cuda", None)
+    monkeypatch.setattr("polyconv.cuda.cache.compiler_id", lambda: "none")
+    empty = tmp_path_factory.mktemp("cache")
+    monkeypatch.setattr(command, "KernelCache", lambda: KernelCache(empty))
+    assert cli.main(["inspect", "--workload", "W1", "--pass", "fprop"]) == 1
+    assert "install polyconv[cu12] or polyconv[cu13]" in capsys.readouterr().err
+
+
+def test_progress_is_silent_at_first(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(_output, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    with _output.progress() as shown:
+        shown.expect(3)
+        shown.step("first")
+        clock[0] = 2.5
+        shown.step("second")
+        clock[0] = 3.0
+        shown.step("third")
+    assert capsys.readouterr().err == "2/3 second\n"
+
+
+# ---- plan
+
+
+def test_plan_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "W1", "--pass", "fprop"]) == 0
+    short = capsys.readouterr().out
+    assert cli.main(["plan", "W1", "--pass", "fprop", "-v"]) == 0
+    full = capsys.readouterr().out
+    plan = plan_cuda(find("W1")[0].problem("fprop"), V100)
+    rejected = [c for c in plan.candidates if c.rejected]
+    assert short.startswith("W1: fprop 8x32x512x512")
+    assert short.count("  not ") == 3
+    assert f"nor {len(rejected) - 3} other candidates" in short
+    assert full.count("  not ") == len(rejected)
+    assert short.splitlines()[:4] == full.splitlines()[:4]
+
+
+def test_plan_names_the_next_best(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "kb80", "--pass", "dgrad", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["pass"] == "dgrad"
+    assert found["launches"][-1]["kernel"] in found["algorithm"]
+    costs = sorted((c["cost_us"], c["name"]) for c in found["candidates"] if c["cost_us"] and c["rejected"])
+    text = plan_cuda(find("W1")[0].problem("dgrad"), V100).explain()
+    named = [line.split()[1].rstrip(":") for line in text.splitlines() if line.startswith("  not ")]
+    assert named == [name for _, name in costs[:3]]
+
+
+def test_plan_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "W9"]) == 2
+    assert "there are W1" in capsys.readouterr().err
+
+
+# ---- Counting
+
+
+@pytest.mark.parametrize("grid", [(1, 1, 1), (7, 1, 1), (1000, 3, 1), (40, 2, 4), (3, 1, 500), (100000, 1, 64)])
+@pytest.mark.parametrize("most", [1, 2, 8, 200])
+def test_a_sample_stands_for_every_block(grid: tuple[int, int, int], most: int) -> None:
+    chosen = sample(grid, most)
+    assert sum(weight for _, weight in chosen) == pytest.approx(math.prod(grid))
+    assert len(chosen) <= max(most, 1)
+    assert max(Counter(block for block, _ in chosen).values()) == 1
+    assert all(0 <= c < g for block, _ in chosen for c, g in zip(block, grid, strict=True))
+    if most > 1:
+        assert chosen[-1] == (tuple(g - 1 for g in grid), 1.0)
+    if 2 * grid[2] <= most:
+        per_layer = Counter[int]()
+        for block, weight in chosen:
+            per_layer[block[2]] += round(weight * 1e6)
+        assert {round(total / 1e6) for total in per_layer.values()} == {grid[0] * grid[1]}
+        assert len(per_layer) == grid[2]
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem.make("fprop", (4, 16, 50, 50), (64, 16, 3, 3), padding=(1, 1, 1, 1), bias=True),
+        Problem.make("dgrad", (2, 16, 45, 45), (32, 16, 3, 3), stride=(2, 2), padding=(1, 1, 1, 1)),
+        Problem.make("wgrad", (4, 16, 40, 40), (64, 16, 3, 3), padding=(1, 1, 1, 1)),
+    ],
+    ids=lambda p: str(p.kind),
+)
+def test_a_sample_counts_what_the_whole_launch_does(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_cuda(problem, V100)
+    cubins = {spec: KernelCache().get(spec, "sm_70") for spec in plan.kernels}
+    main = rows.main_kernel(plan)
+    place = plan.kernels.index(main)
+    whole = count_plan(volta, plan, cubins, main)[place]
+    monkeypatch.setattr(counting, "WHOLE", 0)
+    blocks = math.prod(plan.launches[place].grid)
+    monkeypatch.setattr(counting, "MOST_BLOCKS", blocks // 2)
+    part = count_plan(volta, plan, cubins, main)[place]
+    assert whole.blocks_run == blocks
+    assert part.blocks_run < blocks
+    assert part.issued == pytest.approx(whole.issued, rel=0.03)
+    assert part.cycles["fp32 (fma pipe)"] == pytest.approx(whole.cycles["fp32 (fma pipe)"], rel=0.03)
+    assert part.ffma_share == pytest.approx(whole.ffma_share, rel=0.03)
+
+
+def test_a_fault_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_cuda(Problem.make("fprop", (1, 8, 16, 16), (8, 8, 3, 3)), V100)
+    cubins = {spec: KernelCache().get(spec, "sm_70") for spec in plan.kernels}
+    monkeypatch.setattr(counting, "buffer_bytes", lambda plan: {"x": 64, "w": 64, "y": 64, "workspace": 64})
+    with pytest.raises(counting.CountingError, match="pack_weights could not be counted"):
+        count_plan(volta, plan, cubins, rows.main_kernel(plan))
+
+
+def test_weights_are_applied() -> None:
+    """A made-up kernel whose block (x, 0, 0) takes x + 1 instructions of the FMA pipe."""
+
+    def execute(blocks: list[tuple[int, int, int]]) -> SimpleNamespace:
+        work = sum(x + 1 for x, _, _ in blocks)
+        row = SimpleNamespace(name="fp32 (fma pipe)", cycles=float(work))
+        light = SimpleNamespace(rows=[row])
+        return SimpleNamespace(
+            issue_slots=100 * work, opcode_counts=lambda: {"FFMA": 50 * work}, speed_of_light=lambda **_: light
+        )
+
+    n = 3000
+    found = count((n, 1, 1), execute, dram_bytes=9e9)
+    assert found.blocks_run < n
+    assert found.cycles["fp32 (fma pipe)"] == pytest.approx(n * (n + 1) / 2, rel=0.05)
+    assert found.ffma_share == pytest.approx(0.5)
+    assert found.ms("DRAM") == pytest.approx(10.0)
+
+
+def test_compulsory_traffic() -> None:
+    problem = Problem.make("fprop", (2, 8, 40, 40), (16, 8, 1, 1), stride=(4, 4))
+    plan = plan_cuda(problem, V100)
+    x, y = 4 * 2 * 8 * 40 * 40, 4 * 2 * 16 * 10 * 10
+    moved = compulsory_bytes(plan, plan.launches[-1])
+    # Only every fourth row of x is read; the rest is the packed weights and their table.
+    assert x / 4 + y < moved <= x / 4 + y + plan.workspace_bytes
+    both = replace(plan, launches=plan.launches * 2)
+    assert compulsory_bytes(both, plan.launches[-1]) == moved
+
+
+@pytest.mark.parametrize("threads", [32, 96, 128, 256, 512])
+def test_occupancy_agrees_with_the_emulator(threads: int) -> None:
+    for registers in (16, 32, 61, 64, 96, 120, 128, 168, 255):
+        for shared in (0, 1, 4096, 16384, 49152, 98304):
+            expected = volta.blocks_per_sm(registers, threads, shared)
+            assert occupancy.blocks_per_sm("sm_70", registers, threads, shared) == expected
+    assert occupancy.blocks_per_sm("sm_999", 32, 128, 0) is None
+
+
+def test_occupancy_of_newer_gpus() -> None:
+    assert occupancy.blocks_per_sm("sm_80", 128, 128, 0) == 4
+    assert occupancy.blocks_per_sm("sm_90", 32, 128, 40 * 1024) == 5
+    assert occupancy.blocks_per_sm("sm_120", 32, 64, 0) == 24
+
+
+def test_the_kernel_that_is_inspected_is_the_one_that_runs() -> None:
+    (row,) = rows.inspect_kernels([PACK], "sm_70", KernelCache(), _output.Progress())
+    info = volta.resources(compile_kernel(PACK, "sm_70"), PACK.symbol)
+    assert (row.registers, row.spill_bytes, row.shared_bytes) == (info.registers, info.frame_bytes, info.static_shared)
+    assert row.blocks_per_sm == info.blocks_per_sm(PACK.threads)
