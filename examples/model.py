@@ -136,6 +136,20 @@ __device__ __forceinline__ u32 fresh_block_z() {
   return v;
 }
 
+// The same pointer, of unknown origin to the compiler: it cannot turn a chain of additions back into multiples of the
+// stride, which would be computed on the FP32 pipe.
+__device__ __forceinline__ const float* opaque(const float* pointer) {
+  asm volatile("" : "+l"(pointer));
+  return pointer;
+}
+
+__device__ __forceinline__ const float* add_bytes(const float* pointer, i64 bytes) {
+  return reinterpret_cast<const float*>(reinterpret_cast<const char*>(pointer) + bytes);
+}
+__device__ __forceinline__ float* add_bytes(float* pointer, i64 bytes) {
+  return reinterpret_cast<float*>(reinterpret_cast<char*>(pointer) + bytes);
+}
+
 __device__ __forceinline__ float4 load4(const float* from) {
   return *reinterpret_cast<const float4*>(from);
 }
@@ -201,11 +215,9 @@ struct Accumulators {
   static __device__ __forceinline__ constexpr int offset_m(int i) { return (i / 4) * Tile::kLanesM * 4 + i % 4; }
   static __device__ __forceinline__ constexpr int offset_n(int j) { return (j / 4) * Tile::kLanesN * 4 + j % 4; }
 
+  // a and b point at this thread's own rows and columns of the two buffers.
   template <int kPitchM, int kPitchN>
   __device__ __forceinline__ void multiply_add(const float* a, const float* b) {
-    const TilePlace<Tile> place(threadIdx.x);
-    a += place.m;
-    b += place.n;
 #pragma unroll
     for (int k = 0; k < kDepth; k++) {
       float row[Tile::kThreadM], column[Tile::kThreadN];
@@ -304,7 +316,10 @@ struct GatherParams {
   const float* bias;  // null: none
   float* written;
   i64 source_batch, source_channel;  // element strides
+  i64 source_channel_bytes;
+  i64 next_tap_bytes;  // from behind the last channel under one tap to the first under the next
   i64 written_batch, written_channel;
+  i64 packed_step_bytes;  // kDepth rows of `packed`
   int source_row, source_column;
   int written_row, written_column;
   int source_height, source_width;
@@ -360,7 +375,7 @@ struct GatherBlock {
 
 // ---- How a tile of pixels x kDepth rows travels from global memory to shared memory --------------------------------
 // A loader keeps this thread's place in the gather. load(more) reads the current kDepth rows into registers (zeros if
-// there are no more), store() puts them into a buffer, advance() goes on to the next kDepth rows.
+// there are no more), store() puts them into a buffer from this thread's place() on, advance() goes on to the next rows.
 
 // Rows in tap-major order with channels a multiple of kDepth: all rows of a step share one tap, so one bounds check
 // serves them all. kVector: the channel stride is 1 and everything is aligned, so four channels come in one load.
@@ -400,49 +415,58 @@ struct TapMajorLoader {
     for (int q = 0; q < kPixels; q++) inside[q] = u32(y[q]) < u32(p.source_height) && u32(x[q]) < u32(p.source_width);
   }
 
-  __device__ __forceinline__ void load(bool more) {
+  // Leaves `at` behind the rows read: one chain of 64-bit additions, which unlike multiples of the stride cost the FP32
+  // pipe nothing. Behind the last tap it reads on wherever that lies inside the image; nobody uses those values.
+  __device__ __forceinline__ void load(bool) {
 #pragma unroll
     for (int q = 0; q < kPixels; q++) {
       if constexpr (kVector) {
 #pragma unroll
-        for (int r = 0; r < kRows; r += 4) {
-          const float4 v = more && inside[q] ? load4(at[q] + r) : make_float4(0.f, 0.f, 0.f, 0.f);
+        for (int r = 0; r < kRows; r += 4, at[q] += 4) {
+          const float4 v = inside[q] ? load4(at[q]) : make_float4(0.f, 0.f, 0.f, 0.f);
           value[q][r] = v.x, value[q][r + 1] = v.y, value[q][r + 2] = v.z, value[q][r + 3] = v.w;
         }
       } else {
 #pragma unroll
-        for (int r = 0; r < kRows; r++) value[q][r] = more && inside[q] ? at[q][r * p.source_channel] : 0.f;
+        for (int r = 0; r < kRows; r++, at[q] = opaque(add_bytes(at[q], p.source_channel_bytes)))
+          value[q][r] = inside[q] ? __ldg(at[q]) : 0.f;
       }
     }
   }
 
   __device__ __forceinline__ void advance() {
-    i64 step = kDepth * p.source_channel;
+    if constexpr (kRows < kDepth) move((kDepth - kRows) * p.source_channel_bytes);  // past the other threads' rows
     channels_left -= kDepth;
     if (channels_left == 0) {
       channels_left = p.channels;
-      step -= p.channels * p.source_channel;
-      int down = 0, right = p.tap_step_w;
+      move(p.next_tap_bytes);
+#pragma unroll
+      for (int q = 0; q < kPixels; q++) x[q] += p.tap_step_w;
       if (--taps_left == 0) {
         taps_left = block.w.taps;
-        down = p.tap_step_h;
-        right -= taps_left * p.tap_step_w;
-      }
+        const int back = taps_left * p.tap_step_w;
+        move(4 * (i64(p.tap_step_h) * p.source_row - i64(back) * p.source_column));
 #pragma unroll
-      for (int q = 0; q < kPixels; q++) y[q] += down, x[q] += right;
-      step += i64(down) * p.source_row + i64(right) * p.source_column;
+        for (int q = 0; q < kPixels; q++) x[q] -= back, y[q] += p.tap_step_h;
+      }
       look();
     }
-#pragma unroll
-    for (int q = 0; q < kPixels; q++) at[q] += step;
   }
 
-  __device__ __forceinline__ void store(float* tile) const {
-    tile += threadIdx.x / Tile::kM * kRows * Tile::kM + threadIdx.x % Tile::kM;
+  __device__ __forceinline__ void move(i64 bytes) {
+#pragma unroll
+    for (int q = 0; q < kPixels; q++) at[q] = add_bytes(at[q], bytes);
+  }
+
+  static __device__ __forceinline__ int place() {
+    return threadIdx.x / Tile::kM * kRows * Tile::kM + threadIdx.x % Tile::kM;
+  }
+
+  __device__ __forceinline__ void store(float* to) const {
 #pragma unroll
     for (int q = 0; q < kPixels; q++)
 #pragma unroll
-      for (int r = 0; r < kRows; r++) tile[r * Tile::kM + q * Tile::kThreads] = value[q][r];
+      for (int r = 0; r < kRows; r++) to[r * Tile::kM + q * Tile::kThreads] = value[q][r];
   }
 };
 
@@ -532,27 +556,30 @@ struct RowLoader {
 
   __device__ __forceinline__ void advance() { row += kDepth; }
 
-  __device__ __forceinline__ void store(float* tile) const {
-    tile += threadIdx.x / Tile::kM * kRows * Tile::kM + threadIdx.x % Tile::kM;
+  static __device__ __forceinline__ int place() {
+    return threadIdx.x / Tile::kM * kRows * Tile::kM + threadIdx.x % Tile::kM;
+  }
+
+  __device__ __forceinline__ void store(float* to) const {
 #pragma unroll
     for (int q = 0; q < kPixels; q++)
 #pragma unroll
-      for (int r = 0; r < kRows; r++) tile[r * Tile::kM + q * Tile::kThreads] = value[q][r];
+      for (int r = 0; r < kRows; r++) to[r * Tile::kM + q * Tile::kThreads] = value[q][r];
   }
 };
 
-// The packed weights: rows are dense and padded to whole tiles, so quads without any check.
+// The packed weights: rows are dense and padded to whole tiles, and the workspace goes on for one step behind the last
+// of them, so quads without any check.
 template <class Tile>
 struct PackedLoader {
   static constexpr int kQuads = kDepth * Tile::kN / 4;
   static constexpr int kEach = (kQuads + Tile::kThreads - 1) / Tile::kThreads;
 
+  const GatherParams& p;
   const float* at[kEach];
-  i64 step;
   float4 value[kEach];
 
-  __device__ __forceinline__ PackedLoader(const GatherParams& p, const GatherBlock<Tile>& block) {
-    step = i64(kDepth) * p.outputs_padded;
+  __device__ __forceinline__ PackedLoader(const GatherParams& p, const GatherBlock<Tile>& block) : p(p) {
     const float* group = p.packed + (i64(block.group) * p.packed_rows + block.first_row) * p.outputs_padded;
 #pragma unroll
     for (int e = 0; e < kEach; e++) {
@@ -565,21 +592,23 @@ struct PackedLoader {
     return kQuads % Tile::kThreads == 0 || threadIdx.x + e * Tile::kThreads < kQuads;
   }
 
-  __device__ __forceinline__ void load(bool more) {
+  __device__ __forceinline__ void load() {
 #pragma unroll
     for (int e = 0; e < kEach; e++)
-      if (mine(e)) value[e] = more ? load4(at[e]) : make_float4(0.f, 0.f, 0.f, 0.f);
+      if (mine(e)) value[e] = load4(at[e]);
   }
 
   __device__ __forceinline__ void advance() {
 #pragma unroll
-    for (int e = 0; e < kEach; e++) at[e] += step;
+    for (int e = 0; e < kEach; e++) at[e] = add_bytes(at[e], p.packed_step_bytes);
   }
 
-  __device__ __forceinline__ void store(float* tile) const {
+  static __device__ __forceinline__ int place() { return threadIdx.x * 4; }
+
+  __device__ __forceinline__ void store(float* to) const {
 #pragma unroll
     for (int e = 0; e < kEach; e++)
-      if (mine(e)) store4(tile + (threadIdx.x + e * Tile::kThreads) * 4, value[e]);
+      if (mine(e)) store4(to + e * Tile::kThreads * 4, value[e]);
   }
 };
 
@@ -600,28 +629,41 @@ struct PackedLoader {
 
 namespace polyconv {
 
+// A thread's place in two buffers of equal size, one behind the other: flips from one to the other with a single XOR.
+// (An index of the buffer would be multiplied by the size in every step, on the FP32 pipe.)
+template <int kElements>
+struct Flip {
+  static_assert((kElements & (kElements - 1)) == 0, "a bit of the offset must tell the buffers apart");
+  int bytes;
+
+  __device__ __forceinline__ explicit Flip(int place) : bytes(place * 4) {}
+  __device__ __forceinline__ void operator()() { bytes ^= kElements * 4; }
+  __device__ __forceinline__ float* in(float* buffers) const { return add_bytes(buffers, bytes); }
+};
+
 // Accumulates all rows of the block's phase, double-buffered.
 template <class Tile, class Loader>
 __device__ __forceinline__ void accumulate(Accumulators<Tile>& c, Loader& source, PackedLoader<Tile> packed, int rows,
-                                           float (*a)[kDepth * Tile::kM], float (*b)[kDepth * Tile::kN]) {
+                                           float* a, float* b) {
   if (rows == 0) return;
+  const TilePlace<Tile> place(threadIdx.x);
+  Flip<kDepth * Tile::kM> read_a(place.m), write_a(Loader::place());
+  Flip<kDepth * Tile::kN> read_b(place.n), write_b(PackedLoader<Tile>::place());
   source.load(true);
-  packed.load(true);
-  source.store(a[0]);
-  packed.store(b[0]);
+  packed.load();
+  source.store(write_a.in(a));
+  packed.store(write_b.in(b));
   __syncthreads();
-  int buffer = 0;
 #pragma unroll 1
   for (int left = rows - kDepth; left >= 0; left -= kDepth) {
-    const bool more = left > 0;  // the last step loads nothing, without a branch
     source.advance();
     packed.advance();
-    source.load(more);
-    packed.load(more);
-    c.template multiply_add<Tile::kM, Tile::kN>(a[buffer], b[buffer]);
-    buffer ^= 1;
-    source.store(a[buffer]);
-    packed.store(b[buffer]);
+    source.load(left > 0);  // what the last step loads is never used: cheaper than a branch
+    packed.load();
+    c.template multiply_add<Tile::kM, Tile::kN>(read_a.in(a), read_b.in(b));
+    read_a(), read_b(), write_a(), write_b();
+    source.store(write_a.in(a));
+    packed.store(write_b.in(b));
     __syncthreads();
   }
 }
@@ -652,15 +694,17 @@ __device__ __forceinline__ void write(Accumulators<Tile>& c, const GatherParams&
     }
   }
   if (p.written_vector == 1) {
+    const i64 to_next_group = (Tile::kLanesN * 4 - 3) * p.written_channel;
 #pragma unroll
     for (int i = 0; i < Tile::kThreadM; i += 4) {
       if (first_pixel + c.offset_m(i) >= block.pixels) continue;
       float* at = written_at(first_pixel + c.offset_m(i), p, block) + first_output * p.written_channel;
 #pragma unroll
-      for (int j = 0; j < Tile::kThreadN; j++)
+      for (int j = 0; j < Tile::kThreadN; j++) {
         if (first_output + c.offset_n(j) < p.outputs)
-          store4_global(at + c.offset_n(j) * p.written_channel, c.sum[i][j], c.sum[i + 1][j], c.sum[i + 2][j],
-                        c.sum[i + 3][j]);
+          store4_global(at, c.sum[i][j], c.sum[i + 1][j], c.sum[i + 2][j], c.sum[i + 3][j]);
+        at += j % 4 == 3 ? to_next_group : p.written_channel;
+      }
     }
     return;
   }
@@ -683,8 +727,8 @@ __device__ __forceinline__ void write(Accumulators<Tile>& c, const GatherParams&
 
 template <class Tile, class Loader>
 __device__ __forceinline__ void gather_gemm(const GatherParams& p) {
-  __shared__ __align__(16) float a[2][kDepth * Tile::kM];
-  __shared__ __align__(16) float b[2][kDepth * Tile::kN];
+  __shared__ __align__(16) float a[2 * kDepth * Tile::kM];
+  __shared__ __align__(16) float b[2 * kDepth * Tile::kN];
   const GatherBlock<Tile> block(p);
   if (block.first_pixel >= block.pixels) return;  // phases differ in size; the grid is made for the largest
 
@@ -850,7 +894,8 @@ __device__ __forceinline__ void wgrad_gemm(const WgradParams& p) {
 #pragma unroll 1
   for (int left = end - first; left > 0; left -= kDepth) {
     loader.load();  // past the end: zeros
-    c.template multiply_add<Loader::kPitchM, Loader::kPitchN>(a[buffer], b[buffer]);
+    const TilePlace<Tile> place(threadIdx.x);
+    c.template multiply_add<Loader::kPitchM, Loader::kPitchN>(a[buffer] + place.m, b[buffer] + place.n);
     buffer ^= 1;
     loader.store(a[buffer], b[buffer]);
     __syncthreads();
@@ -916,7 +961,7 @@ __device__ __forceinline__ void reduce_partials(const ReduceParams& p) {
 
 // ---- The instances that this file uses ------------------------------------------------------------------------------
 static_assert(sizeof(polyconv::PackParams) == 1008, "host and device disagree about polyconv::PackParams");
-static_assert(sizeof(polyconv::GatherParams) == 1104, "host and device disagree about polyconv::GatherParams");
+static_assert(sizeof(polyconv::GatherParams) == 1128, "host and device disagree about polyconv::GatherParams");
 static_assert(sizeof(polyconv::WgradParams) == 200, "host and device disagree about polyconv::WgradParams");
 static_assert(sizeof(polyconv::ReduceParams) == 112, "host and device disagree about polyconv::ReduceParams");
 
@@ -1426,7 +1471,10 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
 class GatherParams(ctypes.Structure):
     _fields_ = [
         *_fields(pointer, "source packed table bias written"),
-        *_fields(c_int64, "source_batch source_channel written_batch written_channel"),
+        *_fields(
+            c_int64, "source_batch source_channel source_channel_bytes next_tap_bytes written_batch written_channel"
+        ),
+        ("packed_step_bytes", c_int64),
         *_fields(c_int32, "source_row source_column written_row written_column source_height source_width"),
         *_fields(c_int32, "batch channels outputs outputs_padded"),
         ("channel_tiles", FastDivisor),
@@ -1718,7 +1766,8 @@ def gather_launches(problem: Problem, tile: GemmTile, loader: LoaderKind) -> Sch
                     total += round_up(h.taps * w.taps * r.channels, DEPTH)
             table_at = workspace
             packed_at = round_up(table_at + (16 * total if loader.tabulated else 0), 256)
-            workspace = round_up(packed_at + 4 * problem.groups * total * outputs_padded, 256)
+            # One step of slack: the kernel's last load goes past the last row, and its values are not used.
+            workspace = round_up(packed_at + 4 * (problem.groups * total + DEPTH) * outputs_padded, 256)
             tables = _PhaseTables(phases_h, phases_w, tuple(first_rows), total)
             if total:
                 found.append(_pack(problem, r, tables, loader, outputs_padded, table_at, packed_at))
@@ -1789,6 +1838,9 @@ def _gather(
     p = GatherParams(channels=r.channels, outputs=r.outputs, outputs_padded=outputs_padded)
     tables.fill(p)
     p.source_batch, p.source_channel = r.source_strides[:2]
+    p.source_channel_bytes = 4 * p.source_channel
+    p.packed_step_bytes = 4 * DEPTH * outputs_padded
+    p.next_tap_bytes = 4 * (p.tap_step_w * r.source_strides[3] - r.channels * p.source_channel)
     p.written_batch, p.written_channel = r.written_strides[:2]
     p.source_row, p.source_column = pixel_strides(r.source_strides, r.source)
     p.written_row, p.written_column = pixel_strides(r.written_strides, r.written)

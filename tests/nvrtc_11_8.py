@@ -60,6 +60,14 @@ def _compile(source: str, arch: str) -> bytes:
         return cubin.raw
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+        _restore_locale()
+
+
+def _restore_locale() -> None:
+    """NVRTC 11.8 leaves the calling thread in the C locale, where Python reads text files as ASCII; undo that."""
+    uselocale = ctypes.CDLL(None).uselocale
+    uselocale.argtypes, uselocale.restype = [ctypes.c_void_p], ctypes.c_void_p
+    uselocale(ctypes.c_void_p(-1))  # LC_GLOBAL_LOCALE
 
 
 def _check(status: int) -> None:

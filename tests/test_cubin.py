@@ -23,7 +23,7 @@ ARCHS = ("sm_70", "sm_80", "sm_90", "sm_100", "sm_120")
 SPECS = {
     "plain": axpy_spec(),
     "static shared": axpy_spec(function="swap_neighbours", value=128),
-    "spilling": axpy_spec(1024, "spill", min_blocks=2, value=100),
+    "spilling": axpy_spec(1024, "spill", min_blocks=2, value=200),
 }
 
 
@@ -48,7 +48,7 @@ def test_parameters_threads_and_shared_memory(arch: str) -> None:
 @pytest.mark.parametrize("arch", ["sm_70", "sm_80", "sm_90", "sm_100"])
 def test_spills_are_seen(arch: str) -> None:
     info = kernel_info(cubin_of("spilling", arch))
-    assert info.registers <= 32
+    assert info.registers <= 64
     assert info.stack > 0
     assert "spilled" in str(info)
 

@@ -265,6 +265,11 @@ def test_integer_64(nvrtc: Compiler, rng: np.random.Generator) -> None:
             lambda a, b: wrap([int(x) * int(y) >> 64 for x, y in zip(signed(a), signed(b), strict=True)], 64),
         ),
         ("u8", "(long long)(int)a * (int)b", lambda a, b: a.astype(np.int32).astype(np.int64) * b.astype(np.int32)),
+        (
+            "u8",
+            "(long long)(int)a * (int)(b >> 3) - b",
+            lambda a, b: (a.astype(np.int32).astype(np.int64) * (b >> 3).astype(np.int32)).view(np.uint64) - b,
+        ),
         ("u8", "(a & 0xffffffffull) * (unsigned)b + a", lambda a, b: (a & 0xFFFFFFFF) * (b & 0xFFFFFFFF) + a),
         (
             "u4",

@@ -15,28 +15,41 @@
 
 namespace polyconv {
 
+// A thread's place in two buffers of equal size, one behind the other: flips from one to the other with a single XOR.
+// (An index of the buffer would be multiplied by the size in every step, on the FP32 pipe.)
+template <int kElements>
+struct Flip {
+  static_assert((kElements & (kElements - 1)) == 0, "a bit of the offset must tell the buffers apart");
+  int bytes;
+
+  __device__ __forceinline__ explicit Flip(int place) : bytes(place * 4) {}
+  __device__ __forceinline__ void operator()() { bytes ^= kElements * 4; }
+  __device__ __forceinline__ float* in(float* buffers) const { return add_bytes(buffers, bytes); }
+};
+
 // Accumulates all rows of the block's phase, double-buffered.
 template <class Tile, class Loader>
 __device__ __forceinline__ void accumulate(Accumulators<Tile>& c, Loader& source, PackedLoader<Tile> packed, int rows,
-                                           float (*a)[kDepth * Tile::kM], float (*b)[kDepth * Tile::kN]) {
+                                           float* a, float* b) {
   if (rows == 0) return;
+  const TilePlace<Tile> place(threadIdx.x);
+  Flip<kDepth * Tile::kM> read_a(place.m), write_a(Loader::place());
+  Flip<kDepth * Tile::kN> read_b(place.n), write_b(PackedLoader<Tile>::place());
   source.load(true);
-  packed.load(true);
-  source.store(a[0]);
-  packed.store(b[0]);
+  packed.load();
+  source.store(write_a.in(a));
+  packed.store(write_b.in(b));
   __syncthreads();
-  int buffer = 0;
 #pragma unroll 1
   for (int left = rows - kDepth; left >= 0; left -= kDepth) {
-    const bool more = left > 0;  // the last step loads nothing, without a branch
     source.advance();
     packed.advance();
-    source.load(more);
-    packed.load(more);
-    c.template multiply_add<Tile::kM, Tile::kN>(a[buffer], b[buffer]);
-    buffer ^= 1;
-    source.store(a[buffer]);
-    packed.store(b[buffer]);
+    source.load(left > 0);  // what the last step loads is never used: cheaper than a branch
+    packed.load();
+    c.template multiply_add<Tile::kM, Tile::kN>(read_a.in(a), read_b.in(b));
+    read_a(), read_b(), write_a(), write_b();
+    source.store(write_a.in(a));
+    packed.store(write_b.in(b));
     __syncthreads();
   }
 }
@@ -67,15 +80,17 @@ __device__ __forceinline__ void write(Accumulators<Tile>& c, const GatherParams&
     }
   }
   if (p.written_vector == 1) {
+    const i64 to_next_group = (Tile::kLanesN * 4 - 3) * p.written_channel;
 #pragma unroll
     for (int i = 0; i < Tile::kThreadM; i += 4) {
       if (first_pixel + c.offset_m(i) >= block.pixels) continue;
       float* at = written_at(first_pixel + c.offset_m(i), p, block) + first_output * p.written_channel;
 #pragma unroll
-      for (int j = 0; j < Tile::kThreadN; j++)
+      for (int j = 0; j < Tile::kThreadN; j++) {
         if (first_output + c.offset_n(j) < p.outputs)
-          store4_global(at + c.offset_n(j) * p.written_channel, c.sum[i][j], c.sum[i + 1][j], c.sum[i + 2][j],
-                        c.sum[i + 3][j]);
+          store4_global(at, c.sum[i][j], c.sum[i + 1][j], c.sum[i + 2][j], c.sum[i + 3][j]);
+        at += j % 4 == 3 ? to_next_group : p.written_channel;
+      }
     }
     return;
   }
@@ -98,8 +113,8 @@ __device__ __forceinline__ void write(Accumulators<Tile>& c, const GatherParams&
 
 template <class Tile, class Loader>
 __device__ __forceinline__ void gather_gemm(const GatherParams& p) {
-  __shared__ __align__(16) float a[2][kDepth * Tile::kM];
-  __shared__ __align__(16) float b[2][kDepth * Tile::kN];
+  __shared__ __align__(16) float a[2 * kDepth * Tile::kM];
+  __shared__ __align__(16) float b[2 * kDepth * Tile::kN];
   const GatherBlock<Tile> block(p);
   if (block.first_pixel >= block.pixels) return;  // phases differ in size; the grid is made for the largest
 
@@ -112,8 +127,8 @@ __device__ __forceinline__ void gather_gemm(const GatherParams& p) {
 // dgrad of a border that is not zero: once over all rows for each image that the padding made of a pixel.
 template <class Tile>
 __device__ __forceinline__ void gather_folded(const GatherParams& p) {
-  __shared__ __align__(16) float a[2][kDepth * Tile::kM];
-  __shared__ __align__(16) float b[2][kDepth * Tile::kN];
+  __shared__ __align__(16) float a[2 * kDepth * Tile::kM];
+  __shared__ __align__(16) float b[2 * kDepth * Tile::kN];
   const GatherBlock<Tile> block(p);
   if (block.first_pixel >= block.pixels) return;
 

@@ -12,7 +12,10 @@ struct GatherParams {
   const float* bias;  // null: none
   float* written;
   i64 source_batch, source_channel;  // element strides
+  i64 source_channel_bytes;
+  i64 next_tap_bytes;  // from behind the last channel under one tap to the first under the next
   i64 written_batch, written_channel;
+  i64 packed_step_bytes;  // kDepth rows of `packed`
   int source_row, source_column;
   int written_row, written_column;
   int source_height, source_width;
@@ -68,7 +71,7 @@ struct GatherBlock {
 
 // ---- How a tile of pixels x kDepth rows travels from global memory to shared memory --------------------------------
 // A loader keeps this thread's place in the gather. load(more) reads the current kDepth rows into registers (zeros if
-// there are no more), store() puts them into a buffer, advance() goes on to the next kDepth rows.
+// there are no more), store() puts them into a buffer from this thread's place() on, advance() goes on to the next rows.
 
 // Rows in tap-major order with channels a multiple of kDepth: all rows of a step share one tap, so one bounds check
 // serves them all. kVector: the channel stride is 1 and everything is aligned, so four channels come in one load.
@@ -108,49 +111,58 @@ struct TapMajorLoader {
     for (int q = 0; q < kPixels; q++) inside[q] = u32(y[q]) < u32(p.source_height) && u32(x[q]) < u32(p.source_width);
   }
 
-  __device__ __forceinline__ void load(bool more) {
+  // Leaves `at` behind the rows read: one chain of 64-bit additions, which unlike multiples of the stride cost the FP32
+  // pipe nothing. Behind the last tap it reads on wherever that lies inside the image; nobody uses those values.
+  __device__ __forceinline__ void load(bool) {
 #pragma unroll
     for (int q = 0; q < kPixels; q++) {
       if constexpr (kVector) {
 #pragma unroll
-        for (int r = 0; r < kRows; r += 4) {
-          const float4 v = more && inside[q] ? load4(at[q] + r) : make_float4(0.f, 0.f, 0.f, 0.f);
+        for (int r = 0; r < kRows; r += 4, at[q] += 4) {
+          const float4 v = inside[q] ? load4(at[q]) : make_float4(0.f, 0.f, 0.f, 0.f);
           value[q][r] = v.x, value[q][r + 1] = v.y, value[q][r + 2] = v.z, value[q][r + 3] = v.w;
         }
       } else {
 #pragma unroll
-        for (int r = 0; r < kRows; r++) value[q][r] = more && inside[q] ? at[q][r * p.source_channel] : 0.f;
+        for (int r = 0; r < kRows; r++, at[q] = opaque(add_bytes(at[q], p.source_channel_bytes)))
+          value[q][r] = inside[q] ? __ldg(at[q]) : 0.f;
       }
     }
   }
 
   __device__ __forceinline__ void advance() {
-    i64 step = kDepth * p.source_channel;
+    if constexpr (kRows < kDepth) move((kDepth - kRows) * p.source_channel_bytes);  // past the other threads' rows
     channels_left -= kDepth;
     if (channels_left == 0) {
       channels_left = p.channels;
-      step -= p.channels * p.source_channel;
-      int down = 0, right = p.tap_step_w;
+      move(p.next_tap_bytes);
+#pragma unroll
+      for (int q = 0; q < kPixels; q++) x[q] += p.tap_step_w;
       if (--taps_left == 0) {
         taps_left = block.w.taps;
-        down = p.tap_step_h;
-        right -= taps_left * p.tap_step_w;
-      }
+        const int back = taps_left * p.tap_step_w;
+        move(4 * (i64(p.tap_step_h) * p.source_row - i64(back) * p.source_column));
 #pragma unroll
-      for (int q = 0; q < kPixels; q++) y[q] += down, x[q] += right;
-      step += i64(down) * p.source_row + i64(right) * p.source_column;
+        for (int q = 0; q < kPixels; q++) x[q] -= back, y[q] += p.tap_step_h;
+      }
       look();
     }
-#pragma unroll
-    for (int q = 0; q < kPixels; q++) at[q] += step;
   }
 
-  __device__ __forceinline__ void store(float* tile) const {
-    tile += threadIdx.x / Tile::kM * kRows * Tile::kM + threadIdx.x % Tile::kM;
+  __device__ __forceinline__ void move(i64 bytes) {
+#pragma unroll
+    for (int q = 0; q < kPixels; q++) at[q] = add_bytes(at[q], bytes);
+  }
+
+  static __device__ __forceinline__ int place() {
+    return threadIdx.x / Tile::kM * kRows * Tile::kM + threadIdx.x % Tile::kM;
+  }
+
+  __device__ __forceinline__ void store(float* to) const {
 #pragma unroll
     for (int q = 0; q < kPixels; q++)
 #pragma unroll
-      for (int r = 0; r < kRows; r++) tile[r * Tile::kM + q * Tile::kThreads] = value[q][r];
+      for (int r = 0; r < kRows; r++) to[r * Tile::kM + q * Tile::kThreads] = value[q][r];
   }
 };
 
@@ -190,10 +202,11 @@ struct PointwiseLoader {
     rows_left -= kDepth;
   }
 
-  __device__ __forceinline__ void store(float* tile) const {
-    tile += threadIdx.x / kQuads * Tile::kM + threadIdx.x % kQuads * 4;
+  static __device__ __forceinline__ int place() { return threadIdx.x / kQuads * Tile::kM + threadIdx.x % kQuads * 4; }
+
+  __device__ __forceinline__ void store(float* to) const {
 #pragma unroll
-    for (int r = 0; r < kRows; r++) store4(tile + r * kStep * Tile::kM, value[r]);
+    for (int r = 0; r < kRows; r++) store4(to + r * kStep * Tile::kM, value[r]);
   }
 };
 
@@ -283,27 +296,30 @@ struct RowLoader {
 
   __device__ __forceinline__ void advance() { row += kDepth; }
 
-  __device__ __forceinline__ void store(float* tile) const {
-    tile += threadIdx.x / Tile::kM * kRows * Tile::kM + threadIdx.x % Tile::kM;
+  static __device__ __forceinline__ int place() {
+    return threadIdx.x / Tile::kM * kRows * Tile::kM + threadIdx.x % Tile::kM;
+  }
+
+  __device__ __forceinline__ void store(float* to) const {
 #pragma unroll
     for (int q = 0; q < kPixels; q++)
 #pragma unroll
-      for (int r = 0; r < kRows; r++) tile[r * Tile::kM + q * Tile::kThreads] = value[q][r];
+      for (int r = 0; r < kRows; r++) to[r * Tile::kM + q * Tile::kThreads] = value[q][r];
   }
 };
 
-// The packed weights: rows are dense and padded to whole tiles, so quads without any check.
+// The packed weights: rows are dense and padded to whole tiles, and the workspace goes on for one step behind the last
+// of them, so quads without any check.
 template <class Tile>
 struct PackedLoader {
   static constexpr int kQuads = kDepth * Tile::kN / 4;
   static constexpr int kEach = (kQuads + Tile::kThreads - 1) / Tile::kThreads;
 
+  const GatherParams& p;
   const float* at[kEach];
-  i64 step;
   float4 value[kEach];
 
-  __device__ __forceinline__ PackedLoader(const GatherParams& p, const GatherBlock<Tile>& block) {
-    step = i64(kDepth) * p.outputs_padded;
+  __device__ __forceinline__ PackedLoader(const GatherParams& p, const GatherBlock<Tile>& block) : p(p) {
     const float* group = p.packed + (i64(block.group) * p.packed_rows + block.first_row) * p.outputs_padded;
 #pragma unroll
     for (int e = 0; e < kEach; e++) {
@@ -316,21 +332,23 @@ struct PackedLoader {
     return kQuads % Tile::kThreads == 0 || threadIdx.x + e * Tile::kThreads < kQuads;
   }
 
-  __device__ __forceinline__ void load(bool more) {
+  __device__ __forceinline__ void load() {
 #pragma unroll
     for (int e = 0; e < kEach; e++)
-      if (mine(e)) value[e] = more ? load4(at[e]) : make_float4(0.f, 0.f, 0.f, 0.f);
+      if (mine(e)) value[e] = load4(at[e]);
   }
 
   __device__ __forceinline__ void advance() {
 #pragma unroll
-    for (int e = 0; e < kEach; e++) at[e] += step;
+    for (int e = 0; e < kEach; e++) at[e] = add_bytes(at[e], p.packed_step_bytes);
   }
 
-  __device__ __forceinline__ void store(float* tile) const {
+  static __device__ __forceinline__ int place() { return threadIdx.x * 4; }
+
+  __device__ __forceinline__ void store(float* to) const {
 #pragma unroll
     for (int e = 0; e < kEach; e++)
-      if (mine(e)) store4(tile + (threadIdx.x + e * Tile::kThreads) * 4, value[e]);
+      if (mine(e)) store4(to + e * Tile::kThreads * 4, value[e]);
   }
 };
 

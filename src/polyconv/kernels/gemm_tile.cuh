@@ -50,11 +50,9 @@ struct Accumulators {
   static __device__ __forceinline__ constexpr int offset_m(int i) { return (i / 4) * Tile::kLanesM * 4 + i % 4; }
   static __device__ __forceinline__ constexpr int offset_n(int j) { return (j / 4) * Tile::kLanesN * 4 + j % 4; }
 
+  // a and b point at this thread's own rows and columns of the two buffers.
   template <int kPitchM, int kPitchN>
   __device__ __forceinline__ void multiply_add(const float* a, const float* b) {
-    const TilePlace<Tile> place(threadIdx.x);
-    a += place.m;
-    b += place.n;
 #pragma unroll
     for (int k = 0; k < kDepth; k++) {
       float row[Tile::kThreadM], column[Tile::kThreadN];

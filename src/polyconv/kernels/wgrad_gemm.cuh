@@ -154,7 +154,8 @@ __device__ __forceinline__ void wgrad_gemm(const WgradParams& p) {
 #pragma unroll 1
   for (int left = end - first; left > 0; left -= kDepth) {
     loader.load();  // past the end: zeros
-    c.template multiply_add<Loader::kPitchM, Loader::kPitchN>(a[buffer], b[buffer]);
+    const TilePlace<Tile> place(threadIdx.x);
+    c.template multiply_add<Loader::kPitchM, Loader::kPitchN>(a[buffer] + place.m, b[buffer] + place.n);
     buffer ^= 1;
     loader.store(a[buffer], b[buffer]);
     __syncthreads();

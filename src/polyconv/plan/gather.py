@@ -199,7 +199,8 @@ def launches(problem: Problem, tile: GemmTile, loader: LoaderKind) -> Schedule:
                     total += round_up(h.taps * w.taps * r.channels, DEPTH)
             table_at = workspace
             packed_at = round_up(table_at + (16 * total if loader.tabulated else 0), 256)
-            workspace = round_up(packed_at + 4 * problem.groups * total * outputs_padded, 256)
+            # One step of slack: the kernel's last load goes past the last row, and its values are not used.
+            workspace = round_up(packed_at + 4 * (problem.groups * total + DEPTH) * outputs_padded, 256)
             tables = _PhaseTables(phases_h, phases_w, tuple(first_rows), total)
             if total:
                 found.append(_pack(problem, r, tables, loader, outputs_padded, table_at, packed_at))
@@ -270,6 +271,9 @@ def _gather(
     p = GatherParams(channels=r.channels, outputs=r.outputs, outputs_padded=outputs_padded)
     tables.fill(p)
     p.source_batch, p.source_channel = r.source_strides[:2]
+    p.source_channel_bytes = 4 * p.source_channel
+    p.packed_step_bytes = 4 * DEPTH * outputs_padded
+    p.next_tap_bytes = 4 * (p.tap_step_w * r.source_strides[3] - r.channels * p.source_channel)
     p.written_batch, p.written_channel = r.written_strides[:2]
     p.source_row, p.source_column = pixel_strides(r.source_strides, r.source)
     p.written_row, p.written_column = pixel_strides(r.written_strides, r.written)

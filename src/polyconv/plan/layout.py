@@ -62,7 +62,10 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
 class GatherParams(ctypes.Structure):
     _fields_ = [
         *_fields(pointer, "source packed table bias written"),
-        *_fields(c_int64, "source_batch source_channel written_batch written_channel"),
+        *_fields(
+            c_int64, "source_batch source_channel source_channel_bytes next_tap_bytes written_batch written_channel"
+        ),
+        ("packed_step_bytes", c_int64),
         *_fields(c_int32, "source_row source_column written_row written_column source_height source_width"),
         *_fields(c_int32, "batch channels outputs outputs_padded"),
         ("channel_tiles", FastDivisor),

@@ -145,6 +145,19 @@ void Binder::wide_source(int slot, Number number) {
   inst.src[slot + 1] = high;
 }
 
+bool Binder::negatable_wide_source(int slot) {
+  const Operand& o = peek();
+  if (o.kind != Operand::Kind::Register || !o.negate || o.invert || o.absolute || !o.suffix.empty()) {
+    wide_source(slot);
+    return false;
+  }
+  next();
+  inst.src[slot] = register_source(o.index);
+  inst.src[slot + 1] = register_source(o.index == kZeroRegister ? kZeroRegister : o.index + 1);
+  for (int word = slot; word <= slot + 1; word++) inst.src[word].mods |= Source::kInvert;
+  return true;
+}
+
 void Binder::predicate_source(int slot) {
   const Operand& o = next();
   if (o.kind != Operand::Kind::Predicate) throw Unsupported("predicate " + o.text);

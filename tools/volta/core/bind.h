@@ -41,6 +41,7 @@ class Binder {
   void optional_predicate_destination(int slot);
   void source(int slot, Number number = Number::Integer);
   void wide_source(int slot, Number number = Number::Integer);  // 64 bits in slot and slot + 1
+  bool negatable_wide_source(int slot);  // an integer; true: both words are inverted, and one is still to be added
   void predicate_source(int slot);
   void address();  // src[0] (and src[1] if 64-bit), offset
   uint32_t immediate();

@@ -26,18 +26,22 @@ void run_imad_x(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   store_row(w, in.dst, out, mask);
 }
 
+// Flags of a wide multiply-add.
+enum : uint32_t { kCarryIn = 1, kNegatedAddend = 2 };
+
 // 64-bit product plus 64-bit addend: all of it (WIDE) or its upper word (HI), with an optional carry out and in.
 template <bool is_signed, bool high_only>
 void run_imad_wide(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   const Values a = w.values(in.src[0]), b = w.values(in.src[1]), c = w.values(in.src[2]), d = w.values(in.src[3]);
-  uint32_t carry_in = in.flags ? w.predicate(in.psrc[0]) : 0;
+  uint32_t carry_in = in.flags & kCarryIn ? w.predicate(in.psrc[0]) : 0;
+  uint64_t one = in.flags & kNegatedAddend ? 1 : 0;  // -x is ~x + 1
   alignas(64) uint32_t low[kLanes], high[kLanes], carry[kLanes];
   for (int l = 0; l < kLanes; l++) {
     uint32_t x = a[l], y = b[l];
     uint64_t product =
         is_signed ? static_cast<uint64_t>(static_cast<int64_t>(static_cast<int32_t>(x)) * static_cast<int32_t>(y))
                   : static_cast<uint64_t>(x) * y;
-    uint64_t sum = product + pair(c[l], d[l]);
+    uint64_t sum = product + (pair(c[l], d[l]) + one);
     carry[l] = sum < product;
     uint64_t with_carry = sum + (carry_in >> l & 1);
     carry[l] |= with_carry < sum;
@@ -69,10 +73,11 @@ void bind_imad(Binder& b) {
   if (wide || high) {
     bool immediate = b.peek_is(Operand::Kind::Immediate);
     uint32_t sign = immediate && !is_unsigned && b.peek().bits >> 31 ? 0xffffffffu : 0;
-    b.wide_source(2);
+    bool negated = b.negatable_wide_source(2);
+    if (negated && (extended || in.pdst[0] != kScratchPredicate)) throw Unsupported("carry of a negated addend");
     if (immediate) in.src[3] = b.pool_source({false, 0, sign});
     if (extended) b.predicate_source(0);
-    in.flags = extended;
+    in.flags = (extended ? kCarryIn : 0) | (negated ? kNegatedAddend : 0);
     if (is_unsigned) {
       in.run = high ? run_imad_wide<false, true> : run_imad_wide<false, false>;
     } else {
