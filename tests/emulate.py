@@ -12,7 +12,7 @@ from torch import Tensor
 import volta
 from polyconv import reference
 from polyconv.cuda.cache import KernelCache
-from polyconv.plan import DEVICES, KernelSpec, Plan, plan_cuda
+from polyconv.plan import DEVICES, KernelSpec, Launch, Plan, plan_cuda
 from polyconv.problem import Pass, Problem
 
 V100 = DEVICES["v100"]
@@ -34,24 +34,32 @@ def run_plan(
     """Every launch of the plan, in order, on a workspace full of NaN. ``blocks``: only these of the last launch."""
     workspace = torch.full((plan.workspace_bytes // 4 + 1,), NAN)
     buffers = {**tensors, "workspace": workspace}
-    addresses = {name: tensor.data_ptr() for name, tensor in buffers.items()}
-    reports = []
-    for launch in plan.launches:
-        used = {slot.buffer for slot in launch.pointers} & buffers.keys()
-        reports.append(
-            volta.run(
-                cubin(launch.kernel),
-                launch.kernel.symbol,
-                launch.grid,
-                launch.block,
-                launch.bind(addresses),
-                shared=launch.dynamic_shared,
-                extra_buffers=[buffers[name] for name in sorted(used)],
-                blocks=blocks if launch is plan.launches[-1] else None,
-                check_global=check_global,
-            )
-        )
-    return reports
+    return [
+        execute(launch, buffers, blocks=blocks if launch is plan.launches[-1] else None, check_global=check_global)
+        for launch in plan.launches
+    ]
+
+
+def execute(
+    launch: Launch,
+    buffers: Mapping[str, Tensor],
+    *,
+    blocks: Iterable[Sequence[int]] | None = None,
+    check_global: bool = True,
+) -> volta.Report:
+    """One launch, which may touch only the buffers that it points into."""
+    used = {slot.buffer for slot in launch.pointers} & buffers.keys()
+    return volta.run(
+        cubin(launch.kernel),
+        launch.kernel.symbol,
+        launch.grid,
+        launch.block,
+        launch.bind({name: tensor.data_ptr() for name, tensor in buffers.items()}),
+        shared=launch.dynamic_shared,
+        extra_buffers=[buffers[name] for name in sorted(used)],
+        blocks=blocks,
+        check_global=check_global,
+    )
 
 
 def fingerprint(tensor: Tensor) -> str:

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import volta
-from emulate import V100, cubin
-from polyconv.plan import Launch, Plan, plan_cuda
+from emulate import V100, execute
+from polyconv.plan import Plan, plan_cuda
 from polyconv.plan.layout import GatherParams, WgradParams
 from polyconv.problem import Pass, Problem
 
@@ -32,20 +32,6 @@ def sparse(shape: Iterable[int]) -> Tensor:
 
 def corners(count: int) -> list[int]:
     return sorted({0, count // 2, count - 1})
-
-
-def execute(launch: Launch, tensors: dict[str, Tensor], blocks: list[tuple[int, int, int]] | None) -> None:
-    addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
-    volta.run(
-        cubin(launch.kernel),
-        launch.kernel.symbol,
-        launch.grid,
-        launch.block,
-        launch.bind(addresses),
-        extra_buffers=list(tensors.values()),
-        blocks=blocks,
-        check_global=True,
-    )
 
 
 def source_row(source: Tensor, image: int, row: int) -> Tensor:
@@ -87,7 +73,7 @@ def test_corner_blocks_of_the_gather(problem: Problem, kind: Pass) -> None:
     assert (len(gathers) > 1) == (problem is TALL or problem == TALL.for_pass(kind))
     for launch in plan.launches:
         if launch.kernel.stem != "gather_gemm":
-            execute(launch, tensors, None)
+            execute(launch, tensors)
             continue
         params = GatherParams.from_buffer_copy(launch.params)
         (offset,) = (slot.byte_offset for slot in launch.pointers if slot.offset == GatherParams.written.offset)
@@ -100,7 +86,7 @@ def test_corner_blocks_of_the_gather(problem: Problem, kind: Pass) -> None:
             rows = sorted({index // width for index in covered})
             places = {row: (first_image + row // lines, first_line + row % lines) for row in rows}
             expected = {row: expected_row(problem, source, w, bias, *places[row]) for row in rows}
-            execute(launch, tensors, [(number * channel_tiles + n, 0, 0) for n in range(channel_tiles)])
+            execute(launch, tensors, blocks=[(number * channel_tiles + n, 0, 0) for n in range(channel_tiles)])
             for row in rows:
                 columns = [index - row * width for index in covered if index // width == row]
                 image, line = places[row]
@@ -137,7 +123,7 @@ def test_corner_blocks_of_the_weight_gradient(problem: Problem) -> None:
                 y = F.conv2d(F.pad(patch, (left, right)), weight)
             expected += torch.autograd.grad(y, weight, dy[None, :, None])[0]
             total += dy.sum(1)
-        execute(first, tensors, [(x, 0, number) for x in range(first.grid[0])])
+        execute(first, tensors, blocks=[(x, 0, number) for x in range(first.grid[0])])
         got = partial[number].double()
         flat = expected.reshape(problem.out_channels, -1)
         # Sums over thousands of pixels of order one: the tolerance is relative to the size of such a sum.

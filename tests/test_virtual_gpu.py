@@ -146,3 +146,15 @@ class Calls(TorchDispatchMode):
             if isinstance(result, Tensor) and result.untyped_storage().data_ptr() not in inputs:
                 self.allocated.append(result.untyped_storage().nbytes() // max(result.element_size(), 1))
         return out
+
+
+def test_a_bias_with_strides() -> None:
+    """Kernels read the bias as a dense vector; whatever a caller passes is one by then."""
+    run_in_virtual_gpu(_strided_bias)
+
+
+def _strided_bias() -> None:
+    x, w, bias = torch.randn(1, 8, 6, 6), torch.randn(5, 8, 3, 3), torch.randn(10)[::2]
+    with VirtualGpu() as gpu, override("cpu", gpu.backend()):
+        y = polyconv.conv2d(x, w, bias)
+    torch.testing.assert_close(y, torch.nn.functional.conv2d(x, w, bias), rtol=1e-4, atol=1e-4)

@@ -221,7 +221,7 @@ def _run_fprop(x: Tensor, w: Tensor, bias: Tensor | None, *args: Args) -> Tensor
         return y.zero_() if bias is None else y.copy_(bias.reshape(1, -1, 1, 1).expand(y.shape))
     tensors = {"x": x, "w": w, "y": y}
     if bias is not None:
-        tensors["bias"] = bias
+        tensors["bias"] = bias.contiguous()  # one number per channel: the only input without strides of its own
     backend_for(x.device).run(problem, tensors)
     return y
 

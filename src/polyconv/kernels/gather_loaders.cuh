@@ -73,13 +73,36 @@ struct GatherBlock {
 // A loader keeps this thread's place in the gather. load(more) reads the current kDepth rows into registers (zeros if
 // there are no more), store() puts them into a buffer from this thread's place() on, advance() goes on to the next rows.
 
-// Rows in tap-major order with channels a multiple of kDepth: all rows of a step share one tap, so one bounds check
-// serves them all. kVector: the channel stride is 1 and everything is aligned, so four channels come in one load.
-template <class Tile, bool kVector>
-struct TapMajorLoader {
+// What loaders with whole pixels per thread share: each thread carries kRows rows of kPixels pixels.
+template <class Tile>
+struct PixelRows {
   static constexpr int kPixels = Tile::kM > Tile::kThreads ? Tile::kM / Tile::kThreads : 1;
   static constexpr int kSplit = Tile::kThreads > Tile::kM ? Tile::kThreads / Tile::kM : 1;  // threads per pixel
   static constexpr int kRows = kDepth / kSplit;
+
+  float value[kPixels][kRows];
+
+  static __device__ __forceinline__ int first_row() { return threadIdx.x / Tile::kM * kRows; }
+  static __device__ __forceinline__ int place() { return first_row() * Tile::kM + threadIdx.x % Tile::kM; }
+
+  // Flattened pixel number q of this thread.
+  static __device__ __forceinline__ u32 pixel(const GatherBlock<Tile>& block, int q) {
+    return block.first_pixel + threadIdx.x % Tile::kM + q * Tile::kThreads;
+  }
+
+  __device__ __forceinline__ void store(float* to) const {
+#pragma unroll
+    for (int q = 0; q < kPixels; q++)
+#pragma unroll
+      for (int r = 0; r < kRows; r++) to[r * Tile::kM + q * Tile::kThreads] = value[q][r];
+  }
+};
+
+// Rows in tap-major order with channels a multiple of kDepth: all rows of a step share one tap, so one bounds check
+// serves them all. kVector: the channel stride is 1 and everything is aligned, so four channels come in one load.
+template <class Tile, bool kVector>
+struct TapMajorLoader : PixelRows<Tile> {
+  using PixelRows<Tile>::kPixels, PixelRows<Tile>::kRows, PixelRows<Tile>::value;
   static_assert(!kVector || kRows % 4 == 0, "vector loads take four channels");
 
   const GatherParams& p;
@@ -88,14 +111,13 @@ struct TapMajorLoader {
   int y[kPixels], x[kPixels];  // source coordinates under the current tap
   bool inside[kPixels];
   int channels_left, taps_left;  // until the next tap; until the next row of taps
-  float value[kPixels][kRows];
 
   __device__ __forceinline__ TapMajorLoader(const GatherParams& p, const GatherBlock<Tile>& block)
       : p(p), block(block), channels_left(p.channels), taps_left(block.w.taps) {
-    const int first_channel = block.group * p.channels + threadIdx.x / Tile::kM * kRows;
+    const int first_channel = block.group * p.channels + this->first_row();
 #pragma unroll
     for (int q = 0; q < kPixels; q++) {
-      const u32 index = block.first_pixel + threadIdx.x % Tile::kM + q * Tile::kThreads;
+      const u32 index = this->pixel(block, q);
       const Pixel pixel(index, block.h, block.w);
       y[q] = block.h.read_first + pixel.i * block.h.read_step;
       x[q] = block.w.read_first + pixel.j * block.w.read_step;
@@ -153,17 +175,6 @@ struct TapMajorLoader {
 #pragma unroll
     for (int q = 0; q < kPixels; q++) at[q] = add_bytes(at[q], bytes);
   }
-
-  static __device__ __forceinline__ int place() {
-    return threadIdx.x / Tile::kM * kRows * Tile::kM + threadIdx.x % Tile::kM;
-  }
-
-  __device__ __forceinline__ void store(float* to) const {
-#pragma unroll
-    for (int q = 0; q < kPixels; q++)
-#pragma unroll
-      for (int r = 0; r < kRows; r++) to[r * Tile::kM + q * Tile::kThreads] = value[q][r];
-  }
 };
 
 // A 1x1 kernel over dense images: the gathered matrix is the source itself, so four pixels come in one load.
@@ -217,10 +228,8 @@ enum class Gather { kZeros, kBordered, kFolded };
 // kFolded: dgrad of such a border: a pixel collects from each of its images outside; `fold` says which, all taps and
 // the stride's divisibility are checked one by one, and a block skips the folds that none of its pixels has.
 template <class Tile, Gather kGather>
-struct RowLoader {
-  static constexpr int kPixels = Tile::kM > Tile::kThreads ? Tile::kM / Tile::kThreads : 1;
-  static constexpr int kSplit = Tile::kThreads > Tile::kM ? Tile::kThreads / Tile::kM : 1;
-  static constexpr int kRows = kDepth / kSplit;
+struct RowLoader : PixelRows<Tile> {
+  using PixelRows<Tile>::kPixels, PixelRows<Tile>::kRows, PixelRows<Tile>::value;
 
   const GatherParams& p;
   const GatherBlock<Tile>& block;
@@ -228,13 +237,12 @@ struct RowLoader {
   const int4* row;
   int y[kPixels], x[kPixels];
   bool inside[kPixels];
-  float value[kPixels][kRows];
 
   __device__ __forceinline__ RowLoader(const GatherParams& p, const GatherBlock<Tile>& block) : p(p), block(block) {
     rewind();
 #pragma unroll
     for (int q = 0; q < kPixels; q++) {
-      const u32 index = block.first_pixel + threadIdx.x % Tile::kM + q * Tile::kThreads;
+      const u32 index = this->pixel(block, q);
       const Pixel pixel(index, block.h, block.w);
       inside[q] = index < block.pixels;
       y[q] = block.h.read_first + pixel.i * block.h.read_step;
@@ -244,7 +252,7 @@ struct RowLoader {
     }
   }
 
-  __device__ __forceinline__ void rewind() { row = p.table + block.first_row + threadIdx.x / Tile::kM * kRows; }
+  __device__ __forceinline__ void rewind() { row = p.table + block.first_row + this->first_row(); }
 
   // kFolded: moves every pixel to its image; false where no pixel of the block has one.
   __device__ __forceinline__ bool aim(int fold_h, int fold_w) {
@@ -252,7 +260,7 @@ struct RowLoader {
     rewind();
 #pragma unroll
     for (int q = 0; q < kPixels; q++) {
-      const u32 index = block.first_pixel + threadIdx.x % Tile::kM + q * Tile::kThreads;
+      const u32 index = this->pixel(block, q);
       const Pixel pixel(index, block.h, block.w);
       const Border border = Border(p.border);
       inside[q] = index < block.pixels;
@@ -295,17 +303,6 @@ struct RowLoader {
   }
 
   __device__ __forceinline__ void advance() { row += kDepth; }
-
-  static __device__ __forceinline__ int place() {
-    return threadIdx.x / Tile::kM * kRows * Tile::kM + threadIdx.x % Tile::kM;
-  }
-
-  __device__ __forceinline__ void store(float* to) const {
-#pragma unroll
-    for (int q = 0; q < kPixels; q++)
-#pragma unroll
-      for (int r = 0; r < kRows; r++) to[r * Tile::kM + q * Tile::kThreads] = value[q][r];
-  }
 };
 
 // The packed weights: rows are dense and padded to whole tiles, and the workspace goes on for one step behind the last
