@@ -1,12 +1,14 @@
-"""A backend for tests that notes what it is given and lets another one do the work."""
+"""What tests listen with: a backend that notes what it is given, and a mode that notes which operators are called."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyconv.cpu.aten import AtenBackend
 from polyconv.problem import Pass, Problem
@@ -35,3 +37,27 @@ class Recorder:
     @property
     def kinds(self) -> list[str]:
         return [problem.kind.value for problem in self.problems]
+
+
+class Calls(TorchDispatchMode):
+    """Names of the operators called, and how many elements each one newly allocated. Works for fake tensors too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.allocated: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.names.append(str(func))
+        results = out if isinstance(out, (tuple, list)) else (out,)
+        for result, declared in zip(results, func._schema.returns, strict=False):
+            if isinstance(result, Tensor) and declared.alias_info is None:
+                self.allocated.append(result.untyped_storage().nbytes() // max(result.element_size(), 1))
+        return out
+
+    def assert_nothing_laid_out(self, elements: int) -> None:
+        """No operator copied anything, and none allocated as many elements as a dense gradient has."""
+        copies = [name for name in self.names if any(word in name for word in ("clone", "contiguous", "copy"))]
+        assert not copies
+        assert elements not in self.allocated

@@ -19,7 +19,7 @@ from geometries import CASES, Case, cases
 from polyconv import ops
 from polyconv.arguments import Geometry, normalise, suggests_channels_last
 from polyconv.backends import override
-from recording import Recorder
+from recording import Calls, Recorder
 
 OPCHECKED = ["plain 3x3", "strided, odd remainder", "groups", "four sides", "cropped", "circular, whole image"]
 # Negative sides under another mode than zeros are cropped before the operator, so no operator sees them.
@@ -68,6 +68,21 @@ def test_fake_agrees_with_real(case: Case) -> None:
             fake = op(*(mode.from_tensor(a) if isinstance(a, Tensor) else a for a in args))
         for one, other in zip(*([r] if isinstance(r, Tensor) else r for r in (real, fake)), strict=True):
             assert_same_layout(one, other)
+
+
+def test_the_gradient_of_a_sum_is_never_copied() -> None:
+    """W2 at full size on fake tensors. Dense, it would take 8.6 GB. (Autograd needs a GPU for fake CUDA ones.)"""
+    with FakeTensorMode():
+        x = torch.empty(16, 16, 1024, 1024, requires_grad=True)
+        w = torch.empty(128, 16, 3, 3, requires_grad=True)
+        y = polyconv.conv2d(x, w)
+        with Calls() as calls:
+            y.sum().backward()
+    assert [name for name in calls.names if "conv2d" in name] == [
+        "polyconv.conv2d_dgrad.default",
+        "polyconv.conv2d_wgrad.default",
+    ]
+    calls.assert_nothing_laid_out(y.numel())
 
 
 def test_fake_cuda_tensors() -> None:
