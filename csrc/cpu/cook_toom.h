@@ -1,0 +1,127 @@
+// Cook-Toom (Winograd) matrices for one-dimensional correlation, computed by the compiler.
+//
+// F(m, r) gives m outputs of a correlation with r taps in n = m + r - 1 products:
+//
+//     y = A^T [(G w) * (B^T x)]
+//
+// The points are 0, +-1, +-2, +-1/2 and infinity, in this order: point 0 first, then pairs +p and -p, infinity last.
+// All entries of A^T and B^T are small dyadic numbers and exact in float; what is not dyadic sits in G, which is applied
+// once per weight in double. Pairs matter: the rows of +p and -p differ only in the sign of every second column, so
+// transforms compute an even and an odd part once for both (see transforms-inl.h).
+//
+// The same mathematics, over exact fractions and with proofs, is polyconv/algebra/toom.py.
+#pragma once
+
+namespace polyconv {
+
+template <int kRows, int kColumns>
+struct Matrix {
+  double at[kRows][kColumns] = {};
+};
+
+namespace detail {
+
+inline constexpr double kFinitePoints[] = {0, 1, -1, 2, -2, 0.5, -0.5};
+
+constexpr double Magnitude(double x) {
+  return x < 0 ? -x : x;
+}
+
+// The factor that brings the smallest entry of a row to at least 1 and below 2: a power of two, so nothing rounds.
+template <int n>
+constexpr double UnitFactor(const double (&row)[n]) {
+  double smallest = 0;
+  for (double entry : row) {
+    if (entry != 0 && (smallest == 0 || Magnitude(entry) < smallest)) smallest = Magnitude(entry);
+  }
+  double factor = 1;
+  while (smallest * factor < 1) factor *= 2;
+  while (smallest * factor >= 2) factor /= 2;
+  return factor;
+}
+
+}  // namespace detail
+
+// m outputs, r taps; direct (one product, no transform) for F(1, 1).
+template <int kOutputs, int kTaps>
+struct CookToom {
+  static constexpr int kM = kOutputs;
+  static constexpr int kR = kTaps;
+  static constexpr int kPoints = kOutputs + kTaps - 1;
+  static constexpr bool kIsTrivial = kPoints == 1;
+  static_assert(kIsTrivial || (kPoints % 2 == 0 && kPoints <= 8), "transforms rely on points in pairs");
+
+  struct Matrices {
+    Matrix<kPoints, kPoints> input;    // B^T
+    Matrix<kPoints, kTaps> weight;     // G
+    Matrix<kOutputs, kPoints> output;  // A^T
+  };
+
+  static constexpr Matrices Make() {
+    Matrices m{};
+    if (kIsTrivial) {
+      m.input.at[0][0] = m.weight.at[0][0] = m.output.at[0][0] = 1;
+      return m;
+    }
+    constexpr int kFinite = kPoints - 1;
+    for (int point = 0; point < kPoints; point++) {
+      const bool infinite = point == kFinite;
+      // The polynomial that vanishes at all other finite points, and its value at this one.
+      double polynomial[kPoints] = {1};
+      double value = 1;
+      int degree = 0;
+      for (int other = 0; other < kFinite; other++) {
+        if (other == point) continue;
+        const double root = detail::kFinitePoints[other];
+        for (int i = ++degree; i > 0; i--) polynomial[i] = polynomial[i - 1] - root * polynomial[i];
+        polynomial[0] *= -root;
+        if (!infinite) value *= detail::kFinitePoints[point] - root;
+      }
+      const double factor = detail::UnitFactor(polynomial) * (value < 0 ? -1 : 1);
+      for (int i = 0; i < kPoints; i++) m.input.at[point][i] = factor * polynomial[i];
+      if (infinite) {
+        m.weight.at[point][kTaps - 1] = 1 / factor;
+        m.output.at[kOutputs - 1][point] = 1;
+        continue;
+      }
+      double power = 1 / (factor * value);
+      for (int i = 0; i < kTaps; i++, power *= detail::kFinitePoints[point]) m.weight.at[point][i] = power;
+      power = 1;
+      for (int i = 0; i < kOutputs; i++, power *= detail::kFinitePoints[point]) m.output.at[i][point] = power;
+    }
+    return m;
+  }
+
+  static constexpr Matrices kMatrices = Make();
+};
+
+// How a scheme computes one 2-D tile: one algorithm per direction, and along W optionally two tap segments of kM and kR
+// taps that are combined by F(2, 2): 3 products for two blocks of outputs instead of 4. The first segment has exactly kM
+// taps so that its second input tile is the second segment's first one: a single transform serves both.
+//
+// kGrouped: the points of H are processed in pairs and the inverse along H is accumulated, so that only a fraction of
+// the transformed input is alive at a time and stays in a core's L2 cache.
+template <class AlongH, class AlongW, bool kNestedAlongW, bool kGroupedPoints>
+struct Scheme {
+  using H = AlongH;
+  using W = AlongW;
+  static constexpr bool kNested = kNestedAlongW;
+  static constexpr bool kGrouped = kGroupedPoints && H::kPoints > 2;
+  static constexpr int kBlocks = kNested ? 2 : 1;       // blocks of W::kM outputs per unit
+  static constexpr int kSlots = kNested ? 3 : 1;        // products per point and unit
+  static constexpr int kUnitColumns = kBlocks * W::kM;  // output columns of a unit
+  static constexpr int kTapsH = H::kR;
+  static constexpr int kTapsW = kNested ? W::kM + W::kR : W::kR;
+  static constexpr int kGroupRows = kGrouped ? 2 : H::kPoints;  // points of H per group
+  static constexpr int kGroups = H::kPoints / kGroupRows;
+  static constexpr int kGroupPoints = kGroupRows * W::kPoints;
+
+  // The point of H at a place inside a group. Groups are the pairs +p, -p and, last, {0, infinity}.
+  static constexpr int PointOfH(int group, int row) {
+    if (!kGrouped) return row;
+    if (group < kGroups - 1) return 2 * group + 1 + row;
+    return row == 0 ? 0 : H::kPoints - 1;
+  }
+};
+
+}  // namespace polyconv

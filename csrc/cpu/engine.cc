@@ -1,0 +1,39 @@
+// Which kernels run here.
+#include <cstring>
+
+#include "convolution.h"
+#include "schemes.h"
+
+namespace polyconv {
+
+const char* NameOf(InstructionSet set) {
+  switch (set) {
+    case InstructionSet::kAvx512:
+      return "avx512";
+    case InstructionSet::kAvx2:
+      return "avx2";
+    default:
+      return "sse4";
+  }
+}
+
+bool IsSupported(InstructionSet set) {
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+  switch (set) {
+    case InstructionSet::kAvx512:
+      return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
+    case InstructionSet::kAvx2:
+      return avx2;
+    default:
+      return __builtin_cpu_supports("sse4.2");
+  }
+}
+
+const SchemeKernels* FindScheme(InstructionSet set, Algorithm algorithm) {
+  if (const SchemeKernels* found = FindSquareScheme(set, algorithm)) return found;
+  if (const SchemeKernels* found = FindLongScheme(set, algorithm)) return found;
+  return FindLineScheme(set, algorithm);
+}
+
+}  // namespace polyconv

@@ -1,0 +1,289 @@
+// One convolution by one scheme. Two ways to order the same stages:
+//
+//   fused    each thread takes a chunk of units through all stages, with everything that is alive in its L2 cache. The
+//            weights stream through once per chunk, so a chunk should have at least some 64 units.
+//   phased   all threads transform the input, then multiply, then invert, with the transformed data of a whole slab in
+//            memory. Better for many channels and small maps: each weight is read once per slab.
+//
+// Neither the order of any sum nor the cut into chunks depends on the number of threads: same input, same bits.
+#if defined(POLYCONV_CPU_FAST_CONVOLUTION_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef POLYCONV_CPU_FAST_CONVOLUTION_INL_H_
+#undef POLYCONV_CPU_FAST_CONVOLUTION_INL_H_
+#else
+#define POLYCONV_CPU_FAST_CONVOLUTION_INL_H_
+#endif
+
+#include <algorithm>
+#include <atomic>
+
+#include "input-inl.h"
+#include "memory.h"
+#include "output-inl.h"
+#include "products-inl.h"
+#include "stages.h"
+#include "weights-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace polyconv {
+namespace HWY_NAMESPACE {
+
+template <class S>
+void TransformWeights(const Convolution& conv, float* transformed, const Runtime& runtime) {
+  const WeightStage<S> stage(conv);
+  const std::int64_t work = static_cast<std::int64_t>(stage.channel_tiles) * stage.channels;
+  runtime.parallel_for(work, [&](std::int64_t begin, std::int64_t end) {
+    const StageTimer timer(Stage::kWeights);
+    for (std::int64_t i = begin; i < end; i++) {
+      stage.Transform(static_cast<int>(i / stage.channels), static_cast<int>(i % stage.channels), transformed);
+    }
+  });
+}
+
+template <class S>
+class FastConvolution {
+ public:
+  FastConvolution(const Convolution& conv, const float* weights, int wanted_lanes)
+      : conv_(conv),
+        tiling_(MakeTiling<S>(conv, wanted_lanes, kLanes)),
+        weights_(weights),
+        weight_stage_(conv),
+        input_(conv, tiling_) {}
+
+  void RunFused(int tiles_per_batch, const Runtime& runtime) const {
+    const int vectors = tiling_.lanes / kLanes;
+    const OutputStage<S> output(conv_, tiling_, tiling_.lanes);
+    const int channels = input_.channels();
+    const TransformedLayout layout(tiling_.lanes, 1, S::kSlots, channels);
+    const int batch = std::clamp(tiles_per_batch, 1, weight_stage_.channel_tiles);
+
+    Carver carver;
+    const std::size_t rows_at = carver.Take(input_.rows_size());
+    // Ungrouped, a channel's columns are used up at once and need not be kept.
+    const std::size_t kept = S::kGrouped ? static_cast<std::size_t>(tiling_.bands_per_chunk) * channels : 1;
+    const std::size_t columns_at = carver.Take(input_.columns_size() * kept);
+    const std::size_t transformed_at = carver.Take(layout.point * S::kGroupPoints);
+    const std::size_t tile_products = ProductLayout<S>::kVectorSize * vectors;
+    const std::size_t products_at = carver.Take(tile_products * batch);
+    const std::size_t sums_at = carver.Take(output.sums_size(vectors) * weight_stage_.channel_tiles * kTileChannels);
+    const std::size_t units_at = carver.Take(output.units_size());
+    const std::size_t lines_at = carver.Take(output.lines_size());
+
+    std::atomic<int> next_chunk{0};
+    runtime.parallel_for(runtime.threads, [&](std::int64_t, std::int64_t) {
+      float* base = Scratch::OfThread().Get(carver.size());
+      float* columns = base + columns_at;
+      float* transformed = base + transformed_at;
+      input_.ClearRows(base + rows_at);
+      for (int chunk; (chunk = next_chunk.fetch_add(1)) < tiling_.chunk_count;) {
+        const Range bands = BandsOf(chunk);
+        const int chunk_vectors = CeilDiv(LanesOf(bands), kLanes);
+        if (S::kGrouped) GatherChunk(bands, base + rows_at, columns);
+        for (int group = 0; group < S::kGroups; group++) {
+          if (S::kGrouped) {
+            ExpandChunk(bands, group, columns, layout, transformed);
+          } else {
+            GatherAndExpand(bands.begin, bands, {0, channels}, base + rows_at, columns, layout, transformed);
+          }
+          for (int first = 0; first < weight_stage_.channel_tiles; first += batch) {
+            const int last = std::min(first + batch, weight_stage_.channel_tiles);
+            {
+              const StageTimer timer(Stage::kProducts);
+              for (int point = 0; point < S::kGroupPoints; point++) {
+                for (int tile = first; tile < last; tile++) {
+                  MultiplyTiles(group, point, tile, 0, channels, 0, chunk_vectors, layout, transformed,
+                                base + products_at + (tile - first) * tile_products);
+                }
+              }
+            }
+            for (int k = first * kTileChannels; k < std::min(last * kTileChannels, conv_.out_channels); k++) {
+              {
+                const StageTimer timer(Stage::kInvert);
+                output.Invert(group, base + products_at + (k / kTileChannels - first) * tile_products,
+                              k % kTileChannels, chunk_vectors, base + sums_at + k * output.sums_size(vectors),
+                              BiasOf(k), base + units_at);
+              }
+              if (group == S::kGroups - 1) WriteBands(output, bands, k, base + units_at, base + lines_at);
+            }
+          }
+        }
+      }
+      hwy::FlushStream();
+    });
+  }
+
+  // Slabs bound the memory: the tiling's chunks are slabs here, alive with all channels and points at a time.
+  void RunPhased(const Runtime& runtime) const {
+    static_assert(!S::kGrouped, "the phased order has no use for groups of points");
+    const int channels = input_.channels(), tiles = weight_stage_.channel_tiles;
+    // Whole register tiles, as wide as possible and all of the same width.
+    const int blocks = CeilDiv(tiling_.lanes, kTileVectors * kLanes);
+    const int block_vectors = CeilDiv(tiling_.lanes / kLanes, blocks), vectors = blocks * block_vectors;
+    const TransformedLayout layout(block_vectors * kLanes, blocks, S::kSlots, channels);
+    const OutputStage<S> output(conv_, tiling_, vectors * kLanes);
+    const std::size_t tile_products = ProductLayout<S>::kVectorSize * vectors;
+
+    Carver shared;
+    const std::size_t transformed_at = shared.Take(layout.point * S::kGroupPoints);
+    const std::size_t products_at = shared.Take(tile_products * tiles);
+    float* base = Scratch::Shared().Get(shared.size());
+    float* transformed = base + transformed_at;
+    float* products = base + products_at;
+
+    for (int slab = 0; slab < tiling_.chunk_count; slab++) {
+      const Range bands = BandsOf(slab);
+      const int slab_blocks = CeilDiv(LanesOf(bands), layout.block_lanes);
+      // Few bands and few channels at a time: what is written then lies close together, for every point.
+      const int band_step = std::max(1, layout.block_lanes / tiling_.units), channel_step = std::min(16, channels);
+      const int band_steps = CeilDiv(bands.end - bands.begin, band_step);
+      const int channel_steps = CeilDiv(channels, channel_step);
+      runtime.parallel_for(band_steps * channel_steps, [&](std::int64_t begin, std::int64_t end) {
+        Carver own;
+        const std::size_t rows_at = own.Take(input_.rows_size()), columns_at = own.Take(input_.columns_size());
+        float* mine = Scratch::OfThread().Get(own.size());
+        input_.ClearRows(mine + rows_at);
+        for (int step = static_cast<int>(begin); step < end; step++) {
+          const int first_band = bands.begin + step / channel_steps * band_step;
+          const int first_channel = step % channel_steps * channel_step;
+          GatherAndExpand(bands.begin, {first_band, std::min(first_band + band_step, bands.end)},
+                          {first_channel, std::min(first_channel + channel_step, channels)}, mine + rows_at,
+                          mine + columns_at, layout, transformed);
+        }
+      });
+      runtime.parallel_for(S::kGroupPoints, [&](std::int64_t begin, std::int64_t end) {
+        const StageTimer timer(Stage::kProducts);
+        for (int point = static_cast<int>(begin); point < end; point++) {
+          MultiplyPoint(point, slab_blocks, layout, transformed, products, tile_products);
+        }
+      });
+      runtime.parallel_for(tiles, [&](std::int64_t begin, std::int64_t end) {
+        Carver own;
+        const std::size_t units_at = own.Take(output.units_size()), lines_at = own.Take(output.lines_size());
+        float* mine = Scratch::OfThread().Get(own.size());
+        const int last = std::min(static_cast<int>(end) * kTileChannels, conv_.out_channels);
+        for (int k = static_cast<int>(begin) * kTileChannels; k < last; k++) {
+          {
+            const StageTimer timer(Stage::kInvert);
+            output.Invert(0, products + k / kTileChannels * tile_products, k % kTileChannels,
+                          slab_blocks * block_vectors, nullptr, BiasOf(k), mine + units_at);
+          }
+          WriteBands(output, bands, k, mine + units_at, mine + lines_at);
+        }
+        hwy::FlushStream();
+      });
+    }
+  }
+
+ private:
+  struct Range {
+    int begin, end;
+  };
+
+  Range BandsOf(int chunk) const {
+    const int begin = chunk * tiling_.bands_per_chunk;
+    return {begin, std::min(begin + tiling_.bands_per_chunk, tiling_.band_count * tiling_.parts)};
+  }
+
+  int LanesOf(Range bands) const {
+    return tiling_.parts > 1 ? BandAt(tiling_, conv_, bands.begin).unit_count
+                             : (bands.end - bands.begin) * tiling_.units;
+  }
+
+  float BiasOf(int k) const { return conv_.bias == nullptr ? 0.0f : conv_.bias[k]; }
+
+  void GatherChunk(Range bands, float* rows, float* columns) const {
+    const StageTimer timer(Stage::kGather);
+    for (int index = bands.begin; index < bands.end; index++) {
+      const Band band = BandAt(tiling_, conv_, index);
+      for (int c = 0; c < input_.channels(); c++, columns += input_.columns_size()) {
+        input_.Gather(band, c, rows, columns);
+      }
+    }
+  }
+
+  void ExpandChunk(Range bands, int group, const float* columns, const TransformedLayout& layout,
+                   float* transformed) const {
+    const StageTimer timer(Stage::kExpand);
+    for (int index = bands.begin; index < bands.end; index++) {
+      const Band band = BandAt(tiling_, conv_, index);
+      const int first_lane = (index - bands.begin) * tiling_.units;
+      for (int c = 0; c < input_.channels(); c++, columns += input_.columns_size()) {
+        input_.Expand(band, group, columns, c, first_lane, layout, transformed);
+      }
+    }
+  }
+
+  // Channels outermost: bands of a channel overlap, so that most rows are found in the cache again.
+  void GatherAndExpand(int first_band, Range bands, Range channels, float* rows, float* columns,
+                       const TransformedLayout& layout, float* transformed) const {
+    for (int c = channels.begin; c < channels.end; c++) {
+      for (int index = bands.begin; index < bands.end; index++) {
+        const Band band = BandAt(tiling_, conv_, index);
+        {
+          const StageTimer timer(Stage::kGather);
+          input_.Gather(band, c, rows, columns);
+        }
+        const StageTimer timer(Stage::kExpand);
+        input_.Expand(band, 0, columns, c, (index - first_band) * tiling_.units, layout, transformed);
+      }
+    }
+  }
+
+  // Register tiles of the vectors [first_vector, last_vector) for kTileChannels output channels, of one point. Neither
+  // crosses a block.
+  HWY_INLINE void MultiplyTiles(int group, int point, int tile, int first_channel, int last_channel, int first_vector,
+                                int last_vector, const TransformedLayout& layout, const float* transformed,
+                                float* products) const {
+    using Layout = ProductLayout<S>;
+    TileOperands op{};
+    op.weights = weights_ + weight_stage_.offset(group, point, tile) + first_channel * kTileChannels;
+    op.channels = last_channel - first_channel;
+    op.weights_pitch = weight_stage_.slot_pitch();
+    op.input_pitch = layout.slot;
+    op.channel_pitch = layout.channel;
+    const int block = first_vector * kLanes / layout.block_lanes;
+    const float* input = transformed + point * layout.point + block * layout.block + first_channel * layout.channel;
+    for (int z = first_vector, width; z < last_vector; z += width) {
+      width = NextTile(last_vector - z);
+      op.input = input + z * kLanes - block * layout.block_lanes;
+      float* target = products + z * Layout::kVectorSize + point * Layout::PointPitch(width);
+      ComputeTile<S::kNested>(width, op, target, Layout::BlockPitch(width), first_channel > 0);
+    }
+  }
+
+  // All products of one point. Sums over a few channels at a time keep the input of a register tile in the L1 cache
+  // while all output channels pass by, and the weights of these channels in L2 while all units do.
+  void MultiplyPoint(int point, int blocks, const TransformedLayout& layout, const float* transformed, float* products,
+                     std::size_t tile_products) const {
+    constexpr int kChannelsAtATime = 128;
+    const int channels = input_.channels(), width = layout.block_lanes / kLanes;
+    const int at_a_time = CeilDiv(channels, CeilDiv(channels, kChannelsAtATime));
+    for (int first = 0; first < channels; first += at_a_time) {
+      const int last = std::min(first + at_a_time, channels);
+      for (int block = 0; block < blocks; block++) {
+        for (int tile = 0; tile < weight_stage_.channel_tiles; tile++) {
+          MultiplyTiles(0, point, tile, first, last, block * width, (block + 1) * width, layout, transformed,
+                        products + tile * tile_products);
+        }
+      }
+    }
+  }
+
+  void WriteBands(const OutputStage<S>& output, Range bands, int k, const float* units, float* lines) const {
+    const StageTimer timer(Stage::kWrite);
+    for (int index = bands.begin; index < bands.end; index++) {
+      output.Write(BandAt(tiling_, conv_, index), k, units + (index - bands.begin) * tiling_.units, lines);
+    }
+  }
+
+  const Convolution& conv_;
+  const Tiling tiling_;
+  const float* weights_;
+  const WeightStage<S> weight_stage_;
+  const InputStage<S> input_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace polyconv
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

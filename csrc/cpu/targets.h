@@ -1,0 +1,17 @@
+// Which instruction sets the kernels are compiled for. Included before foreach_target.h.
+#pragma once
+
+// Three steps of x86: 512-bit vectors, 256-bit with FMA, 128-bit. What lies between them is not worth its compile time.
+#define HWY_WANT_SSE4 1
+#define HWY_DISABLED_TARGETS (HWY_AVX3_DL | HWY_SSSE3 | HWY_SCALAR | HWY_EMU128)
+
+// Highway's own dispatch would need its shared library at run time, for these few lines.
+#define POLYCONV_CALL_TARGET(set, function, ...) \
+  switch (set) {                                 \
+    case InstructionSet::kAvx512:                \
+      return N_AVX3::function(__VA_ARGS__);      \
+    case InstructionSet::kAvx2:                  \
+      return N_AVX2::function(__VA_ARGS__);      \
+    default:                                     \
+      return N_SSE4::function(__VA_ARGS__);      \
+  }
