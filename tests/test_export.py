@@ -205,9 +205,9 @@ def _tuple(value: Any) -> Any:
 
 
 def cli_workload(name: str) -> dict[str, Any]:
-    from polyconv.export import workloads
+    from polyconv.bench.workloads import entries
 
-    return workloads()[name]
+    return entries()[name]
 
 
 @pytest.mark.parametrize("name", KERNELBENCH)

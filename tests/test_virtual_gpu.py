@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from importlib import resources
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
 import polyconv
 from geometries import CASES, Case
-from polyconv.arguments import normalise, pair
 from polyconv.backends import override
+from polyconv.bench.workloads import find
 from polyconv.problem import Pass, Problem
 from recording import Calls
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.gpu import VirtualGpu, record_only
 
-WORKLOADS = json.loads((resources.files("polyconv") / "bench" / "workloads.json").read_text())
-HEADLINES = {entry["id"]: entry for entry in WORKLOADS["kernelbench"] if "headline" in entry.get("tags", ())}
-
+HEADLINES = {workload.id: workload for workload in find("headline")}
 
 LARGER_CASES = {
     "more channels than a tile": Case((1, 33, 9, 10), (130, 33, 3, 3), kwargs={"padding": 1}),
@@ -77,7 +71,7 @@ def _all_passes(
 @pytest.mark.parametrize("workload", HEADLINES)
 def test_a_v100_accepts_every_launch_of_the_headline_workloads(workload: str, kind: Pass) -> None:
     """Grid, block, registers, shared memory and parameters at full size; nothing is computed."""
-    run_in_virtual_gpu(_launch_at_full_size, _problem(HEADLINES[workload], kind))
+    run_in_virtual_gpu(_launch_at_full_size, HEADLINES[workload].problem(kind))
 
 
 def _launch_at_full_size(problem: Problem) -> None:
@@ -91,22 +85,6 @@ def _launch_at_full_size(problem: Problem) -> None:
         assert len(gpu.launches) == len(prepared.plan.launches) > 0
         for seen, planned in zip(gpu.launches, prepared.plan.launches, strict=True):
             assert seen.params == planned.bind(addresses)
-
-
-def _problem(entry: dict[str, Any], kind: Pass) -> Problem:
-    kernel = pair("kernel_size", entry["kernel_size"])
-    geometry = normalise(kernel, entry["stride"], entry["padding"], entry["dilation"], entry["groups"])
-    n, c, h, w = entry["input"]
-    return Problem.make(
-        kind,
-        (n, c, h, w),
-        (entry["out_channels"], c // entry["groups"], *kernel),
-        stride=geometry.stride,
-        padding=geometry.padding,
-        dilation=geometry.dilation,
-        groups=geometry.groups,
-        bias=entry["bias"],
-    )
 
 
 def test_the_gradient_of_a_sum_is_never_copied() -> None:

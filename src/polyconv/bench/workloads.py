@@ -97,11 +97,18 @@ def _names(known: Mapping[str, Workload]) -> str:
 @lru_cache(maxsize=1)
 def catalogue() -> Mapping[str, Workload]:
     """Every 2-D convolution by id: the headline workloads first, then in the order of the file."""
-    every = [
-        _read(entry, suite) for suite, entries in _entries().items() for entry in entries if entry["module"] == "Conv2d"
-    ]
+    every = [_read(entry, suite) for suite, entry in _conv2d()]
     every.sort(key=lambda w: w.name if w.name != w.id else "~")
     return {workload.id: workload for workload in every}
+
+
+def entries() -> dict[str, dict[str, Any]]:
+    """The same by id, in the file's order and as the file has them: ``nn.Conv2d``'s arguments as they are written."""
+    return {entry["id"]: entry for _, entry in _conv2d()}
+
+
+def _conv2d() -> list[tuple[str, dict[str, Any]]]:
+    return [(suite, entry) for suite, listed in _entries().items() for entry in listed if entry["module"] == "Conv2d"]
 
 
 @lru_cache(maxsize=1)

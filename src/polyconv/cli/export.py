@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..arguments import PADDING_MODES
-from ..export import ExportError, Model, conv2d_model, exported_file, named_model, workloads
+from ..bench.workloads import entries
+from ..export import ExportError, Model, conv2d_model, exported_file, named_model
 from ..plan import DEVICES, PlanError
 
 _REQUIRED = ("in_channels", "out_channels", "kernel_size", "input")
@@ -99,6 +100,6 @@ def _numbers(values: list[int]) -> int | tuple[int, ...]:
 
 class _List(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        for name in workloads():
+        for name in entries():
             print(f"{name:<18}{named_model(name).title}")
         parser.exit()

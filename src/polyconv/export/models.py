@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from typing import Any
 
 from ..arguments import Geometry, normalise, pair
+from ..bench.workloads import entries
 from ..problem import Problem
 
 
@@ -117,16 +116,9 @@ _SEPARABLE_OUTPUTS = 128
 """Output channels of the 1x1 convolution that follows in kb86."""
 
 
-def workloads() -> dict[str, dict[str, Any]]:
-    """The named convolutions that can be exported."""
-    text = (files("polyconv") / "bench" / "workloads.json").read_text(encoding="utf-8")
-    listed = json.loads(text)
-    return {w["id"]: w for w in (*listed["kernelbench"], *listed["models"]) if w["module"] == "Conv2d"}
-
-
 def named_model(name: str) -> Model:
     """The module of a named workload."""
-    known = workloads()
+    known = entries()
     if name not in known:
         raise ExportError(f"there is no Conv2d workload {name!r}; known are {', '.join(known)}")
     w = known[name]

@@ -9,7 +9,7 @@
 // Grid: x = image chunk * tiles + tile, y = written channel, z = phase.
 #pragma once
 
-#include "common.cuh"
+#include "halo_tile.cuh"
 
 namespace polyconv {
 
@@ -26,17 +26,13 @@ struct DepthwiseParams {
   int batch, images_per_block;
   int sources;  // source channels per written channel
   int border;
-  int halo_height, halo_width, halo_pitch;  // source tile of the largest phase, with its halo
-  int max_taps;                             // of the largest phase, for one source
+  HaloShape halo;  // source tile of the largest phase
   int phases_w;
   int tap_step_h, tap_step_w;
   FastDivisor multiplier;  // written channels per source channel; 1 unless fprop
-  FastDivisor halo_width_divisor, tiles, tiles_w;
+  FastDivisor tiles, tiles_w;
   AxisPhase phase_h[kMaxPhases], phase_w[kMaxPhases];
 };
-
-// Elements of a source tile that one thread carries through registers; bounds the tile that the planner may choose.
-constexpr int kCarry = 12;
 
 template <int kTileH, int kTileW, int kThreads>
 __device__ __forceinline__ void depthwise(const DepthwiseParams& p) {
@@ -44,14 +40,14 @@ __device__ __forceinline__ void depthwise(const DepthwiseParams& p) {
   constexpr int kRowStep = kThreads / kTileW;
   static_assert(kThreads % kTileW == 0 && kTileH % kRowStep == 0, "the block must divide the tile");
   extern __shared__ __align__(16) float shared[];
-  const int halo = p.halo_height * p.halo_pitch;
+  const int halo = p.halo.elements();
   float* const taps = shared + 2 * halo;
 
   // ---- What this block works on
   const AxisPhase& h = p.phase_h[blockIdx.z / p.phases_w];
   const AxisPhase& w = p.phase_w[blockIdx.z % p.phases_w];
-  const int chunk = p.tiles.quotient(blockIdx.x), tile = blockIdx.x - chunk * p.tiles.divisor;
-  const int tile_y = p.tiles_w.quotient(tile), tile_x = tile - tile_y * p.tiles_w.divisor;
+  const int chunk = p.tiles.quotient(blockIdx.x), place = blockIdx.x - chunk * p.tiles.divisor;
+  const int tile_y = p.tiles_w.quotient(place), tile_x = place - tile_y * p.tiles_w.divisor;
   const int first_i = tile_y * kTileH, first_j = tile_x * kTileW;
   if (first_i >= h.count.divisor || first_j >= w.count.divisor) return;  // a smaller phase than the grid was made for
   const int channel = blockIdx.y;
@@ -69,41 +65,24 @@ __device__ __forceinline__ void depthwise(const DepthwiseParams& p) {
   // ---- Source tiles: the smallest coordinate that any tap of any position of this tile reads comes first
   const int origin_y = h.read_first + first_i * h.read_step + min(0, (h.taps - 1) * p.tap_step_h);
   const int origin_x = w.read_first + first_j * w.read_step + min(0, (w.taps - 1) * p.tap_step_w);
-  float carried[kCarry];
+  const Plane plane{p.source_row, p.source_column, p.source_height, p.source_width, Border(p.border)};
+  HaloTile<kThreads> tile;
   const auto load = [&](int image, int of) {
-    const float* plane = p.source + image * p.source_batch + (first_source + of) * p.source_channel;
-#pragma unroll
-    for (int e = 0; e < kCarry; e++) {
-      const int index = threadIdx.x + e * kThreads, row = p.halo_width_divisor.quotient(index);
-      int v = origin_y + row, u = origin_x + index - row * p.halo_width;
-      if (p.border != 0) {
-        // Only coordinates that some tap reads may be folded; the rest of the tile stays outside and reads zero.
-        v = fold_into(v, p.source_height, Border(p.border));
-        u = fold_into(u, p.source_width, Border(p.border));
-      }
-      const bool inside = row < p.halo_height && u32(v) < u32(p.source_height) && u32(u) < u32(p.source_width);
-      carried[e] = inside ? plane[i64(v) * p.source_row + i64(u) * p.source_column] : 0.f;
-    }
-  };
-  const auto store = [&](float* to) {
-#pragma unroll
-    for (int e = 0; e < kCarry; e++) {
-      const int index = threadIdx.x + e * kThreads, row = p.halo_width_divisor.quotient(index);
-      if (row < p.halo_height) to[row * p.halo_pitch + index - row * p.halo_width] = carried[e];
-    }
+    tile.load(p.source + image * p.source_batch + (first_source + of) * p.source_channel, plane, p.halo, origin_y,
+              origin_x);
   };
 
   // ---- Convolve tile after tile
   const int i = threadIdx.x / kTileW, j = threadIdx.x % kTileW;
-  const int first = (i * h.read_step - min(0, (h.taps - 1) * p.tap_step_h)) * p.halo_pitch + j * w.read_step -
+  const int first = (i * h.read_step - min(0, (h.taps - 1) * p.tap_step_h)) * p.halo.pitch + j * w.read_step -
                     min(0, (w.taps - 1) * p.tap_step_w);
-  const int next_position = kRowStep * h.read_step * p.halo_pitch;
+  const int next_position = kRowStep * h.read_step * p.halo.pitch;
   const float add = p.bias ? p.bias[channel] : 0.f;
   float sum[kEach];
   int buffer = 0;
   if (area) {
     load(first_image, 0);
-    store(shared);
+    tile.store(shared, p.halo);
   }
   __syncthreads();
 #pragma unroll 1
@@ -116,7 +95,7 @@ __device__ __forceinline__ void depthwise(const DepthwiseParams& p) {
       if (more) load(wraps ? image + 1 : image, wraps ? 0 : of + 1);
       const float* tap = taps + of * area;
       const float* line = shared + buffer * halo + first;
-      for (int r = 0; r < h.taps; r++, line += p.tap_step_h * p.halo_pitch) {
+      for (int r = 0; r < h.taps; r++, line += p.tap_step_h * p.halo.pitch) {
         const float* at = line;
         for (int s = 0; s < w.taps; s++, at += p.tap_step_w) {
           const float weight = *tap++;
@@ -125,16 +104,16 @@ __device__ __forceinline__ void depthwise(const DepthwiseParams& p) {
         }
       }
       buffer ^= 1;
-      if (more) store(shared + buffer * halo);
+      if (more) tile.store(shared + buffer * halo, p.halo);
       __syncthreads();
     }
-    float* plane = p.written + image * p.written_batch + channel * p.written_channel;
+    float* written = p.written + image * p.written_batch + channel * p.written_channel;
 #pragma unroll
     for (int e = 0; e < kEach; e++) {
       const int a = first_i + i + e * kRowStep, b = first_j + j;
       if (a < int(h.count.divisor) && b < int(w.count.divisor))
-        plane[i64(h.written_first + a * h.written_step) * p.written_row +
-              i64(w.written_first + b * w.written_step) * p.written_column] = sum[e];
+        written[i64(h.written_first + a * h.written_step) * p.written_row +
+                i64(w.written_first + b * w.written_step) * p.written_column] = sum[e];
     }
   }
 }

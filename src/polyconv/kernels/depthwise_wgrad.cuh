@@ -9,7 +9,7 @@
 // registers. Grid: x = slice, y = output channel, z = chunk of taps.
 #pragma once
 
-#include "common.cuh"
+#include "halo_tile.cuh"
 
 namespace polyconv {
 
@@ -26,11 +26,9 @@ struct DepthwiseWgradParams {
   int border;
   int jobs, jobs_per_slice;  // (image, tile) pairs
   int stride_h, stride_w, dilation_h, dilation_w, pad_top, pad_left;
-  int halo_height, halo_width, halo_pitch;
-  FastDivisor multiplier, kernel_width, halo_width_divisor, tiles, tiles_w;
+  HaloShape halo;
+  FastDivisor multiplier, kernel_width, tiles, tiles_w;
 };
-
-constexpr int kCarryX = 12;  // elements of an x tile that one thread carries through registers
 
 template <int kTileH, int kTileW, int kThreads, int kTaps>
 __device__ __forceinline__ void depthwise_wgrad(const DepthwiseWgradParams& p) {
@@ -38,7 +36,7 @@ __device__ __forceinline__ void depthwise_wgrad(const DepthwiseWgradParams& p) {
   static_assert(kThreads % kTileW == 0 && kTileH % kRowStep == 0, "the block must divide the tile");
   extern __shared__ __align__(16) float shared[];
   __shared__ float sums[kWarps][kTaps + 1];
-  const int halo = p.halo_height * p.halo_pitch, both = halo + kTileH * kTileW;
+  const int halo = p.halo.elements(), both = halo + kTileH * kTileW;
 
   const int channel = blockIdx.y, first_tap = blockIdx.z * kTaps;
   const int i = threadIdx.x / kTileW, j = threadIdx.x % kTileW;
@@ -50,26 +48,18 @@ __device__ __forceinline__ void depthwise_wgrad(const DepthwiseWgradParams& p) {
 #pragma unroll
   for (int t = 0; t < kTaps; t++) {
     const int tap = first_tap + t < p.taps ? first_tap + t : 0, r = p.kernel_width.quotient(tap);
-    shift[t] = r * p.dilation_h * p.halo_pitch + (tap - r * p.kernel_width.divisor) * p.dilation_w;
+    shift[t] = r * p.dilation_h * p.halo.pitch + (tap - r * p.kernel_width.divisor) * p.dilation_w;
   }
 
   // ---- One (image, tile) pair into registers, then into a buffer
-  float carried[kCarryX], carried_dy[kEach];
+  const Plane plane{p.x_row, p.x_column, p.height, p.width, Border(p.border)};
+  HaloTile<kThreads> tile;
+  float carried_dy[kEach];
   const auto load = [&](int job) {
-    const int image = p.tiles.quotient(job), tile = job - image * p.tiles.divisor;
-    const int tile_y = p.tiles_w.quotient(tile), tile_x = tile - tile_y * p.tiles_w.divisor;
+    const int image = p.tiles.quotient(job), place = job - image * p.tiles.divisor;
+    const int tile_y = p.tiles_w.quotient(place), tile_x = place - tile_y * p.tiles_w.divisor;
     const int origin_y = tile_y * kTileH * p.stride_h - p.pad_top, origin_x = tile_x * kTileW * p.stride_w - p.pad_left;
-#pragma unroll
-    for (int e = 0; e < kCarryX; e++) {
-      const int index = threadIdx.x + e * kThreads, row = p.halo_width_divisor.quotient(index);
-      int v = origin_y + row, u = origin_x + index - row * p.halo_width;
-      if (p.border != 0) {
-        v = fold_into(v, p.height, Border(p.border));
-        u = fold_into(u, p.width, Border(p.border));
-      }
-      const bool inside = row < p.halo_height && u32(v) < u32(p.height) && u32(u) < u32(p.width);
-      carried[e] = inside ? x_channel[image * p.x_batch + i64(v) * p.x_row + i64(u) * p.x_column] : 0.f;
-    }
+    tile.load(x_channel + image * p.x_batch, plane, p.halo, origin_y, origin_x);
 #pragma unroll
     for (int e = 0; e < kEach; e++) {
       const int a = tile_y * kTileH + i + e * kRowStep, b = tile_x * kTileW + j;
@@ -79,11 +69,7 @@ __device__ __forceinline__ void depthwise_wgrad(const DepthwiseWgradParams& p) {
     }
   };
   const auto store = [&](float* to) {
-#pragma unroll
-    for (int e = 0; e < kCarryX; e++) {
-      const int index = threadIdx.x + e * kThreads, row = p.halo_width_divisor.quotient(index);
-      if (row < p.halo_height) to[row * p.halo_pitch + index - row * p.halo_width] = carried[e];
-    }
+    tile.store(to, p.halo);
 #pragma unroll
     for (int e = 0; e < kEach; e++) to[halo + (i + e * kRowStep) * kTileW + j] = carried_dy[e];
   };
@@ -101,11 +87,11 @@ __device__ __forceinline__ void depthwise_wgrad(const DepthwiseWgradParams& p) {
   for (int job = first_job; job < last_job; job++) {
     const bool more = job + 1 < last_job;
     if (more) load(job + 1);
-    const float* tile = shared + buffer * both;
+    const float* ready = shared + buffer * both;
 #pragma unroll
     for (int e = 0; e < kEach; e++) {
-      const float g = tile[halo + (i + e * kRowStep) * kTileW + j];
-      const float* at = tile + (i + e * kRowStep) * p.stride_h * p.halo_pitch + j * p.stride_w;
+      const float g = ready[halo + (i + e * kRowStep) * kTileW + j];
+      const float* at = ready + (i + e * kRowStep) * p.stride_h * p.halo.pitch + j * p.stride_w;
       sum_dy += g;
 #pragma unroll
       for (int t = 0; t < kTaps; t++) sum[t] = fmaf(at[shift[t]], g, sum[t]);

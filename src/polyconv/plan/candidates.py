@@ -6,6 +6,7 @@ The kernels' own modules (gather, wgrad, depthwise) know how to launch; here is 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 from ..problem import Problem
 from . import depthwise, gather, wgrad
@@ -18,6 +19,11 @@ TAPS_PER_CYCLE = 12.0
 """Taps that a multiprocessor multiplies per cycle in a depthwise kernel: each needs a word of shared memory."""
 
 
+def moved_bytes(problem: Problem) -> float:
+    """What any kernel must read and write: every element of x and of y once."""
+    return 4.0 * (prod(problem.x_shape) + prod(problem.y_shape))
+
+
 def gather_candidates(problem: Problem, device: CudaDevice) -> Iterator[tuple[Candidate, GemmTile, gather.LoaderKind]]:
     """Every tile with every loader: its modelled cost, or the reason why it cannot run."""
     r = gather.roles(problem)
@@ -25,12 +31,6 @@ def gather_candidates(problem: Problem, device: CudaDevice) -> Iterator[tuple[Ca
     pixels = problem.batch * sum(h.count * w.count for h in r.phases_h for w in r.phases_w)
     rows = [gather.round_up(h.taps * w.taps * r.channels, gather.DEPTH) for h in r.phases_h for w in r.phases_w]
     biggest = max(h.count * w.count for h in r.phases_h for w in r.phases_w) * problem.batch
-    moved = (
-        4.0
-        * problem.batch
-        * problem.groups
-        * (r.source_size[0] * r.source_size[1] * r.channels + r.written_size[0] * r.written_size[1] * r.outputs)
-    )
     packed_us = LAUNCH_US + 4 * problem.groups * sum(rows) * r.outputs * 4 / (device.dram_gbs * 1e3)
     for loader in gather.LOADERS:
         reason = too_many or gather.refusal(loader, problem, r)
@@ -49,7 +49,7 @@ def gather_candidates(problem: Problem, device: CudaDevice) -> Iterator[tuple[Ca
             work = GemmWork(loader.gather_instructions, lines=tile.m * per_pixel + tile.n / 4)
             folds = 1.5 if loader is gather.FOLDED else 1.0
             steps = folds * sum(rows) / len(rows) / gather.DEPTH
-            us = gemm_us(tile, work, tiles * len(rows), steps, resident, moved, device)
+            us = gemm_us(tile, work, tiles * len(rows), steps, resident, moved_bytes(problem), device)
             waste = tiles * tile.m * tile.n * len(rows) / (pixels * r.outputs * problem.groups)
             yield Candidate(name, us + packed_us, note=f"{waste:.2f}x the multiplications asked for"), tile, loader
 
@@ -60,10 +60,6 @@ def wgrad_candidates(
     """Every tile, with and without vector loads of dy: its modelled cost, or the reason why it cannot run."""
     dense = gather.dense_pixels(problem.y_strides, problem.out_size, problem)
     columns, k = wgrad.columns_of(problem) + problem.bias, problem.channels_per_group[1]
-    moved = 4.0 * (
-        problem.batch * problem.in_channels * problem.in_size[0] * problem.in_size[1]
-        + problem.batch * problem.out_channels * problem.out_size[0] * problem.out_size[1]
-    )
     for tile in WGRAD_TILES:
         for vector in (True, False):
             spec = wgrad.kernel(tile, vector, wgrad.bordered(problem))
@@ -77,7 +73,7 @@ def wgrad_candidates(
             blocks = -(-k // tile.m) * -(-columns // tile.n) * problem.groups * slices
             instructions = (6.0 if vector else 8.0) + 8.0 * wgrad.bordered(problem)
             work = GemmWork(instructions, lines=tile.m + tile.n / 2)
-            us = gemm_us(tile, work, blocks, pixels_per_slice / 8, spec.min_blocks, moved, device)
+            us = gemm_us(tile, work, blocks, pixels_per_slice / 8, spec.min_blocks, moved_bytes(problem), device)
             us += LAUNCH_US + memory_us(8.0 * slices * problem.out_channels * columns, device)
             yield Candidate(spec.symbol, us, note=f"{slices} slices of {pixels_per_slice} pixels"), tile, vector
 
@@ -95,8 +91,8 @@ def depthwise_candidates(problem: Problem, device: CudaDevice) -> Iterator[tuple
         blocks = (
             depthwise.tiles_of(r, tile) * len(r.phases_h) * len(r.phases_w) * problem.batch * problem.groups * r.outputs
         )
-        taps = max(h.taps for h in r.phases_h) * max(w.taps for w in r.phases_w) * r.channels
-        yield Candidate(name, _plane_us(problem, device, blocks, tile, height * width * r.channels, taps)), tile
+        us = _plane_us(problem, device, blocks, tile, height * width * r.channels, depthwise.taps_of(r))
+        yield Candidate(name, us), tile
 
 
 def depthwise_wgrad_candidates(problem: Problem, device: CudaDevice) -> Iterator[tuple[Candidate, PlaneTile, int]]:
@@ -118,10 +114,6 @@ def depthwise_wgrad_candidates(problem: Problem, device: CudaDevice) -> Iterator
 
 def _plane_us(problem: Problem, device: CudaDevice, blocks: int, tile: PlaneTile, halo: int, taps: int) -> float:
     cycles = blocks * (tile.positions * taps / TAPS_PER_CYCLE + halo / 8 + 200) / device.sms
-    elements = problem.batch * (
-        problem.in_channels * problem.in_size[0] * problem.in_size[1]
-        + problem.out_channels * problem.out_size[0] * problem.out_size[1]
-    )
     # A tile's halo is read by its neighbours too, mostly from L2: count a tenth of it as memory traffic.
     again = 1 + 0.1 * (halo / tile.positions - 1)
-    return max(cycles / device.clock_mhz, memory_us(4.0 * elements * again, device)) + LAUNCH_US
+    return max(cycles / device.clock_mhz, memory_us(moved_bytes(problem) * again, device)) + LAUNCH_US

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
@@ -110,8 +109,3 @@ def _slower(candidate: Candidate, best: Candidate) -> Candidate:
     ratio = (candidate.cost_us or 0.0) / (best.cost_us or 1.0)
     reason = f"modelled {candidate.cost_us:.0f} us, {ratio:.2f}x the chosen one's"
     return Candidate(candidate.name, candidate.cost_us, reason, candidate.note)
-
-
-def kernels_of(plans: Iterator[Plan]) -> tuple[KernelSpec, ...]:
-    """The distinct kernels that some plans name, in order of first use."""
-    return tuple(dict.fromkeys(spec for plan in plans for spec in plan.kernels))

@@ -10,7 +10,7 @@ from ..problem import PaddingMode, Pass, Problem
 from . import layout
 from .errors import int32
 from .gather import BORDERS, Roles, pixel_strides, roles, round_up
-from .layout import AxisPhase, DepthwiseParams, DepthwiseWgradParams, FastDivisor
+from .layout import AxisPhase, DepthwiseParams, DepthwiseWgradParams, FastDivisor, HaloShape
 from .plan import KernelSpec, Launch, Schedule
 from .tiles import CARRY, PLANE_TILES, WGRAD_TAPS, PlaneTile
 from .wgrad import bordered, reduction
@@ -58,11 +58,6 @@ def halo(phases: tuple[Phase, ...], positions: int) -> int:
     return max((positions - 1) * p.read_step + max(p.taps - 1, 0) * abs(p.tap_step) + 1 for p in phases)
 
 
-def _pitch(width: int) -> int:
-    """Row length in shared memory: odd, so that strided readers meet few bank conflicts."""
-    return width | 1
-
-
 def refusal(problem: Problem, r: Roles, tile: PlaneTile) -> str | None:
     """Why the kernel of fprop and dgrad cannot run on this tile, or None."""
     if not problem.depthwise:
@@ -81,8 +76,12 @@ def refusal(problem: Problem, r: Roles, tile: PlaneTile) -> str | None:
 
 
 def _shared(r: Roles, height: int, width: int) -> int:
-    taps = max(h.taps for h in r.phases_h) * max(w.taps for w in r.phases_w) * r.channels
-    return 4 * (2 * height * _pitch(width) + max(taps, 1))
+    return 4 * (2 * HaloShape.of(height, width).elements + max(taps_of(r), 1))
+
+
+def taps_of(r: Roles) -> int:
+    """Multiplications per written element in the largest phase."""
+    return max(h.taps for h in r.phases_h) * max(w.taps for w in r.phases_w) * r.channels
 
 
 def tiles_of(r: Roles, tile: PlaneTile) -> int:
@@ -107,12 +106,10 @@ def launches(problem: Problem, tile: PlaneTile, sms: int) -> Schedule:
     p.w_written = per_output if problem.kind is Pass.FPROP else per_output * r.channels
     p.w_source = per_output
     p.w_row, p.w_column = problem.w_strides[2:]
-    p.halo_height, p.halo_width, p.halo_pitch = height, width, _pitch(width)
-    p.max_taps = max(h.taps for h in r.phases_h) * max(w.taps for w in r.phases_w)
+    p.halo = HaloShape.of(height, width)
     p.phases_w = len(r.phases_w)
     p.tap_step_h, p.tap_step_w = r.phases_h[0].tap_step, r.phases_w[0].tap_step
     p.multiplier = FastDivisor.of(r.outputs)
-    p.halo_width_divisor = FastDivisor.of(width)
     p.tiles = FastDivisor.of(tiles)
     p.tiles_w = FastDivisor.of(-(-max(w.count for w in r.phases_w) // tile.width))
     for i, phase in enumerate(r.phases_h):
@@ -129,7 +126,7 @@ def launches(problem: Problem, tile: PlaneTile, sms: int) -> Schedule:
     slots = layout.slots(DepthwiseParams, **where)
     spec = kernel(tile)
     launch = Launch(spec, grid, (tile.threads, 1, 1), _shared(r, height, width), bytes(p), slots)
-    return Schedule((launch,), 0, p.max_taps * r.channels + problem.bias)
+    return Schedule((launch,), 0, taps_of(r) + problem.bias)
 
 
 def _per_block(jobs: int, blocks: int, sms: int) -> int:
@@ -159,7 +156,7 @@ def wgrad_halo(problem: Problem, tile: PlaneTile) -> tuple[int, int]:
 
 
 def _wgrad_shared(tile: PlaneTile, height: int, width: int) -> int:
-    return 4 * 2 * (height * _pitch(width) + tile.positions)
+    return 4 * 2 * (HaloShape.of(height, width).elements + tile.positions)
 
 
 def wgrad_tiles(problem: Problem, tile: PlaneTile) -> int:
@@ -186,10 +183,9 @@ def wgrad_launches(problem: Problem, tile: PlaneTile, taps: int, sms: int, works
     p.stride_h, p.stride_w = problem.stride
     p.dilation_h, p.dilation_w = problem.dilation
     p.pad_top, p.pad_left = problem.padding[0], problem.padding[2]
-    p.halo_height, p.halo_width, p.halo_pitch = height, width, _pitch(width)
+    p.halo = HaloShape.of(height, width)
     p.multiplier = FastDivisor.of(problem.channels_per_group[1])
     p.kernel_width = FastDivisor.of(problem.kernel[1])
-    p.halo_width_divisor = FastDivisor.of(width)
     p.tiles, p.tiles_w = FastDivisor.of(tiles), FastDivisor.of(-(-problem.out_size[1] // tile.width))
     most = max(1, workspace // (4 * problem.out_channels * columns_padded))
     per_slice = max(_per_block(jobs, problem.out_channels * chunks, sms), -(-jobs // most))

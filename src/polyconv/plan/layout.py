@@ -55,6 +55,19 @@ class AxisPhase(ctypes.Structure):
         )
 
 
+class HaloShape(ctypes.Structure):
+    _fields_ = [("height", c_int32), ("pitch", c_int32), ("width", FastDivisor)]
+
+    @classmethod
+    def of(cls, height: int, width: int) -> HaloShape:
+        """Rows in shared memory have an odd length, so that strided readers meet few bank conflicts."""
+        return cls(height, width | 1, FastDivisor.of(width))
+
+    @property
+    def elements(self) -> int:
+        return int(self.height * self.pitch)
+
+
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]
 
@@ -117,9 +130,10 @@ class DepthwiseParams(ctypes.Structure):
         *_fields(c_int64, "source_batch source_channel written_batch written_channel"),
         *_fields(c_int64, "w_written w_source w_row w_column"),
         *_fields(c_int32, "source_row source_column written_row written_column source_height source_width"),
-        *_fields(c_int32, "batch images_per_block sources border halo_height halo_width halo_pitch max_taps"),
+        *_fields(c_int32, "batch images_per_block sources border"),
+        ("halo", HaloShape),
         *_fields(c_int32, "phases_w tap_step_h tap_step_w"),
-        *_fields(FastDivisor, "multiplier halo_width_divisor tiles tiles_w"),
+        *_fields(FastDivisor, "multiplier tiles tiles_w"),
         ("phase_h", AxisPhase * MAX_PHASES),
         ("phase_w", AxisPhase * MAX_PHASES),
     ]
@@ -132,8 +146,8 @@ class DepthwiseWgradParams(ctypes.Structure):
         *_fields(c_int32, "x_row x_column dy_row dy_column height width out_height out_width"),
         *_fields(c_int32, "channels taps columns_padded bias border jobs jobs_per_slice"),
         *_fields(c_int32, "stride_h stride_w dilation_h dilation_w pad_top pad_left"),
-        *_fields(c_int32, "halo_height halo_width halo_pitch"),
-        *_fields(FastDivisor, "multiplier kernel_width halo_width_divisor tiles tiles_w"),
+        ("halo", HaloShape),
+        *_fields(FastDivisor, "multiplier kernel_width tiles tiles_w"),
     ]
 
 

@@ -90,6 +90,6 @@ PLANE_TILES = (
     PlaneTile(8, 8, 64),
 )
 CARRY = 12
-"""Elements of a source tile that one thread of a depthwise kernel carries (``kCarry`` in depthwise.cuh)."""
+"""Elements of a source tile that one thread of a depthwise kernel carries (``kCarry`` in halo_tile.cuh)."""
 WGRAD_TAPS = (9, 16)
 """Taps that one block of the depthwise weight gradient sums at once."""
