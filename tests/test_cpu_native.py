@@ -60,9 +60,14 @@ class Case:
         bias = None if bias is None else bias.double()
         return F.conv2d(padded, w.double(), bias, dilation=self.dilation, groups=self.groups)
 
-    def numbers(self, scheme: Scheme, *, gradient: bool = False, mode: int = AUTOMATIC, lanes: int = 0) -> list[int]:
+    @property
+    def geometry(self) -> list[int]:
         top, _, left, _ = self.padding
-        return [top, left, *self.dilation, self.groups, int(gradient), scheme.index, mode, lanes, 0]
+        return [1, 1, top, left, *self.dilation, self.groups, 0]
+
+
+def plan(scheme: Scheme, mode: int = AUTOMATIC, lanes: int = 0) -> list[int]:
+    return [scheme.index, mode, lanes, 0]
 
 
 def close(found: Tensor, expected: Tensor) -> None:
@@ -78,7 +83,7 @@ def fprop(case: Case, scheme: Scheme, *, mode: int = AUTOMATIC, lanes: int = 0) 
     x, w, bias = case.tensors()
     before = x.clone(), w.clone()
     y = poisoned(case.y)
-    torch.ops.polyconv_cpu.convolve(x, w, bias, y, case.numbers(scheme, mode=mode, lanes=lanes), None)
+    torch.ops.polyconv_cpu.convolve(x, w, bias, y, case.geometry, plan(scheme, mode, lanes), None)
     close(y, case.reference(x, w, bias))
     assert torch.equal(x, before[0])
     assert torch.equal(w, before[1])
@@ -88,8 +93,7 @@ def dgrad(case: Case, scheme: Scheme, *, mode: int = AUTOMATIC, lanes: int = 0) 
     x, w, _ = case.tensors()
     dy = torch.randn(case.y) * 0.5
     dx = poisoned(case.x)
-    numbers = case.numbers(scheme, gradient=True, mode=mode, lanes=lanes)
-    torch.ops.polyconv_cpu.convolve(dy, w, None, dx, numbers, None)
+    torch.ops.polyconv_cpu.input_gradient(dy, w, dx, case.geometry, plan(scheme, mode, lanes))
     _, expected = torch.autograd.functional.vjp(lambda t: case.reference(t, w, None), x.double(), dy.double())
     close(dx, expected)
 
@@ -180,7 +184,7 @@ def test_same_bits_whatever_the_number_of_threads(mode: int) -> None:
         for count in (1, 2, 3, 2):
             torch.set_num_threads(count)
             y = poisoned(case.y)
-            torch.ops.polyconv_cpu.convolve(x, w, bias, y, case.numbers(SCHEMES[0], mode=mode, lanes=32), None)
+            torch.ops.polyconv_cpu.convolve(x, w, bias, y, case.geometry, plan(SCHEMES[0], mode, 32), None)
             results.append(y)
     finally:
         torch.set_num_threads(threads)
@@ -199,7 +203,8 @@ def test_sliced_tensors_need_no_copy() -> None:
         w.transpose(0, 1).contiguous().transpose(0, 1),
         bias,
         y,
-        case.numbers(SCHEMES[2]),
+        case.geometry,
+        plan(SCHEMES[2]),
         None,
     )
     close(y, case.reference(x, w, bias))
@@ -209,11 +214,11 @@ def test_sliced_tensors_need_no_copy() -> None:
 def test_kept_weights_give_the_same_bits() -> None:
     case = CASES["W3 in small"]
     x, w, bias = case.tensors()
-    numbers = case.numbers(SCHEMES[0])
+    numbers = case.geometry, plan(SCHEMES[0])
     fresh, kept = poisoned(case.y), poisoned(case.y)
-    torch.ops.polyconv_cpu.convolve(x, w, bias, fresh, numbers, None)
-    transformed = torch.ops.polyconv_cpu.transform_weights(x, w, kept, numbers)
-    torch.ops.polyconv_cpu.convolve(x, w, bias, kept, numbers, transformed)
+    torch.ops.polyconv_cpu.convolve(x, w, bias, fresh, *numbers, None)
+    transformed = torch.ops.polyconv_cpu.transform_weights(x, w, kept, *numbers)
+    torch.ops.polyconv_cpu.convolve(x, w, bias, kept, *numbers, transformed)
     assert torch.equal(fresh, kept)
 
 

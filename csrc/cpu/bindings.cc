@@ -2,10 +2,9 @@
 #include <Python.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
 
-#include <atomic>
-#include <stdexcept>
+#include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,138 +13,82 @@
 #include "output_pool.h"
 #include "schemes.h"
 #include "stages.h"
+#include "tensors.h"
 
 namespace polyconv {
 namespace {
 
-using torch::stable::Tensor;
-
-constexpr int kSets = static_cast<int>(InstructionSet::kCount);
-
-// The best instruction set of this processor, unless a test chose another one.
-std::atomic<int> chosen_set{-1};
-
-InstructionSet TheSet() {
-  for (int set = 0; chosen_set.load() < 0 && set < kSets; set++) {
-    if (IsSupported(static_cast<InstructionSet>(set))) chosen_set.store(set);
-  }
-  if (chosen_set.load() < 0) throw std::runtime_error("polyconv: this processor has none of AVX-512, AVX2 and SSE4.2");
-  return static_cast<InstructionSet>(chosen_set.load());
-}
-
-// The integers of a call, in the order of the operator's schema.
-struct Call {
-  int top, left, dilation_h, dilation_w, groups;
-  bool input_gradient;
+// The plan of a call: which kernels, and how the work is cut. Zeros leave the cut to the kernels.
+struct Plan {
   Algorithm algorithm;
   Schedule schedule;
 };
 
-Call ReadCall(const std::vector<int64_t>& numbers) {
-  if (numbers.size() != 10) throw std::runtime_error("polyconv: a call has 10 numbers");
+Plan ReadPlan(const std::vector<int64_t>& numbers) {
+  Require(numbers.size() == 4, "a plan has 4 numbers");
   const auto at = [&](int i) { return static_cast<int>(numbers[i]); };
-  if (at(6) < 0 || at(6) >= static_cast<int>(Algorithm::kCount))
-    throw std::runtime_error("polyconv: no such algorithm");
-  return {at(0), at(1), at(2), at(3), at(4), at(5) != 0, static_cast<Algorithm>(at(6)), {at(7), at(8), at(9)}};
+  Require(at(0) >= 0 && at(0) < static_cast<int>(Algorithm::kCount), "no such algorithm");
+  return {static_cast<Algorithm>(at(0)), {at(1), at(2), at(3)}};
 }
 
-void Require(bool condition, const char* what) {
-  if (!condition) throw std::runtime_error(std::string("polyconv: ") + what);
-}
-
-// The convolution of the first group. `x` is what is read and `y` what is written, in both passes.
-Convolution Describe(const Tensor& x, const Tensor& w, const Tensor& y, const Call& call) {
-  Require(x.dim() == 4 && w.dim() == 4 && y.dim() == 4, "tensors have four dimensions");
-  Require(x.stride(3) == 1 && y.stride(3) == 1, "columns must be contiguous");
-  Require(x.size(0) == y.size(0), "batch sizes differ");
-  const int reads = call.input_gradient ? 0 : 1;  // the dimension of w that is summed over
-  Convolution c{};
-  c.x = x.const_data_ptr<float>();
-  c.w = w.const_data_ptr<float>();
-  c.y = y.mutable_data_ptr<float>();
-  c.batch = static_cast<int>(x.size(0));
-  c.in_channels = static_cast<int>(x.size(1)) / call.groups;
-  c.out_channels = static_cast<int>(y.size(1)) / call.groups;
-  c.in_height = static_cast<int>(x.size(2));
-  c.in_width = static_cast<int>(x.size(3));
-  c.out_height = static_cast<int>(y.size(2));
-  c.out_width = static_cast<int>(y.size(3));
-  c.taps_h = static_cast<int>(w.size(2));
-  c.taps_w = static_cast<int>(w.size(3));
-  c.dilation_h = call.dilation_h;
-  c.dilation_w = call.dilation_w;
-  c.x_batch = x.stride(0), c.x_channel = x.stride(1), c.x_row = x.stride(2);
-  c.y_batch = y.stride(0), c.y_channel = y.stride(1), c.y_row = y.stride(2);
-  c.w_in = w.stride(reads), c.w_out = w.stride(1 - reads);
-  c.w_row = w.stride(2), c.w_column = w.stride(3);
-  c.top = call.top, c.left = call.left;
-  if (call.input_gradient) {
-    // Correlate the gradient with the taps in reverse order, from the far end of the padding.
-    c.w += (c.taps_h - 1) * c.w_row + (c.taps_w - 1) * c.w_column;
-    c.w_row = -c.w_row, c.w_column = -c.w_column;
-    c.top = c.dilation_h * (c.taps_h - 1) - call.top;
-    c.left = c.dilation_w * (c.taps_w - 1) - call.left;
-  }
-  return c;
-}
-
-Convolution OfGroup(const Convolution& first, int group, const Call& call) {
-  Convolution c = first;
-  c.x += group * c.in_channels * c.x_channel;
-  c.y += group * c.out_channels * c.y_channel;
-  // Groups follow one another along the weight's first dimension.
-  c.w += group * (call.input_gradient ? c.in_channels * c.w_in : c.out_channels * c.w_out);
-  if (c.bias != nullptr) c.bias += group * c.out_channels;
-  return c;
-}
-
-Runtime TheRuntime() {
-  return {[](int64_t count, const std::function<void(int64_t, int64_t)>& body) {
-            torch::stable::parallel_for(0, count, 1, body);
-          },
-          static_cast<int>(torch::stable::get_num_threads())};
-}
-
-// Transformed weights for `convolve`. They depend on the instruction set, the weights and the algorithm, not on the
-// images nor the schedule.
-Tensor TransformWeightsOp(const Tensor& x, const Tensor& w, const Tensor& y, const std::vector<int64_t>& numbers) {
-  const Call call = ReadCall(numbers);
-  const SchemeKernels& kernels = *FindScheme(TheSet(), call.algorithm);
-  const Convolution first = Describe(x, w, y, call);
+// Transformed weights for a forward `convolve`. They depend on the instruction set, the weights and the algorithm, not
+// on the images nor the schedule.
+Tensor TransformWeightsOp(const Tensor& x, const Tensor& w, const Tensor& y,
+                          const std::vector<int64_t>& geometry_numbers, const std::vector<int64_t>& plan_numbers) {
+  const Geometry geometry = ReadGeometry(geometry_numbers);
+  const SchemeKernels& kernels = *FindScheme(TheSet(), ReadPlan(plan_numbers).algorithm);
+  const Convolution first = DescribeForward(x, w, y, geometry);
   const std::size_t size = kernels.weights_size(first);
-  Tensor transformed = torch::stable::new_empty(w, {static_cast<int64_t>(size) * call.groups});
+  Tensor transformed = torch::stable::new_empty(w, {static_cast<int64_t>(size) * geometry.groups});
   float* target = transformed.mutable_data_ptr<float>();
-  AdviseHugePages(target, size * call.groups * sizeof(float));
-  for (int group = 0; group < call.groups; group++) {
-    kernels.transform_weights(OfGroup(first, group, call), target + group * size, TheRuntime());
+  AdviseHugePages(target, size * geometry.groups * sizeof(float));
+  for (int group = 0; group < geometry.groups; group++) {
+    kernels.transform_weights(OfGroup(first, group, false), target + group * size, TheRuntime());
   }
   return transformed;
 }
 
-void ConvolveOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
-                const std::vector<int64_t>& numbers, const std::optional<Tensor>& transformed) {
-  const Call call = ReadCall(numbers);
-  const SchemeKernels& kernels = *FindScheme(TheSet(), call.algorithm);
+// All groups of one correlation, with its weights transformed here unless they are given.
+void RunGroups(const Convolution& first, int groups, bool input_gradient, const Plan& plan, const float* transformed) {
   const Runtime runtime = TheRuntime();
-  Convolution first = Describe(x, w, y, call);
-  if (bias.has_value()) first.bias = bias->const_data_ptr<float>();
-  AdviseHugePages(first.y, static_cast<std::size_t>(y.numel()) * sizeof(float));
-  const std::size_t size = kernels.weights_size(first);
-  if (transformed.has_value()) {
-    Require(transformed->numel() == static_cast<int64_t>(size) * call.groups, "these weights are of another problem");
+  if (first.taps_h == 0) {
+    for (int group = 0; group < groups; group++) WriteZeros(OfGroup(first, group, input_gradient), runtime);
+    return;
   }
+  const SchemeKernels& kernels = *FindScheme(TheSet(), plan.algorithm);
+  const std::size_t size = kernels.weights_size(first);
   static thread_local Scratch weights_scratch;
-  for (int group = 0; group < call.groups; group++) {
-    const Convolution conv = OfGroup(first, group, call);
-    const float* weights = nullptr;
-    if (transformed.has_value()) {
-      weights = transformed->const_data_ptr<float>() + group * size;
-    } else {
+  for (int group = 0; group < groups; group++) {
+    const Convolution conv = OfGroup(first, group, input_gradient);
+    const float* weights = transformed + group * size;
+    if (transformed == nullptr) {
       float* fresh = weights_scratch.Get(size);
       kernels.transform_weights(conv, fresh, runtime);
       weights = fresh;
     }
-    kernels.run(conv, call.schedule, weights, runtime);
+    kernels.run(conv, plan.schedule, weights, runtime);
+  }
+}
+
+void ConvolveOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
+                const std::vector<int64_t>& geometry_numbers, const std::vector<int64_t>& plan_numbers,
+                const std::optional<Tensor>& transformed) {
+  const Geometry geometry = ReadGeometry(geometry_numbers);
+  const Plan plan = ReadPlan(plan_numbers);
+  Convolution first = DescribeForward(x, w, y, geometry);
+  if (bias.has_value()) first.bias = bias->const_data_ptr<float>();
+  AdviseHugePages(first.y, static_cast<std::size_t>(y.numel()) * sizeof(float));
+  const float* kept = transformed.has_value() ? transformed->const_data_ptr<float>() : nullptr;
+  RunGroups(first, geometry.groups, false, plan, kept);
+}
+
+void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx, const std::vector<int64_t>& geometry_numbers,
+                     const std::vector<int64_t>& plan_numbers) {
+  const Geometry geometry = ReadGeometry(geometry_numbers);
+  const Plan plan = ReadPlan(plan_numbers);
+  AdviseHugePages(dx.mutable_data_ptr<float>(), static_cast<std::size_t>(dx.numel()) * sizeof(float));
+  for (const Convolution& phase : DescribeInputGradient(dy, w, dx, geometry)) {
+    RunGroups(phase, geometry.groups, true, plan, nullptr);
   }
 }
 
@@ -185,13 +128,7 @@ Tensor EmptyOutputOp(const Tensor& like, const std::vector<int64_t>& sizes) {
 
 // The instruction set in use; chooses it first if a name (or "best") is given.
 std::string InstructionSetOp(const std::string& name) {
-  if (name == "best") chosen_set.store(-1);
-  for (int i = 0; i < kSets && !name.empty() && name != "best"; i++) {
-    const auto set = static_cast<InstructionSet>(i);
-    if (name != NameOf(set)) continue;
-    Require(IsSupported(set), "this processor cannot run that instruction set");
-    chosen_set.store(i);
-  }
+  ChooseInstructionSet(name);
   return NameOf(TheSet());
 }
 
@@ -217,9 +154,12 @@ std::vector<int64_t> StageCyclesOp() {
 }  // namespace
 
 STABLE_TORCH_LIBRARY(polyconv_cpu, m) {
-  // numbers: top, left, dilation_h, dilation_w, groups, input_gradient, algorithm, mode, lanes, channels
-  m.def("transform_weights(Tensor x, Tensor w, Tensor y, int[] numbers) -> Tensor");
-  m.def("convolve(Tensor x, Tensor w, Tensor? bias, Tensor(a!) y, int[] numbers, Tensor? transformed) -> ()");
+  // geometry: stride_h, stride_w, top, left, dilation_h, dilation_w, groups, border; plan: algorithm, mode, lanes, channels
+  m.def("transform_weights(Tensor x, Tensor w, Tensor y, int[] geometry, int[] plan) -> Tensor");
+  m.def(
+      "convolve(Tensor x, Tensor w, Tensor? bias, Tensor(a!) y, int[] geometry, int[] plan, Tensor? transformed) -> "
+      "()");
+  m.def("input_gradient(Tensor dy, Tensor w, Tensor(a!) dx, int[] geometry, int[] plan) -> ()");
   m.def("checksum(Tensor dense) -> int");
   m.def("instruction_set(str name) -> str");
 #if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_11_0
@@ -235,6 +175,7 @@ STABLE_TORCH_LIBRARY(polyconv_cpu, m) {
 STABLE_TORCH_LIBRARY_IMPL(polyconv_cpu, CompositeExplicitAutograd, m) {
   m.impl("transform_weights", TORCH_BOX(&TransformWeightsOp));
   m.impl("convolve", TORCH_BOX(&ConvolveOp));
+  m.impl("input_gradient", TORCH_BOX(&InputGradientOp));
   m.impl("checksum", TORCH_BOX(&ChecksumOp));
   m.impl("instruction_set", TORCH_BOX(&InstructionSetOp));
 #if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_11_0

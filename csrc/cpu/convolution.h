@@ -7,8 +7,12 @@
 
 namespace polyconv {
 
-// A correlation of unit stride: y[n, k, i, j] = bias[k] + sum w[k, c, r, s] x[n, c, i + r dh - top, j + s dw - left].
-// The input gradient of such a convolution is one too, with channels exchanged and negative strides over the taps.
+// What stands outside the image. The values are those that Python sends.
+enum class Border : int { kZeros = 0, kReflect, kReplicate, kCircular, kCount };
+
+// A correlation: y[n, k, i, j] = bias[k] + sum w[k, c, r, s] x[n, c, i sh + r dh - top, j sw + s dw - left].
+// The input gradient of a convolution of unit stride is one too, with channels exchanged and negative strides over the
+// taps; that of a strided one is several, one per residue class of its pixels: see lattice.h.
 struct Convolution {
   const float* x;
   const float* w;
@@ -18,12 +22,14 @@ struct Convolution {
   int batch, in_channels, out_channels;  // of one group
   int in_height, in_width, out_height, out_width;
   int taps_h, taps_w;
-  int top, left;  // rows and columns of zeros before the image; negative where it is cropped
+  int top, left;  // rows and columns of border before the image; negative where it is cropped
+  int stride_h, stride_w;
   int dilation_h, dilation_w;
+  Border border;
 
-  // In elements. Columns of x and y are contiguous.
-  std::ptrdiff_t x_batch, x_channel, x_row;
-  std::ptrdiff_t y_batch, y_channel, y_row;
+  // In elements, of any sign and size: NCHW, channels_last, slices and expanded scalars are all the same to the kernels.
+  std::ptrdiff_t x_batch, x_channel, x_row, x_column;
+  std::ptrdiff_t y_batch, y_channel, y_row, y_column;
   std::ptrdiff_t w_out, w_in, w_row, w_column;
 };
 

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .. import settings
-from ..problem import Pass, Problem
+from ..problem import PaddingMode, Pass, Problem
 from .aten import AtenBackend
-from .schemes import Choice, Scheme, choose
+from .schemes import Choice, choose
 
 _MODULE = "polyconv.cpu._native"
 
@@ -66,11 +66,15 @@ def set_output_pool_limit(size: int) -> None:
 # ---- the call
 
 
-def _numbers(problem: Problem, scheme: Scheme) -> list[int]:
-    """What the operators want to know, in the order of their schema; zeros leave the schedule to the kernels."""
+BORDERS = tuple(PaddingMode)
+"""In the order of ``polyconv::Border``."""
+
+
+def geometry_numbers(problem: Problem) -> list[int]:
+    """The geometry that every operator takes; bottom and right padding follow from the sizes of the tensors."""
     top, _, left, _ = problem.padding
-    gradient = int(problem.kind is Pass.DGRAD)
-    return [top, left, *problem.dilation, problem.groups, gradient, scheme.index, 0, 0, 0]
+    border = BORDERS.index(problem.padding_mode) if any(problem.padding) else 0
+    return [*problem.stride, top, left, *problem.dilation, problem.groups, border]
 
 
 @lru_cache(maxsize=4096)
@@ -93,12 +97,13 @@ class NativeBackend:
         if scheme is None:
             self._aten.run(problem, tensors)
             return
-        gradient = problem.kind is Pass.DGRAD
-        x, y = (tensors["y"], tensors["x"]) if gradient else (tensors["x"], tensors["y"])
-        w, bias = tensors["w"], tensors.get("bias")
-        numbers = _numbers(problem, scheme)
-        transformed = None if gradient else self._weights.of(x, w, y, numbers)
-        torch.ops.polyconv_cpu.convolve(x, w, None if bias is None else bias.contiguous(), y, numbers, transformed)
+        x, w, y, bias = tensors["x"], tensors["w"], tensors["y"], tensors.get("bias")
+        geometry, plan = geometry_numbers(problem), [scheme.index, 0, 0, 0]
+        if problem.kind is Pass.DGRAD:
+            torch.ops.polyconv_cpu.input_gradient(y, w, x, geometry, plan)
+            return
+        transformed = self._weights.of(x, w, y, geometry, plan)
+        torch.ops.polyconv_cpu.convolve(x, w, bias, y, geometry, plan, transformed)
 
     def explain(self, problem: Problem) -> str:
         choice = _choose(problem, settings.current().tolerance)
@@ -131,16 +136,16 @@ class TransformedWeights:
         self._kept = WeakIdKeyDictionary()
         self._lock = Lock()
 
-    def of(self, x: Tensor, w: Tensor, y: Tensor, numbers: list[int]) -> Tensor | None:
+    def of(self, x: Tensor, w: Tensor, y: Tensor, geometry: list[int], plan: list[int]) -> Tensor | None:
         """The transformed weights for this call, or None where they should be made for it alone."""
         if torch.is_grad_enabled() or w.is_inference() or not w.is_contiguous():
             return None
-        state = (w._version, w.data_ptr(), torch.ops.polyconv_cpu.checksum(w), tuple(numbers), instruction_set())
+        state = (w._version, w.data_ptr(), torch.ops.polyconv_cpu.checksum(w), (*geometry, *plan), instruction_set())
         with self._lock:
             kept: _Kept | None = self._kept.get(w)
         if kept is not None and kept.state == state:
             return kept.transformed
-        transformed: Tensor = torch.ops.polyconv_cpu.transform_weights(x, w, y, numbers)
+        transformed: Tensor = torch.ops.polyconv_cpu.transform_weights(x, w, y, geometry, plan)
         with self._lock:
             self._kept[w] = _Kept(state, transformed)
             self.size = sum(_bytes(entry) for entry in self._kept.values())

@@ -1,0 +1,51 @@
+// What every operator shares: from tensors and integers to the engine's plain numbers and pointers.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "convolution.h"
+
+namespace polyconv {
+
+using torch::stable::Tensor;
+
+// Throws, with the package's name before the words, unless the condition holds.
+void Require(bool condition, const char* what);
+
+// How the kernel moves over the image. Bottom and right padding follow from the sizes of the tensors.
+struct Geometry {
+  int stride_h, stride_w, top, left, dilation_h, dilation_w, groups;
+  Border border;
+};
+
+// From [stride_h, stride_w, top, left, dilation_h, dilation_w, groups, border].
+Geometry ReadGeometry(const std::vector<int64_t>& numbers);
+
+// The forward convolution of the first group.
+Convolution DescribeForward(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry);
+
+// Its input gradient, of the first group: one correlation per residue class of the stride, each of unit stride. Those
+// without taps only write zeros. Borders other than zeros are the caller's.
+std::vector<Convolution> DescribeInputGradient(const Tensor& dy, const Tensor& w, const Tensor& dx,
+                                               const Geometry& geometry);
+
+// The same for another group. Groups follow one another along the weight's first dimension.
+Convolution OfGroup(const Convolution& first, int group, bool input_gradient);
+
+// Writes zeros to all outputs, for a convolution without taps.
+void WriteZeros(const Convolution& conv, const Runtime& runtime);
+
+// torch's threads.
+Runtime TheRuntime();
+
+// The best instruction set of this processor, unless a test chose another one: see ChooseInstructionSet.
+InstructionSet TheSet();
+
+// Chooses by name, or anew for "best"; an empty name changes nothing.
+void ChooseInstructionSet(const std::string& name);
+
+}  // namespace polyconv
