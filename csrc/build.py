@@ -1,7 +1,7 @@
-"""Builds the native CPU backend out of tree, for development: ``python csrc/build.py [--counters]``.
+"""Builds the native CPU backend in place, for development: ``python csrc/build.py [--counters]``.
 
-The result, ``build/cpu/_native.abi3.so``, is what the tests use; elsewhere ``polyconv.cpu.native.load(path)`` takes it.
-Sources that changed are compiled again, all of them when a header did. The flags are those of the wheel.
+The result, ``src/polyconv/cpu/_native.abi3.so``, is what an editable installation imports. Sources that changed are
+compiled again, all of them when a header did. The flags are those of the wheel.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def build(counters: bool = False) -> Path:
     failed = [source.name for source, process in running if process.wait() != 0]
     if failed:
         sys.exit(f"could not compile {', '.join(failed)}")
-    module = out / "_native.abi3.so"
+    module = ROOT / "src" / "polyconv" / "cpu" / "_native.abi3.so"
     lib = Path(torch.__file__).parent / "lib"
     subprocess.run(
         [compiler(), "-shared", "-o", str(module), *map(str, objects), f"-L{lib}", "-ltorch", "-ltorch_cpu", "-lc10"],

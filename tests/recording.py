@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polyconv.cpu.aten import AtenBackend
+from polyconv.cpu import aten
 from polyconv.problem import Pass, Problem
 
 OUTPUTS = {Pass.FPROP: {"y"}, Pass.DGRAD: {"x"}, Pass.WGRAD: {"dw", "db"}}
@@ -29,7 +29,7 @@ class Recorder:
         self.tensors.append(dict(tensors))
         for name in OUTPUTS[problem.kind] & tensors.keys():
             tensors[name].fill_(torch.nan)
-        AtenBackend().run(problem, tensors)
+        aten.run(problem, tensors)
 
     def explain(self, problem: Problem) -> str:
         return f"{problem}\n  recorded"

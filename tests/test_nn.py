@@ -52,8 +52,9 @@ def test_same_as_torchs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 def test_same_signature() -> None:
     ours, theirs = (inspect.signature(c.__init__).parameters for c in (polyconv.Conv2d, torch.nn.Conv2d))
-    assert list(ours) == list(theirs)
-    assert [p.default for p in ours.values()] == [p.default for p in theirs.values()]
+    assert list(ours) == [*theirs, "tolerance"]
+    assert ours["tolerance"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert [p.default for p in ours.values()] == [*(p.default for p in theirs.values()), None]
     forward = inspect.signature(polyconv.Conv2d.forward).parameters
     assert list(forward) == list(inspect.signature(torch.nn.Conv2d.forward).parameters)
 

@@ -31,7 +31,7 @@ def test_environment() -> None:
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("WORKSPACE_BYTES", "64M"), ("WORKSPACE_BYTES", "-1"), ("TOLERANCE", "0"), ("TOLERANCE", "nan")],
+    [("WORKSPACE_BYTES", "64M"), ("WORKSPACE_BYTES", "-1"), ("TOLERANCE", "-1"), ("TOLERANCE", "nan")],
 )
 def test_what_cannot_be_read_is_an_error(variable: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"cannot read POLYCONV_{variable}='{value}'"):

@@ -10,6 +10,18 @@ from .explanation import Explanation, explain
 from .functional import conv2d
 from .nn import Conv2d
 from .replacement import Replacement, replace, restore
+from .settings import set_tolerance, tolerance
 from .version import __version__
 
-__all__ = ["Conv2d", "Explanation", "Replacement", "__version__", "conv2d", "explain", "replace", "restore"]
+__all__ = [
+    "Conv2d",
+    "Explanation",
+    "Replacement",
+    "__version__",
+    "conv2d",
+    "explain",
+    "replace",
+    "restore",
+    "set_tolerance",
+    "tolerance",
+]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 import torch
 
 from .problem import PaddingMode, Pair, Sides, output_extent
+from .settings import checked_tolerance
 
 Extent = int | Sequence[int]
 """One number for both axes, or one per axis."""
@@ -23,7 +24,10 @@ PADDING_MODES = tuple(mode.value for mode in PaddingMode)
 
 
 class Geometry(NamedTuple):
-    """How the kernel moves over the image. Immutable; a named tuple because one is built on every call."""
+    """How the kernel moves over the image, and how exact the result is to be.
+
+    Immutable; a named tuple because one is built on every call.
+    """
 
     stride: Pair = (1, 1)
     padding: Sides = (0, 0, 0, 0)
@@ -31,6 +35,8 @@ class Geometry(NamedTuple):
     dilation: Pair = (1, 1)
     groups: int = 1
     padding_mode: str = "zeros"
+    tolerance: float | None = None
+    """The error budget; None is the one of :func:`polyconv.set_tolerance`."""
 
     def out_size(self, in_size: Sequence[int], kernel: Sequence[int]) -> Pair:
         """Rows and columns of the output; zero or less where the kernel does not fit."""
@@ -48,6 +54,7 @@ def normalise(
     dilation: Extent = 1,
     groups: int = 1,
     padding_mode: str = "zeros",
+    tolerance: float | None = None,
 ) -> Geometry:
     """The geometry that the arguments of ``conv2d`` describe for a kernel of (height, width)."""
     stride_pair = pair("stride", stride)
@@ -62,7 +69,9 @@ def normalise(
     if groups <= 0:
         raise RuntimeError(f"non-positive groups is not supported: got {groups!r}; 1 means an ordinary convolution")
     sides = padding_sides(padding, kernel, stride_pair, dilation_pair)
-    return Geometry(stride_pair, sides, dilation_pair, groups, padding_mode)
+    if tolerance is not None:
+        tolerance = checked_tolerance(tolerance)
+    return Geometry(stride_pair, sides, dilation_pair, groups, padding_mode, tolerance)
 
 
 def pair(name: str, value: Extent) -> Pair:

@@ -54,9 +54,9 @@ def backend_for(device: torch.device) -> Backend:
 
 def _build(device: torch.device) -> Backend:
     if device.type == "cpu":
-        from .cpu.aten import AtenBackend
+        from .cpu.backend import CpuBackend
 
-        return AtenBackend()
+        return CpuBackend()
     if device.type == "cuda":
         try:
             from .cuda.backend import CudaBackend

@@ -18,6 +18,7 @@ def conv2d(
     groups: int = 1,
     *,
     padding_mode: str = "zeros",
+    tolerance: float | None = None,
 ) -> Tensor:
     """A 2-D convolution. Takes what :func:`torch.nn.functional.conv2d` takes, and means the same by it.
 
@@ -31,6 +32,7 @@ def conv2d(
         groups: number of independent convolutions that the channels are split into.
         padding_mode: what stands outside the image: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``, as
             in ``torch.nn.Conv2d``. Where a side is negative the image is cropped first, then padded.
+        tolerance: the error budget of this call and of its backward pass, instead of :func:`polyconv.set_tolerance`'s.
 
     Raises:
         RuntimeError, TypeError: where torch raises them.
@@ -45,7 +47,7 @@ def conv2d(
             f"Expected 3-dimensional input for 3-dimensional weight, and for conv2d a 4-dimensional weight "
             f"(out_channels, in_channels/groups, height, width); got weight of size {list(weight.shape)}"
         )
-    geometry = normalise(weight.shape[2:], stride, padding, dilation, groups, padding_mode)
+    geometry = normalise(weight.shape[2:], stride, padding, dilation, groups, padding_mode, tolerance)
     if padding_mode != "zeros" and min(geometry.padding) < 0:
         input, geometry = _crop(input, geometry)  # noqa: A001
     if input.dim() == 4:

@@ -14,13 +14,17 @@ from torch import Tensor
 
 from .arguments import Extent, Padding
 from .functional import conv2d
+from .settings import checked_tolerance
 
 
 class Conv2d(torch.nn.Conv2d):
     """Takes the arguments of :class:`torch.nn.Conv2d`; ``padding`` may also be (top, bottom, left, right).
 
-    A padding mode other than zeros costs no padded copy of the input: the kernels compute the index.
+    A padding mode other than zeros costs no padded copy of the input: the kernels compute the index. ``tolerance`` is
+    the error budget of this module; None is the one of :func:`polyconv.set_tolerance`.
     """
+
+    tolerance: float | None = None
 
     def __init__(
         self,
@@ -35,6 +39,8 @@ class Conv2d(torch.nn.Conv2d):
         padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
         device: Any = None,
         dtype: Any = None,
+        *,
+        tolerance: float | None = None,
     ) -> None:
         # torch's annotations know neither lists nor four sides; its code carries both through to `self.padding`.
         sizes: dict[str, Any] = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
@@ -48,6 +54,8 @@ class Conv2d(torch.nn.Conv2d):
             dtype=dtype,
             **sizes,
         )
+        if tolerance is not None:
+            self.tolerance = checked_tolerance(tolerance)
         if not isinstance(self.padding, str) and len(self.padding) == 4:
             top, bottom, left, right = self.padding
             # What torch.nn.functional.pad would be called with; torch's constructor expects two sides here.
@@ -63,4 +71,5 @@ class Conv2d(torch.nn.Conv2d):
             self.dilation,
             self.groups,
             padding_mode=self.padding_mode,
+            tolerance=self.tolerance,
         )

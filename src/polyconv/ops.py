@@ -19,20 +19,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from . import settings
 from .arguments import Geometry, check_shapes, suggests_channels_last
 from .backends import backend_for
-from .problem import PaddingMode, Pass, Problem, Strides, channels_last_strides, contiguous_strides
+from .problem import DEFAULT_TOLERANCE, PaddingMode, Pass, Problem, Strides, channels_last_strides, contiguous_strides
 
 Args = Any
-"""The five geometry arguments of every operator, in the order of :class:`~polyconv.arguments.Geometry`."""
+"""The last six arguments of every operator, in the order of :class:`~polyconv.arguments.Geometry`."""
 
-_GEOMETRY = "SymInt[2] stride, SymInt[4] padding, SymInt[2] dilation, SymInt groups, str padding_mode"
+_GEOMETRY = (
+    "SymInt[2] stride, SymInt[4] padding, SymInt[2] dilation, SymInt groups, str padding_mode, float? tolerance=None"
+)
 _SCHEMAS = {
     "conv2d_fprop": f"(Tensor x, Tensor weight, Tensor? bias, {_GEOMETRY}) -> Tensor",
     "conv2d_dgrad": f"(Tensor grad, Tensor weight, SymInt[4] x_size, bool channels_last, {_GEOMETRY}) -> Tensor",
@@ -52,6 +56,9 @@ wgrad: Callable[..., tuple[Tensor, Tensor]] = torch.ops.polyconv.conv2d_wgrad.de
 
 
 # ---- what is the same for real and fake tensors: checks, and the layout of the outputs
+
+SMALLEST_POOLED = 16 * 2**20
+"""Bytes of an output from which on its pages cost more than looking for used ones: see ``cpu/native.py``."""
 
 Shape = Sequence[int]
 Layout = tuple[Shape, bool]
@@ -102,9 +109,27 @@ def _empty(layout: Layout, like: Tensor) -> Tensor:
     return torch.empty(layout[0], dtype=like.dtype, device=like.device, memory_format=memory_format)
 
 
-def geometry_of(stride: Args, padding: Args, dilation: Args, groups: int, padding_mode: str) -> Geometry:
-    """The dispatcher hands lists over; a geometry is made of tuples."""
-    return Geometry(tuple(stride), tuple(padding), tuple(dilation), groups, padding_mode)
+def _allocate(layout: Layout, like: Tensor) -> Tensor:
+    """The same for a tensor that will be computed: a large one on the CPU may come from memory that was used before."""
+    shape, channels_last = layout
+    if like.device.type == "cpu" and like.dtype == torch.float32 and prod(shape) * 4 >= SMALLEST_POOLED:
+        from .cpu import native  # here, because importing polyconv loads no kernels
+
+        if native.is_available():
+            if not channels_last:
+                return native.empty_output(like, shape)
+            n, c, h, w = shape
+            return native.empty_output(like, (n, h, w, c)).permute(0, 3, 1, 2)
+    return _empty(layout, like)
+
+
+def geometry_of(
+    stride: Args, padding: Args, dilation: Args, groups: int, padding_mode: str, tolerance: float | None = None
+) -> Geometry:
+    """The dispatcher hands lists over; a geometry is made of tuples. A tolerance that was left open is settled here."""
+    if tolerance is None:
+        tolerance = settings.current().tolerance
+    return Geometry(tuple(stride), tuple(padding), tuple(dilation), groups, padding_mode, tolerance)
 
 
 # ---- from tensors to problems
@@ -141,6 +166,7 @@ def problem_of(
         y_strides=_four(y_strides),
         vector_aligned=vector_aligned,
         dtype=str(dtype).removeprefix("torch."),
+        tolerance=DEFAULT_TOLERANCE if geometry.tolerance is None else geometry.tolerance,
     )
 
 
@@ -216,7 +242,7 @@ def _run_fprop(x: Tensor, w: Tensor, bias: Tensor | None, *args: Args) -> Tensor
         not x.data_ptr() & 15,
         geometry_of(*args),
     )
-    y = _empty(layout, x)
+    y = _allocate(layout, x)
     if x.numel() == 0 or y.numel() == 0:  # without input channels: a sum of nothing, and the bias
         return y.zero_() if bias is None else y.copy_(bias.reshape(1, -1, 1, 1).expand(y.shape))
     tensors = {"x": x, "w": w, "y": y}
@@ -237,7 +263,7 @@ def _run_dgrad(grad: Tensor, w: Tensor, x_size: Shape, channels_last: bool, *arg
         not grad.data_ptr() & 15,
         geometry_of(*args),
     )
-    dx = _empty(layout, grad)
+    dx = _allocate(layout, grad)
     if dx.numel() != 0:
         backend_for(grad.device).run(problem, {"y": grad, "w": w, "x": dx})
     return dx
@@ -348,7 +374,8 @@ class _Fprop(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, x, w, _, *ctx.geometry = inputs
+        _, x, w, _, *geometry = inputs
+        ctx.geometry = geometry_of(*geometry)
         _save(ctx, x, w)
 
     @staticmethod
@@ -375,7 +402,7 @@ class _Fprop(torch.autograd.Function):
         spread = db.reshape(1, -1, 1, 1)
         if total is not None:
             return total + spread
-        return spread.expand(x.shape[0], -1, *geometry_of(*ctx.geometry).out_size(x.shape[2:], w.shape[2:])).clone()
+        return spread.expand(x.shape[0], -1, *ctx.geometry.out_size(x.shape[2:], w.shape[2:])).clone()
 
 
 class _Dgrad(torch.autograd.Function):

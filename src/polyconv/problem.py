@@ -18,6 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
+DEFAULT_TOLERANCE = 1e-4
+"""The error budget of a caller who says nothing."""
+
 Pair = tuple[int, int]
 Sides = tuple[int, int, int, int]
 """Top, bottom, left, right."""
@@ -91,6 +94,8 @@ class Problem:
     vector_aligned: bool
     """The first elements of x and y lie on 16-byte boundaries."""
     dtype: str
+    tolerance: float = DEFAULT_TOLERANCE
+    """The error, relative to the output's scale, that a fast algorithm may be expected to make; 0: none may run."""
 
     @classmethod
     def make(
@@ -110,6 +115,7 @@ class Problem:
         y_strides: Strides | None = None,
         vector_aligned: bool = True,
         dtype: str = "float32",
+        tolerance: float = DEFAULT_TOLERANCE,
     ) -> Problem:
         """A problem from the shapes of input and weight; strides not given are those of dense NCHW tensors."""
         problem = cls(
@@ -130,6 +136,7 @@ class Problem:
             y_strides=y_strides or (0, 0, 0, 0),
             vector_aligned=vector_aligned,
             dtype=dtype,
+            tolerance=tolerance,
         )
         return problem if y_strides else replace(problem, y_strides=contiguous_strides(problem.y_shape))
 

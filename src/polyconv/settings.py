@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from .problem import DEFAULT_TOLERANCE
+
 PREFIX = "POLYCONV_"
 
 
@@ -24,8 +26,9 @@ class Settings:
     """``POLYCONV_CACHE_DIR``: compiled kernels. Default: ``polyconv`` under ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     workspace_bytes: int = 64 * 2**20
     """``POLYCONV_WORKSPACE_BYTES``: most scratch memory that one convolution may take on the device."""
-    tolerance: float = 1e-4
-    """``POLYCONV_TOLERANCE``: the expected error, relative to the output's scale, that a fast algorithm may have."""
+    tolerance: float = DEFAULT_TOLERANCE
+    """``POLYCONV_TOLERANCE``: the error, relative to the output's scale, that a fast algorithm may be expected to make.
+    With 0, only direct summation runs."""
     tuning_file: Path | None = None
     """``POLYCONV_TUNING_FILE``: measured choices that replace the cost model's. Default: none, the model decides."""
 
@@ -56,17 +59,18 @@ def _byte_count(text: str) -> int:
     return count
 
 
-def _positive(text: str) -> float:
-    number = float(text)
-    if not number > 0:
-        raise ValueError("a tolerance is greater than zero")
+def checked_tolerance(tolerance: float | str) -> float:
+    """The tolerance as a float, if it is one."""
+    number = float(tolerance)
+    if not number >= 0:
+        raise ValueError(f"a tolerance is a number from 0 (direct summation only) up; got {tolerance!r}")
     return number
 
 
 _READERS: dict[str, Callable[[str], Any]] = {
     "cache_dir": Path,
     "workspace_bytes": _byte_count,
-    "tolerance": _positive,
+    "tolerance": checked_tolerance,
     "tuning_file": Path,
 }
 
@@ -95,3 +99,23 @@ def use(**changes: Any) -> Iterator[Settings]:
         yield _current
     finally:
         _current = before
+
+
+def set_tolerance(tolerance: float) -> float:
+    """Set the error budget of every convolution that has none of its own; gives the one that held before.
+
+    The budget is the largest error of any output element that may be expected of a fast algorithm, relative to the
+    output's scale (see docs/accuracy.md). A larger one lets algorithms run that multiply less; 0 allows direct
+    summation only. A call's own argument and a module's come before this.
+    """
+    global _current
+    before = current()
+    _current = replace(before, tolerance=checked_tolerance(tolerance))
+    return before.tolerance
+
+
+@contextmanager
+def tolerance(value: float) -> Iterator[None]:
+    """:func:`set_tolerance` for a ``with`` block. A forward pass in it settles the budget of its backward pass, too."""
+    with use(tolerance=checked_tolerance(value)):
+        yield

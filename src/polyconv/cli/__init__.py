@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from importlib import import_module
 
 COMMANDS: dict[str, str] = {
+    "bench": "time and error of named workloads on this machine, next to PyTorch at its best",
     "export": "write one Python file with a convolution and its CUDA kernels, which needs nothing but torch",
     "inspect": "registers, spills and occupancy of kernels, and what a V100 would spend on them, counted",
-    "plan": "what would run for a named workload on a GPU, and why",
+    "plan": "what would run for a named workload on a GPU or on this CPU, and why",
 }
 """Command -> the one line that ``polyconv --help`` shows. The module has the command's name."""
 
@@ -37,7 +38,7 @@ class _Arguments:
     def __init__(self, argv: Sequence[str] | None) -> None:
         self.parser = argparse.ArgumentParser(
             prog="polyconv",
-            description="torch.nn.Conv2d on CUDA kernels of its own",
+            description="torch.nn.Conv2d on kernels of its own",
             epilog="\n".join(f"  {name:<12}{line}" for name, line in COMMANDS.items()),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )

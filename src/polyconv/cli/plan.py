@@ -1,16 +1,19 @@
-"""``polyconv plan``: what would run for a named workload on a GPU, and why. Neither compiles nor needs the GPU."""
+"""``polyconv plan``: what would run for a named workload, on a GPU that need not be here or on this CPU, and why."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from .. import settings
 from ..bench import workloads
+from ..cpu.candidates import Candidate
+from ..cpu.planner import CpuPlan, plan_cpu
 from ..plan import DEVICES, Plan, PlanError, plan_cuda
+from ..problem import Problem
 from ._options import add_pass_argument
 
 
@@ -19,16 +22,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "workload", metavar="WORKLOAD", help="workloads or groups of them, separated by commas: W1, kb80"
     )
     add_pass_argument(parser)
-    parser.add_argument("--device", choices=sorted(DEVICES), default="v100", help="plan for it (default: v100)")
+    parser.add_argument(
+        "--device", choices=["cpu", *sorted(DEVICES)], default="v100", help="plan for it (default: v100)"
+    )
     parser.add_argument("--json", action="store_true", help="print a list of plans, with every candidate, as JSON")
     parser.add_argument("-v", "--verbose", action="store_true", help="every candidate that was not chosen, and why")
 
 
 def run(args: argparse.Namespace) -> int:
-    device, limit = DEVICES[args.device], settings.current().workspace_bytes
     try:
         found = workloads.find(args.workload)
-        plans = [(w, plan_cuda(w.problem(kind), device, limit)) for w in found for kind in args.passes]
+        plans = [(w, _plan(w.problem(kind), args.device)) for w in found for kind in args.passes]
     except workloads.WorkloadError as error:
         print(f"polyconv plan: {error}", file=sys.stderr)
         return 2
@@ -42,11 +46,39 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _as_json(workload: workloads.Workload, plan: Plan) -> dict[str, Any]:
+def _plan(problem: Problem, device: str) -> Plan | CpuPlan:
+    current = settings.current()
+    problem = replace(problem, tolerance=current.tolerance)
+    return plan_cpu(problem) if device == "cpu" else plan_cuda(problem, DEVICES[device], current.workspace_bytes)
+
+
+def _as_json(workload: workloads.Workload, plan: Plan | CpuPlan) -> dict[str, Any]:
+    common = {"workload": workload.name, "id": workload.id, "pass": str(plan.problem.kind)}
+    return {**common, **(_cpu_json(plan) if isinstance(plan, CpuPlan) else _cuda_json(plan))}
+
+
+def _cpu_json(plan: CpuPlan) -> dict[str, Any]:
+    def entry(candidate: Candidate, rejected: str | None) -> dict[str, Any]:
+        able = candidate.refusal is None
+        return {
+            "name": str(candidate),
+            "cycles": candidate.cycles if able else None,
+            "predicted_error": candidate.error if able else None,
+            "rejected": rejected,
+        }
+
     return {
-        "workload": workload.name,
-        "id": workload.id,
-        "pass": str(plan.problem.kind),
+        "device": str(plan.device),
+        "algorithm": plan.name,
+        "cycles": plan.chosen.cycles,
+        "predicted_error": plan.predicted_error,
+        "reason": plan.reason,
+        "candidates": [entry(plan.chosen, None), *(entry(candidate, why) for candidate, why in plan.rejected)],
+    }
+
+
+def _cuda_json(plan: Plan) -> dict[str, Any]:
+    return {
         "device": plan.device,
         "algorithm": plan.algorithm,
         "cost_us": plan.cost_us,

@@ -1,1 +1,1 @@
-"""CPU backends. Today there is one: :mod:`polyconv.cpu.aten`, which hands the work to PyTorch."""
+"""The CPU backend: a planner, engines of polyconv's own in C++, and PyTorch's convolution where nothing beats it."""

@@ -1,37 +1,79 @@
-"""The fall-back for CPU tensors: PyTorch's own convolution, until polyconv has CPU kernels.
+"""PyTorch's own convolution: where it is the best that is known, and where polyconv has no kernel.
 
-It exists so that a model with polyconv's modules behaves the same everywhere, and so that everything above the backends
-can be tested without a GPU. What ATen's convolution cannot express (a different padding on two sides, cropping, a
-padding mode) is done by padding a copy first: the copy that the CUDA kernels avoid.
+The planner weighs it like any other candidate, and ``explain`` says where it runs. What ATen's convolution cannot
+express (a different padding on two sides, cropping, a padding mode) is done by padding a copy first: the copy that
+polyconv's kernels avoid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..problem import PaddingMode, Pass, Problem
+from . import native
+from .borders import fold, pad
+from .candidates import Candidate, Engine, error_of, reduction_of
+from .device import CpuDevice
 
 
-class AtenBackend:
-    """Implements :class:`polyconv.backends.Backend` with ``torch.ops.aten``."""
+def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
+    """PyTorch's kernels take everything, and sum in an order of their own: the error is that of one long sum."""
+    padded = "" if _is_native(problem) else " on a padded copy"
+    yield Candidate(
+        Engine.ATEN,
+        f"PyTorch's convolution{padded}",
+        direct=True,
+        cycles=direct_cycles(problem, device),
+        error=error_of(problem, None, reduction_of(problem), ()),
+    )
 
-    name = "aten"
 
-    def run(self, problem: Problem, tensors: Mapping[str, Tensor]) -> None:
-        if problem.kind is Pass.FPROP:
-            _fprop(problem, tensors["x"], tensors["w"], tensors.get("bias"), tensors["y"])
-        elif problem.kind is Pass.DGRAD:
-            _dgrad(problem, tensors["y"], tensors["w"], tensors["x"])
-        else:
-            _wgrad(problem, tensors["x"], tensors["y"], tensors["dw"], tensors.get("db"))
+def why_alone(problem: Problem) -> str:
+    """Why nothing of polyconv's own can run a problem."""
+    if problem.dtype not in ("float32", "float64"):
+        return f"polyconv has no CPU kernels for {problem.dtype}"
+    return native.why_absent() or "nothing else can run it"
 
-    def explain(self, problem: Problem) -> str:
-        padded = "" if _is_native(problem) else ", on a padded copy of the input"
-        return f"{problem}\n  ATen's convolution runs{padded}: polyconv has no CPU kernels yet"
+
+def run(problem: Problem, tensors: Mapping[str, Tensor]) -> None:
+    """Fill the outputs."""
+    if problem.kind is Pass.FPROP:
+        _fprop(problem, tensors["x"], tensors["w"], tensors.get("bias"), tensors["y"])
+    elif problem.kind is Pass.DGRAD:
+        _dgrad(problem, tensors["y"], tensors["w"], tensors["x"])
+    else:
+        _wgrad(problem, tensors["x"], tensors["y"], tensors["dw"], tensors.get("db"))
+
+
+def direct_cycles(problem: Problem, device: CpuDevice) -> float:
+    """Estimated cycles of one core for PyTorch's kernels, in their better memory layout.
+
+    They leave out taps that fall into the padding, which are most of them where a dilation is as long as the image.
+    With few channels they reach little more than half of their speed.
+    """
+    c, k = problem.channels_per_group
+    per_lane = 0.36 if min(c, k) >= 32 else 0.6
+    lanes = device.lanes
+    taps = 1.0
+    for axis in range(2):
+        extent, pad, d = problem.in_size[axis], problem.padding[2 * axis], problem.dilation[axis]
+        out, stride = problem.out_size[axis], problem.stride[axis]
+        reached = [
+            min(out, _ceil_div(extent + pad - i * d, stride)) - max(0, _ceil_div(pad - i * d, stride))
+            for i in range(problem.kernel[axis])
+        ]
+        taps *= sum(max(0, count) for count in reached)
+    if problem.kind is Pass.DGRAD:
+        c, k = k, c
+    return problem.groups * problem.batch * taps * _ceil_div(k, lanes) * c * per_lane
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
 
 
 def _is_native(problem: Problem) -> bool:
@@ -40,13 +82,6 @@ def _is_native(problem: Problem) -> bool:
     if not (top or bottom or left or right):
         return True
     return problem.padding_mode is PaddingMode.ZEROS and top == bottom >= 0 and left == right >= 0
-
-
-def pad(problem: Problem, x: Tensor) -> Tensor:
-    """A copy of ``x`` with the problem's padding around it."""
-    top, bottom, left, right = problem.padding
-    mode = "constant" if problem.padding_mode is PaddingMode.ZEROS else problem.padding_mode.value
-    return F.pad(x, (left, right, top, bottom), mode=mode)
 
 
 def _fprop(problem: Problem, x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor) -> None:
@@ -66,31 +101,7 @@ def _dgrad(problem: Problem, dy: Tensor, w: Tensor, dx: Tensor) -> None:
     # Only the shape of this tensor is read: an expanded scalar has it at no cost.
     padded = dx.new_empty(()).expand(padded_shape)
     grad_padded = _convolution_backward(problem, dy, padded, w, (True, False, False), padded=True)[0]
-    dx.copy_(_pad_backward(problem, grad_padded, dx))
-
-
-def _pad_backward(problem: Problem, grad: Tensor, dx: Tensor) -> Tensor:
-    """The derivative of :func:`pad`, written out: operators run below autograd, which cannot be asked for it there."""
-    top, bottom, left, right = problem.padding
-    if problem.padding_mode is PaddingMode.ZEROS:
-        return F.pad(grad, (-left, -right, -top, -bottom))
-    if problem.padding_mode is PaddingMode.CIRCULAR:
-        return _unwrap(_unwrap(grad, 3, left, right), 2, top, bottom)
-    backward = {
-        PaddingMode.REFLECT: torch.ops.aten.reflection_pad2d_backward,
-        PaddingMode.REPLICATE: torch.ops.aten.replication_pad2d_backward,
-    }[problem.padding_mode]
-    result: Tensor = backward(grad, dx, [left, right, top, bottom])
-    return result
-
-
-def _unwrap(grad: Tensor, dim: int, before: int, after: int) -> Tensor:
-    """Adds the gradients of wrapped copies to the pixels that they were copied from."""
-    size = grad.shape[dim] - before - after
-    inner = grad.narrow(dim, before, size).clone()
-    inner.narrow(dim, size - before, before).add_(grad.narrow(dim, 0, before))
-    inner.narrow(dim, 0, after).add_(grad.narrow(dim, before + size, after))
-    return inner
+    dx.copy_(fold(problem, grad_padded, dx))
 
 
 def _wgrad(problem: Problem, x: Tensor, dy: Tensor, dw: Tensor, db: Tensor | None) -> None:

@@ -1,0 +1,196 @@
+"""How far a result is from the exact one: the largest deviation from float64, in units of the output's scale.
+
+The scale is ``sqrt(reduction) * rms * rms`` of the two operands (:meth:`polyconv.algebra.error.Magnitudes.scale`), so
+that figures of different layers, and predictions, compare. A float64 convolution of a large layer takes minutes; there,
+only a part of the result is compared: some channels of the last image, in bands of rows at the top, in the middle and
+at the bottom, or the weights between some channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil, inf
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..algebra.error import Magnitudes
+from ..problem import Pass, Problem
+from .contestants import Operands
+
+WHOLE = 2e9
+"""Multiply-adds up to which the whole result is compared."""
+SAMPLE = 2.5e8
+"""Multiply-adds of a sample."""
+CHANNELS = 8
+"""Channels of a sample."""
+BANDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    error: float
+    """Largest |result - exact| of the elements compared, relative to the scale."""
+    compared: float
+    """Share of the result that was compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a result: ranges of images, groups, channels within a group, and rows.
+
+    Channels are narrowed only within a single group, so that what belongs to a part is again a grouped convolution.
+    ``others`` are the channels on the other side, which only the weights have.
+    """
+
+    images: range
+    groups: range
+    channels: range
+    rows: range
+    others: range
+
+
+def reduction(problem: Problem) -> int:
+    """Products that one element of the result is the sum of."""
+    taps = problem.kernel[0] * problem.kernel[1]
+    c, k = problem.channels_per_group
+    out_h, out_w = problem.out_size
+    return {Pass.FPROP: c * taps, Pass.DGRAD: k * taps, Pass.WGRAD: problem.batch * out_h * out_w}[problem.kind]
+
+
+def scale(problem: Problem, operands: Operands) -> float:
+    """The output's rms for independent data of these magnitudes."""
+    first = operands.dy if problem.kind is Pass.DGRAD else operands.x
+    second = operands.dy if problem.kind is Pass.WGRAD else operands.w
+    return Magnitudes(x_rms=_rms(first), w_rms=_rms(second)).scale(reduction(problem))
+
+
+def _rms(tensor: Tensor | None) -> float:
+    if tensor is None:
+        raise ValueError("a gradient pass needs the incoming gradient")
+    # Summed by blocks, so that neither float32 sums nor a float64 copy of a large tensor are needed.
+    return float((tensor.square().sum(-1).double().sum() / tensor.numel()).sqrt())
+
+
+def measure(
+    problem: Problem, operands: Operands, result: Tensor, *, whole: float = WHOLE, sample: float = SAMPLE
+) -> Accuracy:
+    """The error of ``result``: output, input gradient or weight gradient, according to the problem's pass.
+
+    An element that is not a number makes the error infinite.
+    """
+    largest, compared = 0.0, 0
+    for part in parts(problem, whole, sample):
+        expected, found = _REFERENCES[problem.kind](problem, operands, part), _cut(problem, result, part)
+        deviation = float((found.double() - expected).abs().max())
+        largest = max(largest, deviation if deviation == deviation else inf)
+        compared += expected.numel()
+    return Accuracy(largest / scale(problem, operands), compared / result.numel())
+
+
+# ---- which part
+
+
+def parts(problem: Problem, whole: float, sample: float) -> Iterator[Part]:
+    """The parts to compare: one that is the whole result, or a few that are cheap."""
+    c, k = problem.channels_per_group
+    own, other = (c, k) if problem.kind is Pass.DGRAD else (k, c)
+    rows = problem.in_size[0] if problem.kind is Pass.DGRAD else problem.out_size[0]
+    images, groups = range(problem.batch), range(problem.groups)
+    if problem.multiplications <= whole:
+        yield Part(images, groups, range(own), range(rows), range(other))
+        return
+    channels = range(min(own, CHANNELS))
+    groups = range(min(problem.groups, ceil(CHANNELS / own)))  # several groups only if each is taken whole
+    per_image_and_other = problem.multiplications / problem.batch / other * len(channels) * len(groups)
+    per_image_and_other /= own * problem.groups
+    if problem.kind is Pass.WGRAD:
+        affordable = int(sample / (per_image_and_other * problem.batch))
+        others = range(other) if len(groups) > 1 else range(max(1, min(other, affordable)))
+        yield Part(images, groups, channels, range(rows), others)
+        return
+    band = max(1, int(rows * sample / BANDS / (per_image_and_other * other)))
+    starts = [0] if band >= rows else sorted({0, (rows - band) // 2, rows - band})
+    for start in starts:
+        yield Part(images[-1:], groups, channels, range(start, min(start + band, rows)), range(other))
+
+
+def _cut(problem: Problem, result: Tensor, part: Part) -> Tensor:
+    if problem.kind is Pass.WGRAD:
+        return _slice(
+            _channels(result, problem.channels_per_group[1], part.groups, part.channels, dim=0), 1, part.others
+        )
+    own = problem.channels_per_group[0 if problem.kind is Pass.DGRAD else 1]
+    images = _slice(result, 0, part.images)
+    return _slice(_channels(images, own, part.groups, part.channels), 2, part.rows)
+
+
+def _channels(tensor: Tensor, per_group: int, groups: range, channels: range, dim: int = 1) -> Tensor:
+    """The channels of a part, out of all."""
+    start = groups.start * per_group + channels.start
+    length = len(groups) * per_group if len(groups) > 1 else len(channels)
+    return tensor.narrow(dim, start, length)
+
+
+def _slice(tensor: Tensor, dim: int, chosen: range) -> Tensor:
+    return tensor.narrow(dim, chosen.start, len(chosen))
+
+
+# ---- the same in float64
+
+
+def _output(problem: Problem, operands: Operands, part: Part) -> Tensor:
+    c, k = problem.channels_per_group
+    (stride, _), (dilation, _) = problem.stride, problem.dilation
+    top, _, left, right = problem.padding
+    # Input rows that the output rows read, before cropping to those that exist.
+    first = part.rows.start * stride - top
+    last = (part.rows.stop - 1) * stride - top + dilation * (problem.kernel[0] - 1)
+    begin, end = max(first, 0), min(last + 1, problem.in_size[0])
+    x = _channels(_slice(operands.x, 0, part.images), c, part.groups, range(c))
+    x = _slice(x, 2, range(begin, max(begin, end))).double()
+    x = F.pad(x, (left, right, begin - first, last + 1 - max(begin, end)))
+    w = _channels(operands.w, k, part.groups, part.channels, dim=0).double()
+    bias = None
+    if operands.bias is not None:
+        bias = _channels(operands.bias, k, part.groups, part.channels, dim=0).double()
+    return F.conv2d(x, w, bias, problem.stride, 0, problem.dilation, len(part.groups))
+
+
+def _input_gradient(problem: Problem, operands: Operands, part: Part) -> Tensor:
+    assert operands.dy is not None
+    _, k = problem.channels_per_group
+    (stride, _), (dilation, _) = problem.stride, problem.dilation
+    top, _, left, _ = problem.padding
+    # Output rows that read the input rows of the part, or one that does not, where none does.
+    begin = max(0, (part.rows.start + top - dilation * (problem.kernel[0] - 1)) // stride)
+    begin = min(begin, problem.out_size[0] - 1)
+    end = max(begin + 1, min(problem.out_size[0], (part.rows.stop - 1 + top) // stride + 1))
+    dy = _channels(_slice(operands.dy, 0, part.images), k, part.groups, range(k))
+    dy = _slice(dy, 2, range(begin, end)).double()
+    w = _slice(_channels(operands.w, k, part.groups, range(k), dim=0), 1, part.channels).double()
+    spread = F.conv_transpose2d(dy, w, None, problem.stride, 0, groups=len(part.groups), dilation=problem.dilation)
+    # Row 0 of `spread` is the input row begin * stride - top. What no output reads has the gradient zero.
+    above = part.rows.start + top - begin * stride
+    missing_rows = max(0, above + len(part.rows) - spread.shape[2])
+    missing_columns = max(0, left + problem.in_size[1] - spread.shape[3])
+    spread = F.pad(spread, (0, missing_columns, 0, missing_rows))
+    return spread.narrow(2, above, len(part.rows)).narrow(3, left, problem.in_size[1])
+
+
+def _weight_gradient(problem: Problem, operands: Operands, part: Part) -> Tensor:
+    assert operands.dy is not None
+    c, k = problem.channels_per_group
+    x = _channels(operands.x, c, part.groups, part.others).double()
+    dy = _channels(operands.dy, k, part.groups, part.channels).double()
+    top, bottom, left, right = problem.padding
+    x = F.pad(x, (left, right, top, bottom))
+    w = x.new_empty(()).expand(dy.shape[1], len(part.others), *problem.kernel)  # only its shape is read
+    rest = [list(problem.stride), [0, 0], list(problem.dilation), False, [0, 0], len(part.groups)]
+    gradient: Tensor = torch.ops.aten.convolution_backward(dy, x, w, None, *rest, [False, True, False])[1]
+    return gradient
+
+
+_REFERENCES = {Pass.FPROP: _output, Pass.DGRAD: _input_gradient, Pass.WGRAD: _weight_gradient}

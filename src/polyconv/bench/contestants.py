@@ -1,0 +1,103 @@
+"""Who is timed: polyconv, and PyTorch in both of its memory layouts, on the same numbers.
+
+Everything a contestant may prepare once is prepared here, outside the timing: PyTorch's channels_last contestant gets
+its input, weight and gradient in that layout, so that no conversion counts against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import ops
+from ..arguments import Geometry
+from ..problem import Pass, Problem
+
+OURS, NCHW, CHANNELS_LAST = "ours", "torch_nchw", "torch_channels_last"
+
+Call = Callable[[], Tensor]
+"""One pass of one contestant: the output, the input's gradient, or the weight's."""
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The tensors of a convolution, dense NCHW; ``dy`` is the incoming gradient, which only gradients need."""
+
+    x: Tensor
+    w: Tensor
+    bias: Tensor | None
+    dy: Tensor | None
+
+    @classmethod
+    def random(cls, problem: Problem, seed: int = 0) -> Operands:
+        """Normal inputs and gradients; weights and bias as ``torch.nn.Conv2d`` draws them."""
+        draw = torch.Generator().manual_seed(seed)
+        taps = problem.kernel[0] * problem.kernel[1]
+        bound = (problem.channels_per_group[0] * taps) ** -0.5
+        return cls(
+            x=torch.randn(problem.x_shape, generator=draw),
+            w=torch.empty(problem.w_shape).uniform_(-bound, bound, generator=draw),
+            bias=torch.empty(problem.out_channels).uniform_(-bound, bound, generator=draw) if problem.bias else None,
+            dy=None if problem.kind is Pass.FPROP else torch.randn(problem.y_shape, generator=draw),
+        )
+
+    def channels_last(self) -> Operands:
+        def convert(tensor: Tensor) -> Tensor:
+            return tensor.contiguous(memory_format=torch.channels_last)
+
+        dy = None if self.dy is None else convert(self.dy)
+        return Operands(convert(self.x), convert(self.w), self.bias, dy)
+
+
+def contestants(problem: Problem, operands: Operands, *, fresh_weights: bool = False) -> dict[str, Call]:
+    """Each contestant's call, by name. ``fresh_weights``: ours gets a weight that it has never seen, every time."""
+    return {
+        OURS: ours(problem, operands, fresh_weights=fresh_weights),
+        NCHW: pytorch(problem, operands),
+        CHANNELS_LAST: pytorch(problem, operands.channels_last()),
+    }
+
+
+def ours(problem: Problem, operands: Operands, *, fresh_weights: bool = False) -> Call:
+    """The public operator of the pass."""
+    geometry = Geometry(problem.stride, problem.padding, problem.dilation, problem.groups)
+    x, w, bias, dy = operands.x, operands.w, operands.bias, operands.dy
+    if problem.kind is Pass.FPROP:
+        if fresh_weights:
+            return lambda: ops.fprop(x, w.clone(), bias, *geometry)
+        return lambda: ops.fprop(x, w, bias, *geometry)
+    if problem.kind is Pass.DGRAD:
+        if fresh_weights:
+            return lambda: ops.dgrad(dy, w.clone(), x.shape, False, *geometry)
+        return lambda: ops.dgrad(dy, w, x.shape, False, *geometry)
+    return lambda: ops.wgrad(dy, x, w.shape, False, problem.bias, *geometry)[0]
+
+
+def pytorch(problem: Problem, operands: Operands) -> Call:
+    """PyTorch's convolution, or of its backward pass only the gradient that is asked for."""
+    x, w, bias, dy = operands.x, operands.w, operands.bias, operands.dy
+    padding = [problem.padding[0], problem.padding[2]]
+    if problem.kind is Pass.FPROP:
+        return lambda: F.conv2d(x, w, bias, problem.stride, padding, problem.dilation, problem.groups)
+    wanted = [True, False, False] if problem.kind is Pass.DGRAD else [False, True, problem.bias]
+    place = 0 if problem.kind is Pass.DGRAD else 1
+    rest = (
+        [problem.out_channels],
+        list(problem.stride),
+        padding,
+        list(problem.dilation),
+        False,
+        [0, 0],
+        problem.groups,
+        wanted,
+    )
+
+    def backward() -> Tensor:
+        gradient: Tensor = torch.ops.aten.convolution_backward(dy, x, w, *rest)[place]
+        return gradient
+
+    return backward

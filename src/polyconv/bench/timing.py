@@ -1,0 +1,79 @@
+"""How calls are timed: in turn, so that whatever else the machine does meets every contestant alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+from statistics import median
+
+import torch
+
+SHORTEST = 2e-3
+"""Seconds that one sample lasts at least: shorter calls are repeated within it, and the sample is their mean."""
+MOST_CALLS = 200
+"""Calls within one sample, at most."""
+SGEMM_SIZE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds per call."""
+
+    best: float
+    median: float
+
+    @classmethod
+    def of(cls, samples: list[float]) -> Timing:
+        return cls(best=min(samples), median=median(samples))
+
+
+def interleaved(calls: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, Timing]:
+    """Time the calls in turn, ``repeats`` times; each round starts with another one.
+
+    A first round, not counted, warms up caches, pools and threads, and says how many calls make a sample.
+    """
+    names = list(calls)
+    per_sample = {}
+    for name, call in calls.items():
+        call()
+        once = min(_sample(call, 1) for _ in range(2))
+        per_sample[name] = max(1, min(MOST_CALLS, ceil(SHORTEST / max(once, 1e-9))))
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(repeats):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            samples[name].append(_sample(calls[name], per_sample[name]))
+    return {name: Timing.of(found) for name, found in samples.items()}
+
+
+def _sample(call: Callable[[], object], times: int) -> float:
+    began = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - began) / times
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """PyTorch's thread pool, which polyconv shares, at ``count`` threads inside a ``with`` block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@lru_cache(maxsize=8)
+def sgemm_rate(count: int, repeats: int = 10) -> float:
+    """Multiply-adds per second of ``torch.mm`` at ``count`` threads: what a machine gives to dense arithmetic.
+
+    The clock and the units of a virtual machine cannot be read, so a peak is not computed; it is measured, once.
+    """
+    a, b = (torch.randn(SGEMM_SIZE, SGEMM_SIZE) for _ in range(2))
+    with threads(count), torch.inference_mode():
+        return SGEMM_SIZE**3 / interleaved({"mm": lambda: torch.mm(a, b)}, repeats)["mm"].best

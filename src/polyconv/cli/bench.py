@@ -1,0 +1,217 @@
+"""``polyconv bench``: the time and the error of named workloads, next to PyTorch at its best."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ..bench import plot, workloads
+from ..bench.rows import Row, means
+from ..bench.run import Options
+from ..bench.run import run as contests
+from ..bench.workloads import Workload
+from ..cpu import native
+from ..version import __version__
+from ._options import add_pass_argument
+from ._output import print_table, progress
+
+SUITES = {"headline": "headline", "kernelbench": "all12", "models": "models"}
+"""Word on the command line -> group of workloads."""
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+"""PyTorch puts large tensors on huge pages where this variable is 1 when its first tensor is made."""
+
+HOW = f"""\
+how it is measured:
+  The three contestants run in turn, each round starting with another one: polyconv's operators on NCHW tensors,
+  PyTorch on NCHW tensors, and PyTorch on channels_last tensors whose input, weight and gradient were converted
+  beforehand. All use the same threads and huge pages ({HUGE_PAGES}=1, for which the command starts itself
+  once more). The forward pass runs in inference mode; of PyTorch's backward pass only the gradient that is asked for
+  is computed. Times are the best of all rounds, and so are the ratios; the medians are in the JSON.
+
+  As in a model that serves, the weight is the same tensor in every call, so polyconv transforms it once and keeps the
+  result. --fresh-weights gives it a new one each time.
+
+  max error is the largest deviation from float64 in units of sqrt(products per output) * rms(input) * rms(weight);
+  of large layers a sample is compared. predicted is the plan's, in the same unit.
+
+  x sgemm: multiply-adds of the direct method per second, relative to those of torch.mm on 1024x1024 matrices at the
+  same number of threads. A fast algorithm does with fewer multiplications, so it may exceed 100 %.
+"""
+
+HEADERS = (
+    "workload",
+    "pass",
+    "threads",
+    "batch",
+    "NCHW ms",
+    "ch.last ms",
+    "ours ms",
+    "x NCHW",
+    "x best",
+    "x sgemm",
+    "max error",
+    "predicted",
+    "plan",
+)
+
+
+SAMPLED = "~"
+"""Marks an error that was measured on a part of the result."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = HOW
+    parser.add_argument("--device", choices=["cpu"], default="cpu", help="where to run (default: cpu)")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--suite", choices=list(SUITES), default="headline", help="workloads (default: headline)")
+    what.add_argument("--workloads", metavar="NAMES", help="workloads or groups, separated by commas: W1,resnet50-3b")
+    add_pass_argument(parser)
+    parser.add_argument(
+        "--threads",
+        metavar="N",
+        type=_counts,
+        default=(torch.get_num_threads(),),
+        help="a number of threads, or several: 1,2 (default: as many as PyTorch takes)",
+    )
+    parser.add_argument(
+        "--repeats", metavar="N", type=_positive, default=7, help="rounds of the three contestants (default: 7)"
+    )
+    parser.add_argument(
+        "--batch",
+        metavar="N",
+        type=_positive,
+        help="images, at most (default: as many as stay below 40e9 multiply-adds per call and fit into memory)",
+    )
+    parser.add_argument("--fresh-weights", action="store_true", help="a new weight tensor in every call of ours")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the rows, with medians and notes, as JSON")
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the ratios (.png, .svg or .pdf)")
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        chosen = workloads.find(args.workloads if args.workloads is not None else SUITES[args.suite])
+        _check_files(args)
+    except (workloads.WorkloadError, plot.PlotError, OSError) as error:
+        print(f"polyconv bench: {error}", file=sys.stderr)
+        return 2
+    _ensure_huge_pages()
+    if not native.is_available():
+        print("polyconv bench: no native kernels in this installation, PyTorch's run for ours, too", file=sys.stderr)
+    options = Options(args.passes, args.threads, args.repeats, args.batch, args.fresh_weights)
+    rows, complete = _measure(chosen, options)
+    if rows:
+        _print(rows)
+        if args.json:
+            args.json.write_text(
+                json.dumps([row.as_json() for row in rows], indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+            )
+        if args.plot:
+            plot.draw(rows, args.plot, _setting(args.threads))
+    return 0 if complete else 130
+
+
+def _measure(chosen: Sequence[Workload], options: Options) -> tuple[list[Row], bool]:
+    """The rows, and whether all could be measured: an impatient Ctrl-C keeps those that are there."""
+    rows: list[Row] = []
+    with progress() as shown:
+        shown.expect(len(chosen) * len(options.passes) * len(options.threads))
+        try:
+            for row in contests(chosen, options):
+                rows.append(row)
+                shown.step(f"{row.workload} {row.kind}: {row.ratio_best:.2f}x")
+        except KeyboardInterrupt:
+            return rows, False
+    return rows, True
+
+
+# ---- what is checked before a long run
+
+
+def _ensure_huge_pages() -> None:
+    """Start this command anew with the variable set: PyTorch reads it before any argument is."""
+    if HUGE_PAGES in os.environ:
+        return
+    if sys.argv[1:2] == ["bench"]:  # and not a call of main() from another program
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, HUGE_PAGES: "1"})
+
+
+def _check_files(args: argparse.Namespace) -> None:
+    for path in filter(None, (args.json, args.plot)):
+        if not path.resolve().parent.is_dir():
+            raise FileNotFoundError(f"cannot write {path}: {path.resolve().parent} is not a directory")
+    if args.plot:
+        plot.require()
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(_positive(part.strip()) for part in text.split(",")))
+
+
+# ---- what is printed
+
+
+def _print(rows: Sequence[Row]) -> None:
+    table: list[list[str]] = []
+    for place, row in enumerate(rows):
+        if place and row.workload != rows[place - 1].workload:
+            table.append([])
+        table.append(_cells(row))
+    threads = tuple(dict.fromkeys(row.threads for row in rows))
+    print_table(f"Time of one call, best of all rounds. {_setting(threads)}", HEADERS, table, left=2)
+    averages = [
+        [str(m.kind), str(m.threads), str(m.rows), f"{m.ratio_nchw:.2f}", f"{m.ratio_best:.2f}"] for m in means(rows)
+    ]
+    print_table("Geometric means", ("pass", "threads", "workloads", "x NCHW", "x best"), averages, left=1)
+    for reason in dict.fromkeys(row.batch.reason for row in rows if row.batch.reason):
+        names = dict.fromkeys(row.workload for row in rows if row.batch.reason == reason)
+        print(f"batch cut, {reason}: {', '.join(names)}")
+    if any(row.compared < 1 for row in rows):
+        print(f"{SAMPLED} measured on a sample of the result")
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        row.workload,
+        str(row.kind),
+        str(row.threads),
+        str(row.batch),
+        *(f"{row.timings[name].best * 1e3:.4g}" for name in ("torch_nchw", "torch_channels_last", "ours")),
+        f"{row.ratio_nchw:.2f}",
+        f"{row.ratio_best:.2f}",
+        f"{row.of_sgemm:.0%}",
+        f"{row.max_error:.1e}{SAMPLED if row.compared < 1 else ''}",
+        f"{row.predicted_error:.1e}",
+        row.plan,
+    ]
+
+
+def _setting(threads: Sequence[int]) -> str:
+    """Where and how it was measured, in one line."""
+    pages = "huge pages" if os.environ.get(HUGE_PAGES) == "1" else "small pages"
+    count = ", ".join(map(str, threads))
+    unit = "thread" if count == "1" else "threads"
+    return f"{_processor()}, {count} {unit}, {pages}, PyTorch {torch.__version__}, polyconv {__version__}"
+
+
+def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name, as Linux knows it."""
+    try:
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return "CPU"

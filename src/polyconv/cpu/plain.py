@@ -1,0 +1,15 @@
+"""Direct summation written for clarity (``csrc/cpu/plain.cc``): float64, and whatever no other kernel takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..problem import Problem
+from .candidates import Candidate, Engine, error_of
+from .device import CpuDevice
+
+
+def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
+    """The one kernel. Its sums are in double, so that only the result is rounded."""
+    cycles = problem.multiplications * 8.0 / device.lanes
+    yield Candidate(Engine.PLAIN, "direct", direct=True, cycles=cycles, error=error_of(problem, None, 1, ()))

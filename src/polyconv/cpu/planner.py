@@ -1,0 +1,113 @@
+"""The CPU planner: every way to run a problem, the predicted error and cost of each, and the choice with its reasons.
+
+Deterministic: the choice follows from the problem, its tolerance and the processor's description. Nothing is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..problem import Pass, Problem
+from . import aten, channel_lanes, depthwise, native, plain, tile_lanes
+from .borders import has_border, padded
+from .candidates import Candidate, Engine
+from .device import CpuDevice, this_machine
+
+ENGINES = (tile_lanes, channel_lanes, depthwise, plain, aten)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuPlan:
+    """What runs, and what does not and why."""
+
+    problem: Problem
+    ran: Problem
+    """What the kernels are asked for: the problem, but for the input gradient of a border that of the padded image."""
+    device: CpuDevice
+    chosen: Candidate
+    reason: str
+    rejected: tuple[tuple[Candidate, str], ...]
+
+    @property
+    def folded(self) -> bool:
+        """Whether the gradient of the padded image is computed first, and its border then added to the pixels."""
+        return self.ran is not self.problem
+
+    @property
+    def name(self) -> str:
+        return f"{self.chosen}, border folded" if self.folded else str(self.chosen)
+
+    @property
+    def predicted_error(self) -> float:
+        """The largest error of any output element to be expected, relative to the output's scale."""
+        return self.chosen.error
+
+    def explain(self, *, verbose: bool = False) -> str:
+        """The plan in words: what runs, and why others do not: the three next best, or all (verbose)."""
+        lines = [
+            str(self.problem),
+            f"  runs {self.name} on {self.device.instruction_set}: {self.reason}; "
+            f"predicted error {self.predicted_error:.1e}",
+        ]
+        able = sorted((pair for pair in self.rejected if not pair[0].refusal), key=lambda pair: pair[0].cycles)
+        unable = [pair for pair in self.rejected if pair[0].refusal]
+        shown = [*able, *unable] if verbose else able[:3]
+        lines += [f"  not {candidate}: {why}" for candidate, why in shown]
+        hidden = len(self.rejected) - len(shown)
+        if hidden:
+            lines.append(f"  nor {hidden} other candidates (explain(verbose=True) names them)")
+        return "\n".join(lines)
+
+
+@lru_cache(maxsize=4096)
+def plan_cpu(problem: Problem, device: CpuDevice | None = None, *, kept_weights: bool = False) -> CpuPlan:
+    """The plan for a problem on this processor, or on one that is described.
+
+    With ``kept_weights`` the transformed weights of earlier calls are used, as they are in inference: then a transform
+    that would not pay for one call may be the better choice.
+    """
+    if device is None:
+        device = this_machine(native.instruction_set() if native.is_available() else "sse4")
+    ran = padded(problem) if problem.kind is Pass.DGRAD and has_border(problem) else problem
+    candidates = list(_candidates(ran, device))
+    within: list[Candidate] = []
+    rejected: list[tuple[Candidate, str]] = []
+    for candidate in candidates:
+        if candidate.refusal is not None:
+            rejected.append((candidate, candidate.refusal))
+        elif not candidate.direct and candidate.error > problem.tolerance:
+            words = f"its predicted error {candidate.error:.1e} exceeds the tolerance {problem.tolerance:.1e}"
+            rejected.append((candidate, words))
+        else:
+            within.append(candidate)
+
+    def cost(candidate: Candidate) -> float:
+        return candidate.cycles - (candidate.weight_cycles if kept_weights else 0.0)
+
+    chosen = min(within, key=cost)
+    for other in within:
+        if other is not chosen:
+            rejected.append((other, f"estimated to take {cost(other) / cost(chosen):.2f} times as long"))
+    return CpuPlan(problem, ran, device, chosen, _reason(problem, chosen, within, cost), tuple(rejected))
+
+
+def _candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
+    if problem.dtype in ("float32", "float64") and native.is_available():
+        for engine in ENGINES:
+            yield from engine.candidates(problem, device)
+    else:
+        yield from aten.candidates(problem, device)
+
+
+def _reason(problem: Problem, chosen: Candidate, within: list[Candidate], cost: Callable[[Candidate], float]) -> str:
+    """Why the chosen one, in a few words."""
+    if chosen.engine is Engine.ATEN and len(within) == 1:
+        return aten.why_alone(problem)
+    direct = [c for c in within if c.direct and c is not chosen and c.engine is not Engine.PLAIN]
+    if not direct:
+        return "nothing else can run it" if len(within) == 1 else "the least estimated time"
+    ratio = min(map(cost, direct)) / cost(chosen)
+    what = "the next direct one" if chosen.direct else "direct summation"
+    return f"estimated {ratio:.1f} times as fast as {what}"

@@ -1,0 +1,370 @@
+"""``polyconv bench``: arguments, batches, errors against float64, what a row says, the files that are written."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyconv import backends, cli, settings
+from polyconv.bench import accuracy, limits, plot, timing
+from polyconv.bench.contestants import CHANNELS_LAST, NCHW, OURS, Operands, contestants
+from polyconv.bench.limits import Batch, cut_batch
+from polyconv.bench.rows import Row, geometric_mean, means
+from polyconv.bench.run import Options, run
+from polyconv.bench.timing import Timing
+from polyconv.bench.workloads import Workload, find
+from polyconv.cli import bench as command
+from polyconv.cpu import native
+from polyconv.cpu.planner import plan_cpu
+from polyconv.problem import Pass, Problem
+from recording import Recorder
+
+KEYS = {
+    "workload",
+    "pass",
+    "threads",
+    "batch",
+    "torch_nchw_ms",
+    "torch_channels_last_ms",
+    "ours_ms",
+    "ours_median_ms",
+    "ratio_nchw",
+    "ratio_best",
+    "max_error",
+    "predicted_error",
+    "plan",
+    "of_sgemm",
+    "notes",
+}
+
+PROBLEMS = {
+    "padding and dilation": ((2, 5, 14, 17), (9, 5, 3, 2), {"padding": (2, 2, 1, 1), "dilation": (2, 3)}),
+    "stride with rows that no output reads": ((2, 4, 16, 15), (10, 4, 3, 3), {"stride": (3, 2)}),
+    "a few large groups": ((1, 24, 11, 9), (20, 12, 3, 3), {"padding": (1, 1, 1, 1), "groups": 2}),
+    "a 1x1 kernel that skips": ((2, 10, 10, 11), (9, 10, 1, 1), {"stride": (4, 3)}),
+    "depthwise": ((2, 12, 13, 12), (24, 1, 5, 3), {"padding": (2, 2, 1, 1), "groups": 12, "stride": (2, 1)}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing here depends on what is measured, so a short matrix product is as good as a long one."""
+    monkeypatch.setattr(timing, "SGEMM_SIZE", 64)
+    monkeypatch.setattr(timing, "SHORTEST", 0.0)
+    timing.sgemm_rate.cache_clear()
+    yield
+    timing.sgemm_rate.cache_clear()
+
+
+def problem_of(name: str, kind: Pass) -> Problem:
+    x, w, rest = PROBLEMS[name]
+    return Problem.make(kind, x, w, bias=kind is not Pass.DGRAD, **rest)  # type: ignore[arg-type]
+
+
+def exact(problem: Problem, operands: Operands) -> Tensor:
+    x, w = operands.x.double().requires_grad_(), operands.w.double().requires_grad_()
+    bias = None if operands.bias is None else operands.bias.double()
+    padding = (problem.padding[0], problem.padding[2])
+    y = torch.nn.functional.conv2d(x, w, bias, problem.stride, padding, problem.dilation, problem.groups)
+    if problem.kind is Pass.FPROP:
+        return y.detach()
+    assert operands.dy is not None
+    return torch.autograd.grad(y, x if problem.kind is Pass.DGRAD else w, operands.dy.double())[0]
+
+
+def row(ours: float, nchw: float, last: float, kind: Pass = Pass.FPROP, name: str = "layer") -> Row:
+    return Row(
+        workload=name,
+        shape="8→8 3×3",
+        kind=kind,
+        threads=1,
+        batch=Batch(1, 1),
+        timings={OURS: Timing(ours, ours), NCHW: Timing(nchw, nchw), CHANNELS_LAST: Timing(last, last)},
+        max_error=1e-6,
+        compared=1.0,
+        predicted_error=1e-5,
+        plan="ATen",
+        of_sgemm=1.0,
+    )
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize("kind", list(Pass), ids=str)
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("sampled", [False, True], ids=["whole", "sample"])
+def test_the_reference_is_exact(name: str, kind: Pass, sampled: bool) -> None:
+    problem = problem_of(name, kind)
+    operands = Operands.random(problem)
+    budget = {"whole": 0.0, "sample": problem.multiplications / 20} if sampled else {}
+    result = exact(problem, operands)
+    found = accuracy.measure(problem, operands, result, **budget)
+    assert found.error < 1e-14
+    assert (found.compared < 1) == sampled
+    shifted = accuracy.measure(problem, operands, result + accuracy.scale(problem, operands), **budget)
+    assert shifted.error == pytest.approx(1.0)
+    assert accuracy.measure(problem, operands, result * torch.nan, **budget).error == inf
+
+
+def test_scale_is_the_rms_of_the_output() -> None:
+    for kind in Pass:
+        problem = Problem.make(kind, (4, 16, 40, 40), (32, 16, 3, 3))
+        operands = Operands.random(problem)
+        rms = float(exact(problem, operands).square().mean().sqrt())
+        assert rms == pytest.approx(accuracy.scale(problem, operands), rel=0.1)
+
+
+# ---- contestants and timing
+
+
+@pytest.mark.parametrize("kind", list(Pass), ids=str)
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("fresh", [False, True], ids=["kept weights", "fresh weights"])
+def test_contestants_compute_the_same(name: str, kind: Pass, fresh: bool) -> None:
+    problem = problem_of(name, kind)
+    operands = Operands.random(problem)
+    expected = exact(problem, operands)
+    calls = contestants(problem, operands, fresh_weights=fresh)
+    assert list(calls) == [OURS, NCHW, CHANNELS_LAST]
+    for call in calls.values():
+        torch.testing.assert_close(call().double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_are_kept_or_fresh() -> None:
+    problem = problem_of("depthwise", Pass.FPROP)
+    operands = Operands.random(problem)
+    for fresh in (False, True):
+        with backends.override("cpu", Recorder()) as recorder, torch.inference_mode():
+            call = contestants(problem, operands, fresh_weights=fresh)[OURS]
+            call()
+            call()
+        assert isinstance(recorder, Recorder)
+        assert all((seen["w"] is operands.w) != fresh for seen in recorder.tensors)
+        assert recorder.problems == [problem, problem]
+
+
+def test_rounds_start_with_another_one() -> None:
+    ran: list[str] = []
+    calls = {name: lambda name=name: ran.append(name) for name in "abc"}
+    timings = timing.interleaved(calls, 3)  # type: ignore[arg-type]
+    assert "".join(ran) == "aaabbbccc" + "abc" + "bca" + "cab"
+    assert all(0 < found.best <= found.median for found in timings.values())
+
+
+def test_short_calls_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "SHORTEST", 1.0)
+    monkeypatch.setattr(timing, "MOST_CALLS", 5)
+    ran: list[int] = []
+    timing.interleaved({"a": lambda: ran.append(1)}, 2)
+    assert len(ran) == 3 + 2 * 5
+
+
+def test_threads_are_put_back() -> None:
+    before = torch.get_num_threads()
+    with timing.threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+
+
+# ---- batches
+
+
+def test_batch_is_cut_by_work() -> None:
+    (w1,) = find("W1")
+    batch = cut_batch(w1, None, 2**50)
+    assert str(batch) == "1 of 8"
+    assert "multiply-adds" in batch.reason
+    assert str(cut_batch(w1, None, 2**50, most=1e15)) == "8"
+
+
+def test_batch_as_asked() -> None:
+    (w1,) = find("W1")
+    assert str(cut_batch(w1, 3, 2**50)) == "3 of 8"
+    assert cut_batch(w1, 100, 2**50) == Batch(8, 8)
+
+
+def test_batch_is_cut_by_memory() -> None:
+    (w2,) = find("W2")
+    gibibytes = 8
+    batch = cut_batch(w2, 16, gibibytes * 2**30)
+    assert 1 <= batch.images < 16
+    assert "8.0 GiB" in batch.reason
+    assert batch.images * limits.bytes_per_image(w2) <= gibibytes * 2**30
+    assert cut_batch(w2, None, 0).images == 1
+
+
+def test_available_memory(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    2048 kB\n")
+    assert limits.available_memory(meminfo) == 2 * 2**20
+    assert limits.available_memory(tmp_path / "absent") > 0
+
+
+# ---- rows
+
+
+def test_ratios() -> None:
+    one = row(ours=2.0, nchw=6.0, last=3.0)
+    assert (one.ratio_nchw, one.ratio_best) == (3.0, 1.5)
+    assert row(ours=2.0, nchw=1.0, last=3.0).ratio_best == 0.5
+
+
+def test_means() -> None:
+    assert geometric_mean([2.0, 0.5]) == pytest.approx(1.0)
+    rows = [row(1, 4, 2), row(1, 1, 9), row(1, 3, 5, Pass.WGRAD)]
+    first, second = means(rows)
+    assert (first.kind, first.rows, second.kind, second.rows) == (Pass.FPROP, 2, Pass.WGRAD, 1)
+    assert first.ratio_nchw == pytest.approx(2.0)
+    assert first.ratio_best == pytest.approx(2**0.5)
+
+
+def test_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accuracy.measure, "__kwdefaults__", {"whole": 0.0, "sample": 1e5})
+    (found,) = run(find("mobilenet-dw3"), Options(passes=(Pass.FPROP,), repeats=1, batch=1))
+    assert found.notes[0] == "batch 1 of 32: --batch 1"
+    assert found.notes[1].startswith("error measured on ")
+
+
+def test_the_plan_is_the_planners() -> None:
+    (workload,) = find("mobilenet-dw3")
+    with settings.use(tolerance=0.0):
+        (found,) = run([workload], Options(passes=(Pass.DGRAD,), repeats=1, batch=1))
+        problem = replace(limits.with_batch(workload, 1).problem(Pass.DGRAD), tolerance=0.0)
+    plan = plan_cpu(problem)
+    assert (found.plan, found.predicted_error) == (plan.name, plan.predicted_error)
+
+
+# ---- the command
+
+
+def test_tiny_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    arguments = ["--workloads", "mobilenet-dw3,gcn-15x1", "--batch", "1", "--repeats", "2", "--threads", "1"]
+    assert cli.main(["bench", *arguments, "--json", str(out)]) == 0
+    rows = json.loads(out.read_text(encoding="utf-8"))
+    assert [(r["workload"], r["pass"]) for r in rows] == [
+        (name, kind) for name in ("mobilenet-dw3", "gcn-15x1") for kind in ("fprop", "dgrad", "wgrad")
+    ]
+    for r in rows:
+        assert r.keys() >= KEYS
+        best = min(r["torch_nchw_ms"], r["torch_channels_last_ms"])
+        assert r["ratio_nchw"] == pytest.approx(r["torch_nchw_ms"] / r["ours_ms"])
+        assert r["ratio_best"] == pytest.approx(best / r["ours_ms"])
+        assert 0 < r["max_error"] < 1e-4
+        assert (r["threads"], r["batch"]) == (1, 1)
+    printed = capsys.readouterr()
+    assert "gcn-15x1" in printed.out
+    assert "Geometric means" in printed.out
+    assert "--batch 1" in printed.out
+
+
+def test_says_where_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(native, "is_available", lambda: False)
+    monkeypatch.setattr(command, "contests", lambda chosen, options: iter(()))
+    assert cli.main(["bench"]) == 0
+    assert "no native kernels" in capsys.readouterr().err
+
+
+def test_several_threads(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    arguments = ["--workloads", "mobilenet-dw3", "--pass", "fprop", "--batch", "1", "--repeats", "1"]
+    assert cli.main(["bench", *arguments, "--threads", "1,2", "--json", str(out)]) == 0
+    assert [r["threads"] for r in json.loads(out.read_text(encoding="utf-8"))] == [1, 2]
+
+
+def test_interrupted_runs_keep_what_they_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(chosen: list[Workload], options: Options) -> Iterator[Row]:
+        yield row(1, 2, 3, name=chosen[0].name)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "contests", interrupted)
+    out = tmp_path / "out.json"
+    assert cli.main(["bench", "--suite", "kernelbench", "--json", str(out)]) == 130
+    assert len(json.loads(out.read_text(encoding="utf-8"))) == 1
+    assert "W1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--workloads", "W9"], "'W9'"),
+        (["--json", "absent/out.json"], "is not a directory"),
+        (["--plot", "absent/out.png"], "is not a directory"),
+        (["--threads", "0"], "'0' is not a positive number"),
+        (["--threads", "1,x"], "'x' is not a positive number"),
+        (["--repeats", "-1"], "'-1' is not a positive number"),
+        (["--pass", "sideways"], "'sideways' is not a list of"),
+        (["--suite", "models", "--workloads", "W1"], "not allowed with"),
+        (["--device", "tpu"], "invalid choice"),
+    ],
+)
+def test_argument_errors(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        sys.exit(cli.main(["bench", *arguments]))
+    assert words in capsys.readouterr().err
+
+
+def test_help_says_how(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["bench", "--help"])
+    printed = capsys.readouterr().out
+    assert "--fresh-weights" in printed
+    assert "relative to those of torch.mm" in printed
+
+
+def test_huge_pages_start_the_command_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    monkeypatch.setattr(command.os, "execve", lambda *arguments: started.append(arguments))
+    monkeypatch.delenv(command.HUGE_PAGES, raising=False)
+    monkeypatch.setattr(sys, "argv", ["pytest"])
+    command._ensure_huge_pages()
+    assert started == []
+    monkeypatch.setattr(sys, "argv", ["polyconv", "bench"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "polyconv", "bench"])
+    command._ensure_huge_pages()
+    ((program, arguments, environment),) = started
+    assert (program, arguments) == (sys.executable, ["python", "-m", "polyconv", "bench"])
+    assert environment[command.HUGE_PAGES] == "1"
+    monkeypatch.setenv(command.HUGE_PAGES, "0")
+    command._ensure_huge_pages()
+    assert len(started) == 1
+
+
+# ---- the picture
+
+
+@pytest.mark.parametrize("count", [1, 3, 30])
+@pytest.mark.parametrize("passes", [(Pass.FPROP,), tuple(Pass)], ids=["one pass", "all passes"])
+def test_plot(tmp_path: Path, count: int, passes: tuple[Pass, ...]) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [row(1 + n % 3, 2, 1 + n, kind, f"layer {n}") for n in range(count) for kind in passes]
+    path = tmp_path / "out.png"
+    plot.draw(rows, path, "somewhere")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_plot_from_the_command(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "out.png"
+    arguments = ["--workloads", "mobilenet-dw3", "--pass", "fprop", "--batch", "1", "--repeats", "1", "--threads", "1"]
+    assert cli.main(["bench", *arguments, "--plot", str(path)]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert cli.main(["bench", "--plot", str(tmp_path / "out.png")]) == 2
+    assert "pip install 'polyconv[bench]'" in capsys.readouterr().err

@@ -1,0 +1,128 @@
+"""The CPU planner: what it chooses, that it says why, and that it depends on nothing but its arguments."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import polyconv
+from polyconv.bench.workloads import find
+from polyconv.cli import main
+from polyconv.cpu import native
+from polyconv.cpu.candidates import Engine
+from polyconv.cpu.device import CpuDevice, this_machine
+from polyconv.cpu.planner import plan_cpu
+from polyconv.problem import PaddingMode, Pass, Problem
+
+if not native.is_available():
+    pytest.skip(str(native.why_absent()), allow_module_level=True)
+
+SERVER = CpuDevice("avx512", cores=2)
+PASSES = list(Pass)
+ALL = [(workload, kind) for workload in find("all") for kind in PASSES]
+
+
+@pytest.mark.parametrize(("workload", "kind"), ALL, ids=[f"{w.name}-{k}" for w, k in ALL])
+def test_every_workload_has_a_plan_within_its_budget(workload, kind) -> None:
+    plan = plan_cpu(workload.problem(kind), SERVER)
+    assert plan.chosen.refusal is None
+    assert plan.chosen.direct or 0 < plan.predicted_error <= plan.problem.tolerance
+    names = [str(candidate) for candidate, _ in plan.rejected]
+    assert len(set(names)) == len(names)
+    assert all(why for _, why in plan.rejected)
+    assert str(plan.chosen) in plan.explain()
+
+
+@pytest.mark.parametrize("kind", PASSES)
+@pytest.mark.parametrize("name", ["W1", "W2", "W3"])
+def test_headline_workloads_run_fast_forms(name: str, kind: Pass) -> None:
+    (workload,) = find(name)
+    plan = plan_cpu(workload.problem(kind), SERVER)
+    assert not plan.chosen.direct
+    assert "as fast as direct summation" in plan.reason
+
+
+@pytest.mark.parametrize("kind", PASSES)
+def test_without_a_budget_only_direct_summation_runs(kind: Pass) -> None:
+    for workload in find("all"):
+        problem = replace(workload.problem(kind), tolerance=0.0)
+        plan = plan_cpu(problem, SERVER)
+        assert plan.chosen.direct
+        fast = [(c, why) for c, why in plan.rejected if not c.direct and c.refusal is None]
+        assert all("exceeds the tolerance 0.0e+00" in why for _, why in fast)
+
+
+def test_a_larger_budget_never_costs_more() -> None:
+    for workload in find("all"):
+        costs = [
+            plan_cpu(replace(workload.problem("fprop"), tolerance=tolerance), SERVER).chosen.cycles
+            for tolerance in (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+        ]
+        assert costs == sorted(costs, reverse=True)
+
+
+def test_float64_and_half_precision() -> None:
+    double = Problem.make("fprop", (1, 8, 32, 32), (8, 8, 3, 3), dtype="float64")
+    assert plan_cpu(double, SERVER).chosen.engine is Engine.PLAIN
+    half = replace(double, dtype="bfloat16")
+    plan = plan_cpu(half, SERVER)
+    assert plan.chosen.engine is Engine.ATEN
+    assert plan.reason == "polyconv has no CPU kernels for bfloat16"
+
+
+def test_the_border_of_an_input_gradient_is_folded() -> None:
+    problem = Problem.make(
+        "dgrad", (1, 16, 64, 64), (16, 16, 3, 3), padding=(1, 1, 1, 1), padding_mode=PaddingMode.REFLECT
+    )
+    plan = plan_cpu(problem, SERVER)
+    assert plan.folded
+    assert plan.ran.in_size == (66, 66)
+    assert plan.name.endswith("border folded")
+    assert not plan_cpu(replace(problem, padding_mode=PaddingMode.ZEROS), SERVER).folded
+
+
+def test_kept_weights_may_change_the_choice() -> None:
+    (workload,) = find("tiny-batch")
+    problem = workload.problem("fprop")
+    fresh, kept = plan_cpu(problem, SERVER), plan_cpu(problem, SERVER, kept_weights=True)
+    assert kept.chosen.cycles - kept.chosen.weight_cycles <= fresh.chosen.cycles - fresh.chosen.weight_cycles
+
+
+def test_deterministic() -> None:
+    problem = find("W1")[0].problem("fprop")
+    first = plan_cpu(problem, SERVER)
+    plan_cpu.cache_clear()
+    assert plan_cpu(problem, SERVER) == first
+
+
+def test_narrower_vectors_cost_more() -> None:
+    problem = find("W1")[0].problem("fprop")
+    wide, narrow = (plan_cpu(problem, CpuDevice(name)) for name in ("avx512", "sse4"))
+    assert narrow.chosen.cycles > 2 * wide.chosen.cycles
+
+
+def test_this_machine() -> None:
+    device = this_machine("avx2")
+    assert device.lanes == 8
+    assert device.cores >= 1
+    assert 2**14 <= device.l1_bytes <= device.l2_bytes
+    assert "avx2" in str(device)
+
+
+def test_explain_names_the_engine() -> None:
+    text = str(polyconv.explain(polyconv.Conv2d(32, 64, (5, 9), dilation=(2, 3)), (1, 32, 256, 256)))
+    assert "F(4,5) x F(4,5) in two nested segments, tile lanes" in text
+
+
+def test_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "W1", "--device", "cpu", "--pass", "fprop", "-v"]) == 0
+    assert "exceeds the tolerance" in capsys.readouterr().out
+    assert main(["plan", "W1", "--device", "cpu", "--json"]) == 0
+    plans = json.loads(capsys.readouterr().out)
+    assert [plan["pass"] for plan in plans] == ["fprop", "dgrad", "wgrad"]
+    for plan in plans:
+        assert plan["algorithm"] == plan["candidates"][0]["name"]
+        assert plan["candidates"][0]["rejected"] is None
+        assert all(candidate["rejected"] for candidate in plan["candidates"][1:])

@@ -1,0 +1,131 @@
+"""Large images cost what their pixels cost: time and memory per pixel stay what they are on small ones.
+
+Memory is looked at on every change. Time depends on what else the machine does, so it is looked at with
+``POLYCONV_NIGHTLY=1`` only.
+
+Each measurement is a process of its own (``python tests/test_cpu_scaling.py fprop --side 512``): only a new process has
+a meaningful largest memory, and only there no test before has filled a pool.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from nightly import NIGHTLY, nightly
+from polyconv import ops
+from polyconv.arguments import Geometry
+from polyconv.bench.timing import interleaved
+from polyconv.cpu import native
+
+pytestmark = pytest.mark.skipif(not native.is_available(), reason="PyTorch's kernels are not ours to judge")
+
+PASSES = ("fprop", "dgrad", "wgrad")
+SIDES = (128, 512, 1024)
+LARGEST = 4096
+GROWTH = 1.15
+"""Time per output pixel of any image, at most, relative to the smallest one."""
+SCRATCH = 256 * 2**20
+"""Bytes beside the tensors, at most."""
+SLACK = 48 * 2**20
+"""Bytes by which the scratch memory of two images may differ: allocators keep a little of what was freed."""
+SPEEDUP = 1.8
+"""Of two threads, at least."""
+
+
+# ---- the process that measures
+
+
+def call(kind: str, side: int) -> tuple[Callable[[], Tensor], int]:
+    """A pass of a 5x9 kernel, dilated 2x3, from 32 to 64 channels, on a square image; and the output's pixels."""
+    geometry = Geometry(padding=(2, 2, 4, 4), dilation=(2, 3))
+    x, w = torch.randn(1, 32, side, side), torch.randn(64, 32, 5, 9) * 0.02
+    out = geometry.out_size((side, side), (5, 9))
+    pixels = out[0] * out[1]
+    if kind == "fprop":
+        return lambda: ops.fprop(x, w, None, *geometry), pixels
+    dy = torch.randn(1, 64, *out)
+    if kind == "dgrad":
+        return lambda: ops.dgrad(dy, w, x.shape, False, *geometry), pixels
+    return lambda: ops.wgrad(dy, x, w.shape, False, False, *geometry)[0], pixels
+
+
+def memory(key: str) -> int:
+    """Bytes of this process: ``VmRSS`` now, ``VmHWM`` at most so far."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=PASSES)
+    parser.add_argument("--side", type=int, required=True)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=0)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    with torch.inference_mode():
+        call(args.kind, 64)[0]()  # code, pools and threads are there before memory is counted
+        run, pixels = call(args.kind, args.side)
+        before = memory("VmRSS")
+        result = run()
+        scratch = memory("VmHWM") - before - result.numel() * result.element_size()
+        del result
+        best = interleaved({"ours": run}, args.repeats)["ours"].best if args.repeats else 0.0
+    print(json.dumps({"scratch": max(scratch, 0), "seconds_per_pixel": best / pixels}))
+
+
+# ---- what is asked of it
+
+
+def measure(kind: str, side: int, *, threads: int = 1, repeats: int = 0) -> dict[str, float]:
+    """Bytes of ``scratch`` and ``seconds_per_pixel``. Huge pages only where time counts: they round memory up."""
+    root = Path(__file__).parents[1]
+    path = os.pathsep.join([str(root / "src"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "THP_MEM_ALLOC_ENABLE": "1" if repeats else "0"}
+    options = [f"--side={side}", f"--threads={threads}", f"--repeats={repeats}"]
+    command = [sys.executable, __file__, kind, *options]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, float] = json.loads(ran.stdout)
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from Linux's /proc")
+@pytest.mark.parametrize("kind", PASSES)
+def test_scratch_memory_is_constant(kind: str) -> None:
+    sides = (*SIDES, LARGEST) if NIGHTLY and kind == "fprop" else SIDES
+    scratch = {side: measure(kind, side)["scratch"] for side in sides}
+    words = ", ".join(f"{side}²: {size / 2**20:.0f} MiB" for side, size in scratch.items())
+    assert max(scratch.values()) <= SCRATCH, words
+    assert scratch[sides[-1]] - scratch[sides[1]] <= SLACK, words
+
+
+@nightly
+@pytest.mark.parametrize("kind", PASSES)
+def test_time_per_pixel_does_not_grow(kind: str) -> None:
+    sides = (*SIDES, LARGEST) if kind == "fprop" else SIDES
+    taken = {side: measure(kind, side, repeats=20 if side <= 512 else 5)["seconds_per_pixel"] for side in sides}
+    words = ", ".join(f"{side}²: {seconds * 1e9:.0f} ns" for side, seconds in taken.items())
+    assert max(taken.values()) <= GROWTH * taken[sides[0]], words
+
+
+@nightly
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
+@pytest.mark.parametrize("kind", PASSES)
+def test_two_threads(kind: str) -> None:
+    one, two = (measure(kind, 1024, threads=count, repeats=7)["seconds_per_pixel"] for count in (1, 2))
+    assert one / two >= SPEEDUP, f"{one / two:.2f} times as fast as one"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""The convolutions that oneDNN tests itself with: all three passes against float64, and against the predicted error.
+
+Every geometry is kept (kernel, stride, dilation, the padding of each side, the structure of the groups). Batch, maps
+and channels are cut to what a float64 reference bears, with the remainders that make edges: a map keeps what is left
+over of eight outputs, channels what is left over of sixteen. A tenth runs on every change, all with
+``POLYCONV_NIGHTLY=1``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nightly import NIGHTLY
+from polyconv import ops
+from polyconv.arguments import Geometry
+from polyconv.bench.accuracy import scale
+from polyconv.bench.contestants import Operands
+from polyconv.cpu.planner import plan_cpu
+from polyconv.problem import Pass, Problem
+
+SHAPES = Path(__file__).parents[2] / "shared" / "onednn_shapes.jsonl"
+if not SHAPES.exists():
+    pytest.skip("the list of oneDNN's shapes is not here", allow_module_level=True)
+
+CHUNKS = 64
+TENTH = 10
+ABSOLUTE = RELATIVE = 1e-4
+"""Per element: of the output's scale, and of the element."""
+LARGEST_MAP = 48
+MOST_MULTIPLICATIONS = 50e6
+
+
+@dataclass(frozen=True)
+class Case:
+    batch: int
+    groups: int
+    channels: tuple[int, int]
+    """Input and output channels of one group."""
+    size: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    dilation: tuple[int, int]
+    padding: tuple[int, int, int, int]
+
+    def problem(self, kind: Pass) -> Problem:
+        c, k = self.channels
+        return Problem.make(
+            kind,
+            (self.batch, self.groups * c, *self.size),
+            (self.groups * k, c, *self.kernel),
+            stride=self.stride,
+            padding=self.padding,
+            dilation=self.dilation,
+            groups=self.groups,
+            bias=kind is not Pass.DGRAD,
+        )
+
+    @property
+    def hash(self) -> int:
+        """The same everywhere and always, unlike Python's."""
+        return crc32(repr(self).encode())
+
+
+# ---- reading and cutting
+
+
+@lru_cache(maxsize=1)
+def cases() -> tuple[Case, ...]:
+    """Every geometry once, cut."""
+    with SHAPES.open(encoding="utf-8") as lines:
+        read = [_read(json.loads(line)) for line in lines]
+    return tuple(dict.fromkeys(_cut(case) for case in dict.fromkeys(read)))
+
+
+def _read(entry: dict[str, list[int] | int]) -> Case:
+    def pair(key: str) -> tuple[int, int]:
+        first, second = entry[key]  # type: ignore[misc]
+        return (first, second)
+
+    n, c, k, g = (entry[key] for key in "nckg")
+    assert isinstance(n, int)
+    assert isinstance(c, int)
+    assert isinstance(k, int)
+    assert isinstance(g, int)
+    top, bottom, left, right = entry["pad"]  # type: ignore[misc]
+    case = Case(
+        batch=n,
+        groups=g,
+        channels=(c // g, k // g),
+        size=pair("in"),
+        kernel=pair("kernel"),
+        stride=pair("stride"),
+        dilation=pair("dilation"),
+        padding=(top, bottom, left, right),
+    )
+    assert case.problem(Pass.FPROP).out_size == pair("out")
+    return case
+
+
+def _cut(case: Case) -> Case:
+    out = case.problem(Pass.FPROP).out_size
+    size = tuple(_cut_map(case.size[axis], out[axis], case.stride[axis]) for axis in (0, 1))
+    case = replace(case, batch=min(case.batch, 2), size=(size[0], size[1]))
+    # Groups of few channels are lanes like channels; of larger ones, three show all that there is to see.
+    alone = case.channels[0] == 1 or max(case.channels) <= 4
+    for most in (128, 64, 32):
+        groups = _cut_channels(case.groups, most) if alone else min(case.groups, 3)
+        c, k = (_cut_channels(channels, most) for channels in case.channels)
+        cut = replace(case, groups=groups, channels=(c, k))
+        if cut.problem(Pass.FPROP).multiplications <= MOST_MULTIPLICATIONS:
+            return cut
+    return replace(cut, batch=1)
+
+
+def _cut_map(extent: int, out: int, stride: int) -> int:
+    """A smaller map with as many outputs left over of eight, and as many input rows that no output reads."""
+    if out <= LARGEST_MAP:
+        return extent
+    shorter = out - (LARGEST_MAP - 8 + out % 8)
+    return extent - stride * max(0, min(shorter, (extent - 8) // stride))
+
+
+def _cut_channels(channels: int, most: int) -> int:
+    """Fewer channels, with as many left over of sixteen; ``most`` is a multiple of 32."""
+    return channels if channels <= most else most // 2 + channels % 16
+
+
+# ---- running
+
+
+def failures(case: Case) -> Iterator[str]:
+    """What is wrong with a case, in words."""
+    operands = Operands.random(case.problem(Pass.WGRAD), seed=case.hash)
+    for name, kind, found, expected in results(case, operands):
+        problem = case.problem(kind)
+        unit = scale(problem, operands)
+        deviation = (found.double() - expected).abs()
+        wrong = ~(deviation <= ABSOLUTE * unit + RELATIVE * expected.abs())
+        if wrong.any():
+            first = wrong.nonzero()[0].tolist()
+            yield (
+                f"{problem}: {name} is wrong in {int(wrong.sum())} of {wrong.numel()} elements, first at {first}: "
+                f"{float(found[tuple(first)]):.6g} instead of {float(expected[tuple(first)]):.6g}"
+            )
+        elif name != "db":
+            plan, observed = plan_cpu(problem), float(deviation.max()) / unit
+            if observed > plan.predicted_error:
+                yield f"{problem}: {name} has the error {observed:.2e}; {plan.name} predicts {plan.predicted_error:.2e}"
+
+
+def results(case: Case, operands: Operands) -> Iterator[tuple[str, Pass, Tensor, Tensor]]:
+    """Name, pass, ours and the reference of every output."""
+    x, w, bias, dy = operands.x, operands.w, operands.bias, operands.dy
+    assert bias is not None
+    assert dy is not None
+    geometry = Geometry(case.stride, case.padding, case.dilation, case.groups)
+    y64, dx64, dw64, db64 = reference(case, x.double(), w.double(), bias.double(), dy.double())
+    yield "y", Pass.FPROP, ops.fprop(x, w, bias, *geometry), y64
+    yield "dx", Pass.DGRAD, ops.dgrad(dy, w, x.shape, False, *geometry), dx64
+    dw, db = ops.wgrad(dy, x, w.shape, False, True, *geometry)
+    yield "dw", Pass.WGRAD, dw, dw64
+    yield "db", Pass.WGRAD, db, db64
+
+
+def reference(case: Case, x: Tensor, w: Tensor, bias: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """PyTorch's convolution and its gradients, on a padded (or cropped) copy."""
+    top, bottom, left, right = case.padding
+    padded = F.pad(x, (left, right, top, bottom))
+    y = F.conv2d(padded, w, bias, case.stride, 0, case.dilation, case.groups)
+    dx, dw, db = torch.ops.aten.convolution_backward(
+        dy,
+        padded,
+        w,
+        [w.shape[0]],
+        list(case.stride),
+        [0, 0],
+        list(case.dilation),
+        False,
+        [0, 0],
+        case.groups,
+        [True, True, True],
+    )
+    return y, F.pad(dx, (-left, -right, -top, -bottom)), dw, db
+
+
+@pytest.fixture
+def _poisoned_memory() -> Iterator[None]:
+    """New tensors are full of NaN, so that an output which is not written is found."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("_poisoned_memory")
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_agrees_with_float64(chunk: int) -> None:
+    chosen = [case for case in cases() if NIGHTLY or case.hash % TENTH == 0]
+    mine = [case for case in chosen if case.hash // TENTH % CHUNKS == chunk]
+    wrong = [failure for case in mine for failure in failures(case)]
+    assert not wrong, f"{len(wrong)} failures in {len(mine)} geometries:\n" + "\n".join(wrong)
+
+
+# ---- the cutting itself
+
+
+def test_cutting_keeps_the_geometry() -> None:
+    with SHAPES.open(encoding="utf-8") as lines:
+        read = [_read(json.loads(line)) for line in lines]
+    for case in read:
+        cut = _cut(case)
+        assert (cut.kernel, cut.stride, cut.dilation, cut.padding) == (
+            case.kernel,
+            case.stride,
+            case.dilation,
+            case.padding,
+        )
+        assert (cut.groups > 1) == (case.groups > 1)
+        for before, after in zip(case.channels, cut.channels, strict=True):
+            assert after == before or after % 16 == before % 16
+        whole, part = case.problem(Pass.FPROP), cut.problem(Pass.FPROP)
+        assert part.multiplications <= 4 * MOST_MULTIPLICATIONS
+        for axis in (0, 1):
+            assert min(whole.out_size[axis], 8) <= part.out_size[axis] <= whole.out_size[axis]
+            unread = math.gcd(case.stride[axis], abs(case.size[axis] - cut.size[axis]) or case.stride[axis])
+            assert unread == case.stride[axis]
+
+
+def test_a_tenth_is_a_tenth() -> None:
+    share = sum(case.hash % TENTH == 0 for case in cases()) / len(cases())
+    assert 0.07 < share < 0.13
