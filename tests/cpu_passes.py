@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,16 @@ class Layer:
         return F.conv2d(padded, w, bias, self.stride, 0, self.dilation, self.groups)
 
 
+def placed(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> Tensor:
+    """As :func:`laid_out`, for tensors of any size."""
+    if layout == "offset":
+        return torch.randn(prod(shape) + 3, dtype=dtype)[3:].view(shape)
+    return laid_out(shape, layout, dtype)
+
+
 def poisoned(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> Tensor:
     """What is not written stays NaN."""
-    return laid_out(shape, layout, dtype).fill_(float("nan"))
+    return placed(shape, layout, dtype).fill_(float("nan"))
 
 
 def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
@@ -89,7 +97,7 @@ class Run:
     @staticmethod
     def make(layer: Layer, dtype: torch.dtype, x_layout: str = "contiguous", y_layout: str = "contiguous") -> Run:
         torch.manual_seed(0)
-        x, dy = laid_out(layer.x, x_layout, dtype), laid_out(layer.y, y_layout, dtype)
+        x, dy = placed(layer.x, x_layout, dtype), placed(layer.y, y_layout, dtype)
         w = torch.randn(layer.w, dtype=dtype)
         bias = torch.randn(2 * layer.out_channels, dtype=dtype)[::2]
         exact = [t.double().requires_grad_() for t in (x, w, bias)]
