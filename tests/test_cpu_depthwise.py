@@ -1,0 +1,143 @@
+"""The depthwise native kernels against float64: every pass, border, stride, multiplier and memory layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpu_passes import IN_LAYOUTS, OUT_LAYOUTS, Layer, Run, layers, load_native, same_bits_for_any_threads
+from polyconv.cpu import native
+
+load_native()
+
+TOLERANCE = 1e-4
+SETS = ("avx512", "avx2", "sse4")
+
+
+def depthwise(
+    batch: int,
+    channels: int,
+    size: tuple[int, int],
+    kernel: tuple[int, int],
+    *,
+    multiplier: int = 1,
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int, int, int] | None = None,
+    dilation: tuple[int, int] = (1, 1),
+    border: str = "zeros",
+) -> Layer:
+    """Padded so that the size stays, unless told otherwise."""
+    h, w = (dilation[i] * (kernel[i] - 1) // 2 for i in range(2))
+    x, out = (batch, channels, *size), channels * multiplier
+    return Layer(x, out, kernel, stride, padding or (h, h, w, w), dilation, channels, border)
+
+
+LAYERS = {
+    "3x3": depthwise(2, 5, (13, 56), (3, 3)),
+    "5x5, strided": depthwise(2, 3, (14, 56), (5, 5), stride=(2, 2)),
+    "3x3, strided, odd": depthwise(1, 3, (15, 57), (3, 3), stride=(2, 2)),
+    "7x7": depthwise(1, 3, (19, 70), (7, 7)),
+    "31x31": depthwise(1, 2, (33, 35), (31, 31)),
+    "3x1": depthwise(1, 3, (40, 80), (3, 1)),
+    "3x7": depthwise(1, 3, (21, 130), (3, 7)),
+    "1x1": depthwise(2, 3, (5, 19), (1, 1)),
+    "1x1, strided": depthwise(2, 3, (6, 20), (1, 1), stride=(2, 2)),
+    "dilated": depthwise(1, 3, (23, 45), (3, 5), dilation=(2, 3)),
+    "dilated and strided": depthwise(1, 3, (23, 45), (5, 4), stride=(2, 3), dilation=(3, 2)),
+    "stride past the kernel": depthwise(1, 3, (23, 45), (2, 2), stride=(5, 4)),
+    "stride longer than the image": depthwise(1, 3, (3, 2), (2, 2), stride=(5, 4)),
+    "three columns per channel": depthwise(2, 3, (9, 3), (3, 3), multiplier=3),
+    "multiplier, strided": depthwise(1, 4, (17, 33), (5, 3), multiplier=2, stride=(2, 2)),
+    "cropped": depthwise(1, 3, (19, 45), (3, 3), padding=(-2, -3, -4, 1)),
+    "cropped, strided": depthwise(1, 3, (19, 45), (3, 3), padding=(-2, 1, -3, -1), stride=(2, 2)),
+    "padding wider than the kernel": depthwise(1, 3, (7, 9), (3, 3), padding=(5, 7, 6, 20)),
+    "taller than a band": depthwise(1, 2, (150, 20), (3, 3)),
+    "reflect": depthwise(1, 3, (9, 21), (5, 5), border="reflect"),
+    "reflect, strided": depthwise(1, 3, (9, 21), (5, 5), border="reflect", stride=(2, 2)),
+    "replicate": depthwise(1, 3, (3, 2), (3, 3), padding=(1, 5, 3, 0), border="replicate"),
+    "circular": depthwise(1, 3, (9, 21), (3, 7), border="circular", stride=(1, 3)),
+    "a vector of channels and some": depthwise(2, 37, (9, 11), (3, 3)),
+    "many channels, strided": depthwise(1, 48, (9, 12), (5, 5), stride=(2, 2)),
+}
+
+
+@pytest.fixture(params=SETS)
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    try:
+        native.instruction_set(request.param)
+    except RuntimeError:
+        pytest.skip(f"this processor has no {request.param}")
+    yield request.param
+    native.instruction_set("best")
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
+def test_edges(instruction_set: str, layer: Layer, layout: str) -> None:
+    run = Run.make(layer, torch.float32, layout, layout)
+    run.check("depthwise", TOLERANCE, out_layout=layout, dgrad=layer.border == "zeros")
+
+
+@given(
+    layer=layers(depthwise=True),
+    x_layout=st.sampled_from(IN_LAYOUTS),
+    y_layout=st.sampled_from(IN_LAYOUTS),
+    out_layout=st.sampled_from(OUT_LAYOUTS),
+    name=st.sampled_from(SETS),
+    bias=st.booleans(),
+)
+def test_any_geometry(layer: Layer, x_layout: str, y_layout: str, out_layout: str, name: str, bias: bool) -> None:
+    try:
+        native.instruction_set(name)
+    except RuntimeError:
+        return
+    try:
+        run = Run.make(layer, torch.float32, x_layout, y_layout)
+        run.check("depthwise", TOLERANCE, out_layout=out_layout, bias=bias, dgrad=layer.border == "zeros")
+    finally:
+        native.instruction_set("best")
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_large_outputs_are_streamed(layout: str) -> None:
+    """More than 8 MB, at addresses that are and are not those of cache lines."""
+    for width in (56, 61):
+        layer = depthwise(5, 144, (56, width), (3, 3))
+        run = Run.make(layer, torch.float32, layout, layout)
+        run.check("depthwise", TOLERANCE, out_layout=layout)
+        assert run.expected["y"].numel() * 4 > 8 << 20
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("name", ["3x3", "5x5, strided", "taller than a band", "multiplier, strided"])
+def test_same_bits_whatever_the_number_of_threads(name: str, layout: str) -> None:
+    same_bits_for_any_threads(Run.make(LAYERS[name], torch.float32, layout, layout), "depthwise")
+
+
+def test_weight_gradient_of_large_images_is_accurate() -> None:
+    """All products positive: the worst case for a sum in float32."""
+    x, dy = torch.rand(1, 2, 300, 500) + 1, torch.rand(1, 2, 300, 500) + 1
+    dw, db = torch.empty(2, 1, 3, 3), torch.empty(2)
+    torch.ops.polyconv_cpu.depthwise_wgrad(x, dy, dw, db, [1, 1, 1, 1, 1, 1, 2, 0])
+    expected = torch.nn.grad.conv2d_weight(x.double(), (2, 1, 3, 3), dy.double(), padding=1, groups=2)
+    torch.testing.assert_close(dw.double(), expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(db.double(), dy.double().sum((0, 2, 3)), rtol=1e-6, atol=0)
+
+
+def test_empty_batch() -> None:
+    run = Run.make(depthwise(0, 3, (8, 8), (3, 3)), torch.float32)
+    dw, db = run.wgrad("depthwise")
+    assert db is not None
+    assert dw.eq(0).all()
+    assert db.eq(0).all()
+    assert run.fprop("depthwise").numel() == run.dgrad("depthwise").numel() == 0
+
+
+def test_what_is_not_depthwise_is_refused() -> None:
+    x, w, y = torch.randn(1, 4, 8, 8), torch.randn(4, 2, 3, 3), torch.empty(1, 4, 6, 6)
+    with pytest.raises(RuntimeError, match="one input channel per group"):
+        torch.ops.polyconv_cpu.depthwise_fprop(x, w, None, y, [1, 1, 0, 0, 1, 1, 2, 0])
