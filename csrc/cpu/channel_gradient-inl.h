@@ -1,0 +1,583 @@
+// The weight gradient with channels in the lanes: pack pixels, transform tiles, multiply and sum, transform back.
+//
+// The order of every sum follows from the sizes alone. Sums are cut: a chunk's products are added in registers, the
+// chunks of a slice in its own accumulators, and the slices in double, so that errors do not grow with the image.
+#if defined(POLYCONV_CPU_CHANNEL_GRADIENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef POLYCONV_CPU_CHANNEL_GRADIENT_INL_H_
+#undef POLYCONV_CPU_CHANNEL_GRADIENT_INL_H_
+#else
+#define POLYCONV_CPU_CHANNEL_GRADIENT_INL_H_
+#endif
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "channel_gradient.h"
+#include "channel_grid.h"
+#include "channel_pack-inl.h"
+#include "channel_products-inl.h"
+#include "channel_transform-inl.h"
+#include "memory.h"
+#include "stages.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace polyconv {
+namespace HWY_NAMESPACE {
+
+// The packed pixels of a panel: [row][vector of channels][column][lane], first of x, then of dy.
+class PackedPanels {
+ public:
+  PackedPanels(const Convolution& conv, const TileShape& tile, int wanted_units)
+      : grid_(conv, tile, wanted_units),
+        x_(InputPixels(conv)),
+        dy_(OutputPixels(conv)),
+        // Odd numbers of columns keep the rows out of one another's cache sets.
+        x_vector_(static_cast<std::size_t>(grid_.InputColumns() | 1) * kLanes),
+        dy_vector_(static_cast<std::size_t>(grid_.OutputColumns() | 1) * kLanes),
+        x_size_(x_row() * grid_.MostInputRows()) {}
+
+  const PanelGrid& grid() const { return grid_; }
+  int x_vectors() const { return x_.vectors(); }
+  int dy_vectors() const { return dy_.vectors(); }
+  std::size_t x_vector() const { return x_vector_; }
+  std::size_t dy_vector() const { return dy_vector_; }
+  std::size_t x_row() const { return x_vector_ * x_.vectors(); }
+  std::size_t dy_row() const { return dy_vector_ * dy_.vectors(); }
+  std::size_t dy_offset() const { return x_size_; }
+  std::size_t panel_size() const { return x_size_ + dy_row() * grid_.MostOutputRows(); }
+  std::size_t chunk_size() const { return panel_size() * grid_.panels_per_chunk(); }
+
+  // Calls fn(panel, number in the chunk) for the panels of a chunk.
+  template <class Fn>
+  void ForPanels(int chunk, const Fn& fn) const {
+    const int first = chunk * grid_.panels_per_chunk();
+    const int last = std::min(first + grid_.panels_per_chunk(), grid_.panels());
+    for (int i = first; i < last; i++) fn(grid_.PanelAt(i), i - first);
+  }
+
+  // Packs all panels of a chunk, and adds dy to `bias` unless it is null.
+  void Pack(int chunk, float* packed, double* bias) const {
+    const StageTimer timer(Stage::kGather);
+    ForPanels(chunk, [&](const Panel& panel, int number) {
+      float* x = packed + number * panel_size();
+      float* dy = x + dy_offset();
+      for (int i = 0; i < grid_.InputRows(panel); i++) {
+        if (!grid_.IsRead(i)) continue;
+        x_.Pack(panel.image, grid_.InputRow(panel, i), grid_.FirstInputColumn(panel), grid_.InputColumns(),
+                x + i * x_row(), x_vector_);
+      }
+      for (int i = 0; i < grid_.OutputRows(panel); i++) {
+        dy_.Pack(panel.image, grid_.OutputRow(panel, i), grid_.FirstOutputColumn(panel), grid_.OutputColumns(),
+                 dy + i * dy_row(), dy_vector_);
+        if (bias != nullptr) AddRow(dy + i * dy_row(), bias);
+      }
+    });
+  }
+
+ private:
+  // Pixels outside are zeros. Four sums side by side, then double.
+  void AddRow(const float* dy, double* bias) const {
+    constexpr int kStreams = 4;
+    const int columns = grid_.OutputColumns();
+    for (int v = 0; v < dy_.vectors(); v++, dy += dy_vector_, bias += kLanes) {
+      Floats sums[kStreams];
+      for (Floats& sum : sums) sum = hn::Zero(kFloats);
+      int j = 0;
+      for (; j + kStreams <= columns; j += kStreams) {
+        POLYCONV_UNROLL
+        for (int i = 0; i < kStreams; i++) sums[i] = hn::Add(sums[i], hn::Load(kFloats, dy + (j + i) * kLanes));
+      }
+      for (; j < columns; j++) sums[0] = hn::Add(sums[0], hn::Load(kFloats, dy + j * kLanes));
+      HWY_ALIGN float total[kLanes];
+      StoreAligned(total, hn::Add(hn::Add(sums[0], sums[1]), hn::Add(sums[2], sums[3])));
+      for (int lane = 0; lane < kLanes; lane++) bias[lane] += total[lane];
+    }
+  }
+
+  const PanelGrid grid_;
+  const RowPacker x_, dy_;
+  const std::size_t x_vector_, dy_vector_;
+  const std::size_t x_size_;
+};
+
+// The accumulators of one pair of a channel and a vector of channels: all matrices, of all slices.
+struct SumView {
+  const float* first;
+  std::size_t matrix_pitch, slice_pitch;
+  int slices;
+
+  HWY_INLINE void Add(int matrix, double* total) const {
+    const float* sums = first + matrix * matrix_pitch;
+    for (int lane = 0; lane < kLanes; lane++) total[lane] = sums[lane];
+    for (int slice = 1; slice < slices; slice++) {
+      sums += slice_pitch;
+      for (int lane = 0; lane < kLanes; lane++) total[lane] += sums[lane];
+    }
+  }
+};
+
+// Direct summation: one matrix per tap, straight from the packed pixels.
+class DirectGradient {
+ public:
+  static constexpr int kGroups = 1;
+  static constexpr int kTapsH = 1 << 20, kTapsW = 1 << 20;  // any kernel in one go
+
+  DirectGradient(const Convolution& conv, int units)
+      : conv_(conv), panels_(conv, TileShape{1, 1, conv.taps_h, conv.taps_w, false}, units) {}
+
+  const PackedPanels& panels() const { return panels_; }
+  int matrices() const { return conv_.taps_h * conv_.taps_w; }  // of a group
+  int blocks(int chunk) const {
+    const PanelGrid& grid = panels_.grid();
+    return std::min(grid.panels_per_chunk(), grid.panels() - chunk * grid.panels_per_chunk());
+  }
+  std::size_t operands_size() const { return 0; }  // none but the packed pixels
+  std::size_t work_size() const { return 0; }
+  void Expand(int, int, const float*, float*, float*) const {}
+
+  // x and dy of one sum of products.
+  std::pair<ChannelOperand, ChannelOperand> Operands(int matrix, int block, const float* packed, const float*) const {
+    const PackedPanels& p = panels_;
+    const float* x = packed + block * p.panel_size();
+    const float* dy = x + p.dy_offset();
+    const int r = matrix / conv_.taps_w, s = matrix % conv_.taps_w;
+    const auto column = static_cast<std::size_t>(s) * conv_.dilation_w * kLanes;
+    const auto step = static_cast<std::size_t>(conv_.stride_w) * kLanes;
+    return {{x + r * p.x_row() + column, p.x_vector(), step, p.grid().row_stride() * p.x_row()},
+            {dy, p.dy_vector(), static_cast<std::size_t>(kLanes), p.dy_row()}};
+  }
+  std::pair<int, int> Extent(int chunk, int block) const {
+    const Panel panel = panels_.grid().PanelAt(chunk * panels_.grid().panels_per_chunk() + block);
+    return {panel.rows, panel.columns};
+  }
+
+  // write(r, s, lanes) for every tap.
+  template <class Write>
+  void Finish(const SumView& sums, const Write& write) const {
+    for (int tap = 0; tap < matrices(); tap++) {
+      HWY_ALIGN double total[kLanes];
+      sums.Add(tap, total);
+      write(tap / conv_.taps_w, tap % conv_.taps_w, total);
+    }
+  }
+
+  // Products that are summed in sequence.
+  int longest() const { return panels_.grid().PanelUnits(); }
+
+ private:
+  const Convolution& conv_;
+  const PackedPanels panels_;
+};
+
+// A Cook-Toom scheme: one matrix per point, and per slot where segments of taps are nested.
+template <class AlongH, class AlongW, bool kNested>
+class FastGradient {
+ public:
+  using S = Scheme<AlongH, AlongW, kNested, true>;
+  static constexpr int kGroups = S::kGroups;
+  static constexpr int kTapsH = S::kTapsH, kTapsW = S::kTapsW;
+  static constexpr int kMatrices = S::kGroupPoints * S::kSlots;
+
+  FastGradient(const Convolution& conv, int units)
+      : conv_(conv), panels_(conv, TileShape{AlongH::kM, S::kUnitColumns, kTapsH, kTapsW, true}, units) {}
+
+  const PackedPanels& panels() const { return panels_; }
+  int matrices() const { return kMatrices; }
+  int blocks(int) const { return 1; }
+  std::size_t operands_size() const { return kMatrices * matrix_pitch(); }  // of a group
+  // One line of tiles, transformed along H only.
+  std::size_t work_size() const {
+    return static_cast<std::size_t>(S::kGroupRows) * panels_.grid().InputColumns() * kLanes;
+  }
+
+  // Transforms all tiles of a chunk to the points of a group: [matrix][vector of channels, x then dy][tile][lane].
+  void Expand(int group, int chunk, const float* packed, float* operands, float* work) const {
+    const StageTimer timer(Stage::kExpand);
+    ExpandGroup<0>(group, chunk, packed, operands, work);
+  }
+
+  std::pair<ChannelOperand, ChannelOperand> Operands(int matrix, int, const float*, const float* operands) const {
+    const float* x = operands + matrix * matrix_pitch();
+    const float* dy = x + panels_.x_vectors() * vector_pitch();
+    return {{x, vector_pitch(), static_cast<std::size_t>(kLanes), 0},
+            {dy, vector_pitch(), static_cast<std::size_t>(kLanes), 0}};
+  }
+  std::pair<int, int> Extent(int chunk, int) const {
+    int units = 0;
+    panels_.ForPanels(chunk, [&](const Panel& panel, int) { units += panels_.grid().Units(panel); });
+    return {1, units};
+  }
+
+  // G^T along W, then along H, in double.
+  template <class Write>
+  void Finish(const SumView& sums, const Write& write) const {
+    HWY_ALIGN double rows[AlongH::kPoints][kTapsW][kLanes];
+    for (int group = 0; group < kGroups; group++) {
+      for (int h = 0; h < S::kGroupRows; h++) {
+        const int first = (group * S::kGroupRows + h) * AlongW::kPoints * S::kSlots;
+        FinishRow(sums, first, rows[S::PointOfH(group, h)]);
+      }
+    }
+    for (int r = 0; r < conv_.taps_h; r++) {
+      for (int s = 0; s < conv_.taps_w; s++) {
+        HWY_ALIGN double total[kLanes] = {};
+        for (int h = 0; h < AlongH::kPoints; h++) {
+          const double factor = AlongH::kMatrices.weight.at[h][r];
+          for (int lane = 0; lane < kLanes; lane++) total[lane] += factor * rows[h][s][lane];
+        }
+        write(r, s, total);
+      }
+    }
+  }
+
+  int longest() const { return panels_.grid().ChunkUnits(); }
+
+ private:
+  std::size_t vector_pitch() const { return static_cast<std::size_t>(panels_.grid().ChunkUnits()) * kLanes; }
+  // An odd number of vectors, for the cache sets' sake.
+  std::size_t matrix_pitch() const {
+    const int vectors = panels_.grid().ChunkUnits() * (panels_.x_vectors() + panels_.dy_vectors());
+    return static_cast<std::size_t>(vectors | 1) * kLanes;
+  }
+
+  template <int kGroup>
+  void ExpandGroup(int group, int chunk, const float* packed, float* operands, float* work) const {
+    if constexpr (kGroup < kGroups) {
+      if (group != kGroup) return ExpandGroup<kGroup + 1>(group, chunk, packed, operands, work);
+      const PackedPanels& p = panels_;
+      const int dilation = p.grid().column_dilation();
+      TileLine line{};
+      line.column_pitch = static_cast<std::size_t>(dilation) * kLanes;
+      line.matrix_pitch = matrix_pitch();
+      float* target = operands;
+      p.ForPanels(chunk, [&](const Panel& panel, int number) {
+        const float* x = packed + number * p.panel_size();
+        const float* dy = x + p.dy_offset();
+        line.tiles = panel.columns;
+        for (int row = 0; row < panel.rows; row++) {
+          for (int phase = 0; phase < p.grid().column_phases(); phase++, target += panel.columns * kLanes) {
+            line.row_pitch = p.x_row();
+            for (int v = 0; v < p.x_vectors(); v++) {
+              line.pixels = x + row * AlongH::kM * p.x_row() + v * p.x_vector() + phase * kLanes;
+              line.target = target + v * vector_pitch();
+              ExpandInput<S, kGroup>(line, work);
+            }
+            line.row_pitch = p.dy_row();
+            for (int v = 0; v < p.dy_vectors(); v++) {
+              line.pixels = dy + row * AlongH::kM * p.dy_row() + v * p.dy_vector() + phase * kLanes;
+              line.target = target + (p.x_vectors() + v) * vector_pitch();
+              ExpandOutputGradient<S, kGroup>(line, work);
+            }
+          }
+        }
+      });
+    }
+  }
+
+  // The sums of one point of H, back along W. Of nested segments, slot 0 belongs to both.
+  static void FinishRow(const SumView& sums, int first_matrix, double (&row)[kTapsW][kLanes]) {
+    for (auto& tap : row) std::fill(tap, tap + kLanes, 0.0);
+    for (int w = 0; w < AlongW::kPoints; w++, first_matrix += S::kSlots) {
+      HWY_ALIGN double common[kLanes];
+      sums.Add(first_matrix, common);
+      for (int block = 0; block < S::kBlocks; block++) {
+        HWY_ALIGN double point[kLanes];
+        if constexpr (kNested) {
+          sums.Add(first_matrix + 1 + block, point);
+          for (int lane = 0; lane < kLanes; lane++) point[lane] += common[lane];
+        } else {
+          std::copy(common, common + kLanes, point);
+        }
+        // The first of two segments has kM taps, the second starts behind them.
+        const int taps = kNested && block == 0 ? AlongW::kM : AlongW::kR;
+        for (int s = 0; s < taps; s++) {
+          double* tap = row[block * AlongW::kM + s];
+          const double factor = AlongW::kMatrices.weight.at[w][s];
+          for (int lane = 0; lane < kLanes; lane++) tap[lane] += factor * point[lane];
+        }
+      }
+    }
+  }
+
+  const Convolution& conv_;
+  const PackedPanels panels_;
+};
+
+// How the work is shared out. Either slices of chunks, each with accumulators of its own and worked on by one thread,
+// the operands of one group of points at a time staying in its L2 cache; or, where there are too many channels for
+// that, all threads prepare a slab of chunks and then share out the accumulators.
+struct GradientCut {
+  int units;  // wanted per chunk
+  bool sliced;
+  int parts;  // slices or slabs
+};
+
+template <class Form>
+class ChannelGradient {
+ public:
+  explicit ChannelGradient(const WeightGradient& problem)
+      : problem_(problem), conv_(problem.conv), layout_(ChooseLayout(conv_)), cut_(Cut()), form_(conv_, cut_.units) {}
+
+  static std::size_t SumBytes(const Convolution& conv) {
+    return Form(conv, kMostUnits).matrices() * Form::kGroups * ChooseLayout(conv).layout.size() * sizeof(float);
+  }
+
+  void Run(const Runtime& runtime) const {
+    if (cut_.sliced) {
+      RunSliced(runtime);
+    } else {
+      RunShared(runtime);
+    }
+  }
+
+  std::vector<std::int64_t> Blocks() const {
+    const int sums = form_.panels().grid().chunks() * form_.blocks(0);
+    return {form_.longest(), cut_.sliced ? DivideUp(sums, cut_.parts) : sums};
+  }
+
+ private:
+  static constexpr int kMostUnits = 64;
+  static constexpr double kMiB = 1 << 20;
+  static constexpr double kCache = 1.75 * kMiB;  // of a core's L2
+  static constexpr double kMemory = 64 * kMiB;   // accumulators of all slices, or operands of a slab
+
+  // Which channels are in the vectors, and which are broadcast.
+  struct Layout {
+    SumLayout layout;
+    bool input_in_vectors;
+  };
+  static Layout ChooseLayout(const Convolution& conv) {
+    const SumLayout input{conv.out_channels, DivideUp(conv.in_channels, kLanes)};
+    const SumLayout output{conv.in_channels, DivideUp(conv.out_channels, kLanes)};
+    const bool input_in_vectors = input.Cost() <= output.Cost();
+    return {input_in_vectors ? input : output, input_in_vectors};
+  }
+
+  std::size_t GroupSums(const Form& form) const { return form.matrices() * layout_.layout.size(); }
+  std::size_t AllSums(const Form& form) const { return GroupSums(form) * Form::kGroups; }
+
+  GradientCut Cut() const {
+    for (int units = kMostUnits; units >= kMostUnits / 2; units -= kMostUnits / 4) {
+      const Form form(conv_, units);
+      const PackedPanels& panels = form.panels();
+      const std::size_t alive = panels.chunk_size() + form.operands_size() + GroupSums(form);
+      if (alive * sizeof(float) > kCache) continue;
+      const int most = std::max(1, static_cast<int>(kMemory / (AllSums(form) * sizeof(float))));
+      // A slice's accumulators are written once and read once more: worth it for a few chunks.
+      return {units, true, std::clamp(DivideUp(panels.grid().chunks(), 4), 1, std::min(16, most))};
+    }
+    const Form form(conv_, kMostUnits);
+    const int chunks = form.panels().grid().chunks();
+    const int at_a_time = std::clamp(static_cast<int>(kMemory / (ChunkOperands(form) * sizeof(float))), 1, chunks);
+    return {kMostUnits, false, DivideUp(chunks, at_a_time)};
+  }
+
+  // What a slab keeps of a chunk.
+  static std::size_t ChunkOperands(const Form& form) {
+    const std::size_t operands = form.operands_size() * Form::kGroups;
+    return operands > 0 ? operands : form.panels().chunk_size();
+  }
+
+  // The matrices of one chunk and group: sums += or = its products.
+  void Multiply(int chunk, int matrix, int first_tile, int last_tile, const float* packed, const float* operands,
+                float* sums, bool accumulate) const {
+    const StageTimer timer(Stage::kProducts);
+    for (int block = 0; block < form_.blocks(chunk); block++) {
+      const auto [x, dy] = form_.Operands(matrix, block, packed, operands);
+      const auto [rows, columns] = form_.Extent(chunk, block);
+      const bool input_in_vectors = layout_.input_in_vectors;
+      const ProductBlock products{input_in_vectors ? dy : x, input_in_vectors ? x : dy, rows, columns};
+      SumProducts(layout_.layout, first_tile, last_tile, products, sums, accumulate || block > 0);
+    }
+  }
+
+  void RunSliced(const Runtime& runtime) const {
+    const PackedPanels& panels = form_.panels();
+    const int slices = cut_.parts, chunks = panels.grid().chunks();
+    const std::size_t all = AllSums(form_), one = layout_.layout.size();
+    float* accumulators = Scratch::Shared().Get(slices * all);
+    const int channels = panels.dy_vectors() * kLanes;
+    std::vector<double> bias(problem_.db != nullptr ? slices * channels : 0);
+    runtime.parallel_for(slices, [&](std::int64_t begin, std::int64_t end) {
+      Carver carver;
+      const std::size_t packed_at = carver.Take(panels.chunk_size());
+      const std::size_t operands_at = carver.Take(form_.operands_size());
+      const std::size_t work_at = carver.Take(form_.work_size());
+      float* scratch = Scratch::OfThread().Get(carver.size());
+      float* packed = scratch + packed_at;
+      float* operands = scratch + operands_at;
+      for (int slice = static_cast<int>(begin); slice < end; slice++) {
+        const int first = static_cast<int>(std::int64_t{chunks} * slice / slices);
+        const int last = static_cast<int>(std::int64_t{chunks} * (slice + 1) / slices);
+        double* slice_bias = bias.empty() ? nullptr : bias.data() + slice * channels;
+        for (int chunk = first; chunk < last; chunk++) {
+          panels.Pack(chunk, packed, slice_bias);
+          float* sums = accumulators + slice * all;
+          for (int group = 0; group < Form::kGroups; group++) {
+            form_.Expand(group, chunk, packed, operands, scratch + work_at);
+            for (int matrix = 0; matrix < form_.matrices(); matrix++, sums += one) {
+              Multiply(chunk, matrix, 0, layout_.layout.row_tiles(), packed, operands, sums, chunk > first);
+            }
+          }
+        }
+      }
+    });
+    Finish(accumulators, slices, runtime);
+    if (problem_.db != nullptr) FinishBias(bias.data(), slices);
+  }
+
+  void RunShared(const Runtime& runtime) const {
+    const PackedPanels& panels = form_.panels();
+    const int slabs = cut_.parts, chunks = panels.grid().chunks();
+    const int at_a_time = DivideUp(chunks, slabs);
+    const std::size_t one = layout_.layout.size(), chunk_operands = ChunkOperands(form_);
+    const std::size_t group_operands = form_.operands_size();
+    const bool expands = group_operands > 0;
+    Carver carver;
+    const std::size_t sums_at = carver.Take(AllSums(form_));
+    const std::size_t operands_at = carver.Take(at_a_time * chunk_operands);
+    float* shared = Scratch::Shared().Get(carver.size());
+    float* sums = shared + sums_at;
+    float* operands = shared + operands_at;
+    const int channels = panels.dy_vectors() * kLanes;
+    std::vector<double> bias(problem_.db != nullptr ? (at_a_time + 1) * channels : 0);
+    for (int first = 0; first < chunks; first += at_a_time) {
+      const int count = std::min(at_a_time, chunks - first);
+      runtime.parallel_for(count, [&](std::int64_t begin, std::int64_t end) {
+        Carver own;
+        const std::size_t packed_at = own.Take(expands ? panels.chunk_size() : 0);
+        const std::size_t work_at = own.Take(form_.work_size());
+        float* scratch = Scratch::OfThread().Get(own.size());
+        for (int i = static_cast<int>(begin); i < end; i++) {
+          float* target = operands + i * chunk_operands;
+          float* packed = expands ? scratch + packed_at : target;
+          double* chunk_bias = bias.empty() ? nullptr : bias.data() + (i + 1) * channels;
+          if (chunk_bias != nullptr) std::fill(chunk_bias, chunk_bias + channels, 0.0);
+          panels.Pack(first + i, packed, chunk_bias);
+          for (int group = 0; group < Form::kGroups; group++) {
+            form_.Expand(group, first + i, packed, target + group * group_operands, scratch + work_at);
+          }
+        }
+      });
+      for (int i = 1; i <= count && !bias.empty(); i++) {
+        for (int k = 0; k < channels; k++) bias[k] += bias[i * channels + k];
+      }
+      // Enough items for many threads, each with accumulators of its own.
+      const int matrices = form_.matrices() * Form::kGroups, tiles = layout_.layout.row_tiles();
+      const int parts = std::min(tiles, DivideUp(128, matrices));
+      runtime.parallel_for(std::int64_t{matrices} * parts, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t item = begin; item < end; item++) {
+          const int matrix = static_cast<int>(item / parts), part = static_cast<int>(item % parts);
+          const int group = matrix / form_.matrices();
+          for (int i = 0; i < count; i++) {
+            const float* source = operands + i * chunk_operands;
+            Multiply(first + i, matrix % form_.matrices(), tiles * part / parts, tiles * (part + 1) / parts, source,
+                     source + group * group_operands, sums + matrix * one, first + i > 0);
+          }
+        }
+      });
+    }
+    Finish(sums, 1, runtime);
+    if (problem_.db != nullptr) FinishBias(bias.data(), 1);
+  }
+
+  // Sums over slices, transforms back and writes dw.
+  void Finish(const float* accumulators, int slices, const Runtime& runtime) const {
+    const StageTimer timer(Stage::kInvert);
+    const SumLayout& layout = layout_.layout;
+    runtime.parallel_for(layout.row_tiles(), [&](std::int64_t begin, std::int64_t end) {
+      layout.ForTiles(static_cast<int>(begin), static_cast<int>(end),
+                      [&](int row, int height, int v, int width, std::size_t offset) {
+                        for (int r = 0; r < std::min(height, layout.rows - row); r++) {
+                          for (int z = 0; z < width; z++) {
+                            const float* sums = accumulators + offset + (r * width + z) * kLanes;
+                            FinishVector({sums, layout.size(), AllSums(form_), slices}, row + r, v + z);
+                          }
+                        }
+                      });
+    });
+  }
+
+  void FinishVector(const SumView& sums, int row, int vector) const {
+    const std::ptrdiff_t row_pitch = layout_.input_in_vectors ? conv_.w_out : conv_.w_in;
+    const std::ptrdiff_t lane_pitch = layout_.input_in_vectors ? conv_.w_in : conv_.w_out;
+    const int channels = layout_.input_in_vectors ? conv_.in_channels : conv_.out_channels;
+    const int lanes = std::min(kLanes, channels - vector * kLanes);
+    float* target = problem_.dw + row * row_pitch + static_cast<std::ptrdiff_t>(vector) * kLanes * lane_pitch;
+    form_.Finish(sums, [&](int r, int s, const double* total) {
+      float* tap = target + r * conv_.w_row + s * conv_.w_column;
+      for (int lane = 0; lane < lanes; lane++) tap[lane * lane_pitch] = static_cast<float>(total[lane]);
+    });
+  }
+
+  void FinishBias(const double* sums, int slices) const {
+    const int channels = form_.panels().dy_vectors() * kLanes;
+    for (int k = 0; k < conv_.out_channels; k++) {
+      double total = 0;
+      for (int slice = 0; slice < slices; slice++) total += sums[slice * channels + k];
+      problem_.db[k] = static_cast<float>(total);
+    }
+  }
+
+  const WeightGradient& problem_;
+  const Convolution& conv_;
+  const Layout layout_;
+  const GradientCut cut_;
+  const Form form_;
+};
+
+// Halves of the output or input channels until the accumulators fit the memory.
+template <class Form>
+void RunSplit(const WeightGradient& problem, const Runtime& runtime) {
+  constexpr std::size_t kMost = std::size_t{64} << 20;
+  const Convolution& conv = problem.conv;
+  const int most = std::max(conv.out_channels, conv.in_channels);
+  if (ChannelGradient<Form>::SumBytes(conv) <= kMost || most <= 4 * kLanes) {
+    ChannelGradient<Form>(problem).Run(runtime);
+    return;
+  }
+  const int half = DivideUp(most / 2, kLanes) * kLanes;
+  WeightGradient first = problem, second = problem;
+  if (conv.out_channels == most) {
+    first.conv.out_channels = half, second.conv.out_channels = most - half;
+    second.conv.y += half * conv.y_channel, second.dw += half * conv.w_out;
+    if (problem.db != nullptr) second.db += half;
+  } else {
+    first.conv.in_channels = half, second.conv.in_channels = most - half;
+    second.conv.x += half * conv.x_channel, second.dw += half * conv.w_in;
+    second.db = nullptr;
+  }
+  RunSplit<Form>(first, runtime);
+  RunSplit<Form>(second, runtime);
+}
+
+// Kernels that are longer than the scheme's, segment by segment.
+template <class Form>
+void RunGradient(const WeightGradient& problem, const Runtime& runtime) {
+  for (int r = 0; r < problem.conv.taps_h; r += Form::kTapsH) {
+    for (int s = 0; s < problem.conv.taps_w; s += Form::kTapsW) {
+      WeightGradient segment = problem;
+      Convolution& conv = segment.conv;
+      conv.taps_h = std::min(Form::kTapsH, conv.taps_h - r), conv.taps_w = std::min(Form::kTapsW, conv.taps_w - s);
+      conv.top -= r * conv.dilation_h, conv.left -= s * conv.dilation_w;
+      segment.dw += r * conv.w_row + s * conv.w_column;
+      if (r + s > 0) segment.db = nullptr;
+      RunSplit<Form>(segment, runtime);
+    }
+  }
+}
+
+template <class Form>
+std::vector<std::int64_t> GradientBlocks(const Convolution& conv) {
+  return ChannelGradient<Form>({conv, nullptr, nullptr}).Blocks();
+}
+
+template <class Form>
+inline constexpr GradientKernels kGradientKernels = {&RunGradient<Form>, &GradientBlocks<Form>};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace polyconv
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

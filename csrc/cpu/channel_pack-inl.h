@@ -1,0 +1,163 @@
+// Packing: pixels of an image of any memory layout as vectors of channels, the border resolved.
+//
+// After packing a pixel is the address of a vector, so that dilation, stride and the overlap of tiles are arithmetic on
+// addresses. A packed row is [vector of channels][column][lane]; lanes behind the last channel are zeros.
+#if defined(POLYCONV_CPU_CHANNEL_PACK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef POLYCONV_CPU_CHANNEL_PACK_INL_H_
+#undef POLYCONV_CPU_CHANNEL_PACK_INL_H_
+#else
+#define POLYCONV_CPU_CHANNEL_PACK_INL_H_
+#endif
+
+#include <algorithm>
+
+#include "channel_grid.h"
+#include "simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace polyconv {
+namespace HWY_NAMESPACE {
+
+// Images as they lie in memory. Strides are in elements.
+struct PixelSource {
+  const float* data;
+  std::ptrdiff_t batch, channel, row, column;
+  int channels, height, width;
+  Border border;
+};
+
+inline PixelSource InputPixels(const Convolution& conv) {
+  return {conv.x,           conv.x_batch,   conv.x_channel, conv.x_row, conv.x_column,
+          conv.in_channels, conv.in_height, conv.in_width,  conv.border};
+}
+inline PixelSource OutputPixels(const Convolution& conv) {
+  return {conv.y,          conv.y_batch,   conv.y_channel, conv.y_row, conv.y_column, conv.out_channels,
+          conv.out_height, conv.out_width, Border::kZeros};
+}
+
+// The place inside the image that an index stands for, or -1 for a zero. Tiles that jut out ask for places beyond any
+// border; what they get is multiplied by zeros and only has to exist.
+inline int Resolve(int index, int extent, Border border) {
+  if (index >= 0 && index < extent) return index;
+  switch (border) {
+    case Border::kReflect:
+      return std::clamp(index < 0 ? -index : 2 * (extent - 1) - index, 0, extent - 1);
+    case Border::kReplicate:
+      return std::clamp(index, 0, extent - 1);
+    case Border::kCircular:
+      return ((index % extent) + extent) % extent;
+    default:
+      return -1;
+  }
+}
+
+// A vector of four floats from each of kLanes / 4 addresses.
+template <class D>
+HWY_INLINE hn::Vec<D> LoadBlocks(D d, const float* const* rows, std::ptrdiff_t column) {
+  if constexpr (hn::MaxLanes(d) == 4) {
+    return hn::LoadU(d, rows[0] + column);
+  } else {
+    const hn::Half<D> half;
+    constexpr int kHalfRows = hn::MaxLanes(d) / 2;
+    return hn::Combine(d, LoadBlocks(half, rows + kHalfRows, column), LoadBlocks(half, rows, column));
+  }
+}
+
+// Four columns of kLanes channels, each channel at its own address, to four vectors of channels.
+HWY_INLINE void TransposeFour(const float* const* channels, std::ptrdiff_t column, float* target) {
+  const hn::Repartition<double, FloatTag> pairs;
+  const Floats a = LoadBlocks(kFloats, channels, column), b = LoadBlocks(kFloats, channels + 1, column);
+  const Floats c = LoadBlocks(kFloats, channels + 2, column), d = LoadBlocks(kFloats, channels + 3, column);
+  const auto ab_low = hn::BitCast(pairs, hn::InterleaveLower(kFloats, a, b));
+  const auto cd_low = hn::BitCast(pairs, hn::InterleaveLower(kFloats, c, d));
+  const auto ab_high = hn::BitCast(pairs, hn::InterleaveUpper(kFloats, a, b));
+  const auto cd_high = hn::BitCast(pairs, hn::InterleaveUpper(kFloats, c, d));
+  StoreAligned(target, hn::BitCast(kFloats, hn::InterleaveLower(pairs, ab_low, cd_low)));
+  StoreAligned(target + kLanes, hn::BitCast(kFloats, hn::InterleaveUpper(pairs, ab_low, cd_low)));
+  StoreAligned(target + 2 * kLanes, hn::BitCast(kFloats, hn::InterleaveLower(pairs, ab_high, cd_high)));
+  StoreAligned(target + 3 * kLanes, hn::BitCast(kFloats, hn::InterleaveUpper(pairs, ab_high, cd_high)));
+}
+
+class RowPacker {
+ public:
+  explicit RowPacker(const PixelSource& source) : source_(source), vectors_(DivideUp(source.channels, kLanes)) {}
+
+  int vectors() const { return vectors_; }
+
+  // Columns [first, first + count) of a row, either of which may lie outside. The target is aligned to a vector, its
+  // vectors of channels are `vector_pitch` floats apart.
+  void Pack(int image, int row, int first, int count, float* target, std::size_t vector_pitch) const {
+    const int inside_row = Resolve(row, source_.height, source_.border);
+    // [begin, end) is what lies inside the image.
+    const int begin = inside_row < 0 ? count : std::clamp(-first, 0, count);
+    const int end = std::clamp(source_.width - first, begin, count);
+    const float* pixels = source_.data + image * source_.batch + inside_row * source_.row;
+    for (int v = 0; v < vectors_; v++, target += vector_pitch) {
+      if (inside_row < 0) {
+        Clear(target, 0, count);
+        continue;
+      }
+      const float* channels = pixels + static_cast<std::ptrdiff_t>(v) * kLanes * source_.channel;
+      const int filled = std::min(kLanes, source_.channels - v * kLanes);
+      PackInside(channels, filled, first, begin, end, target);
+      PackBorder(channels, filled, first, 0, begin, target);
+      PackBorder(channels, filled, first, end, count, target);
+    }
+  }
+
+ private:
+  static void Clear(float* target, int begin, int end) {
+    for (int i = begin; i < end; i++) StoreAligned(target + i * kLanes, hn::Zero(kFloats));
+  }
+
+  void PackInside(const float* channels, int filled, int first, int begin, int end, float* target) const {
+    const float* pixels = channels + first * source_.column;
+    if (source_.channel == 0 && source_.column == 0) {  // an expanded scalar
+      if (begin >= end) return;
+      const Floats same = hn::IfThenElseZero(hn::FirstN(kFloats, filled), Broadcast(*channels));
+      for (int i = begin; i < end; i++) StoreAligned(target + i * kLanes, same);
+    } else if (source_.channel == 1) {
+      for (int i = begin; i < end; i++) {
+        const float* pixel = pixels + i * source_.column;
+        StoreAligned(target + i * kLanes, filled == kLanes ? Load(pixel) : LoadBetween(pixel, 0, filled));
+      }
+    } else if (source_.column == 1 && end - begin >= 4) {
+      static constexpr float kZeros[4] = {};
+      const float* rows[kLanes];
+      for (int i = begin;; i = std::min(i + 4, end - 4)) {  // the last four may overlap those before them
+        for (int lane = 0; lane < kLanes; lane++) {
+          rows[lane] = lane < filled ? pixels + lane * source_.channel + i : kZeros;
+        }
+        TransposeFour(rows, 0, target + i * kLanes);
+        if (i == end - 4) break;
+      }
+    } else {
+      for (int i = begin; i < end; i++) PackPixel(pixels + i * source_.column, filled, target + i * kLanes);
+    }
+  }
+
+  void PackBorder(const float* channels, int filled, int first, int begin, int end, float* target) const {
+    for (int i = begin; i < end; i++) {
+      const int inside = Resolve(first + i, source_.width, source_.border);
+      if (inside < 0) {
+        Clear(target, i, i + 1);
+      } else {
+        PackPixel(channels + inside * source_.column, filled, target + i * kLanes);
+      }
+    }
+  }
+
+  void PackPixel(const float* pixel, int filled, float* target) const {
+    for (int lane = 0; lane < filled; lane++) target[lane] = pixel[lane * source_.channel];
+    for (int lane = filled; lane < kLanes; lane++) target[lane] = 0.0f;
+  }
+
+  const PixelSource source_;
+  const int vectors_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace polyconv
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
