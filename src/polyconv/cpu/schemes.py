@@ -64,6 +64,7 @@ SCHEMES = (
     Scheme(9, 4, 3, 4, 5, True, 2e-5),
     Scheme(10, 1, 1, 6, 3, False, 8e-6),
     Scheme(11, 6, 3, 1, 1, False, 8e-6),
+    Scheme(12, 1, 1, 1, 1, False, 2e-6),
 )
 
 LANES = 16
