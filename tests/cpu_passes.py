@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,12 +21,9 @@ OUT_LAYOUTS = ("contiguous", "channels_last", "sliced", "transposed")
 
 
 def load_native() -> None:
-    """Loads the extension that ``csrc/build.py`` made, or skips the module."""
-    built = Path(__file__).parent.parent / "build" / "cpu" / "_native.abi3.so"
-    if built.exists():
-        native.load(built)
+    """Loads the extension, or skips the module."""
     if not native.is_available():
-        pytest.skip("the native extension is not built: python csrc/build.py", allow_module_level=True)
+        pytest.skip(str(native.why_absent()), allow_module_level=True)
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,9 @@ SIDES = (128, 512, 1024)
 LARGEST = 4096
 GROWTH = 1.15
 """Time per output pixel of any image, at most, relative to the smallest one."""
-SCRATCH = 256 * 2**20
+SCRATCH = 64 * 2**20
 """Bytes beside the tensors, at most."""
-SLACK = 48 * 2**20
+SLACK = 16 * 2**20
 """Bytes by which the scratch memory of two images may differ: allocators keep a little of what was freed."""
 SPEEDUP = 1.8
 """Of two threads, at least."""

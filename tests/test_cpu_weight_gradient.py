@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,11 +14,8 @@ from torch import Tensor
 
 from polyconv.cpu import native
 
-_BUILT = Path(__file__).parent.parent / "build" / "cpu" / "_native.abi3.so"
-if _BUILT.exists():
-    native.load(_BUILT)
 if not native.is_available():
-    pytest.skip("the native extension is not built: python csrc/build.py", allow_module_level=True)
+    pytest.skip(str(native.why_absent()), allow_module_level=True)
 
 DIRECT = 0
 ALGORITHMS = range(13)

@@ -41,7 +41,7 @@ def test_workload(name: str) -> None:
     w = (torch.rand(workload.out_channels, workload.input[1] // workload.groups, *workload.kernel) * 2 - 1) / sqrt(
         fan_in
     )
-    bias = torch.randn(workload.out_channels) if workload.bias else None
+    bias = (torch.rand(workload.out_channels) * 2 - 1) / sqrt(fan_in) if workload.bias else None
     (top, left), mode = workload.padding, "zeros"
     geometry = Geometry(workload.stride, (top, top, left, left), workload.dilation, workload.groups, mode)
     dy = torch.randn(workload.problem("fprop").y_shape)

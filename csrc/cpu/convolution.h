@@ -46,6 +46,7 @@ enum class Algorithm : int {
   kF43xF45Nested,      // 3 x 9
   kF11xF63,            // 1 x 3
   kF63xF11,            // 3 x 1
+  kF11xF11,            // 1 x 1: direct multiplication, each tap a channel of its own
   kCount
 };
 

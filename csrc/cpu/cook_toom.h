@@ -106,6 +106,7 @@ struct Scheme {
   using H = AlongH;
   using W = AlongW;
   static constexpr bool kNested = kNestedAlongW;
+  static constexpr bool kDirect = H::kIsTrivial && W::kIsTrivial;  // no transforms: plain multiplication
   static constexpr bool kGrouped = kGroupedPoints && H::kPoints > 2;
   static constexpr int kBlocks = kNested ? 2 : 1;       // blocks of W::kM outputs per unit
   static constexpr int kSlots = kNested ? 3 : 1;        // products per point and unit

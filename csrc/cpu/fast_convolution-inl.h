@@ -44,9 +44,9 @@ class FastConvolution {
  public:
   FastConvolution(const Convolution& conv, const float* weights, int wanted_lanes)
       : conv_(conv),
-        tiling_(MakeTiling<S>(conv, wanted_lanes, kLanes)),
         weights_(weights),
         weight_stage_(conv),
+        tiling_(MakeTiling<S>(conv, weight_stage_.all_taps, wanted_lanes, kLanes)),
         input_(conv, tiling_) {}
 
   void RunFused(int tiles_per_batch, const Runtime& runtime) const {
@@ -54,35 +54,32 @@ class FastConvolution {
     const OutputStage<S> output(conv_, tiling_, tiling_.lanes);
     const int channels = input_.channels();
     const TransformedLayout layout(tiling_.lanes, 1, S::kSlots, channels);
-    const int batch = std::clamp(tiles_per_batch, 1, weight_stage_.channel_tiles);
+    const int batch = std::clamp(tiles_per_batch, 1, weight_stage_.channel_tiles), summed = ChannelsSummed();
 
     Carver carver;
-    const std::size_t rows_at = carver.Take(input_.rows_size());
     // Ungrouped, a channel's columns are used up at once and need not be kept.
     const std::size_t kept = S::kGrouped ? static_cast<std::size_t>(tiling_.bands_per_chunk) * channels : 1;
-    const std::size_t columns_at = carver.Take(input_.columns_size() * kept);
+    const InputScratch input_scratch(input_, kept, carver);
     const std::size_t transformed_at = carver.Take(layout.point * S::kGroupPoints);
     const std::size_t tile_products = ProductLayout<S>::kVectorSize * vectors;
     const std::size_t products_at = carver.Take(tile_products * batch);
     const std::size_t sums_at = carver.Take(output.sums_size(vectors) * weight_stage_.channel_tiles * kTileChannels);
-    const std::size_t units_at = carver.Take(output.units_size());
-    const std::size_t lines_at = carver.Take(output.lines_size());
+    const OutputScratch output_scratch(output, carver);
 
     std::atomic<int> next_chunk{0};
     runtime.parallel_for(runtime.threads, [&](std::int64_t, std::int64_t) {
       float* base = Scratch::OfThread().Get(carver.size());
-      float* columns = base + columns_at;
       float* transformed = base + transformed_at;
-      input_.ClearRows(base + rows_at);
+      input_.ClearRows(base + input_scratch.rows);
       for (int chunk; (chunk = next_chunk.fetch_add(1)) < tiling_.chunk_count;) {
         const Range bands = BandsOf(chunk);
         const int chunk_vectors = CeilDiv(LanesOf(bands), kLanes);
-        if (S::kGrouped) GatherChunk(bands, base + rows_at, columns);
+        if (S::kGrouped) GatherChunk(bands, input_scratch, base);
         for (int group = 0; group < S::kGroups; group++) {
           if (S::kGrouped) {
-            ExpandChunk(bands, group, columns, layout, transformed);
+            ExpandChunk(bands, group, base + input_scratch.columns, layout, transformed);
           } else {
-            GatherAndExpand(bands.begin, bands, {0, channels}, base + rows_at, columns, layout, transformed);
+            GatherAndExpand(bands.begin, bands, {0, channels}, input_scratch, base, layout, transformed);
           }
           for (int first = 0; first < weight_stage_.channel_tiles; first += batch) {
             const int last = std::min(first + batch, weight_stage_.channel_tiles);
@@ -90,20 +87,16 @@ class FastConvolution {
               const StageTimer timer(Stage::kProducts);
               for (int point = 0; point < S::kGroupPoints; point++) {
                 for (int tile = first; tile < last; tile++) {
-                  MultiplyTiles(group, point, tile, 0, channels, 0, chunk_vectors, layout, transformed,
-                                base + products_at + (tile - first) * tile_products);
+                  for (int c = 0; c < channels; c += summed) {
+                    MultiplyTiles(group, point, tile, c, std::min(c + summed, channels), 0, chunk_vectors, layout,
+                                  transformed, base + products_at + (tile - first) * tile_products);
+                  }
                 }
               }
             }
-            for (int k = first * kTileChannels; k < std::min(last * kTileChannels, conv_.out_channels); k++) {
-              {
-                const StageTimer timer(Stage::kInvert);
-                output.Invert(group, base + products_at + (k / kTileChannels - first) * tile_products,
-                              k % kTileChannels, chunk_vectors, base + sums_at + k * output.sums_size(vectors),
-                              BiasOf(k), base + units_at);
-              }
-              if (group == S::kGroups - 1) WriteBands(output, bands, k, base + units_at, base + lines_at);
-            }
+            const Range written{first * kTileChannels, std::min(last * kTileChannels, conv_.out_channels)};
+            InvertAndWrite(output, group, written, bands, chunk_vectors, base + products_at, tile_products,
+                           base + sums_at, output_scratch, base);
           }
         }
       }
@@ -138,15 +131,15 @@ class FastConvolution {
       const int channel_steps = CeilDiv(channels, channel_step);
       runtime.parallel_for(band_steps * channel_steps, [&](std::int64_t begin, std::int64_t end) {
         Carver own;
-        const std::size_t rows_at = own.Take(input_.rows_size()), columns_at = own.Take(input_.columns_size());
+        const InputScratch scratch(input_, 1, own);
         float* mine = Scratch::OfThread().Get(own.size());
-        input_.ClearRows(mine + rows_at);
+        input_.ClearRows(mine + scratch.rows);
         for (int step = static_cast<int>(begin); step < end; step++) {
           const int first_band = bands.begin + step / channel_steps * band_step;
           const int first_channel = step % channel_steps * channel_step;
           GatherAndExpand(bands.begin, {first_band, std::min(first_band + band_step, bands.end)},
-                          {first_channel, std::min(first_channel + channel_step, channels)}, mine + rows_at,
-                          mine + columns_at, layout, transformed);
+                          {first_channel, std::min(first_channel + channel_step, channels)}, scratch, mine, layout,
+                          transformed);
         }
       });
       runtime.parallel_for(S::kGroupPoints, [&](std::int64_t begin, std::int64_t end) {
@@ -155,19 +148,15 @@ class FastConvolution {
           MultiplyPoint(point, slab_blocks, layout, transformed, products, tile_products);
         }
       });
-      runtime.parallel_for(tiles, [&](std::int64_t begin, std::int64_t end) {
+      const int tiles_together = std::max(1, output.ChannelsTogether() / kTileChannels);
+      runtime.parallel_for(CeilDiv(tiles, tiles_together), [&](std::int64_t begin, std::int64_t end) {
         Carver own;
-        const std::size_t units_at = own.Take(output.units_size()), lines_at = own.Take(output.lines_size());
+        const OutputScratch scratch(output, own);
         float* mine = Scratch::OfThread().Get(own.size());
-        const int last = std::min(static_cast<int>(end) * kTileChannels, conv_.out_channels);
-        for (int k = static_cast<int>(begin) * kTileChannels; k < last; k++) {
-          {
-            const StageTimer timer(Stage::kInvert);
-            output.Invert(0, products + k / kTileChannels * tile_products, k % kTileChannels,
-                          slab_blocks * block_vectors, nullptr, BiasOf(k), mine + units_at);
-          }
-          WriteBands(output, bands, k, mine + units_at, mine + lines_at);
-        }
+        const int first = static_cast<int>(begin) * tiles_together, last = static_cast<int>(end) * tiles_together;
+        const Range written{first * kTileChannels, std::min(last * kTileChannels, conv_.out_channels)};
+        InvertAndWrite(output, 0, written, bands, slab_blocks * block_vectors, products + first * tile_products,
+                       tile_products, nullptr, scratch, mine);
         hwy::FlushStream();
       });
     }
@@ -178,33 +167,64 @@ class FastConvolution {
     int begin, end;
   };
 
+  // Places in a thread's scratch memory.
+  struct InputScratch {
+    std::size_t loaded, rows, columns;
+    InputScratch(const InputStage<S>& input, std::size_t kept_columns, Carver& carver)
+        : loaded(carver.Take(input.loaded_size())),
+          rows(carver.Take(input.rows_size())),
+          columns(carver.Take(input.columns_size() * kept_columns)) {}
+  };
+  struct OutputScratch {
+    std::size_t units, lines;
+    OutputScratch(const OutputStage<S>& output, Carver& carver)
+        : units(carver.Take(output.units_size() * output.ChannelsTogether())),
+          lines(carver.Take(output.lines_size() * output.ChannelsTogether())) {}
+  };
+
   Range BandsOf(int chunk) const {
     const int begin = chunk * tiling_.bands_per_chunk;
     return {begin, std::min(begin + tiling_.bands_per_chunk, tiling_.band_count * tiling_.parts)};
   }
 
   int LanesOf(Range bands) const {
-    return tiling_.parts > 1 ? BandAt(tiling_, conv_, bands.begin).unit_count
-                             : (bands.end - bands.begin) * tiling_.units;
+    return tiling_.parts > 1 ? BandAt(tiling_, bands.begin).unit_count : (bands.end - bands.begin) * tiling_.units;
   }
 
   float BiasOf(int k) const { return conv_.bias == nullptr ? 0.0f : conv_.bias[k]; }
 
-  void GatherChunk(Range bands, float* rows, float* columns) const {
-    const StageTimer timer(Stage::kGather);
-    for (int index = bands.begin; index < bands.end; index++) {
-      const Band band = BandAt(tiling_, conv_, index);
-      for (int c = 0; c < input_.channels(); c++, columns += input_.columns_size()) {
-        input_.Gather(band, c, rows, columns);
+  // Calls use(band, its index, channel, place among the loaded ones). Channels outermost: bands of a channel overlap, so
+  // that most rows are found in the cache again.
+  template <class Use>
+  HWY_INLINE void ForEachInput(Range bands, Range channels, float* loaded, const Use& use) const {
+    for (int c = channels.begin, together; c < channels.end; c += together) {
+      together = std::min(input_.ChannelsTogether(c), channels.end - c);
+      for (int index = bands.begin; index < bands.end; index++) {
+        const Band band = BandAt(tiling_, index);
+        if (input_.loads) {
+          const StageTimer timer(Stage::kLoad);
+          input_.LoadRows(band, c, together, loaded);
+        }
+        for (int i = 0; i < together; i++) use(band, index, c + i, i);
       }
     }
+  }
+
+  void GatherChunk(Range bands, const InputScratch& scratch, float* base) const {
+    ForEachInput(bands, {0, input_.channels()}, base + scratch.loaded,
+                 [&](const Band& band, int index, int c, int place) HWY_ATTR {
+                   const StageTimer timer(Stage::kGather);
+                   const std::size_t number = static_cast<std::size_t>(index - bands.begin) * input_.channels() + c;
+                   input_.Gather(band, c, base + scratch.loaded, place, base + scratch.rows,
+                                 base + scratch.columns + number * input_.columns_size());
+                 });
   }
 
   void ExpandChunk(Range bands, int group, const float* columns, const TransformedLayout& layout,
                    float* transformed) const {
     const StageTimer timer(Stage::kExpand);
     for (int index = bands.begin; index < bands.end; index++) {
-      const Band band = BandAt(tiling_, conv_, index);
+      const Band band = BandAt(tiling_, index);
       const int first_lane = (index - bands.begin) * tiling_.units;
       for (int c = 0; c < input_.channels(); c++, columns += input_.columns_size()) {
         input_.Expand(band, group, columns, c, first_lane, layout, transformed);
@@ -212,20 +232,23 @@ class FastConvolution {
     }
   }
 
-  // Channels outermost: bands of a channel overlap, so that most rows are found in the cache again.
-  void GatherAndExpand(int first_band, Range bands, Range channels, float* rows, float* columns,
+  void GatherAndExpand(int first_band, Range bands, Range channels, const InputScratch& scratch, float* base,
                        const TransformedLayout& layout, float* transformed) const {
-    for (int c = channels.begin; c < channels.end; c++) {
-      for (int index = bands.begin; index < bands.end; index++) {
-        const Band band = BandAt(tiling_, conv_, index);
+    ForEachInput(bands, channels, base + scratch.loaded, [&](const Band& band, int index, int c, int place) HWY_ATTR {
+      const int first_lane = (index - first_band) * tiling_.units;
+      const float* loaded = base + scratch.loaded;
+      if constexpr (S::kDirect) {
+        const StageTimer timer(Stage::kGather);
+        input_.Copy(band, c, loaded, place, base + scratch.rows, first_lane, layout, transformed);
+      } else {
         {
           const StageTimer timer(Stage::kGather);
-          input_.Gather(band, c, rows, columns);
+          input_.Gather(band, c, loaded, place, base + scratch.rows, base + scratch.columns);
         }
         const StageTimer timer(Stage::kExpand);
-        input_.Expand(band, 0, columns, c, (index - first_band) * tiling_.units, layout, transformed);
+        input_.Expand(band, 0, base + scratch.columns, c, first_lane, layout, transformed);
       }
-    }
+    });
   }
 
   // Register tiles of the vectors [first_vector, last_vector) for kTileChannels output channels, of one point. Neither
@@ -250,13 +273,18 @@ class FastConvolution {
     }
   }
 
+  // Sums over channels are cut into equal blocks, each of which starts from zero: the error grows with the length of a
+  // block and the number of blocks, not with the number of channels.
+  int ChannelsSummed() const {
+    constexpr int kLongest = 64;
+    return CeilDiv(input_.channels(), CeilDiv(input_.channels(), kLongest));
+  }
+
   // All products of one point. Sums over a few channels at a time keep the input of a register tile in the L1 cache
   // while all output channels pass by, and the weights of these channels in L2 while all units do.
   void MultiplyPoint(int point, int blocks, const TransformedLayout& layout, const float* transformed, float* products,
                      std::size_t tile_products) const {
-    constexpr int kChannelsAtATime = 128;
-    const int channels = input_.channels(), width = layout.block_lanes / kLanes;
-    const int at_a_time = CeilDiv(channels, CeilDiv(channels, kChannelsAtATime));
+    const int channels = input_.channels(), width = layout.block_lanes / kLanes, at_a_time = ChannelsSummed();
     for (int first = 0; first < channels; first += at_a_time) {
       const int last = std::min(first + at_a_time, channels);
       for (int block = 0; block < blocks; block++) {
@@ -268,17 +296,32 @@ class FastConvolution {
     }
   }
 
-  void WriteBands(const OutputStage<S>& output, Range bands, int k, const float* units, float* lines) const {
-    const StageTimer timer(Stage::kWrite);
-    for (int index = bands.begin; index < bands.end; index++) {
-      output.Write(BandAt(tiling_, conv_, index), k, units + (index - bands.begin) * tiling_.units, lines);
+  // Inverse transforms of the output channels in `range`, whose products begin at `products`; the last group writes.
+  HWY_INLINE void InvertAndWrite(const OutputStage<S>& output, int group, Range range, Range bands, int vectors,
+                                 const float* products, std::size_t tile_products, float* sums,
+                                 const OutputScratch& scratch, float* base) const {
+    const int step = output.ChannelsTogether();
+    for (int first = range.begin; first < range.end; first += step) {
+      const int together = std::min(step, range.end - first);
+      for (int i = 0; i < together; i++) {
+        const StageTimer timer(Stage::kInvert);
+        const int k = first + i, number = k - range.begin;
+        output.Invert(group, products + number / kTileChannels * tile_products, number % kTileChannels, vectors,
+                      sums + k * output.sums_size(vectors), BiasOf(k), base + scratch.units + i * output.units_size());
+      }
+      if (group < S::kGroups - 1) continue;
+      const StageTimer timer(Stage::kWrite);
+      for (int index = bands.begin; index < bands.end; index++) {
+        output.Write(BandAt(tiling_, index), first, together,
+                     base + scratch.units + (index - bands.begin) * tiling_.units, base + scratch.lines);
+      }
     }
   }
 
   const Convolution& conv_;
-  const Tiling tiling_;
   const float* weights_;
   const WeightStage<S> weight_stage_;
+  const Tiling tiling_;
   const InputStage<S> input_;
 };
 

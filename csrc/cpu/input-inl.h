@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "loader-inl.h"
+#include "segments.h"
 #include "simd-inl.h"
 #include "tiling.h"
 #include "transforms-inl.h"
@@ -48,57 +50,152 @@ struct InputStage {
 
   const Convolution& conv;
   const Tiling& tiling;
+  const Taps taps;
+  const bool loads;  // the rows of a band into dense memory first
+  const RowLoader loader;
   int origin;        // of image column 0 inside a row
   int row_pitch;     // floats between rows
   int column_pitch;  // floats between streams of columns
+  int loaded_pitch;  // floats between loaded rows
   int halo;          // units of the neighbouring tile
 
-  InputStage(const Convolution& c, const Tiling& t) : conv(c), tiling(t) {
-    halo = kHalo ? c.dilation_w : 0;
-    origin = RoundUp(std::max(c.left, 0), kLanes);
-    // Whole vectors of units are read, so tiles past the last one are touched, too. All of that holds zeros.
-    const int tiles = CeilDiv(t.units + halo + kLanes, c.dilation_w) + 1;
-    const int shift = (t.segments_w - 1) * S::kTapsW * c.dilation_w + std::max(-c.left, 0);
-    const int reached = tiles * kStreams * c.dilation_w + shift;
-    row_pitch = RoundUp(origin + std::max(c.in_width, reached), kLanes) + 2 * kLanes + 16;
+  InputStage(const Convolution& c, const Tiling& t)
+      : conv(c),
+        tiling(t),
+        taps(c, S::kTapsH, S::kTapsW),
+        loads(RowLoader::IsNeeded(c)),
+        loader(c, taps, loads ? PlacesOf(t) : 0) {
+    const int d = t.dilation_w;
+    halo = HaloOf(t);
+    origin = 0;
+    int reached = PlacesOf(t);
+    if (!loads) {
+      int first = 0, last = 0;
+      for (const TapSegment& segment : taps.w.segments) {
+        first = std::min(first, segment.offset), last = std::max(last, segment.offset);
+      }
+      origin = RoundUp(-first, kLanes);
+      reached = std::max(reached + last, c.in_width);
+    }
+    row_pitch = RoundUp(origin + reached, kLanes) + 2 * kLanes + 16;
     row_pitch = std::max(row_pitch, kStreams * kLanes);  // the dense path's buffer lies in the same place
     // Room for the last vector, wherever it starts: see SortDilated.
     const int count = t.part_units + halo;
-    const int step = c.dilation_w == 1 || kStreams == 1 || c.dilation_w > kLanes ? kLanes : LanesInRuns(c.dilation_w);
-    column_pitch = RoundUp((count - 1) / step * step + kLanes + (c.dilation_w > kLanes ? kLanes : 0), kLanes);
+    const int step = d == 1 || d > kLanes ? kLanes : LanesInRuns(d);
+    column_pitch = RoundUp((count - 1) / step * step + kLanes + (d > kLanes ? kLanes : 0), kLanes);
+    loaded_pitch = RoundUp(RoundUp(count, d) * kStreams, kStreams * kLanes) + kLanes;
   }
 
-  int channels() const { return conv.in_channels * tiling.segments_h * tiling.segments_w; }
+  int channels() const { return taps.channels(); }
   std::size_t rows_size() const { return static_cast<std::size_t>(kPointsH) * row_pitch + conv.in_width + kLanes; }
   std::size_t columns_size() const { return static_cast<std::size_t>(kPointsH) * kStreams * column_pitch; }
+  std::size_t loaded_size() const { return loads ? Taps::kChannelsAtATime * kPointsH * loaded_pitch : 0; }
 
   // Once per thread and call: what GatherDilated does not write is padding. The zero row, behind the others, stands for
   // rows outside the image.
   void ClearRows(float* rows) const { std::memset(rows, 0, rows_size() * sizeof(float)); }
 
-  // Long kernels are cut into segments; each segment of each channel counts as a channel of its own.
-  HWY_INLINE void Gather(const Band& band, int channel, float* rows, float* columns) const {
-    const int segment = channel / conv.in_channels;
-    const int segment_h = segment / tiling.segments_w, segment_w = segment % tiling.segments_w;
-    const float* image = conv.x + band.image * conv.x_batch + channel % conv.in_channels * conv.x_channel;
-    const int first_row = (band.tile_row * S::H::kM + segment_h * S::kTapsH) * conv.dilation_h + band.phase - conv.top;
-    const int shift = segment_w * S::kTapsW * conv.dilation_w - conv.left;
-    const float* zeros = rows + static_cast<std::size_t>(kPointsH) * row_pitch;
-    const float* source[kPointsH];
+  // Channels from `channel` on that are loaded by one call of LoadRows.
+  int ChannelsTogether(int channel) const {
+    return loads ? std::min(loader.ChannelsTogether(), taps.RunFrom(channel)) : 1;
+  }
+
+  // The rows that a band needs of some channels: loaded[channel][row][column], from the band's first unit on.
+  void LoadRows(const Band& band, int channel, int count, float* loaded) const {
+    const auto [image_channel, segment_h, segment_w] = taps.At(channel);
+    const float* image = conv.x + band.image * conv.x_batch + image_channel * conv.x_channel;
     for (int i = 0; i < kPointsH; i++) {
-      const int y = first_row + i * conv.dilation_h;
-      source[i] = y >= 0 && y < conv.in_height ? image + y * conv.x_row : zeros;
+      const int y = InsideOf(conv.border, RowAt(band, segment_h, i), conv.in_height);
+      loader.LoadRow(y < 0 ? nullptr : image + y * conv.x_row, segment_w, count, band.first_unit * kStreams,
+                     LoadedColumns(band), loaded + i * loaded_pitch, LoadedChannelPitch());
     }
-    if (conv.dilation_w == 1 || kStreams == 1) {  // with one column per unit, units are columns whatever the dilation
-      GatherDense(band, source, shift, rows, columns);
+  }
+
+  // Transforms along H what a band needs of a channel, and sorts the columns. `loaded` is where LoadRows put the first of
+  // several channels, this being number `place` of them; nothing where the image is read in place.
+  HWY_INLINE void Gather(const Band& band, int channel, const float* loaded, int place, float* rows,
+                         float* columns) const {
+    const Rows source = RowsOf(band, channel, loaded, place, rows);
+    if (tiling.dilation_w == 1) {
+      GatherDense(band, source, rows, columns);
     } else {
-      GatherDilated(band, source, shift, rows, columns);
+      GatherDilated(band, source, rows, columns);
     }
   }
 
   // Transforms one group of H points along W and puts the band's units from `first_lane` on.
   HWY_INLINE void Expand(const Band& band, int group, const float* columns, int channel, int first_lane,
                          const TransformedLayout& layout, float* transformed) const {
+    PutUnits(band, channel, first_lane, layout, transformed, [&](int unit, const auto& put) HWY_ATTR {
+      for (int row = 0; row < S::kGroupRows; row++) {
+        const float* source =
+            columns + static_cast<std::size_t>(S::PointOfH(group, row)) * kStreams * column_pitch + unit;
+        const std::size_t first_point = row * S::W::kPoints * layout.point;
+        ExpandVector(source, layout, [&](std::size_t at, Floats v) HWY_ATTR { put(first_point + at, v); });
+      }
+    });
+  }
+
+  // Gather and Expand at once, where there is nothing to transform.
+  HWY_INLINE void Copy(const Band& band, int channel, const float* loaded, int place, const float* rows, int first_lane,
+                       const TransformedLayout& layout, float* transformed) const {
+    static_assert(!S::kDirect || (kPointsH == 1 && kStreams == 1));
+    const Rows source = RowsOf(band, channel, loaded, place, rows);
+    PutUnits(band, channel, first_lane, layout, transformed, [&](int unit, const auto& put) HWY_ATTR {
+      put(0, ColumnsOf(source, 0, band.first_unit + unit + source.shift));
+    });
+  }
+
+ private:
+  // Rows of the image, of which the columns [0, width) exist. Place u of the sub-image is column u + shift.
+  struct Rows {
+    const float* at[kPointsH];
+    int width, shift;
+  };
+
+  static int HaloOf(const Tiling& t) { return kHalo ? t.dilation_w : 0; }
+
+  // Places of a sub-image that a row of tiles reads. Whole vectors of units are read, so tiles past the last one are
+  // touched, too.
+  static int PlacesOf(const Tiling& t) {
+    return (CeilDiv(t.units + HaloOf(t) + kLanes, t.dilation_w) + 1) * kStreams * t.dilation_w;
+  }
+
+  // The image row of row i of a band's tiles.
+  int RowAt(const Band& band, int segment_h, int i) const {
+    return taps.h.PixelAt(segment_h, (band.tile_row * S::H::kM + i) * tiling.dilation_h + band.phase);
+  }
+
+  std::size_t LoadedChannelPitch() const { return static_cast<std::size_t>(kPointsH) * loaded_pitch; }
+  int LoadedColumns(const Band& band) const {
+    const int units = band.unit_count + halo, d = tiling.dilation_w;
+    return d == 1 ? RoundUp(units, kLanes) * kStreams : RoundUp(units, d) * kStreams;
+  }
+
+  HWY_INLINE Rows RowsOf(const Band& band, int channel, const float* loaded, int place, const float* rows) const {
+    Rows source;
+    if (loads) {
+      for (int i = 0; i < kPointsH; i++) source.at[i] = loaded + place * LoadedChannelPitch() + i * loaded_pitch;
+      source.width = LoadedColumns(band);
+      source.shift = -band.first_unit * kStreams;
+      return source;
+    }
+    const auto [image_channel, segment_h, segment_w] = taps.At(channel);
+    const float* image = conv.x + band.image * conv.x_batch + image_channel * conv.x_channel;
+    const float* zeros = rows + static_cast<std::size_t>(kPointsH) * row_pitch;
+    for (int i = 0; i < kPointsH; i++) {
+      const int y = RowAt(band, segment_h, i);
+      source.at[i] = y >= 0 && y < conv.in_height ? image + y * conv.x_row : zeros;
+    }
+    source.width = conv.in_width;
+    source.shift = taps.w.segments[segment_w].offset;
+    return source;
+  }
+
+  // Calls emit(unit, put) for each vector of a band's units; put(at, v) stores to the units' lanes, `at` floats on.
+  template <class Emit>
+  HWY_INLINE void PutUnits(const Band& band, int channel, int first_lane, const TransformedLayout& layout,
+                           float* transformed, const Emit& emit) const {
     transformed += channel * layout.channel;
     for (int unit = 0; unit < band.unit_count; unit += kLanes) {
       const int lane = first_lane + unit;
@@ -108,37 +205,38 @@ struct InputStage {
       const int lanes = layout.blocks == 1 ? kLanes : std::min(kLanes, band.unit_count - unit);
       const int here = layout.blocks == 1 ? kLanes : std::min(lanes, layout.block_lanes - position);
       float* target = transformed + block * layout.block + position;
-      for (int row = 0; row < S::kGroupRows; row++, target += S::W::kPoints * layout.point) {
-        const float* source =
-            columns + static_cast<std::size_t>(S::PointOfH(group, row)) * kStreams * column_pitch + unit;
-        if (HWY_LIKELY(here == kLanes)) {
-          ExpandVector(source, layout, [&](std::size_t at, Floats v) HWY_ATTR { Store(target + at, v); });
-          continue;
-        }
-        float* rest = target + layout.block - layout.block_lanes;  // the same lanes, counted from the next block
-        ExpandVector(source, layout, [&](std::size_t at, Floats v) HWY_ATTR {
-          StoreBetween(target + at, v, 0, here);
-          if (here < lanes) StoreBetween(rest + at, v, here, lanes);
-        });
+      if (HWY_LIKELY(here == kLanes)) {
+        emit(unit, [&](std::size_t at, Floats v) HWY_ATTR { Store(target + at, v); });
+        continue;
       }
+      float* rest = target + layout.block - layout.block_lanes;  // the same lanes, counted from the next block
+      emit(unit, [&](std::size_t at, Floats v) HWY_ATTR {
+        StoreBetween(target + at, v, 0, here);
+        if (here < lanes) StoreBetween(rest + at, v, here, lanes);
+      });
     }
   }
 
- private:
-  // The transform along H of one vector of columns; lanes outside the image are zeros.
-  HWY_INLINE void TransformColumns(const float* const* source, int column, float* target, std::size_t pitch) const {
+  // One vector of columns of row i; lanes outside the image are zeros.
+  HWY_INLINE Floats ColumnsOf(const Rows& source, int i, int column) const {
+    if (HWY_LIKELY(column >= 0 && column + kLanes <= source.width)) return Load(source.at[i] + column);
+    const int first = std::clamp(-column, 0, kLanes), last = std::clamp(source.width - column, first, kLanes);
+    return LoadBetween(source.at[i] + column, first, last);
+  }
+
+  // The transform along H of one vector of columns.
+  HWY_INLINE void TransformColumns(const Rows& source, int column, float* target, std::size_t pitch) const {
     Floats in[kPointsH], out[kPointsH];
-    if (HWY_LIKELY(column >= 0 && column + kLanes <= conv.in_width)) {
+    if (HWY_LIKELY(column >= 0 && column + kLanes <= source.width)) {
       POLYCONV_UNROLL
       for (int i = 0; i < kPointsH; i++) {
-        in[i] = Load(source[i] + column);
+        in[i] = Load(source.at[i] + column);
         // The same place in the next channel, into L2: rows of a channel are too short for the hardware to get going.
-        __builtin_prefetch(source[i] + column + conv.x_channel, 0, 2);
+        __builtin_prefetch(source.at[i] + column + conv.x_channel, 0, 2);
       }
     } else {
-      const int first = std::clamp(-column, 0, kLanes), last = std::clamp(conv.in_width - column, first, kLanes);
       POLYCONV_UNROLL
-      for (int i = 0; i < kPointsH; i++) in[i] = LoadBetween(source[i] + column, first, last);
+      for (int i = 0; i < kPointsH; i++) in[i] = ColumnsOf(source, i, column);
     }
     TransformInput<typename S::H>(in, out);
     POLYCONV_UNROLL
@@ -146,11 +244,10 @@ struct InputStage {
   }
 
   // columns[h][j][unit] = H-transformed column (unit * kStreams + j), one vector of units at a time.
-  HWY_INLINE void GatherDense(const Band& band, const float* const* source, int shift, float* buffer,
-                              float* columns) const {
+  HWY_INLINE void GatherDense(const Band& band, const Rows& source, float* buffer, float* columns) const {
     constexpr std::size_t kPitch = kStreams * kLanes;
     for (int unit = 0; unit < band.unit_count + halo; unit += kLanes) {
-      const int first = (band.first_unit + unit) * kStreams + shift;
+      const int first = (band.first_unit + unit) * kStreams + source.shift;
       for (int j = 0; j < kStreams; j++) TransformColumns(source, first + j * kLanes, buffer + j * kLanes, kPitch);
       POLYCONV_UNROLL
       for (int h = 0; h < kPointsH; h++) {
@@ -164,12 +261,11 @@ struct InputStage {
   }
 
   // columns[h][j][unit] = rows[h][tile * kStreams * d + j * d + phase], unit = tile * d + phase
-  HWY_INLINE void GatherDilated(const Band& band, const float* const* source, int shift, float* rows,
-                                float* columns) const {
-    const int d = conv.dilation_w;
+  HWY_INLINE void GatherDilated(const Band& band, const Rows& source, float* rows, float* columns) const {
+    const int d = tiling.dilation_w, shift = source.shift;
     const int first_tile = band.first_unit / d, last_tile = CeilDiv(band.first_unit + band.unit_count + halo, d);
     const int begin = std::max(0, first_tile * kStreams * d + shift) / kLanes * kLanes;
-    const int end = std::min(conv.in_width, last_tile * kStreams * d + shift);
+    const int end = std::min(source.width, last_tile * kStreams * d + shift);
     for (int column = begin; column < end; column += kLanes) {
       TransformColumns(source, column, rows + origin + column, row_pitch);
     }
@@ -179,7 +275,7 @@ struct InputStage {
 
   template <int kRuns>
   HWY_NOINLINE void SortDilated(int unit_count, const float* rows, float* columns) const {
-    const int d = conv.dilation_w;
+    const int d = tiling.dilation_w;
     const std::ptrdiff_t jump = static_cast<std::ptrdiff_t>(kStreams - 1) * d;  // from one tile's run to the next one's
     const RunMerger<kRuns> merger(d);
     // Vectors start at a whole tile, except inside a tile that is longer than a vector.
@@ -199,7 +295,7 @@ struct InputStage {
 
   // Input column i of the units at `columns`.
   HWY_INLINE Floats ColumnAt(const float* columns, int i) const {
-    return Load(columns + i % kStreams * column_pitch + (i / kStreams) * conv.dilation_w);
+    return Load(columns + i % kStreams * column_pitch + (i / kStreams) * tiling.dilation_w);
   }
 
   HWY_INLINE void TransformAt(const float* columns, int first, Floats* out) const {

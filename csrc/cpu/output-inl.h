@@ -32,6 +32,7 @@ struct OutputStage {
   int unit_pitch;                         // of `units`: [row][column of a unit][unit]
   int line_pitch;                         // of `lines`: [row][column]
   bool stream;                            // past the caches: the output is too large to be found there again
+  bool transposes;                        // channels follow one another in memory: whole vectors of them are written
   std::vector<std::int32_t> run_offsets;  // see FindRuns
 
   OutputStage(const Convolution& c, const Tiling& t, int lanes) : conv(c), tiling(t) {
@@ -39,8 +40,12 @@ struct OutputStage {
     line_pitch = RoundUp(t.part_units * kStreams, kLanes) + (kStreams + 1) * kLanes;
     const double bytes = 4.0 * c.batch * c.out_channels * c.out_height * c.out_width;
     stream = bytes > (8 << 20);
-    if (c.dilation_w > 1 && kStreams > 1) FindRuns();
+    transposes = c.y_column != 1 && c.y_channel == 1;
+    if (t.dilation_w > 1) FindRuns();
   }
+
+  // Output channels that are worth writing together.
+  int ChannelsTogether() const { return transposes ? kLanes : 1; }
 
   std::size_t sums_size(int vectors) const {
     return S::kGrouped ? static_cast<std::size_t>(vectors) * S::kBlocks * kBlockOutputs * kLanes : 0;
@@ -66,31 +71,31 @@ struct OutputStage {
     }
   }
 
-  // Writes the rows of one band of one output channel. `units` points at the band's first unit.
-  HWY_INLINE void Write(const Band& band, int channel, const float* units, float* lines) const {
-    const int d = conv.dilation_w;
-    const int first_row = band.tile_row * kRows * conv.dilation_h + band.phase;
-    const int rows = std::min(kRows, CeilDiv(conv.out_height - first_row, conv.dilation_h));
+  // Writes the rows of one band of some neighbouring output channels. `units` points at the band's first unit; channels
+  // are units_size() apart.
+  HWY_INLINE void Write(const Band& band, int first_channel, int channels, const float* units, float* lines) const {
+    const int first_row = band.tile_row * kRows * tiling.dilation_h + band.phase;
+    const int rows = std::min(kRows, CeilDiv(conv.out_height - first_row, tiling.dilation_h));
     const int begin = band.first_unit * kStreams;  // parts start at whole tiles, all phases of them
     const int count = std::min(conv.out_width - begin, band.unit_count * kStreams);
     if (rows <= 0 || count <= 0) return;
-    float* target = conv.y + band.image * conv.y_batch + channel * conv.y_channel +
-                    static_cast<std::ptrdiff_t>(first_row) * conv.y_row + begin;
-    const std::ptrdiff_t row_pitch = conv.y_row * conv.dilation_h;
-    if (d == 1 || kStreams == 1) {
-      for (int row = 0; row < rows; row++) {
-        const float* source = units + static_cast<std::size_t>(row) * kStreams * unit_pitch;
-        for (int unit = 0; unit * kStreams < count; unit += kLanes) {
-          Floats streams[kStreams];
-          POLYCONV_UNROLL
-          for (int j = 0; j < kStreams; j++) streams[j] = Load(source + j * unit_pitch + unit);
-          Interleave<kStreams>(streams, lines + row * line_pitch + unit * kStreams);
-        }
-      }
-    } else {
-      WithRuns(d, [&]<int kRuns>() HWY_ATTR { MergeRuns<kRuns>(units, rows, count, lines); });
+    const float* line = units;
+    std::size_t pitch = unit_pitch, channel_pitch = units_size();
+    if constexpr (kStreams > 1) {
+      for (int k = 0; k < channels; k++) Arrange(units + k * units_size(), rows, count, lines + k * lines_size());
+      line = lines, pitch = line_pitch, channel_pitch = lines_size();
     }
-    for (int row = 0; row < rows; row++) WriteLine(target + row * row_pitch, lines + row * line_pitch, count);
+    float* target = conv.y + band.image * conv.y_batch + first_channel * conv.y_channel +
+                    static_cast<std::ptrdiff_t>(first_row) * conv.y_row + begin * conv.y_column;
+    for (int row = 0; row < rows; row++, line += pitch, target += conv.y_row * tiling.dilation_h) {
+      if (conv.y_column == 1) {
+        WriteLine(target, line, count);
+      } else if (transposes) {
+        WriteTransposed(target, line, channel_pitch, channels, count);
+      } else {
+        for (int i = 0; i < count; i++) target[i * conv.y_column] = line[i];
+      }
+    }
   }
 
  private:
@@ -154,7 +159,7 @@ struct OutputStage {
   // With a dilation, columns p, p + 1, ... come from one stream for `dilation_w` columns and then from the next one. The
   // offset of a run is where its columns lie in `units`, less the lanes before it.
   void FindRuns() {
-    const int d = conv.dilation_w, runs = RunsPerVector(d);
+    const int d = tiling.dilation_w, runs = RunsPerVector(d);
     const int steps = CeilDiv(tiling.part_units * kStreams, d) + runs;  // dense columns: one stream of one tile each
     run_offsets.resize(steps);
     for (int step = 0; step < steps; step++) {
@@ -162,9 +167,26 @@ struct OutputStage {
     }
   }
 
+  // The columns of a band in order: lines[row][column].
+  HWY_INLINE void Arrange(const float* units, int rows, int count, float* lines) const {
+    if (tiling.dilation_w > 1) {
+      WithRuns(tiling.dilation_w, [&]<int kRuns>() HWY_ATTR { MergeRuns<kRuns>(units, rows, count, lines); });
+      return;
+    }
+    for (int row = 0; row < rows; row++) {
+      const float* source = units + static_cast<std::size_t>(row) * kStreams * unit_pitch;
+      for (int unit = 0; unit * kStreams < count; unit += kLanes) {
+        Floats streams[kStreams];
+        POLYCONV_UNROLL
+        for (int j = 0; j < kStreams; j++) streams[j] = Load(source + j * unit_pitch + unit);
+        Interleave<kStreams>(streams, lines + row * line_pitch + unit * kStreams);
+      }
+    }
+  }
+
   template <int kRuns>
   HWY_NOINLINE void MergeRuns(const float* units, int rows, int count, float* lines) const {
-    const int d = conv.dilation_w;
+    const int d = tiling.dilation_w;
     const RunMerger<kRuns> merger(d);
     for (int column = 0, lanes; column < count; column += lanes) {
       lanes = d > kLanes ? std::min(kLanes, d - column % d) : LanesInRuns(d);
@@ -186,6 +208,32 @@ struct OutputStage {
       for (; i + kLanes <= count; i += kLanes) StoreAligned(target + i, Load(line + i));
     }
     if (i < count) StoreBetween(target + i, Load(line + i), 0, count - i);
+  }
+
+  // Up to kLanes channels, each pixel's next to one another.
+  HWY_NOINLINE void WriteTransposed(float* target, const float* line, std::size_t channel_pitch, int channels,
+                                    int count) const {
+    const bool whole = channels == kLanes;
+    const bool streams = stream && whole && reinterpret_cast<std::uintptr_t>(target) % (kLanes * sizeof(float)) == 0 &&
+                         conv.y_column % kLanes == 0;
+    for (int i = 0; i < count; i += kLanes) {
+      Floats v[kLanes];
+      POLYCONV_UNROLL
+      for (int k = 0; k < kLanes; k++) v[k] = k < channels ? Load(line + k * channel_pitch + i) : hn::Zero(kFloats);
+      Transpose(v);
+      float* pixel = target + i * conv.y_column;
+      POLYCONV_UNROLL
+      for (int l = 0; l < kLanes; l++, pixel += conv.y_column) {
+        if (i + l >= count) break;
+        if (streams) {
+          hn::Stream(v[l], kFloats, pixel);
+        } else if (whole) {
+          Store(pixel, v[l]);
+        } else {
+          StoreBetween(pixel, v[l], 0, channels);
+        }
+      }
+    }
   }
 };
 

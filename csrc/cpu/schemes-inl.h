@@ -26,8 +26,9 @@ template <class H, class W, bool kNested>
 Schedule Resolve(const Convolution& conv, Schedule schedule) {
   using S = Scheme<H, W, kNested, false>;
   constexpr double kKiB = 1024;
-  const int channels = conv.in_channels * CeilDiv(conv.taps_h, S::kTapsH) * CeilDiv(conv.taps_w, S::kTapsW);
-  const int units = CeilDiv(CeilDiv(conv.out_width, conv.dilation_w), S::kUnitColumns) * conv.dilation_w;
+  const Taps taps(conv, S::kTapsH, S::kTapsW);
+  const int channels = taps.channels();
+  const int units = CeilDiv(CeilDiv(conv.out_width, taps.w.dilation), S::kUnitColumns) * taps.w.dilation;
   const double unit_bytes = 4.0 * S::kSlots * S::kGroupPoints * channels;  // transformed input, all points
   const double group_bytes = H::kPoints > 2 ? unit_bytes * 2 / H::kPoints : unit_bytes;
   if (schedule.mode == Schedule::kAutomatic) {
@@ -61,13 +62,30 @@ Schedule Resolve(const Convolution& conv, Schedule schedule) {
   return schedule;
 }
 
+// Single taps see neither rows nor images where all pixels lie evenly in memory: one long row serves them better.
+template <class S>
+Convolution JoinRows(Convolution conv) {
+  const bool single = conv.taps_h == 1 && conv.taps_w == 1 && conv.stride_h == 1 && conv.stride_w == 1;
+  const bool same =
+      conv.top == 0 && conv.left == 0 && conv.in_height == conv.out_height && conv.in_width == conv.out_width;
+  if (!S::kDirect || !single || !same) return conv;
+  if (conv.x_row != conv.in_width * conv.x_column || conv.y_row != conv.out_width * conv.y_column) return conv;
+  conv.in_width = conv.out_width = conv.in_width * conv.in_height;
+  conv.in_height = conv.out_height = 1;
+  if (conv.x_batch != conv.in_width * conv.x_column || conv.y_batch != conv.out_width * conv.y_column) return conv;
+  conv.in_width = conv.out_width = conv.in_width * conv.batch;
+  conv.batch = 1;
+  return conv;
+}
+
 template <class H, class W, bool kNested>
 std::size_t WeightsSize(const Convolution& conv) {
   return WeightStage<Scheme<H, W, kNested, false>>(conv).size();
 }
 
 template <class H, class W, bool kNested>
-void Run(const Convolution& conv, const Schedule& wanted, const float* transformed, const Runtime& runtime) {
+void Run(const Convolution& given, const Schedule& wanted, const float* transformed, const Runtime& runtime) {
+  const Convolution conv = JoinRows<Scheme<H, W, kNested, false>>(given);
   const Schedule schedule = Resolve<H, W, kNested>(conv, wanted);
   const int tiles_per_batch = CeilDiv(schedule.channels, kTileChannels);
   if (schedule.mode == Schedule::kFusedGrouped) {

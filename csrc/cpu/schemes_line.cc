@@ -1,4 +1,4 @@
-// Kernels of one row or one column.
+// Kernels of one row or one column, and direct multiplication.
 #include "targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -23,6 +23,8 @@ const SchemeKernels* FindLine(Algorithm algorithm) {
       return &kKernels<F11, F63, false>;
     case Algorithm::kF63xF11:
       return &kKernels<F63, F11, false>;
+    case Algorithm::kF11xF11:
+      return &kKernels<F11, F11, false>;
     default:
       return nullptr;
   }

@@ -157,6 +157,19 @@ HWY_INLINE void Interleave(const Floats* streams, float* target) {
   }
 }
 
+// A square of kLanes vectors, mirrored at its diagonal. Seen as one row of floats, interleaving the first half with the
+// second rotates the bits of every place by one; doing so for each bit of a lane exchanges vectors and lanes.
+HWY_INLINE void Transpose(Floats (&v)[kLanes]) {
+  POLYCONV_UNROLL
+  for (int bit = 1; bit < kLanes; bit *= 2) {
+    Floats zipped[kLanes];
+    POLYCONV_UNROLL
+    for (int i = 0; i < kLanes / 2; i++) Zip(v[i], v[i + kLanes / 2], &zipped[2 * i], &zipped[2 * i + 1]);
+    POLYCONV_UNROLL
+    for (int i = 0; i < kLanes; i++) v[i] = zipped[i];
+  }
+}
+
 // With a dilation, neighbouring lanes are neighbours in memory only for `period` lanes: then comes the next tile. A
 // vector is put together from runs of `period` lanes, each from its own address; it starts with a whole run and ends
 // with the last whole run that fits, or inside the first one if the period is longer than a vector.

@@ -9,7 +9,7 @@
 
 namespace polyconv {
 
-enum class Stage : int { kWeights, kGather, kExpand, kProducts, kInvert, kWrite, kCount };
+enum class Stage : int { kWeights, kLoad, kGather, kExpand, kProducts, kInvert, kWrite, kCount };
 
 #ifdef POLYCONV_STAGE_COUNTERS
 inline thread_local std::uint64_t stage_cycles[static_cast<int>(Stage::kCount)] = {};

@@ -1,6 +1,6 @@
 // How a convolution is cut into bands, units and chunks: integer arithmetic only, shared by all instruction sets.
 //
-//   phase   with dilation d, output rows a, a + d, a + 2d, ... form a dense convolution of their own, for each a < d;
+//   phase   with dilation d of the sub-image, output rows a, a + d, a + 2d, ... form a dense convolution of their own, for each a < d;
 //           the same holds for columns
 //   band    the output rows of one row of tiles: one image, one row phase, H::kM rows of that phase
 //   unit    one tile of one column phase inside a band. Units are the lanes of the vectors: unit u is tile u / d of
@@ -13,26 +13,20 @@
 #include <cstddef>
 
 #include "convolution.h"
+#include "segments.h"
 
 namespace polyconv {
 
-constexpr int CeilDiv(int a, int b) {
-  return (a + b - 1) / b;
-}
-constexpr int RoundUp(int a, int b) {
-  return CeilDiv(a, b) * b;
-}
-
 struct Tiling {
-  int tile_rows;        // tiles of one row phase
-  int units;            // units of a whole band
-  int part_units;       // units of a part; a multiple of dilation_w
-  int parts;            // parts of a band
-  int band_count;       // over all images and row phases
-  int bands_per_chunk;  // 1 where bands are cut into parts
+  int dilation_h, dilation_w;  // of the sub-images that the segments of taps read: see segments.h
+  int tile_rows;               // tiles of one row phase
+  int units;                   // units of a whole band
+  int part_units;              // units of a part; a multiple of dilation_w
+  int parts;                   // parts of a band
+  int band_count;              // over all images and row phases
+  int bands_per_chunk;         // 1 where bands are cut into parts
   int chunk_count;
-  int lanes;                   // units of a chunk, rounded up to whole vectors
-  int segments_h, segments_w;  // tap segments of kernels that are longer than the scheme's
+  int lanes;  // units of a chunk, rounded up to whole vectors
 };
 
 // One band or part of a band.
@@ -42,20 +36,20 @@ struct Band {
 };
 
 template <class S>
-Tiling MakeTiling(const Convolution& conv, int wanted_lanes, int vector) {
+Tiling MakeTiling(const Convolution& conv, const Taps& taps, int wanted_lanes, int vector) {
   Tiling t{};
-  t.segments_h = CeilDiv(conv.taps_h, S::kTapsH);
-  t.segments_w = CeilDiv(conv.taps_w, S::kTapsW);
-  t.tile_rows = CeilDiv(CeilDiv(conv.out_height, conv.dilation_h), S::H::kM);
-  t.units = CeilDiv(CeilDiv(conv.out_width, conv.dilation_w), S::kUnitColumns) * conv.dilation_w;
-  t.band_count = conv.batch * conv.dilation_h * t.tile_rows;
+  t.dilation_h = taps.h.dilation;
+  t.dilation_w = taps.w.dilation;
+  t.tile_rows = CeilDiv(CeilDiv(conv.out_height, t.dilation_h), S::H::kM);
+  t.units = CeilDiv(CeilDiv(conv.out_width, t.dilation_w), S::kUnitColumns) * t.dilation_w;
+  t.band_count = conv.batch * t.dilation_h * t.tile_rows;
   wanted_lanes = std::max(wanted_lanes, vector);
   if (t.units > wanted_lanes + vector / 2) {
     // Parts of equal size, so that the last one is not a sliver.
-    const int tiles = t.units / conv.dilation_w;
+    const int tiles = t.units / t.dilation_w;
     const int parts = std::min(tiles, CeilDiv(t.units, wanted_lanes));
-    t.part_units = CeilDiv(tiles, parts) * conv.dilation_w;
-    const int aligned = RoundUp(t.part_units, vector) / conv.dilation_w * conv.dilation_w;
+    t.part_units = CeilDiv(tiles, parts) * t.dilation_w;
+    const int aligned = RoundUp(t.part_units, vector) / t.dilation_w * t.dilation_w;
     t.part_units = std::max(t.part_units, aligned);
     t.parts = CeilDiv(t.units, t.part_units);
     t.bands_per_chunk = 1;
@@ -73,13 +67,13 @@ Tiling MakeTiling(const Convolution& conv, int wanted_lanes, int vector) {
   return t;
 }
 
-inline Band BandAt(const Tiling& t, const Convolution& conv, int index) {
+inline Band BandAt(const Tiling& t, int index) {
   const int part = index % t.parts;
   const int band = index / t.parts;
   Band b{};
   b.tile_row = band % t.tile_rows;
-  b.phase = band / t.tile_rows % conv.dilation_h;
-  b.image = band / t.tile_rows / conv.dilation_h;
+  b.phase = band / t.tile_rows % t.dilation_h;
+  b.image = band / t.tile_rows / t.dilation_h;
   b.first_unit = part * t.part_units;
   b.unit_count = std::min(t.part_units, t.units - b.first_unit);
   return b;

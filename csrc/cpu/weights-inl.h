@@ -10,8 +10,8 @@
 
 #include "cook_toom.h"
 #include "products-inl.h"
+#include "segments.h"
 #include "simd-inl.h"
-#include "tiling.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace polyconv {
@@ -29,14 +29,14 @@ struct WeightStage {
   static constexpr int kVectors = kTileChannels / kDoubles;  // per tile of output channels
 
   const Convolution& conv;
-  int segments_w;
+  const Taps all_taps;
   int channels;       // of the input, segments included
   int channel_tiles;  // of the output
 
   explicit WeightStage(const Convolution& c)
       : conv(c),
-        segments_w(CeilDiv(c.taps_w, S::kTapsW)),
-        channels(c.in_channels * CeilDiv(c.taps_h, S::kTapsH) * segments_w),
+        all_taps(c, S::kTapsH, S::kTapsW),
+        channels(all_taps.channels()),
         channel_tiles(CeilDiv(c.out_channels, kTileChannels)) {}
 
   std::size_t tile_size() const { return static_cast<std::size_t>(S::kSlots) * channels * kTileChannels; }
@@ -51,17 +51,18 @@ struct WeightStage {
 
   // All points of the weights between one input channel and one tile of output channels.
   void Transform(int tile, int channel, float* transformed) const {
-    const int segment = channel / conv.in_channels;
-    const int first_row = segment / segments_w * S::kTapsH, first_column = segment % segments_w * S::kTapsW;
-    const int rows = std::min(S::kTapsH, conv.taps_h - first_row);
-    const int columns = std::min(S::kTapsW, conv.taps_w - first_column);
+    const auto [image_channel, segment_h, segment_w] = all_taps.At(channel);
+    const TapSegment& rows = all_taps.h.segments[segment_h];
+    const TapSegment& columns = all_taps.w.segments[segment_w];
     const int count = std::min(kTileChannels, conv.out_channels - tile * kTileChannels);
-    const float* w = conv.w + channel % conv.in_channels * conv.w_in + tile * kTileChannels * conv.w_out +
-                     first_row * conv.w_row + first_column * conv.w_column;
+    const float* w = conv.w + image_channel * conv.w_in + tile * kTileChannels * conv.w_out +
+                     rows.first_tap * conv.w_row + columns.first_tap * conv.w_column;
+    const std::ptrdiff_t row_pitch = all_taps.h.tap_step * conv.w_row;
+    const std::ptrdiff_t column_pitch = all_taps.w.tap_step * conv.w_column;
     HWY_ALIGN double taps[S::kTapsH][S::kTapsW][kTileChannels] = {};
     for (int k = 0; k < count; k++) {
-      for (int r = 0; r < rows; r++) {
-        for (int s = 0; s < columns; s++) taps[r][s][k] = w[k * conv.w_out + r * conv.w_row + s * conv.w_column];
+      for (int r = 0; r < rows.taps; r++) {
+        for (int s = 0; s < columns.taps; s++) taps[r][s][k] = w[k * conv.w_out + r * row_pitch + s * column_pitch];
       }
     }
     float* target = transformed + channel * kTileChannels;

@@ -62,4 +62,4 @@ class CpuBackend:
         elif problem.kind is Pass.DGRAD:
             ops.input_gradient(y, tensors["w"], x, geometry, plan)
         else:
-            ops.weight_gradient(x, y, tensors["dw"], tensors.get("db"), geometry, plan)
+            ops.weight_gradient(x, y, tensors["dw"], tensors.get("db"), geometry, plan[:1])

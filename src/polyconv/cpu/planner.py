@@ -94,11 +94,13 @@ def plan_cpu(problem: Problem, device: CpuDevice | None = None, *, kept_weights:
 
 
 def _candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
-    if problem.dtype in ("float32", "float64") and native.is_available():
+    if not native.is_available() or problem.dtype not in ("float32", "float64"):
+        yield from aten.candidates(problem, device)
+    elif problem.dtype == "float64":
+        yield from plain.candidates(problem, device)
+    else:
         for engine in ENGINES:
             yield from engine.candidates(problem, device)
-    else:
-        yield from aten.candidates(problem, device)
 
 
 def _reason(problem: Problem, chosen: Candidate, within: list[Candidate], cost: Callable[[Candidate], float]) -> str:
@@ -106,8 +108,14 @@ def _reason(problem: Problem, chosen: Candidate, within: list[Candidate], cost: 
     if chosen.engine is Engine.ATEN and len(within) == 1:
         return aten.why_alone(problem)
     direct = [c for c in within if c.direct and c is not chosen and c.engine is not Engine.PLAIN]
+    if len(within) == 1:
+        return (
+            f"{problem.dtype} is for checking, not for speed"
+            if problem.dtype == "float64"
+            else "nothing else can run it"
+        )
     if not direct:
-        return "nothing else can run it" if len(within) == 1 else "the least estimated time"
+        return "the least estimated time"
     ratio = min(map(cost, direct)) / cost(chosen)
     what = "the next direct one" if chosen.direct else "direct summation"
     return f"estimated {ratio:.1f} times as fast as {what}"

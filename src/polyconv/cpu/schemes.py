@@ -1,0 +1,89 @@
+"""The Cook-Toom schemes that the native kernels are compiled for.
+
+A scheme computes a tile by one algorithm per direction (``csrc/cpu/cook_toom.h``); the forward pass and the weight
+gradient have the same ones, because one is the transpose of the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..algebra.segments import AxisScheme, Scheme2d
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class KernelScheme:
+    """F(m, r) along H and along W; ``nested``: two segments of taps along W, combined by F(2, 2)."""
+
+    m_h: int
+    r_h: int
+    m_w: int
+    r_w: int
+    nested: bool = False
+
+    @property
+    def taps(self) -> tuple[int, int]:
+        return self.r_h, self.r_w + (self.m_w if self.nested else 0)
+
+    @property
+    def outputs(self) -> tuple[int, int]:
+        return self.m_h, self.m_w * (2 if self.nested else 1)
+
+    @property
+    def points(self) -> tuple[int, int]:
+        return self.m_h + self.r_h - 1, self.m_w + self.r_w - 1
+
+    @property
+    def slots(self) -> int:
+        """Products per point and tile."""
+        return 3 if self.nested else 1
+
+    @property
+    def direct(self) -> bool:
+        return self.points == (1, 1)
+
+    def segments(self, taps: tuple[int, int]) -> int:
+        """Pieces that a kernel is cut into; each counts as an input channel of its own."""
+        return ceil_div(taps[0], self.taps[0]) * ceil_div(taps[1], self.taps[1])
+
+    @cached_property
+    def exact(self) -> Scheme2d | None:
+        """The same in exact arithmetic, which the error model follows; None for direct summation."""
+        if self.direct:
+            return None
+        h = AxisScheme.direct(1) if self.r_h == 1 else AxisScheme.cut(self.m_h, self.r_h)
+        if self.nested:
+            w = AxisScheme.cut(self.m_w, self.taps[1], self.m_w, self.r_w, tiles=2)
+        else:
+            w = AxisScheme.direct(1) if self.r_w == 1 else AxisScheme.cut(self.m_w, self.r_w)
+        return Scheme2d(h, w)
+
+    def __str__(self) -> str:
+        if self.direct:
+            return "direct"
+        nested = " in two nested segments" if self.nested else ""
+        return f"F({self.m_h},{self.r_h}) x F({self.m_w},{self.r_w}){nested}"
+
+
+DIRECT = KernelScheme(1, 1, 1, 1)
+
+FAST = (
+    KernelScheme(4, 5, 4, 5, nested=True),
+    KernelScheme(4, 5, 4, 5),
+    KernelScheme(4, 3, 4, 3),
+    KernelScheme(6, 3, 6, 3),
+    KernelScheme(2, 3, 2, 3),
+    KernelScheme(1, 1, 4, 5, nested=True),
+    KernelScheme(1, 1, 4, 5),
+    KernelScheme(4, 5, 1, 1),
+    KernelScheme(4, 3, 4, 5),
+    KernelScheme(4, 3, 4, 5, nested=True),
+    KernelScheme(1, 1, 6, 3),
+    KernelScheme(6, 3, 1, 1),
+)
+"""In the order of the enumerations in C++: ``Algorithm`` has direct summation last, ``GradientAlgorithm`` first."""
