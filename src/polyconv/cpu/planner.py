@@ -15,6 +15,9 @@ from .borders import has_border, padded
 from .candidates import Candidate, Engine
 from .device import CpuDevice, this_machine
 
+CALL_CYCLES = 2000.0
+"""What any call costs, so that no work at all is not free."""
+
 ENGINES = (tile_lanes, channel_lanes, depthwise, plain, aten)
 
 
@@ -84,7 +87,7 @@ def plan_cpu(problem: Problem, device: CpuDevice | None = None, *, kept_weights:
             within.append(candidate)
 
     def cost(candidate: Candidate) -> float:
-        return candidate.cycles - (candidate.weight_cycles if kept_weights else 0.0)
+        return CALL_CYCLES + candidate.cycles - (candidate.weight_cycles if kept_weights else 0.0)
 
     chosen = min(within, key=cost)
     for other in within:
