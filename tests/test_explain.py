@@ -16,16 +16,24 @@ from recording import Recorder
 
 
 def test_a_module_and_a_shape() -> None:
-    text = str(polyconv.explain(polyconv.Conv2d(3, 8, (3, 5), padding=1), (2, 3, 16, 16)))
+    with override("cpu", Recorder()):
+        text = str(polyconv.explain(polyconv.Conv2d(3, 8, (3, 5), padding=1), (2, 3, 16, 16)))
     assert text == (
         "Conv2d\n"
         "  fprop 2x3x16x16, 8 channels, kernel 3x5, padding 1x1, bias\n"
-        "    ATen's convolution runs: polyconv has no CPU kernels yet\n"
+        "    recorded\n"
         "  dgrad 2x3x16x16, 8 channels, kernel 3x5, padding 1x1\n"
-        "    ATen's convolution runs: polyconv has no CPU kernels yet\n"
+        "    recorded\n"
         "  wgrad 2x3x16x16, 8 channels, kernel 3x5, padding 1x1, bias\n"
-        "    ATen's convolution runs: polyconv has no CPU kernels yet"
+        "    recorded"
     )
+
+
+def test_every_pass_says_what_runs_and_how_far_it_strays() -> None:
+    (conv,) = polyconv.explain(polyconv.Conv2d(3, 8, (3, 5), padding=1), (2, 3, 16, 16)).convolutions
+    for one in conv.passes:
+        assert "\n  runs " in one.text
+        assert "predicted error" in one.text
 
 
 def test_a_module_and_a_tensor_of_any_strides() -> None:
@@ -35,7 +43,7 @@ def test_a_module_and_a_tensor_of_any_strides() -> None:
     assert fprop.problem.x_strides == x.stride()
     assert dgrad.problem.x_strides == (8 * 16 * 3, 1, 16 * 3, 3)
     assert wgrad.problem.kind is Pass.WGRAD
-    assert fprop.backend == "aten"
+    assert fprop.backend == "cpu"
 
 
 def test_the_problems_are_those_that_run() -> None:

@@ -275,6 +275,6 @@ with override("cpu", "one"):
     with override("cpu", "two"):
         assert backend_for(cpu) == "two"
     assert backend_for(cpu) == "one"
-assert backend_for(cpu).name == "aten"
+assert backend_for(cpu).name == "cpu"
 """
     subprocess.run([sys.executable, "-c", script], check=True)
