@@ -66,9 +66,15 @@ class LinePacker {
     return std::max(width.reach, width.before + width.source) + 2 * kLanes * width.stride;
   }
 
+  // Floats ahead: a few rows of a small image. Rows are too short for the hardware to look that far.
+  static constexpr int kPrefetch = 1024;
+
   HWY_INLINE void CopyDense(const float* row, float* line) const {
     int i = 0;
-    for (; i + kLanes <= layout_.width; i += kLanes) Store(line + i, Load(row + i));
+    for (; i + kLanes <= layout_.width; i += kLanes) {
+      __builtin_prefetch(row + i + kPrefetch);
+      Store(line + i, Load(row + i));
+    }
     if (i < layout_.width) Store(line + i, LoadBetween(row + i, 0, layout_.width - i));
   }
 
@@ -79,6 +85,8 @@ class LinePacker {
     Floats pair[2];
     int i = 0;
     for (; i + 2 * kLanes <= layout_.width; i += 2 * kLanes) {
+      __builtin_prefetch(row + i + kPrefetch);
+      __builtin_prefetch(row + i + kLanes + kPrefetch);
       Deinterleave<2>(row + i, pair);
       Store(first + i / 2, pair[0]);
       Store(second + i / 2, pair[1]);
