@@ -34,6 +34,9 @@ struct SharedRows {
   int TapsOf(int tap_class, int taps) const { return taps <= tap_class ? 0 : CeilDiv(taps - tap_class, tap_step); }
 };
 
+// How far ahead, in floats, rows are fetched: a few of a small image. They are too short for the hardware to look that far.
+inline constexpr int kPrefetch = 1024;
+
 // Padded lines of floats, with room for reading and writing whole vectors past the end of each residue.
 class LinePacker {
  public:
@@ -65,9 +68,6 @@ class LinePacker {
   static int RoomFor(const DepthwiseAxis& width) {
     return std::max(width.reach, width.before + width.source) + 2 * kLanes * width.stride;
   }
-
-  // Floats ahead: a few rows of a small image. Rows are too short for the hardware to look that far.
-  static constexpr int kPrefetch = 1024;
 
   HWY_INLINE void CopyDense(const float* row, float* line) const {
     int i = 0;

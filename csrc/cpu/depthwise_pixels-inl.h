@@ -226,42 +226,54 @@ class DepthwisePixelWeights {
         columns_(SourcesOf(gradient.width, gradient.border)),
         taps_h_(gradient.height.phases[0].taps),
         taps_w_(gradient.width.phases[0].taps) {
-    vectors_ = CeilDiv(gradient.groups, kLanes);
-    parts_ = std::clamp(CeilDiv(64, vectors_), 1, std::max(gradient.batch, 1));
+    // As many channels at a time as keep their sums near the core: pixels are contiguous then.
+    constexpr int kSumBytes = 64 << 10;
+    block_channels_ = std::clamp(kSumBytes / (4 * taps_h_ * taps_w_) / kLanes * kLanes, kLanes, 256);
+    block_channels_ = std::min(block_channels_, RoundUp(gradient.groups, kLanes));
+    blocks_ = CeilDiv(gradient.groups, block_channels_);
+    band_rows_ = std::clamp(kTerms / gradient.width.target, 1, gradient.height.target);
+    bands_ = CeilDiv(gradient.height.target, band_rows_);
+    pieces_ = std::int64_t{1} * gradient.batch * bands_;
+    parts_ = static_cast<int>(std::clamp<std::int64_t>(CeilDiv(64, blocks_), 1, std::max<std::int64_t>(pieces_, 1)));
   }
 
   void Run(const Runtime& runtime) const {
-    const std::size_t share = (std::size_t{1} * taps_h_ * taps_w_ + 1) * kLanes;  // the last is the bias gradient
-    std::vector<double> partial(share * parts_ * vectors_);
-    runtime.parallel_for(std::int64_t{1} * parts_ * vectors_, [&](std::int64_t begin, std::int64_t end) {
+    const std::size_t share = (std::size_t{1} * taps_h_ * taps_w_ + 1) * block_channels_;  // see AddBand
+    std::vector<double> partial(share * parts_ * blocks_);
+    runtime.parallel_for(std::int64_t{1} * parts_ * blocks_, [&](std::int64_t begin, std::int64_t end) {
       std::vector<float> sums(share);
       for (std::int64_t task = begin; task < end; task++) {
-        const int vector = static_cast<int>(task / parts_);
+        const int first_channel = static_cast<int>(task / parts_) * block_channels_;
         const std::int64_t part = task % parts_;
-        for (std::int64_t image = gradient_.batch * part / parts_; image < gradient_.batch * (part + 1) / parts_;
-             image++) {
-          AddImage(image, vector * kLanes, sums.data(), &partial[task * share]);
+        for (std::int64_t piece = pieces_ * part / parts_; piece < pieces_ * (part + 1) / parts_; piece++) {
+          AddBand(piece / bands_, static_cast<int>(piece % bands_) * band_rows_, first_channel, sums);
+          for (std::size_t i = 0; i < share; i++) partial[task * share + i] += static_cast<double>(sums[i]);
         }
       }
     });
-    for (int c = 0; c < gradient_.groups; c++) Finish(c, &partial[c / kLanes * parts_ * share + c % kLanes], share);
+    const std::size_t vector_share = share / (block_channels_ / kLanes);
+    for (int c = 0; c < gradient_.groups; c++) {
+      const int block = c / block_channels_, vector = c % block_channels_ / kLanes;
+      Finish(c, &partial[block * parts_ * share + vector * vector_share + c % kLanes], share);
+    }
   }
 
  private:
-  void AddImage(std::int64_t image, int channel, float* sums, double* totals) const {
-    const std::size_t size = (std::size_t{1} * taps_h_ * taps_w_ + 1) * kLanes;
-    const int rows_at_a_time = std::max(1, kTerms / gradient_.width.target);
-    for (int first = 0; first < gradient_.height.target; first += rows_at_a_time) {
-      const int last = std::min(first + rows_at_a_time, gradient_.height.target);
-      std::fill_n(sums, size, 0.0f);
-      for (int i = first; i < last; i++) {
+  // The sums of a few rows of one image: [vector of channels][tap][lane]; behind the taps comes the bias gradient.
+  void AddBand(std::int64_t image, int first_row, int first_channel, std::vector<float>& sums) const {
+    const std::size_t vector_share = (std::size_t{1} * taps_h_ * taps_w_ + 1) * kLanes;
+    const int last_row = std::min(first_row + band_rows_, gradient_.height.target);
+    const int last_channel = std::min(first_channel + block_channels_, gradient_.groups);
+    std::fill(sums.begin(), sums.end(), 0.0f);
+    for (int i = first_row; i < last_row; i++) {
+      float* target = sums.data();
+      for (int channel = first_channel; channel < last_channel; channel += kLanes, target += vector_share) {
         if (gradient_.groups - channel >= kLanes) {
-          AddRow<true>(image, channel, i, sums);
+          AddRow<true>(image, channel, i, target);
         } else {
-          AddRow<false>(image, channel, i, sums);
+          AddRow<false>(image, channel, i, target);
         }
       }
-      for (std::size_t k = 0; k < size; k++) totals[k] += static_cast<double>(sums[k]);
     }
   }
 
@@ -360,8 +372,10 @@ class DepthwisePixelWeights {
   const DepthwiseWeightGradient& gradient_;
   const std::vector<int> rows_, columns_;  // of the source, by position
   const int taps_h_, taps_w_;
-  int vectors_;  // of channels
-  int parts_;    // of the batch, summed apart
+  int block_channels_, blocks_;
+  int band_rows_, bands_;
+  std::int64_t pieces_;  // bands of all images
+  int parts_;            // of these pieces, summed apart
 };
 
 }  // namespace HWY_NAMESPACE
