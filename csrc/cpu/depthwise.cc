@@ -6,6 +6,7 @@
 #define HWY_TARGET_INCLUDE "depthwise.cc"
 #include <hwy/foreach_target.h>  // includes this file again, once per target
 // foreach_target.h comes first
+#include "depthwise_pixels-inl.h"
 #include "depthwise_rows-inl.h"
 #include "depthwise_weights-inl.h"
 
@@ -14,10 +15,12 @@ namespace polyconv {
 namespace HWY_NAMESPACE {
 
 void Correlate(const DepthwiseCorrelation& conv, const Runtime& runtime) {
+  if (DepthwisePixels::Takes(conv)) return DepthwisePixels(conv).Run(runtime);
   DepthwiseRows(conv).Run(runtime);
 }
 
 void WeightGradient(const DepthwiseWeightGradient& gradient, const Runtime& runtime) {
+  if (DepthwisePixelWeights::Takes(gradient)) return DepthwisePixelWeights(gradient).Run(runtime);
   DepthwiseWeights(gradient).Run(runtime);
 }
 

@@ -34,6 +34,9 @@ struct SharedRows {
   int TapsOf(int tap_class, int taps) const { return taps <= tap_class ? 0 : CeilDiv(taps - tap_class, tap_step); }
 };
 
+// How far ahead, in floats, rows are fetched: a few of a small image. They are too short for the hardware to look that far.
+inline constexpr int kPrefetch = 1024;
+
 // Padded lines of floats, with room for reading and writing whole vectors past the end of each residue.
 class LinePacker {
  public:
@@ -68,7 +71,10 @@ class LinePacker {
 
   HWY_INLINE void CopyDense(const float* row, float* line) const {
     int i = 0;
-    for (; i + kLanes <= layout_.width; i += kLanes) Store(line + i, Load(row + i));
+    for (; i + kLanes <= layout_.width; i += kLanes) {
+      __builtin_prefetch(row + i + kPrefetch);
+      Store(line + i, Load(row + i));
+    }
     if (i < layout_.width) Store(line + i, LoadBetween(row + i, 0, layout_.width - i));
   }
 
@@ -79,6 +85,8 @@ class LinePacker {
     Floats pair[2];
     int i = 0;
     for (; i + 2 * kLanes <= layout_.width; i += 2 * kLanes) {
+      __builtin_prefetch(row + i + kPrefetch);
+      __builtin_prefetch(row + i + kLanes + kPrefetch);
       Deinterleave<2>(row + i, pair);
       Store(first + i / 2, pair[0]);
       Store(second + i / 2, pair[1]);

@@ -124,6 +124,9 @@ class DepthwiseRows {
         offsets_.push_back(static_cast<std::int32_t>(at));
       }
     }
+    // The rows of the next block are packed before those of this one are read: a vector that was just written cannot be
+    // read at another alignment before it reached the cache.
+    ring_rows_ = window_rows_ + block_outputs_ * conv.height.stride;
     // One phase and one class of rows: tiles write finished rows, in order.
     in_order_ = conv.height.phases.size() == 1 && conv.width.phases.size() == 1 && shared_.output_step == 1;
     block_rows_ = block_outputs_ * static_cast<int>(conv.height.phases.size());
@@ -143,25 +146,29 @@ class DepthwiseRows {
     const int bands = CeilDiv(blocks, band_blocks);
 
     Carver carver;
-    const std::size_t lines_at = carver.Take(packer_.pitch() * (std::size_t{1} * window_rows_ * conv_.reads + 1));
+    const std::size_t ring_size = std::size_t{1} * ring_rows_ * conv_.reads + 1;
+    const std::size_t lines_at = carver.Take(packer_.pitch() * ring_size);
     const std::size_t weights_at = carver.Take(std::size_t{1} * taps_h_ * offsets_.size() * conv_.reads * conv_.writes);
     const std::size_t phases_at =
         carver.Take(in_order_ ? 0 : std::size_t{1} * block_rows_ * conv_.width.phases.size() * phase_pitch_);
-    const std::size_t rows_at =
-        carver.Take(std::size_t{1} * block_rows_ * conv_.width.target + 2 * kTileColumns * kLanes);
+    const std::size_t rows_size = RoundUp(block_rows_ * conv_.width.target, 16) + 2 * kTileColumns * kLanes;
+    const std::size_t rows_at = carver.Take(2 * rows_size);
 
     std::atomic<std::int64_t> next{0};
     runtime.parallel_for(runtime.threads, [&](std::int64_t, std::int64_t) {
       float* base = Scratch::OfThread().Get(carver.size());
-      packer_.Clear(base + lines_at, std::size_t{1} * window_rows_ * conv_.reads + 1);
-      std::vector<const float*> lines(std::size_t{1} * window_rows_ * conv_.reads);
+      packer_.Clear(base + lines_at, ring_size);
+      const Ring ring = MakeRing(base + lines_at, blocks);
+      float* phases = base + phases_at;
+      Staging staging{{base + rows_at, base + rows_at + rows_size}};
       for (std::int64_t task; (task = next.fetch_add(1)) < planes * bands;) {
         const int band = static_cast<int>(task % bands);
         const Plane plane{task / bands / conv_.groups, static_cast<int>(task / bands % conv_.groups)};
         PackWeights(plane.group, base + weights_at);
-        RunBand(plane, band * band_blocks, std::min(blocks, (band + 1) * band_blocks), lines.data(), base + lines_at,
-                base + weights_at, base + phases_at, base + rows_at);
+        RunBand(plane, band * band_blocks, std::min(blocks, (band + 1) * band_blocks), ring, base + weights_at, phases,
+                staging);
       }
+      WritePending(staging);
       hwy::FlushStream();
     });
   }
@@ -189,39 +196,75 @@ class DepthwiseRows {
     }
   }
 
-  void RunBand(Plane plane, int first_block, int last_block, const float** lines, float* ring, const float* weights,
-               float* phases, float* rows) const {
+  // Where every padded row of a plane lies once it is packed: the same for all planes of a thread.
+  struct Ring {
+    std::vector<float*> slots;        // [read channel][position]
+    std::vector<const float*> lines;  // the same, with a line of zeros for rows outside the image
+    std::vector<int> source;          // the image row at a position, or -1
+    std::size_t positions;
+  };
+
+  Ring MakeRing(float* memory, int blocks) const {
     const DepthwiseAxis& height = conv_.height;
-    const std::size_t pitch = packer_.pitch();
-    const float* zeros = ring + pitch * window_rows_ * conv_.reads;
-    int packed = first_block * block_outputs_ * height.stride;  // positions before it are in the ring, or not needed
-    for (int block = first_block; block < last_block; block++) {
-      const int first = block * block_outputs_ * height.stride;
-      for (int i = 0; i < window_rows_; i++) {
-        const int position = first + i;
-        const int row =
-            position < height.reach ? SourceIndex(conv_.border, position - height.before, height.source) : -1;
-        for (int c = 0; c < conv_.reads; c++) {
-          float* line = ring + (std::size_t{1} * c * window_rows_ + position % window_rows_) * pitch;
-          lines[c * window_rows_ + i] = row < 0 ? zeros : line;
-          if (row < 0 || position < packed) continue;
-          const float* image =
-              conv_.x + plane.image * conv_.x_batch + (plane.group * conv_.reads + c) * conv_.x_channel;
-          packer_.Pack(image + row * conv_.x_row, conv_.x_column, line);
-        }
+    Ring ring;
+    ring.positions = std::size_t{1} * (blocks + 1) * block_outputs_ * height.stride + window_rows_;
+    const float* zeros = memory + packer_.pitch() * ring_rows_ * conv_.reads;
+    for (int c = 0; c < conv_.reads; c++) {
+      for (int position = 0; position < static_cast<int>(ring.positions); position++) {
+        const bool read = position < height.reach;
+        const int row = read ? SourceIndex(conv_.border, position - height.before, height.source) : -1;
+        ring.slots.push_back(memory + packer_.pitch() * (std::size_t{1} * c * ring_rows_ + position % ring_rows_));
+        ring.lines.push_back(row < 0 ? zeros : ring.slots.back());
+        if (c == 0) ring.source.push_back(row);
       }
-      packed = first + window_rows_;
+    }
+    return ring;
+  }
+
+  void PackRows(Plane plane, int first, int last, const Ring& ring) const {
+    for (int c = 0; c < conv_.reads; c++) {
+      const float* image = conv_.x + plane.image * conv_.x_batch + (plane.group * conv_.reads + c) * conv_.x_channel;
+      for (int position = first; position < last; position++) {
+        const int row = ring.source[position];
+        if (row < 0) continue;
+        packer_.Pack(image + row * conv_.x_row, conv_.x_column, ring.slots[c * ring.positions + position]);
+      }
+    }
+  }
+
+  // Finished rows on their way to memory. They are copied one block later, for the same reason as above.
+  struct Staging {
+    float* rows[2];
+    int current = 0;
+    float* target = nullptr;  // of the other rows, if any
+    int count = 0;
+  };
+
+  void RunBand(Plane plane, int first_block, int last_block, const Ring& ring, const float* weights, float* phases,
+               Staging& staging) const {
+    const int advance = block_outputs_ * conv_.height.stride;
+    int packed = first_block * advance;
+    for (int block = first_block; block < last_block; block++) {
+      const int first = block * advance, end = first + window_rows_ + (block + 1 < last_block ? advance : 0);
+      PackRows(plane, std::max(packed, first), end, ring);
+      packed = end;
+      const int first_row = block * block_rows_, count = std::min(block_rows_, conv_.height.target - first_row);
       for (int k = 0; k < conv_.writes; k++) {
         const std::size_t share = std::size_t{1} * taps_h_ * offsets_.size() * conv_.reads;
-        ComputeBlock(plane, k, lines, weights + k * share, in_order_ ? rows : phases);
+        float* rows = staging.rows[staging.current];
+        ComputeBlock(plane, k, ring, first, weights + k * share, in_order_ ? rows : phases);
         if (!in_order_) MergePhases(phases, rows);
-        WriteBlock(plane, k, block * block_rows_, rows);
+        WritePending(staging);
+        staging.current ^= 1;
+        staging.count = count;
+        staging.target = conv_.y + plane.image * conv_.y_batch + (plane.group * conv_.writes + k) * conv_.y_channel +
+                         first_row * conv_.y_row;
       }
     }
   }
 
   // The output rows of a block: in order into dense rows, or [row][column phase][column].
-  HWY_INLINE void ComputeBlock(Plane plane, int k, const float* const* lines, const float* weights,
+  HWY_INLINE void ComputeBlock(Plane plane, int k, const Ring& ring, int first_position, const float* weights,
                                float* target) const {
     const float start = conv_.bias == nullptr ? 0.0f : conv_.bias[(plane.group * conv_.writes + k) * conv_.bias_step];
     const int row_phases = static_cast<int>(conv_.height.phases.size());
@@ -233,7 +276,8 @@ class DepthwiseRows {
         const AxisPhase& v = conv_.width.phases[b];
         for (int first = 0; first < shared_.output_step; first++) {
           Tile tile;
-          tile.lines = lines + conv_.height.StartOf(h) + first * conv_.height.stride;
+          tile.lines = ring.lines.data() + first_position + conv_.height.StartOf(h) + first * conv_.height.stride;
+          tile.channel_pitch = ring.positions;
           tile.weights = weights;
           tile.taps_h = h.taps, tile.taps_w = v.taps;
           tile.offsets = offsets_.data() + offset_starts_[b];
@@ -254,7 +298,8 @@ class DepthwiseRows {
 
   struct Tile {
     const float* const* lines;
-    const float* weights;  // of the first read channel
+    std::size_t channel_pitch;  // of the lines
+    const float* weights;       // of the first read channel
     int taps_h, taps_w;
     const std::int32_t* offsets;
     float start;
@@ -289,7 +334,7 @@ class DepthwiseRows {
       const float* weights = tile.weights + c * taps_h_ * offsets_.size();
       for (int tap_class = 0; tap_class < shared_.tap_step; tap_class++) {
         const int taps = shared_.TapsOf(tap_class, tile.taps_h);
-        const TapBlock block{tile.lines + c * window_rows_ + tap_class * conv_.height.dilation,
+        const TapBlock block{tile.lines + c * tile.channel_pitch + tap_class * conv_.height.dilation,
                              shared_.period,
                              weights,
                              taps,
@@ -324,15 +369,17 @@ class DepthwiseRows {
     }
   }
 
-  HWY_INLINE void WriteBlock(Plane plane, int k, int first_row, const float* rows) const {
-    const int width = conv_.width.target, count = std::min(block_rows_, conv_.height.target - first_row);
-    float* target = conv_.y + plane.image * conv_.y_batch + (plane.group * conv_.writes + k) * conv_.y_channel +
-                    first_row * conv_.y_row;
+  HWY_INLINE void WritePending(Staging& staging) const {
+    if (staging.target == nullptr) return;
+    const int width = conv_.width.target;
+    const float* rows = staging.rows[staging.current ^ 1];
+    float* target = staging.target;
+    staging.target = nullptr;
     if (dense_rows_) {
-      WriteRun(target, rows, count * width, stream_);
+      WriteRun(target, rows, staging.count * width, stream_);
       return;
     }
-    for (int row = 0; row < count; row++, target += conv_.y_row, rows += width) {
+    for (int row = 0; row < staging.count; row++, target += conv_.y_row, rows += width) {
       if (conv_.y_column == 1) {
         WriteRun(target, rows, width, stream_);
       } else {
@@ -347,6 +394,7 @@ class DepthwiseRows {
   int block_outputs_;                  // of each row phase
   int block_rows_;                     // output rows of a block, of all phases
   int window_rows_ = 0;                // padded input rows that a block reads
+  int ring_rows_;                      // packed rows that are kept
   int phase_outputs_ = 0;              // most output rows of a phase
   int taps_h_ = 0;                     // of all row phases
   std::vector<std::int32_t> offsets_;  // of the tap columns, phase after phase

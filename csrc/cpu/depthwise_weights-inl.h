@@ -130,10 +130,10 @@ class DepthwiseWeights {
     for (int s = 0; s < taps_w_; s++) {
       offsets_.push_back(static_cast<std::int32_t>(packer_.layout().OffsetOf(s * gradient.width.dilation)));
     }
-    // Enough parts for many threads even if there are few channels.
+    // Enough tasks for many threads even if there are few channels.
     pieces_ = std::int64_t{1} * gradient.batch * bands_;
-    const int channels = gradient.groups * gradient.multiplier;
-    parts_ = static_cast<int>(std::clamp<std::int64_t>(CeilDiv(256, channels), 1, std::max<std::int64_t>(pieces_, 1)));
+    blocks_ = CeilDiv(gradient.groups * gradient.multiplier, kBlockChannels);
+    parts_ = static_cast<int>(std::clamp<std::int64_t>(CeilDiv(64, blocks_), 1, std::max<std::int64_t>(pieces_, 1)));
   }
 
   void Run(const Runtime& runtime) const {
@@ -152,15 +152,20 @@ class DepthwiseWeights {
       packer_.Clear(base + lines_at, band_lines_ + 1);
       std::memset(base + dy_at, 0, (std::size_t{1} * gradient_pitch_ * (band_rows_ + 1)) * sizeof(float));
       std::vector<const float*> x(band_lines_), dy(dy_lines);
-      for (std::int64_t task; (task = next.fetch_add(1)) < channels * parts_;) {
-        const int k = static_cast<int>(task / parts_);
-        const std::int64_t part = task % parts_;
+      for (std::int64_t task; (task = next.fetch_add(1)) < std::int64_t{1} * blocks_ * parts_;) {
+        const std::int64_t part = task / blocks_, first_k = task % blocks_ * kBlockChannels;
+        const std::int64_t last_k = std::min(first_k + kBlockChannels, channels);
+        // Channels innermost: planes of one image follow one another in memory.
         for (std::int64_t piece = pieces_ * part / parts_; piece < pieces_ * (part + 1) / parts_; piece++) {
           const std::int64_t image = piece / bands_;
           const int first = static_cast<int>(piece % bands_) * band_rows_;
-          PackInput(image, k / gradient_.multiplier, first, base + lines_at, x.data());
-          const int rows = PackGradient(image, k, first, base + dy_at, dy.data(), dy_lines);
-          AddBand(x.data(), dy.data(), rows, &partial[task * share]);
+          for (std::int64_t k = first_k; k < last_k; k++) {
+            if (k == first_k || k % gradient_.multiplier == 0) {
+              PackInput(image, static_cast<int>(k) / gradient_.multiplier, first, base + lines_at, x.data());
+            }
+            const int rows = PackGradient(image, k, first, base + dy_at, dy.data(), dy_lines);
+            AddBand(x.data(), dy.data(), rows, &partial[(k * parts_ + part) * share]);
+          }
         }
       }
     });
@@ -184,7 +189,8 @@ class DepthwiseWeights {
   }
 
   // Gives the number of rows.
-  int PackGradient(std::int64_t image, int k, int first_row, float* lines, const float** dy, std::size_t count) const {
+  int PackGradient(std::int64_t image, std::int64_t k, int first_row, float* lines, const float** dy,
+                   std::size_t count) const {
     const int rows = std::min(band_rows_, gradient_.height.target - first_row), width = gradient_.width.target;
     const float* plane = gradient_.dy + image * gradient_.y_batch + k * gradient_.y_channel;
     for (int i = 0; i < rows; i++) {
@@ -193,7 +199,10 @@ class DepthwiseWeights {
       dy[i] = line;
       if (gradient_.y_column == 1) {
         int j = 0;
-        for (; j + kLanes <= width; j += kLanes) Store(line + j, Load(row + j));
+        for (; j + kLanes <= width; j += kLanes) {
+          __builtin_prefetch(row + j + kPrefetch);
+          Store(line + j, Load(row + j));
+        }
         if (j < width) Store(line + j, LoadBetween(row + j, 0, width - j));
       } else {
         for (int j = 0; j < width; j++) line[j] = row[j * gradient_.y_column];
@@ -250,6 +259,8 @@ class DepthwiseWeights {
     if (gradient_.db != nullptr) gradient_.db[k * gradient_.bias_step] = total(share - 1);
   }
 
+  static constexpr int kBlockChannels = 16;
+
   const DepthwiseWeightGradient& gradient_;
   const LinePacker packer_;
   const SharedRows shared_;
@@ -260,6 +271,7 @@ class DepthwiseWeights {
   std::vector<std::int32_t> offsets_;  // of the tap columns
   std::int64_t pieces_;                // bands of all images
   int parts_;                          // of these pieces, summed apart
+  int blocks_;                         // of kBlockChannels channels
 };
 
 }  // namespace HWY_NAMESPACE
