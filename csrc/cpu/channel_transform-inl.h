@@ -83,6 +83,12 @@ HWY_INLINE void TransformOutputGradient(const Floats* dy, Floats* out) {
   }
 }
 
+// Stores in sequence to many places at a time, none of them in the L1 cache: the line after the next is fetched ahead.
+HWY_INLINE void StoreOnward(float* place, Floats v) {
+  StoreAligned(place, v);
+  __builtin_prefetch(place + 2 * kLanes, 1, 3);
+}
+
 // A row of tiles of one vector of channels: where the pixels are, and where the transformed ones go.
 struct TileLine {
   const float* pixels;       // of the first tile
@@ -142,21 +148,21 @@ HWY_NOINLINE void ExpandInput(const TileLine& line, float* half) {
         TransformInput<W>(x, middle);
         POLYCONV_UNROLL
         for (int p = 0; p < kPoints; p++, place += 3 * line.matrix_pitch) {
-          StoreAligned(place, middle[p]);
-          StoreAligned(place + line.matrix_pitch, hn::Sub(first[p], middle[p]));
+          StoreOnward(place, middle[p]);
+          StoreOnward(place + line.matrix_pitch, hn::Sub(first[p], middle[p]));
         }
         LoadColumns<kPoints>(row + 2 * W::kM * kLanes, x);
         TransformInput<W>(x, first);
         place = target + 2 * line.matrix_pitch;
         POLYCONV_UNROLL
         for (int p = 0; p < kPoints; p++, place += 3 * line.matrix_pitch) {
-          StoreAligned(place, hn::Sub(first[p], middle[p]));
+          StoreOnward(place, hn::Sub(first[p], middle[p]));
         }
       } else {
         LoadColumns<kPoints>(row, x);
         TransformInput<W>(x, first);
         POLYCONV_UNROLL
-        for (int p = 0; p < kPoints; p++, place += line.matrix_pitch) StoreAligned(place, first[p]);
+        for (int p = 0; p < kPoints; p++, place += line.matrix_pitch) StoreOnward(place, first[p]);
       }
     }
   }
@@ -183,13 +189,13 @@ HWY_NOINLINE void ExpandOutputGradient(const TileLine& line, float* half) {
         TransformOutputGradient<W>(dy, second);
         POLYCONV_UNROLL
         for (int p = 0; p < kPoints; p++, place += 3 * line.matrix_pitch) {
-          StoreAligned(place, hn::Add(first[p], second[p]));
-          StoreAligned(place + line.matrix_pitch, first[p]);
-          StoreAligned(place + 2 * line.matrix_pitch, second[p]);
+          StoreOnward(place, hn::Add(first[p], second[p]));
+          StoreOnward(place + line.matrix_pitch, first[p]);
+          StoreOnward(place + 2 * line.matrix_pitch, second[p]);
         }
       } else {
         POLYCONV_UNROLL
-        for (int p = 0; p < kPoints; p++, place += line.matrix_pitch) StoreAligned(place, first[p]);
+        for (int p = 0; p < kPoints; p++, place += line.matrix_pitch) StoreOnward(place, first[p]);
       }
     }
   }
