@@ -189,6 +189,67 @@ class RowPacker {
   const int vectors_;
 };
 
+// The way back: from vectors of channels to an image of any memory layout.
+class RowUnpacker {
+ public:
+  explicit RowUnpacker(const Convolution& conv) : conv_(conv) {}
+
+  // Columns [first, first + count) of a row, without those outside, plus the bias. The source holds the vectors of
+  // channels from number `first_vector` on, `vector_pitch` floats apart.
+  void Unpack(int image, int row, int first, int count, const float* source, std::size_t vector_pitch, int first_vector,
+              int vectors) const {
+    if (row >= conv_.out_height) return;
+    count = std::min(count, conv_.out_width - first);
+    float* pixels = conv_.y + image * conv_.y_batch + row * conv_.y_row + first * conv_.y_column;
+    for (int v = 0; v < vectors; v++, source += vector_pitch) {
+      const int channel = (first_vector + v) * kLanes;
+      const int filled = std::min(kLanes, conv_.out_channels - channel);
+      const Floats bias = conv_.bias == nullptr ? hn::Zero(kFloats) : LoadBetween(conv_.bias + channel, 0, filled);
+      UnpackVector(source, count, filled, bias, pixels + channel * conv_.y_channel);
+    }
+  }
+
+ private:
+  void UnpackVector(const float* source, int count, int filled, Floats bias, float* target) const {
+    if (conv_.y_channel == 1) {
+      for (int j = 0; j < count; j++, source += kLanes, target += conv_.y_column) {
+        const Floats pixel = hn::Add(hn::Load(kFloats, source), bias);
+        if (filled == kLanes) {
+          Store(target, pixel);
+        } else {
+          StoreBetween(target, pixel, 0, filled);
+        }
+      }
+      return;
+    }
+    for (int j = 0; j < count; j += kLanes, target += kLanes * conv_.y_column) {
+      const int columns = std::min(kLanes, count - j);
+      HWY_ALIGN float pixels[kLanes * kLanes], channels[kLanes * kLanes];
+      const float* rows[kLanes];
+      for (int i = 0; i < kLanes; i++) {
+        rows[i] = pixels + std::min(i, columns - 1) * kLanes;
+        if (i < columns) StoreAligned(pixels + i * kLanes, hn::Add(hn::Load(kFloats, source + (j + i) * kLanes), bias));
+      }
+      TransposeColumns<kLanes / 4>(rows, 0, channels);
+      for (int lane = 0; lane < filled; lane++) {
+        PutRow(channels + lane * kLanes, columns, target + lane * conv_.y_channel);
+      }
+    }
+  }
+
+  void PutRow(const float* values, int columns, float* target) const {
+    if (conv_.y_column != 1) {
+      for (int i = 0; i < columns; i++) target[i * conv_.y_column] = values[i];
+    } else if (columns == kLanes) {
+      Store(target, hn::Load(kFloats, values));
+    } else {
+      StoreBetween(target, hn::Load(kFloats, values), 0, columns);
+    }
+  }
+
+  const Convolution& conv_;
+};
+
 }  // namespace HWY_NAMESPACE
 }  // namespace polyconv
 HWY_AFTER_NAMESPACE();

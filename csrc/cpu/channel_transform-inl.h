@@ -97,6 +97,7 @@ struct TileLine {
   int tiles;
   float* target;  // [matrix][tile][lane]
   std::size_t matrix_pitch;
+  std::size_t group_pitch;  // between the points of a group along H
 };
 
 // The points of a group along H first, for every column of the line: half[point][column][lane].
@@ -134,7 +135,7 @@ HWY_NOINLINE void ExpandInput(const TileLine& line, float* half) {
   TransformColumns<typename S::H, kGroup, true>(line, columns, half);
   for (int h = 0; h < S::kGroupRows; h++) {
     const float* row = half + h * columns * kLanes;
-    float* target = line.target + h * kPoints * S::kSlots * line.matrix_pitch;
+    float* target = line.target + h * line.group_pitch;
     Floats x[kPoints], first[kPoints];
     if constexpr (S::kNested) {
       LoadColumns<kPoints>(row, x);
@@ -177,7 +178,7 @@ HWY_NOINLINE void ExpandOutputGradient(const TileLine& line, float* half) {
   TransformColumns<typename S::H, kGroup, false>(line, columns, half);
   for (int h = 0; h < S::kGroupRows; h++) {
     const float* row = half + h * columns * kLanes;
-    float* target = line.target + h * kPoints * S::kSlots * line.matrix_pitch;
+    float* target = line.target + h * line.group_pitch;
     for (int t = 0; t < line.tiles; t++, row += S::kUnitColumns * kLanes, target += kLanes) {
       Floats dy[W::kM], first[kPoints];
       LoadColumns<W::kM>(row, dy);
