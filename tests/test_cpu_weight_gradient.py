@@ -261,7 +261,7 @@ def test_sums_are_cut() -> None:
         blocks = torch.ops.polyconv_cpu.weight_gradient_blocks(
             [*case.x, *case.dw, *case.y[2:]], case.geometry, [algorithm]
         )
-        assert blocks[0] <= 64
+        assert blocks[0] <= (64 if algorithm != DIRECT else 128)
         assert len(blocks) == 2
 
 
@@ -269,7 +269,7 @@ def test_long_sums_stay_accurate() -> None:
     case = Case((1, 16, 500, 500), 16, (3, 3), (1, 1, 1, 1))
     x, dy = case.tensors()
     expected = case.reference(x, dy)
-    for algorithm, most in ((DIRECT, 1e-6), (5, 2e-6), (3, 5e-6), (4, 2e-5)):
+    for algorithm, most in ((DIRECT, 3e-6), (5, 3e-6), (3, 2e-5), (4, 3e-5)):
         dw = poisoned(case.dw)
         torch.ops.polyconv_cpu.weight_gradient(x, dy, dw, None, case.geometry, [algorithm])
         assert (dw - expected).abs().max() < most * expected.square().mean().sqrt()

@@ -16,6 +16,7 @@
 #include "channel_gradient.h"
 #include "channel_grid.h"
 #include "channel_pack-inl.h"
+#include "channel_panels-inl.h"
 #include "channel_products-inl.h"
 #include "channel_transform-inl.h"
 #include "memory.h"
@@ -25,95 +26,20 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-// The packed pixels of a panel: [row][vector of channels][column][lane], first of x, then of dy.
-class PackedPanels {
- public:
-  PackedPanels(const Convolution& conv, const TileShape& tile, int wanted_units)
-      : grid_(conv, tile, wanted_units),
-        x_(InputPixels(conv)),
-        dy_(OutputPixels(conv)),
-        // Odd numbers of columns keep the rows out of one another's cache sets.
-        x_vector_(static_cast<std::size_t>(grid_.InputColumns() | 1) * kLanes),
-        dy_vector_(static_cast<std::size_t>(grid_.OutputColumns() | 1) * kLanes),
-        x_size_(x_row() * grid_.MostInputRows()) {}
+// The last steps are in double: half a vector of channels at a time.
+using DoubleTag = hn::ScalableTag<double>;
+using Doubles = hn::Vec<DoubleTag>;
+inline constexpr DoubleTag kDoubles{};
+inline constexpr int kDoubleLanes = hn::MaxLanes(DoubleTag());
+using HalfTag = hn::Rebind<float, DoubleTag>;
 
-  const PanelGrid& grid() const { return grid_; }
-  int x_vectors() const { return x_.vectors(); }
-  int dy_vectors() const { return dy_.vectors(); }
-  std::size_t x_vector() const { return x_vector_; }
-  std::size_t dy_vector() const { return dy_vector_; }
-  std::size_t x_row() const { return x_vector_ * x_.vectors(); }
-  std::size_t dy_row() const { return dy_vector_ * dy_.vectors(); }
-  std::size_t dy_offset() const { return x_size_; }
-  std::size_t panel_size() const { return x_size_ + dy_row() * grid_.MostOutputRows(); }
-  std::size_t chunk_size() const { return panel_size() * grid_.panels_per_chunk(); }
-
-  // Calls fn(panel, number in the chunk) for the panels of a chunk.
-  template <class Fn>
-  void ForPanels(int chunk, const Fn& fn) const {
-    const int first = chunk * grid_.panels_per_chunk();
-    const int last = std::min(first + grid_.panels_per_chunk(), grid_.panels());
-    for (int i = first; i < last; i++) fn(grid_.PanelAt(i), i - first);
-  }
-
-  // Packs all panels of a chunk, and adds dy to `bias` unless it is null.
-  void Pack(int chunk, float* packed, double* bias) const {
-    const StageTimer timer(Stage::kGather);
-    ForPanels(chunk, [&](const Panel& panel, int number) {
-      float* x = packed + number * panel_size();
-      float* dy = x + dy_offset();
-      for (int i = 0; i < grid_.InputRows(panel); i++) {
-        if (!grid_.IsRead(i)) continue;
-        x_.Pack(panel.image, grid_.InputRow(panel, i), grid_.FirstInputColumn(panel), grid_.InputColumns(),
-                x + i * x_row(), x_vector_);
-      }
-      for (int i = 0; i < grid_.OutputRows(panel); i++) {
-        dy_.Pack(panel.image, grid_.OutputRow(panel, i), grid_.FirstOutputColumn(panel), grid_.OutputColumns(),
-                 dy + i * dy_row(), dy_vector_);
-        if (bias != nullptr) AddRow(dy + i * dy_row(), bias);
-      }
-    });
-  }
-
- private:
-  // Pixels outside are zeros. Four sums side by side, then double.
-  void AddRow(const float* dy, double* bias) const {
-    constexpr int kStreams = 4;
-    const int columns = grid_.OutputColumns();
-    for (int v = 0; v < dy_.vectors(); v++, dy += dy_vector_, bias += kLanes) {
-      Floats sums[kStreams];
-      for (Floats& sum : sums) sum = hn::Zero(kFloats);
-      int j = 0;
-      for (; j + kStreams <= columns; j += kStreams) {
-        POLYCONV_UNROLL
-        for (int i = 0; i < kStreams; i++) sums[i] = hn::Add(sums[i], hn::Load(kFloats, dy + (j + i) * kLanes));
-      }
-      for (; j < columns; j++) sums[0] = hn::Add(sums[0], hn::Load(kFloats, dy + j * kLanes));
-      HWY_ALIGN float total[kLanes];
-      StoreAligned(total, hn::Add(hn::Add(sums[0], sums[1]), hn::Add(sums[2], sums[3])));
-      for (int lane = 0; lane < kLanes; lane++) bias[lane] += total[lane];
-    }
-  }
-
-  const PanelGrid grid_;
-  const RowPacker x_, dy_;
-  const std::size_t x_vector_, dy_vector_;
-  const std::size_t x_size_;
-};
-
-// The accumulators of one pair of a channel and a vector of channels: all matrices, of all slices.
+// The accumulators of one channel with kDoubleLanes others, of all matrices.
 struct SumView {
   const float* first;
-  std::size_t matrix_pitch, slice_pitch;
-  int slices;
+  std::size_t matrix_pitch;
 
-  HWY_INLINE void Add(int matrix, double* total) const {
-    const float* sums = first + matrix * matrix_pitch;
-    for (int lane = 0; lane < kLanes; lane++) total[lane] = sums[lane];
-    for (int slice = 1; slice < slices; slice++) {
-      sums += slice_pitch;
-      for (int lane = 0; lane < kLanes; lane++) total[lane] += sums[lane];
-    }
+  HWY_INLINE Doubles At(int matrix) const {
+    return hn::PromoteTo(kDoubles, hn::LoadU(HalfTag(), first + matrix * matrix_pitch));
   }
 };
 
@@ -122,6 +48,7 @@ class DirectGradient {
  public:
   static constexpr int kGroups = 1;
   static constexpr int kTapsH = 1 << 20, kTapsW = 1 << 20;  // any kernel in one go
+  static constexpr int kMostUnits = 128;
 
   DirectGradient(const Convolution& conv, int units)
       : conv_(conv), panels_(conv, TileShape{1, 1, conv.taps_h, conv.taps_w, false}, units) {}
@@ -152,13 +79,11 @@ class DirectGradient {
     return {panel.rows, panel.columns};
   }
 
-  // write(r, s, lanes) for every tap.
+  // write(r, s, sums) for every tap.
   template <class Write>
-  void Finish(const SumView& sums, const Write& write) const {
-    for (int tap = 0; tap < matrices(); tap++) {
-      HWY_ALIGN double total[kLanes];
-      sums.Add(tap, total);
-      write(tap / conv_.taps_w, tap % conv_.taps_w, total);
+  HWY_INLINE void Finish(const SumView& sums, const Write& write) const {
+    for (int r = 0, tap = 0; r < conv_.taps_h; r++) {
+      for (int s = 0; s < conv_.taps_w; s++, tap++) write(r, s, sums.At(tap));
     }
   }
 
@@ -178,6 +103,7 @@ class FastGradient {
   static constexpr int kGroups = S::kGroups;
   static constexpr int kTapsH = S::kTapsH, kTapsW = S::kTapsW;
   static constexpr int kMatrices = S::kGroupPoints * S::kSlots;
+  static constexpr int kMostUnits = 64;  // transformed tiles take more of the cache than pixels do
 
   FastGradient(const Convolution& conv, int units)
       : conv_(conv), panels_(conv, TileShape{AlongH::kM, S::kUnitColumns, kTapsH, kTapsW, true}, units) {}
@@ -209,10 +135,10 @@ class FastGradient {
     return {1, units};
   }
 
-  // G^T along W, then along H, in double.
+  // G^T along W, then along H.
   template <class Write>
-  void Finish(const SumView& sums, const Write& write) const {
-    HWY_ALIGN double rows[AlongH::kPoints][kTapsW][kLanes];
+  HWY_INLINE void Finish(const SumView& sums, const Write& write) const {
+    Doubles rows[AlongH::kPoints][kTapsW];
     for (int group = 0; group < kGroups; group++) {
       for (int h = 0; h < S::kGroupRows; h++) {
         const int first = (group * S::kGroupRows + h) * AlongW::kPoints * S::kSlots;
@@ -221,10 +147,10 @@ class FastGradient {
     }
     for (int r = 0; r < conv_.taps_h; r++) {
       for (int s = 0; s < conv_.taps_w; s++) {
-        HWY_ALIGN double total[kLanes] = {};
+        Doubles total = hn::Zero(kDoubles);
+        POLYCONV_UNROLL
         for (int h = 0; h < AlongH::kPoints; h++) {
-          const double factor = AlongH::kMatrices.weight.at[h][r];
-          for (int lane = 0; lane < kLanes; lane++) total[lane] += factor * rows[h][s][lane];
+          total = hn::MulAdd(hn::Set(kDoubles, AlongH::kMatrices.weight.at[h][r]), rows[h][s], total);
         }
         write(r, s, total);
       }
@@ -250,6 +176,7 @@ class FastGradient {
       TileLine line{};
       line.column_pitch = static_cast<std::size_t>(dilation) * kLanes;
       line.matrix_pitch = matrix_pitch();
+      line.group_pitch = AlongW::kPoints * S::kSlots * matrix_pitch();
       float* target = operands;
       p.ForPanels(chunk, [&](const Panel& panel, int number) {
         const float* x = packed + number * p.panel_size();
@@ -276,27 +203,27 @@ class FastGradient {
   }
 
   // The sums of one point of H, back along W. Of nested segments, slot 0 belongs to both.
-  static void FinishRow(const SumView& sums, int first_matrix, double (&row)[kTapsW][kLanes]) {
-    for (auto& tap : row) std::fill(tap, tap + kLanes, 0.0);
-    for (int w = 0; w < AlongW::kPoints; w++, first_matrix += S::kSlots) {
-      HWY_ALIGN double common[kLanes];
-      sums.Add(first_matrix, common);
+  static HWY_INLINE void FinishRow(const SumView& sums, int first_matrix, Doubles (&row)[kTapsW]) {
+    Doubles taps[S::kBlocks][AlongW::kR];
+    POLYCONV_UNROLL
+    for (int w = 0; w < AlongW::kPoints; w++) {
+      const Doubles common = sums.At(first_matrix + w * S::kSlots);
+      POLYCONV_UNROLL
       for (int block = 0; block < S::kBlocks; block++) {
-        HWY_ALIGN double point[kLanes];
-        if constexpr (kNested) {
-          sums.Add(first_matrix + 1 + block, point);
-          for (int lane = 0; lane < kLanes; lane++) point[lane] += common[lane];
-        } else {
-          std::copy(common, common + kLanes, point);
-        }
-        // The first of two segments has kM taps, the second starts behind them.
-        const int taps = kNested && block == 0 ? AlongW::kM : AlongW::kR;
-        for (int s = 0; s < taps; s++) {
-          double* tap = row[block * AlongW::kM + s];
-          const double factor = AlongW::kMatrices.weight.at[w][s];
-          for (int lane = 0; lane < kLanes; lane++) tap[lane] += factor * point[lane];
+        Doubles point = common;
+        if constexpr (kNested) point = hn::Add(point, sums.At(first_matrix + w * S::kSlots + 1 + block));
+        POLYCONV_UNROLL
+        for (int s = 0; s < AlongW::kR; s++) {
+          const Doubles factor = hn::Set(kDoubles, AlongW::kMatrices.weight.at[w][s]);
+          taps[block][s] = w == 0 ? hn::Mul(factor, point) : hn::MulAdd(factor, point, taps[block][s]);
         }
       }
+    }
+    // The first of two segments has kM taps, the second starts behind them.
+    POLYCONV_UNROLL
+    for (int s = 0; s < kTapsW; s++) {
+      const int block = kNested && s >= AlongW::kM ? 1 : 0;
+      row[s] = taps[block][s - block * AlongW::kM];
     }
   }
 
@@ -337,10 +264,11 @@ class ChannelGradient {
   }
 
  private:
-  static constexpr int kMostUnits = 64;
+  static constexpr int kMostUnits = Form::kMostUnits;
   static constexpr double kMiB = 1 << 20;
-  static constexpr double kCache = 1.75 * kMiB;  // of a core's L2
-  static constexpr double kMemory = 64 * kMiB;   // accumulators of all slices, or operands of a slab
+  static constexpr double kCache = 1.6 * kMiB;      // of a core's L2, for chunks of the size that suits the products
+  static constexpr double kMostCache = 2.4 * kMiB;  // for the smallest ones: still better than sharing slabs
+  static constexpr double kMemory = 64 * kMiB;      // accumulators of all slices, or operands of a slab
 
   // Which channels are in the vectors, and which are broadcast.
   struct Layout {
@@ -361,11 +289,13 @@ class ChannelGradient {
     for (int units = kMostUnits; units >= kMostUnits / 2; units -= kMostUnits / 4) {
       const Form form(conv_, units);
       const PackedPanels& panels = form.panels();
-      const std::size_t alive = panels.chunk_size() + form.operands_size() + GroupSums(form);
-      if (alive * sizeof(float) > kCache) continue;
+      const double alive = sizeof(float) * (panels.chunk_size() + form.operands_size() + GroupSums(form));
+      if (alive > (units > kMostUnits / 2 ? kCache : kMostCache)) continue;
       const int most = std::max(1, static_cast<int>(kMemory / (AllSums(form) * sizeof(float))));
-      // A slice's accumulators are written once and read once more: worth it for a few chunks.
-      return {units, true, std::clamp(DivideUp(panels.grid().chunks(), 4), 1, std::min(16, most))};
+      // Many slices serve many threads, but each costs as much as another chunk.
+      const int chunks = panels.grid().chunks();
+      const int slices = std::clamp(chunks / 16, std::min(8, DivideUp(chunks, 4)), 16);
+      return {units, true, std::min(slices, most)};
     }
     const Form form(conv_, kMostUnits);
     const int chunks = form.panels().grid().chunks();
@@ -382,7 +312,6 @@ class ChannelGradient {
   // The matrices of one chunk and group: sums += or = its products.
   void Multiply(int chunk, int matrix, int first_tile, int last_tile, const float* packed, const float* operands,
                 float* sums, bool accumulate) const {
-    const StageTimer timer(Stage::kProducts);
     for (int block = 0; block < form_.blocks(chunk); block++) {
       const auto [x, dy] = form_.Operands(matrix, block, packed, operands);
       const auto [rows, columns] = form_.Extent(chunk, block);
@@ -416,6 +345,7 @@ class ChannelGradient {
           float* sums = accumulators + slice * all;
           for (int group = 0; group < Form::kGroups; group++) {
             form_.Expand(group, chunk, packed, operands, scratch + work_at);
+            const StageTimer timer(Stage::kProducts);
             for (int matrix = 0; matrix < form_.matrices(); matrix++, sums += one) {
               Multiply(chunk, matrix, 0, layout_.layout.row_tiles(), packed, operands, sums, chunk > first);
             }
@@ -423,7 +353,8 @@ class ChannelGradient {
         }
       }
     });
-    Finish(accumulators, slices, runtime);
+    AddSlices(accumulators, slices, runtime);
+    Finish(accumulators, runtime);
     if (problem_.db != nullptr) FinishBias(bias.data(), slices);
   }
 
@@ -470,6 +401,7 @@ class ChannelGradient {
         for (std::int64_t item = begin; item < end; item++) {
           const int matrix = static_cast<int>(item / parts), part = static_cast<int>(item % parts);
           const int group = matrix / form_.matrices();
+          const StageTimer timer(Stage::kProducts);
           for (int i = 0; i < count; i++) {
             const float* source = operands + i * chunk_operands;
             Multiply(first + i, matrix % form_.matrices(), tiles * part / parts, tiles * (part + 1) / parts, source,
@@ -478,12 +410,29 @@ class ChannelGradient {
         }
       });
     }
-    Finish(sums, 1, runtime);
+    Finish(sums, runtime);
     if (problem_.db != nullptr) FinishBias(bias.data(), 1);
   }
 
-  // Sums over slices, transforms back and writes dw.
-  void Finish(const float* accumulators, int slices, const Runtime& runtime) const {
+  // To the accumulators of the first slice, in double.
+  void AddSlices(float* accumulators, int slices, const Runtime& runtime) const {
+    const StageTimer timer(Stage::kInvert);
+    if (slices == 1) return;
+    const std::size_t all = AllSums(form_), step = all / Form::kGroups / form_.matrices();
+    runtime.parallel_for(static_cast<std::int64_t>(all / step), [&](std::int64_t begin, std::int64_t end) {
+      const HalfTag half;
+      for (std::size_t i = begin * step; i < end * step; i += kDoubleLanes) {
+        Doubles total = hn::PromoteTo(kDoubles, hn::LoadU(half, accumulators + i));
+        for (int slice = 1; slice < slices; slice++) {
+          total = hn::Add(total, hn::PromoteTo(kDoubles, hn::LoadU(half, accumulators + slice * all + i)));
+        }
+        hn::StoreU(hn::DemoteTo(half, total), half, accumulators + i);
+      }
+    });
+  }
+
+  // Transforms back and writes dw.
+  void Finish(const float* accumulators, const Runtime& runtime) const {
     const StageTimer timer(Stage::kInvert);
     const SumLayout& layout = layout_.layout;
     runtime.parallel_for(layout.row_tiles(), [&](std::int64_t begin, std::int64_t end) {
@@ -491,23 +440,29 @@ class ChannelGradient {
                       [&](int row, int height, int v, int width, std::size_t offset) {
                         for (int r = 0; r < std::min(height, layout.rows - row); r++) {
                           for (int z = 0; z < width; z++) {
-                            const float* sums = accumulators + offset + (r * width + z) * kLanes;
-                            FinishVector({sums, layout.size(), AllSums(form_), slices}, row + r, v + z);
+                            for (int half = 0; half < kLanes; half += kDoubleLanes) {
+                              const float* sums = accumulators + offset + (r * width + z) * kLanes + half;
+                              FinishLanes({sums, layout.size()}, row + r, (v + z) * kLanes + half);
+                            }
                           }
                         }
                       });
     });
   }
 
-  void FinishVector(const SumView& sums, int row, int vector) const {
+  void FinishLanes(const SumView& sums, int row, int first_lane) const {
     const std::ptrdiff_t row_pitch = layout_.input_in_vectors ? conv_.w_out : conv_.w_in;
     const std::ptrdiff_t lane_pitch = layout_.input_in_vectors ? conv_.w_in : conv_.w_out;
     const int channels = layout_.input_in_vectors ? conv_.in_channels : conv_.out_channels;
-    const int lanes = std::min(kLanes, channels - vector * kLanes);
-    float* target = problem_.dw + row * row_pitch + static_cast<std::ptrdiff_t>(vector) * kLanes * lane_pitch;
-    form_.Finish(sums, [&](int r, int s, const double* total) {
+    const int lanes = std::min(kDoubleLanes, channels - first_lane);
+    if (lanes <= 0) return;
+    float* target = problem_.dw + row * row_pitch + first_lane * lane_pitch;
+    form_.Finish(sums, [&](int r, int s, Doubles total) {
+      HWY_ALIGN float rounded[kDoubleLanes];
+      const HalfTag half;
+      hn::Store(hn::DemoteTo(half, total), half, rounded);
       float* tap = target + r * conv_.w_row + s * conv_.w_column;
-      for (int lane = 0; lane < lanes; lane++) tap[lane * lane_pitch] = static_cast<float>(total[lane]);
+      for (int lane = 0; lane < lanes; lane++) tap[lane * lane_pitch] = rounded[lane];
     });
   }
 

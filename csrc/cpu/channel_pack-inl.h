@@ -10,6 +10,7 @@
 #endif
 
 #include <algorithm>
+#include <cstdint>
 
 #include "channel_grid.h"
 #include "simd-inl.h"
@@ -63,19 +64,29 @@ HWY_INLINE hn::Vec<D> LoadBlocks(D d, const float* const* rows, std::ptrdiff_t c
   }
 }
 
-// Four columns of kLanes channels, each channel at its own address, to four vectors of channels.
-HWY_INLINE void TransposeFour(const float* const* channels, std::ptrdiff_t column, float* target) {
+// 4 kQuads columns of kLanes channels, each channel at its own address, to as many vectors of channels. All columns of a
+// channel are read before those of the next four channels: images whose sizes are powers of two have all channels in
+// the same few cache sets, where no line survives until its next use.
+template <int kQuads>
+HWY_INLINE void TransposeColumns(const float* const* channels, std::ptrdiff_t column, float* target) {
   const hn::Repartition<double, FloatTag> pairs;
-  const Floats a = LoadBlocks(kFloats, channels, column), b = LoadBlocks(kFloats, channels + 1, column);
-  const Floats c = LoadBlocks(kFloats, channels + 2, column), d = LoadBlocks(kFloats, channels + 3, column);
-  const auto ab_low = hn::BitCast(pairs, hn::InterleaveLower(kFloats, a, b));
-  const auto cd_low = hn::BitCast(pairs, hn::InterleaveLower(kFloats, c, d));
-  const auto ab_high = hn::BitCast(pairs, hn::InterleaveUpper(kFloats, a, b));
-  const auto cd_high = hn::BitCast(pairs, hn::InterleaveUpper(kFloats, c, d));
-  StoreAligned(target, hn::BitCast(kFloats, hn::InterleaveLower(pairs, ab_low, cd_low)));
-  StoreAligned(target + kLanes, hn::BitCast(kFloats, hn::InterleaveUpper(pairs, ab_low, cd_low)));
-  StoreAligned(target + 2 * kLanes, hn::BitCast(kFloats, hn::InterleaveLower(pairs, ab_high, cd_high)));
-  StoreAligned(target + 3 * kLanes, hn::BitCast(kFloats, hn::InterleaveUpper(pairs, ab_high, cd_high)));
+  Floats rows[kQuads][4];
+  POLYCONV_UNROLL
+  for (int i = 0; i < 4; i++) {
+    POLYCONV_UNROLL
+    for (int q = 0; q < kQuads; q++) rows[q][i] = LoadBlocks(kFloats, channels + i, column + 4 * q);
+  }
+  POLYCONV_UNROLL
+  for (int q = 0; q < kQuads; q++, target += 4 * kLanes) {
+    const auto ab_low = hn::BitCast(pairs, hn::InterleaveLower(kFloats, rows[q][0], rows[q][1]));
+    const auto cd_low = hn::BitCast(pairs, hn::InterleaveLower(kFloats, rows[q][2], rows[q][3]));
+    const auto ab_high = hn::BitCast(pairs, hn::InterleaveUpper(kFloats, rows[q][0], rows[q][1]));
+    const auto cd_high = hn::BitCast(pairs, hn::InterleaveUpper(kFloats, rows[q][2], rows[q][3]));
+    StoreAligned(target, hn::BitCast(kFloats, hn::InterleaveLower(pairs, ab_low, cd_low)));
+    StoreAligned(target + kLanes, hn::BitCast(kFloats, hn::InterleaveUpper(pairs, ab_low, cd_low)));
+    StoreAligned(target + 2 * kLanes, hn::BitCast(kFloats, hn::InterleaveLower(pairs, ab_high, cd_high)));
+    StoreAligned(target + 3 * kLanes, hn::BitCast(kFloats, hn::InterleaveUpper(pairs, ab_high, cd_high)));
+  }
 }
 
 class RowPacker {
@@ -122,18 +133,40 @@ class RowPacker {
         StoreAligned(target + i * kLanes, filled == kLanes ? Load(pixel) : LoadBetween(pixel, 0, filled));
       }
     } else if (source_.column == 1 && end - begin >= 4) {
-      static constexpr float kZeros[4] = {};
-      const float* rows[kLanes];
-      for (int i = begin;; i = std::min(i + 4, end - 4)) {  // the last four may overlap those before them
-        for (int lane = 0; lane < kLanes; lane++) {
-          rows[lane] = lane < filled ? pixels + lane * source_.channel + i : kZeros;
-        }
-        TransposeFour(rows, 0, target + i * kLanes);
-        if (i == end - 4) break;
-      }
+      PackColumns(pixels, filled, begin, end, target);
     } else {
       for (int i = begin; i < end; i++) PackPixel(pixels + i * source_.column, filled, target + i * kLanes);
     }
+  }
+
+  // Columns that are neighbours in memory, at least four.
+  void PackColumns(const float* pixels, int filled, int begin, int end, float* target) const {
+    constexpr int kQuads = kLanes >= 8 ? kLanes / 4 : 2;
+    constexpr int kBlock = 4 * kQuads;
+    static constexpr float kZeros[kBlock] = {};
+    const float* channels[kLanes];
+    const auto point_at = [&](int column) {
+      for (int lane = 0; lane < kLanes; lane++) {
+        channels[lane] = lane < filled ? pixels + lane * source_.channel + column : kZeros;
+      }
+    };
+    const auto pack_fours = [&](int from, int to) {
+      for (int i = from; i < to; i += 4) {  // they may overlap with their neighbours
+        const int first = std::min(i, end - 4);
+        point_at(first);
+        TransposeColumns<1>(channels, 0, target + first * kLanes);
+      }
+    };
+    // Whole blocks start at whole cache lines, at least in the first channel.
+    const auto misaligned = static_cast<int>(reinterpret_cast<std::uintptr_t>(pixels + begin) / sizeof(float) % kBlock);
+    const int aligned = std::min(end, begin + (kBlock - misaligned) % kBlock);
+    pack_fours(begin, aligned);
+    int i = aligned;
+    for (; i + kBlock <= end; i += kBlock) {
+      point_at(i);
+      TransposeColumns<kQuads>(channels, 0, target + i * kLanes);
+    }
+    pack_fours(i, end);
   }
 
   void PackBorder(const float* channels, int filled, int first, int begin, int end, float* target) const {
@@ -154,6 +187,67 @@ class RowPacker {
 
   const PixelSource source_;
   const int vectors_;
+};
+
+// The way back: from vectors of channels to an image of any memory layout.
+class RowUnpacker {
+ public:
+  explicit RowUnpacker(const Convolution& conv) : conv_(conv) {}
+
+  // Columns [first, first + count) of a row, without those outside, plus the bias. The source holds the vectors of
+  // channels from number `first_vector` on, `vector_pitch` floats apart.
+  void Unpack(int image, int row, int first, int count, const float* source, std::size_t vector_pitch, int first_vector,
+              int vectors) const {
+    if (row >= conv_.out_height) return;
+    count = std::min(count, conv_.out_width - first);
+    float* pixels = conv_.y + image * conv_.y_batch + row * conv_.y_row + first * conv_.y_column;
+    for (int v = 0; v < vectors; v++, source += vector_pitch) {
+      const int channel = (first_vector + v) * kLanes;
+      const int filled = std::min(kLanes, conv_.out_channels - channel);
+      const Floats bias = conv_.bias == nullptr ? hn::Zero(kFloats) : LoadBetween(conv_.bias + channel, 0, filled);
+      UnpackVector(source, count, filled, bias, pixels + channel * conv_.y_channel);
+    }
+  }
+
+ private:
+  void UnpackVector(const float* source, int count, int filled, Floats bias, float* target) const {
+    if (conv_.y_channel == 1) {
+      for (int j = 0; j < count; j++, source += kLanes, target += conv_.y_column) {
+        const Floats pixel = hn::Add(hn::Load(kFloats, source), bias);
+        if (filled == kLanes) {
+          Store(target, pixel);
+        } else {
+          StoreBetween(target, pixel, 0, filled);
+        }
+      }
+      return;
+    }
+    for (int j = 0; j < count; j += kLanes, target += kLanes * conv_.y_column) {
+      const int columns = std::min(kLanes, count - j);
+      HWY_ALIGN float pixels[kLanes * kLanes], channels[kLanes * kLanes];
+      const float* rows[kLanes];
+      for (int i = 0; i < kLanes; i++) {
+        rows[i] = pixels + std::min(i, columns - 1) * kLanes;
+        if (i < columns) StoreAligned(pixels + i * kLanes, hn::Add(hn::Load(kFloats, source + (j + i) * kLanes), bias));
+      }
+      TransposeColumns<kLanes / 4>(rows, 0, channels);
+      for (int lane = 0; lane < filled; lane++) {
+        PutRow(channels + lane * kLanes, columns, target + lane * conv_.y_channel);
+      }
+    }
+  }
+
+  void PutRow(const float* values, int columns, float* target) const {
+    if (conv_.y_column != 1) {
+      for (int i = 0; i < columns; i++) target[i * conv_.y_column] = values[i];
+    } else if (columns == kLanes) {
+      Store(target, hn::Load(kFloats, values));
+    } else {
+      StoreBetween(target, hn::Load(kFloats, values), 0, columns);
+    }
+  }
+
+  const Convolution& conv_;
 };
 
 }  // namespace HWY_NAMESPACE

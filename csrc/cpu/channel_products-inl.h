@@ -101,7 +101,8 @@ struct SumLayout {
 
   int padded_rows() const { return rows / kSumRows * kSumRows + (rows % kSumRows ? NextRows(rows % kSumRows) : 0); }
   int row_tiles() const { return DivideUp(rows, kSumRows); }
-  std::size_t size() const { return static_cast<std::size_t>(padded_rows()) * vectors * kLanes; }
+  // An odd number of vectors: matrices that follow one another do not meet in the same cache sets.
+  std::size_t size() const { return static_cast<std::size_t>(padded_rows() * vectors | 1) * kLanes; }
 
   // Calls fn(first row, rows, first vector, vectors, offset of the tile) for some tiles of rows and all of vectors.
   template <class Fn>

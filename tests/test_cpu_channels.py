@@ -1,0 +1,114 @@
+"""The forward kernels with channels in the lanes against float64, and as input gradients of any stride."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_cpu_weight_gradient import (
+    BORDERS,
+    CASES,
+    LAYOUTS,
+    STRIDED,
+    Case,
+    cases,
+    close,
+    instruction_set,
+    laid_out,
+    poisoned,
+)
+from torch import Tensor
+
+from polyconv.cpu import native
+
+__all__ = ["instruction_set"]  # a fixture
+
+ALGORITHMS = range(4)
+
+
+def reference(case: Case, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    top, bottom, left, right = case.padding
+    padded = F.pad(x.double(), (left, right, top, bottom), mode=BORDERS[case.border])
+    bias = None if bias is None else bias.double()
+    return F.conv2d(padded, w.double(), bias, case.stride, 0, case.dilation, case.groups)
+
+
+def forward(case: Case, algorithm: int, layouts: tuple[str, str] = ("dense", "dense")) -> None:
+    x, y = case.tensors()
+    x = laid_out(x, layouts[0])
+    w, bias = torch.randn(case.dw), torch.randn(case.out_channels)
+    before = x.clone(), w.clone()
+    y = laid_out(y, layouts[1]).fill_(float("nan"))
+    torch.ops.polyconv_cpu.channel_convolve(x, w, bias, y, case.geometry, algorithm, None)
+    close(y, reference(case, x, w, bias))
+    assert torch.equal(x, before[0])
+    assert torch.equal(w, before[1])
+
+
+def input_gradient(case: Case, algorithm: int, layouts: tuple[str, str] = ("dense", "dense")) -> None:
+    x, dy = case.tensors()
+    dx = laid_out(x, layouts[0]).fill_(float("nan"))
+    dy = laid_out(dy, layouts[1])
+    w = torch.randn(case.dw)
+    torch.ops.polyconv_cpu.channel_input_gradient(dy, w, dx, case.geometry, algorithm)
+    _, expected = torch.autograd.functional.vjp(lambda t: reference(case, t, w, None), torch.zeros_like(x).double(), dy.double())
+    close(dx, expected)
+
+
+@pytest.mark.parametrize("case", [*CASES.values(), *STRIDED.values()], ids=[*CASES, *STRIDED])
+def test_edges(case: Case, instruction_set: str) -> None:  # noqa: F811
+    assert native.instruction_set() == instruction_set
+    for algorithm in ALGORITHMS:
+        forward(case, algorithm)
+        if case.border == 0:
+            input_gradient(case, algorithm)
+
+
+WRITABLE = tuple(layout for layout in LAYOUTS if layout not in ("one scalar", "a row for all"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    case=st.one_of(cases(strided=False), cases(strided=True)),
+    algorithm=st.sampled_from(ALGORITHMS),
+    read=st.sampled_from(LAYOUTS),
+    written=st.sampled_from(WRITABLE),
+)
+def test_any_geometry(case: Case, algorithm: int, read: str, written: str) -> None:
+    if min(case.y) < 1:
+        return
+    forward(case, algorithm, (read, written))
+    if case.border == 0:
+        input_gradient(case, algorithm, (written, read))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_same_bits_whatever_the_number_of_threads(algorithm: int) -> None:
+    case = Case((3, 40, 28, 33), 37, (3, 3), (1, 1, 1, 1))
+    x, _ = case.tensors()
+    w = torch.randn(case.dw)
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 3, 2):
+            torch.set_num_threads(count)
+            y = poisoned(case.y)
+            torch.ops.polyconv_cpu.channel_convolve(x, w, None, y, case.geometry, algorithm, None)
+            results.append(y)
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_kept_weights_give_the_same_bits(algorithm: int) -> None:
+    case = CASES["groups"]
+    x, _ = case.tensors()
+    w, bias = torch.randn(case.dw), torch.randn(case.out_channels)
+    fresh, kept = poisoned(case.y), poisoned(case.y)
+    torch.ops.polyconv_cpu.channel_convolve(x, w, bias, fresh, case.geometry, algorithm, None)
+    weights = torch.ops.polyconv_cpu.channel_weights(x, w, kept, case.geometry, algorithm)
+    torch.ops.polyconv_cpu.channel_convolve(x, w, bias, kept, case.geometry, algorithm, weights)
+    assert torch.equal(fresh, kept)
