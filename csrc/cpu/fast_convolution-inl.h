@@ -54,7 +54,7 @@ class FastConvolution {
     const OutputStage<S> output(conv_, tiling_, tiling_.lanes);
     const int channels = input_.channels();
     const TransformedLayout layout(tiling_.lanes, 1, S::kSlots, channels);
-    const int batch = std::clamp(tiles_per_batch, 1, weight_stage_.channel_tiles), summed = ChannelsSummed();
+    const int batch = std::clamp(tiles_per_batch, 1, weight_stage_.channel_tiles);
 
     Carver carver;
     // Ungrouped, a channel's columns are used up at once and need not be kept.
@@ -86,12 +86,8 @@ class FastConvolution {
             {
               const StageTimer timer(Stage::kProducts);
               for (int point = 0; point < S::kGroupPoints; point++) {
-                for (int tile = first; tile < last; tile++) {
-                  for (int c = 0; c < channels; c += summed) {
-                    MultiplyTiles(group, point, tile, c, std::min(c + summed, channels), 0, chunk_vectors, layout,
-                                  transformed, base + products_at + (tile - first) * tile_products);
-                  }
-                }
+                MultiplyPoint(group, point, {first, last}, chunk_vectors, layout, transformed, base + products_at,
+                              tile_products);
               }
             }
             const Range written{first * kTileChannels, std::min(last * kTileChannels, conv_.out_channels)};
@@ -145,7 +141,8 @@ class FastConvolution {
       runtime.parallel_for(S::kGroupPoints, [&](std::int64_t begin, std::int64_t end) {
         const StageTimer timer(Stage::kProducts);
         for (int point = static_cast<int>(begin); point < end; point++) {
-          MultiplyPoint(point, slab_blocks, layout, transformed, products, tile_products);
+          MultiplyPoint(0, point, {0, tiles}, slab_blocks * block_vectors, layout, transformed, products,
+                        tile_products);
         }
       });
       const int tiles_together = std::max(1, output.ChannelsTogether() / kTileChannels);
@@ -251,28 +248,6 @@ class FastConvolution {
     });
   }
 
-  // Register tiles of the vectors [first_vector, last_vector) for kTileChannels output channels, of one point. Neither
-  // crosses a block.
-  HWY_INLINE void MultiplyTiles(int group, int point, int tile, int first_channel, int last_channel, int first_vector,
-                                int last_vector, const TransformedLayout& layout, const float* transformed,
-                                float* products) const {
-    using Layout = ProductLayout<S>;
-    TileOperands op{};
-    op.weights = weights_ + weight_stage_.offset(group, point, tile) + first_channel * kTileChannels;
-    op.channels = last_channel - first_channel;
-    op.weights_pitch = weight_stage_.slot_pitch();
-    op.input_pitch = layout.slot;
-    op.channel_pitch = layout.channel;
-    const int block = first_vector * kLanes / layout.block_lanes;
-    const float* input = transformed + point * layout.point + block * layout.block + first_channel * layout.channel;
-    for (int z = first_vector, width; z < last_vector; z += width) {
-      width = NextTile(last_vector - z);
-      op.input = input + z * kLanes - block * layout.block_lanes;
-      float* target = products + z * Layout::kVectorSize + point * Layout::PointPitch(width);
-      ComputeTile<S::kNested>(width, op, target, Layout::BlockPitch(width), first_channel > 0);
-    }
-  }
-
   // Sums over channels are cut into equal blocks, each of which starts from zero: the error grows with the length of a
   // block and the number of blocks, not with the number of channels.
   int ChannelsSummed() const {
@@ -280,17 +255,28 @@ class FastConvolution {
     return CeilDiv(input_.channels(), CeilDiv(input_.channels(), kLongest));
   }
 
-  // All products of one point. Sums over a few channels at a time keep the input of a register tile in the L1 cache
-  // while all output channels pass by, and the weights of these channels in L2 while all units do.
-  void MultiplyPoint(int point, int blocks, const TransformedLayout& layout, const float* transformed, float* products,
-                     std::size_t tile_products) const {
-    const int channels = input_.channels(), width = layout.block_lanes / kLanes, at_a_time = ChannelsSummed();
-    for (int first = 0; first < channels; first += at_a_time) {
-      const int last = std::min(first + at_a_time, channels);
-      for (int block = 0; block < blocks; block++) {
-        for (int tile = 0; tile < weight_stage_.channel_tiles; tile++) {
-          MultiplyTiles(0, point, tile, first, last, block * width, (block + 1) * width, layout, transformed,
-                        products + tile * tile_products);
+  // The products of one point for some tiles of output channels, the first of which is at `products`. What a register
+  // tile reads of the input, over one block of the sum, stays in the L1 cache while all output channels pass by; the
+  // weights stay in L2 while all units do.
+  HWY_INLINE void MultiplyPoint(int group, int point, Range tiles, int vectors, const TransformedLayout& layout,
+                                const float* transformed, float* products, std::size_t tile_products) const {
+    using Layout = ProductLayout<S>;
+    const int channels = input_.channels(), summed = ChannelsSummed();
+    TileOperands op{};
+    op.weights_pitch = weight_stage_.slot_pitch();
+    op.input_pitch = layout.slot;
+    op.channel_pitch = layout.channel;
+    for (int c = 0; c < channels; c += summed) {
+      op.channels = std::min(summed, channels - c);
+      for (int z = 0, width; z < vectors; z += width) {
+        width = NextTile(vectors - z);  // never crosses a block: where there are several, each is one register tile
+        const int block = z * kLanes / layout.block_lanes;
+        op.input = transformed + point * layout.point + block * layout.block + c * layout.channel + z * kLanes -
+                   block * layout.block_lanes;
+        float* target = products + z * Layout::kVectorSize + point * Layout::PointPitch(width);
+        for (int tile = tiles.begin; tile < tiles.end; tile++, target += tile_products) {
+          op.weights = weights_ + weight_stage_.offset(group, point, tile) + c * kTileChannels;
+          ComputeTile<S::kNested>(width, op, target, Layout::BlockPitch(width), c > 0);
         }
       }
     }

@@ -29,7 +29,9 @@ struct TransformedLayout {
   TransformedLayout(int lanes_per_block, int block_count, int slots, int channels) {
     block_lanes = lanes_per_block;
     blocks = block_count;
-    channel = static_cast<std::size_t>(block_lanes) + (blocks == 1 ? kLanes : 0);
+    channel = static_cast<std::size_t>(block_lanes);
+    // An odd number of vectors keeps the channels of a lane out of one another's cache sets.
+    if (blocks == 1) channel += block_lanes / kLanes % 2 == 0 ? kLanes : 2 * kLanes;
     slot = channel * channels;
     block = slot * slots;
     point = block * blocks + 16;
@@ -139,10 +141,13 @@ struct InputStage {
   // Gather and Expand at once, where there is nothing to transform.
   HWY_INLINE void Copy(const Band& band, int channel, const float* loaded, int place, const float* rows, int first_lane,
                        const TransformedLayout& layout, float* transformed) const {
-    static_assert(!S::kDirect || (kPointsH == 1 && kStreams == 1));
+    constexpr int kChannelsAhead = 8;
     const Rows source = RowsOf(band, channel, loaded, place, rows);
     PutUnits(band, channel, first_lane, layout, transformed, [&](int unit, const auto& put) HWY_ATTR {
-      put(0, ColumnsOf(source, 0, band.first_unit + unit + source.shift));
+      const int column = band.first_unit + unit + source.shift;
+      put(0, ColumnsOf(source, 0, column));
+      // Lines of a channel are too few for the hardware to get going: fetch those of a channel that comes later.
+      __builtin_prefetch(source.at[0] + column + kChannelsAhead * conv.x_channel, 0, 2);
     });
   }
 
