@@ -54,11 +54,12 @@ class FastConvolution {
     const OutputStage<S> output(conv_, tiling_, tiling_.lanes);
     const int channels = input_.channels();
     const TransformedLayout layout(tiling_.lanes, 1, S::kSlots, channels);
-    const int batch = std::clamp(tiles_per_batch, 1, weight_stage_.channel_tiles), summed = ChannelsSummed();
+    const int batch = std::clamp(tiles_per_batch, 1, weight_stage_.channel_tiles);
 
     Carver carver;
     // Ungrouped, a channel's columns are used up at once and need not be kept.
-    const std::size_t kept = S::kGrouped ? static_cast<std::size_t>(tiling_.bands_per_chunk) * channels : 1;
+    const int band_groups = CeilDiv(tiling_.bands_per_chunk, input_.side_by_side);
+    const std::size_t kept = S::kGrouped ? static_cast<std::size_t>(band_groups) * channels : 1;
     const InputScratch input_scratch(input_, kept, carver);
     const std::size_t transformed_at = carver.Take(layout.point * S::kGroupPoints);
     const std::size_t tile_products = ProductLayout<S>::kVectorSize * vectors;
@@ -86,12 +87,8 @@ class FastConvolution {
             {
               const StageTimer timer(Stage::kProducts);
               for (int point = 0; point < S::kGroupPoints; point++) {
-                for (int tile = first; tile < last; tile++) {
-                  for (int c = 0; c < channels; c += summed) {
-                    MultiplyTiles(group, point, tile, c, std::min(c + summed, channels), 0, chunk_vectors, layout,
-                                  transformed, base + products_at + (tile - first) * tile_products);
-                  }
-                }
+                MultiplyPoint(group, point, {first, last}, chunk_vectors, layout, transformed, base + products_at,
+                              tile_products);
               }
             }
             const Range written{first * kTileChannels, std::min(last * kTileChannels, conv_.out_channels)};
@@ -126,7 +123,8 @@ class FastConvolution {
       const Range bands = BandsOf(slab);
       const int slab_blocks = CeilDiv(LanesOf(bands), layout.block_lanes);
       // Few bands and few channels at a time: what is written then lies close together, for every point.
-      const int band_step = std::max(1, layout.block_lanes / tiling_.units), channel_step = std::min(16, channels);
+      const int band_step = RoundUp(std::max(1, layout.block_lanes / tiling_.units), input_.side_by_side);
+      const int channel_step = std::min(Taps::kChannelsAtATime, channels);
       const int band_steps = CeilDiv(bands.end - bands.begin, band_step);
       const int channel_steps = CeilDiv(channels, channel_step);
       runtime.parallel_for(band_steps * channel_steps, [&](std::int64_t begin, std::int64_t end) {
@@ -145,7 +143,8 @@ class FastConvolution {
       runtime.parallel_for(S::kGroupPoints, [&](std::int64_t begin, std::int64_t end) {
         const StageTimer timer(Stage::kProducts);
         for (int point = static_cast<int>(begin); point < end; point++) {
-          MultiplyPoint(point, slab_blocks, layout, transformed, products, tile_products);
+          MultiplyPoint(0, point, {0, tiles}, slab_blocks * block_vectors, layout, transformed, products,
+                        tile_products);
         }
       });
       const int tiles_together = std::max(1, output.ChannelsTogether() / kTileChannels);
@@ -163,10 +162,6 @@ class FastConvolution {
   }
 
  private:
-  struct Range {
-    int begin, end;
-  };
-
   // Places in a thread's scratch memory.
   struct InputScratch {
     std::size_t loaded, rows, columns;
@@ -193,84 +188,67 @@ class FastConvolution {
 
   float BiasOf(int k) const { return conv_.bias == nullptr ? 0.0f : conv_.bias[k]; }
 
-  // Calls use(band, its index, channel, place among the loaded ones). Channels outermost: bands of a channel overlap, so
+  // Calls use(some bands, channel, its place among the loaded ones). Channels outermost: bands of a channel overlap, so
   // that most rows are found in the cache again.
   template <class Use>
   HWY_INLINE void ForEachInput(Range bands, Range channels, float* loaded, const Use& use) const {
     for (int c = channels.begin, together; c < channels.end; c += together) {
       together = std::min(input_.ChannelsTogether(c), channels.end - c);
-      for (int index = bands.begin; index < bands.end; index++) {
-        const Band band = BandAt(tiling_, index);
+      for (int index = bands.begin; index < bands.end; index += input_.side_by_side) {
+        const Range some{index, std::min(index + input_.side_by_side, bands.end)};
         if (input_.loads) {
           const StageTimer timer(Stage::kLoad);
-          input_.LoadRows(band, c, together, loaded);
+          input_.LoadRows(some, c, together, loaded);
         }
-        for (int i = 0; i < together; i++) use(band, index, c + i, i);
+        for (int i = 0; i < together; i++) use(some, c + i, i);
       }
     }
   }
 
+  // Where the columns of some bands of a channel are kept until all groups of points have used them.
+  std::size_t KeptAt(int first_band, int chunk_begin, int channel) const {
+    const std::size_t band_group = (first_band - chunk_begin) / input_.side_by_side;
+    return (band_group * input_.channels() + channel) * input_.columns_size();
+  }
+
   void GatherChunk(Range bands, const InputScratch& scratch, float* base) const {
-    ForEachInput(bands, {0, input_.channels()}, base + scratch.loaded,
-                 [&](const Band& band, int index, int c, int place) HWY_ATTR {
-                   const StageTimer timer(Stage::kGather);
-                   const std::size_t number = static_cast<std::size_t>(index - bands.begin) * input_.channels() + c;
-                   input_.Gather(band, c, base + scratch.loaded, place, base + scratch.rows,
-                                 base + scratch.columns + number * input_.columns_size());
-                 });
+    ForEachInput(bands, {0, input_.channels()}, base + scratch.loaded, [&](Range some, int c, int place) HWY_ATTR {
+      const StageTimer timer(Stage::kGather);
+      input_.Gather(some, c, base + scratch.loaded, place, base + scratch.rows,
+                    base + scratch.columns + KeptAt(some.begin, bands.begin, c));
+    });
   }
 
   void ExpandChunk(Range bands, int group, const float* columns, const TransformedLayout& layout,
                    float* transformed) const {
     const StageTimer timer(Stage::kExpand);
-    for (int index = bands.begin; index < bands.end; index++) {
-      const Band band = BandAt(tiling_, index);
-      const int first_lane = (index - bands.begin) * tiling_.units;
-      for (int c = 0; c < input_.channels(); c++, columns += input_.columns_size()) {
-        input_.Expand(band, group, columns, c, first_lane, layout, transformed);
+    for (int index = bands.begin; index < bands.end; index += input_.side_by_side) {
+      const Range some{index, std::min(index + input_.side_by_side, bands.end)};
+      for (int c = 0; c < input_.channels(); c++) {
+        input_.Expand(some, group, columns + KeptAt(index, bands.begin, c), c, (index - bands.begin) * tiling_.units,
+                      layout, transformed);
       }
     }
   }
 
   void GatherAndExpand(int first_band, Range bands, Range channels, const InputScratch& scratch, float* base,
                        const TransformedLayout& layout, float* transformed) const {
-    ForEachInput(bands, channels, base + scratch.loaded, [&](const Band& band, int index, int c, int place) HWY_ATTR {
-      const int first_lane = (index - first_band) * tiling_.units;
-      const float* loaded = base + scratch.loaded;
+    const float* loaded = base + scratch.loaded;
+    ForEachInput(bands, channels, base + scratch.loaded, [&](Range some, int c, int place) HWY_ATTR {
+      const int first_lane = (some.begin - first_band) * tiling_.units;
       if constexpr (S::kDirect) {
         const StageTimer timer(Stage::kGather);
-        input_.Copy(band, c, loaded, place, base + scratch.rows, first_lane, layout, transformed);
+        input_.Copy(BandAt(tiling_, some.begin), c, loaded, place, base + scratch.rows, first_lane, layout,
+                    transformed);
       } else {
         {
           const StageTimer timer(Stage::kGather);
-          input_.Gather(band, c, loaded, place, base + scratch.rows, base + scratch.columns);
+          input_.Gather(some, c, loaded, place, base + scratch.rows, base + scratch.columns);
         }
         const StageTimer timer(Stage::kExpand);
-        input_.Expand(band, 0, base + scratch.columns, c, first_lane, layout, transformed);
+        input_.Expand(some, 0, base + scratch.columns, c, first_lane, layout, transformed);
       }
     });
-  }
-
-  // Register tiles of the vectors [first_vector, last_vector) for kTileChannels output channels, of one point. Neither
-  // crosses a block.
-  HWY_INLINE void MultiplyTiles(int group, int point, int tile, int first_channel, int last_channel, int first_vector,
-                                int last_vector, const TransformedLayout& layout, const float* transformed,
-                                float* products) const {
-    using Layout = ProductLayout<S>;
-    TileOperands op{};
-    op.weights = weights_ + weight_stage_.offset(group, point, tile) + first_channel * kTileChannels;
-    op.channels = last_channel - first_channel;
-    op.weights_pitch = weight_stage_.slot_pitch();
-    op.input_pitch = layout.slot;
-    op.channel_pitch = layout.channel;
-    const int block = first_vector * kLanes / layout.block_lanes;
-    const float* input = transformed + point * layout.point + block * layout.block + first_channel * layout.channel;
-    for (int z = first_vector, width; z < last_vector; z += width) {
-      width = NextTile(last_vector - z);
-      op.input = input + z * kLanes - block * layout.block_lanes;
-      float* target = products + z * Layout::kVectorSize + point * Layout::PointPitch(width);
-      ComputeTile<S::kNested>(width, op, target, Layout::BlockPitch(width), first_channel > 0);
-    }
   }
 
   // Sums over channels are cut into equal blocks, each of which starts from zero: the error grows with the length of a
@@ -280,17 +258,28 @@ class FastConvolution {
     return CeilDiv(input_.channels(), CeilDiv(input_.channels(), kLongest));
   }
 
-  // All products of one point. Sums over a few channels at a time keep the input of a register tile in the L1 cache
-  // while all output channels pass by, and the weights of these channels in L2 while all units do.
-  void MultiplyPoint(int point, int blocks, const TransformedLayout& layout, const float* transformed, float* products,
-                     std::size_t tile_products) const {
-    const int channels = input_.channels(), width = layout.block_lanes / kLanes, at_a_time = ChannelsSummed();
-    for (int first = 0; first < channels; first += at_a_time) {
-      const int last = std::min(first + at_a_time, channels);
-      for (int block = 0; block < blocks; block++) {
-        for (int tile = 0; tile < weight_stage_.channel_tiles; tile++) {
-          MultiplyTiles(0, point, tile, first, last, block * width, (block + 1) * width, layout, transformed,
-                        products + tile * tile_products);
+  // The products of one point for some tiles of output channels, the first of which is at `products`. What a register
+  // tile reads of the input, over one block of the sum, stays in the L1 cache while all output channels pass by; the
+  // weights stay in L2 while all units do.
+  HWY_INLINE void MultiplyPoint(int group, int point, Range tiles, int vectors, const TransformedLayout& layout,
+                                const float* transformed, float* products, std::size_t tile_products) const {
+    using Layout = ProductLayout<S>;
+    const int channels = input_.channels(), summed = ChannelsSummed();
+    TileOperands op{};
+    op.weights_pitch = weight_stage_.slot_pitch();
+    op.input_pitch = layout.slot;
+    op.channel_pitch = layout.channel;
+    for (int c = 0; c < channels; c += summed) {
+      op.channels = std::min(summed, channels - c);
+      for (int z = 0, width; z < vectors; z += width) {
+        width = NextTile(vectors - z);  // never crosses a block: where there are several, each is one register tile
+        const int block = z * kLanes / layout.block_lanes;
+        op.input = transformed + point * layout.point + block * layout.block + c * layout.channel + z * kLanes -
+                   block * layout.block_lanes;
+        float* target = products + z * Layout::kVectorSize + point * Layout::PointPitch(width);
+        for (int tile = tiles.begin; tile < tiles.end; tile++, target += tile_products) {
+          op.weights = weights_ + weight_stage_.offset(group, point, tile) + c * kTileChannels;
+          ComputeTile<S::kNested>(width, op, target, Layout::BlockPitch(width), c > 0);
         }
       }
     }
@@ -311,10 +300,7 @@ class FastConvolution {
       }
       if (group < S::kGroups - 1) continue;
       const StageTimer timer(Stage::kWrite);
-      for (int index = bands.begin; index < bands.end; index++) {
-        output.Write(BandAt(tiling_, index), first, together,
-                     base + scratch.units + (index - bands.begin) * tiling_.units, base + scratch.lines);
-      }
+      output.Write(bands, first, together, base + scratch.units, base + scratch.lines);
     }
   }
 

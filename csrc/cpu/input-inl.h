@@ -7,6 +7,7 @@
 #endif
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 
 #include "loader-inl.h"
@@ -29,7 +30,9 @@ struct TransformedLayout {
   TransformedLayout(int lanes_per_block, int block_count, int slots, int channels) {
     block_lanes = lanes_per_block;
     blocks = block_count;
-    channel = static_cast<std::size_t>(block_lanes) + (blocks == 1 ? kLanes : 0);
+    channel = static_cast<std::size_t>(block_lanes);
+    // An odd number of vectors keeps the channels of a lane out of one another's cache sets.
+    if (blocks == 1) channel += block_lanes / kLanes % 2 == 0 ? kLanes : 2 * kLanes;
     slot = channel * channels;
     block = slot * slots;
     point = block * blocks + 16;
@@ -53,11 +56,13 @@ struct InputStage {
   const Taps taps;
   const bool loads;  // the rows of a band into dense memory first
   const RowLoader loader;
-  int origin;        // of image column 0 inside a row
-  int row_pitch;     // floats between rows
-  int column_pitch;  // floats between streams of columns
-  int loaded_pitch;  // floats between loaded rows
-  int halo;          // units of the neighbouring tile
+  int origin;                                // of image column 0 inside a row
+  int row_pitch;                             // floats between rows
+  int column_pitch;                          // floats between streams of columns
+  int loaded_pitch;                          // floats between loaded rows
+  int halo;                                  // units of the neighbouring tile
+  int side_by_side;                          // narrow bands that share a vector
+  alignas(64) std::int32_t compact[kLanes];  // where the units of such bands are, their halos left out
 
   InputStage(const Convolution& c, const Tiling& t)
       : conv(c),
@@ -78,18 +83,20 @@ struct InputStage {
       reached = std::max(reached + last, c.in_width);
     }
     row_pitch = RoundUp(origin + reached, kLanes) + 2 * kLanes + 16;
-    row_pitch = std::max(row_pitch, kStreams * kLanes);  // the dense path's buffer lies in the same place
+    row_pitch = std::max(row_pitch, (kStreams + 1) * kLanes);  // the dense path's buffer lies in the same place
     // Room for the last vector, wherever it starts: see SortDilated.
     const int count = t.part_units + halo;
     const int step = d == 1 || d > kLanes ? kLanes : LanesInRuns(d);
     column_pitch = RoundUp((count - 1) / step * step + kLanes + (d > kLanes ? kLanes : 0), kLanes);
     loaded_pitch = RoundUp(RoundUp(count, d) * kStreams, kStreams * kLanes) + kLanes;
+    side_by_side = d == 1 && t.parts == 1 && !S::kDirect ? std::max(1, kLanes / (t.units + halo)) : 1;
+    for (int i = 0; i < kLanes; i++) compact[i] = std::min(i + i / t.units * halo, kLanes - 1);
   }
 
   int channels() const { return taps.channels(); }
   std::size_t rows_size() const { return static_cast<std::size_t>(kPointsH) * row_pitch + conv.in_width + kLanes; }
   std::size_t columns_size() const { return static_cast<std::size_t>(kPointsH) * kStreams * column_pitch; }
-  std::size_t loaded_size() const { return loads ? Taps::kChannelsAtATime * kPointsH * loaded_pitch : 0; }
+  std::size_t loaded_size() const { return loads ? side_by_side * LoadedBandPitch() : 0; }
 
   // Once per thread and call: what GatherDilated does not write is padding. The zero row, behind the others, stands for
   // rows outside the image.
@@ -100,49 +107,67 @@ struct InputStage {
     return loads ? std::min(loader.ChannelsTogether(), taps.RunFrom(channel)) : 1;
   }
 
-  // The rows that a band needs of some channels: loaded[channel][row][column], from the band's first unit on.
-  void LoadRows(const Band& band, int channel, int count, float* loaded) const {
+  // The rows that up to `side_by_side` bands need of some channels: loaded[band][channel][row][column], from each band's
+  // first unit on.
+  void LoadRows(Range bands, int channel, int count, float* loaded) const {
     const auto [image_channel, segment_h, segment_w] = taps.At(channel);
-    const float* image = conv.x + band.image * conv.x_batch + image_channel * conv.x_channel;
-    for (int i = 0; i < kPointsH; i++) {
-      const int y = InsideOf(conv.border, RowAt(band, segment_h, i), conv.in_height);
-      loader.LoadRow(y < 0 ? nullptr : image + y * conv.x_row, segment_w, count, band.first_unit * kStreams,
-                     LoadedColumns(band), loaded + i * loaded_pitch, LoadedChannelPitch());
+    for (int index = bands.begin; index < bands.end; index++, loaded += LoadedBandPitch()) {
+      const Band band = BandAt(tiling, index);
+      const float* image = conv.x + band.image * conv.x_batch + image_channel * conv.x_channel;
+      for (int i = 0; i < kPointsH; i++) {
+        const int y = InsideOf(conv.border, RowAt(band, segment_h, i), conv.in_height);
+        loader.LoadRow(y < 0 ? nullptr : image + y * conv.x_row, segment_w, count, band.first_unit * kStreams,
+                       LoadedColumns(band), loaded + i * loaded_pitch, LoadedChannelPitch());
+      }
     }
   }
 
-  // Transforms along H what a band needs of a channel, and sorts the columns. `loaded` is where LoadRows put the first of
-  // several channels, this being number `place` of them; nothing where the image is read in place.
-  HWY_INLINE void Gather(const Band& band, int channel, const float* loaded, int place, float* rows,
-                         float* columns) const {
-    const Rows source = RowsOf(band, channel, loaded, place, rows);
-    if (tiling.dilation_w == 1) {
-      GatherDense(band, source, rows, columns);
+  // Transforms along H what up to `side_by_side` bands need of a channel, and sorts the columns. `loaded` is where
+  // LoadRows put the first of several channels, this being number `place` of them; nothing where the image is read in
+  // place.
+  HWY_INLINE void Gather(Range bands, int channel, const float* loaded, int place, float* rows, float* columns) const {
+    const Band band = BandAt(tiling, bands.begin);
+    if (tiling.dilation_w > 1) {
+      GatherDilated(band, RowsOf(band, channel, loaded, place, rows), rows, columns);
+    } else if (band.unit_count + halo > kLanes) {
+      GatherDense(band, RowsOf(band, channel, loaded, place, rows), rows, columns);
     } else {
-      GatherDilated(band, source, rows, columns);
+      GatherNarrow(bands, channel, loaded, place, rows, columns);
     }
   }
 
-  // Transforms one group of H points along W and puts the band's units from `first_lane` on.
-  HWY_INLINE void Expand(const Band& band, int group, const float* columns, int channel, int first_lane,
+  // Transforms one group of H points along W and puts the bands' units from `first_lane` on.
+  HWY_INLINE void Expand(Range bands, int group, const float* columns, int channel, int first_lane,
                          const TransformedLayout& layout, float* transformed) const {
-    PutUnits(band, channel, first_lane, layout, transformed, [&](int unit, const auto& put) HWY_ATTR {
+    const auto expand = [&](int unit, const auto& put) HWY_ATTR {
       for (int row = 0; row < S::kGroupRows; row++) {
         const float* source =
             columns + static_cast<std::size_t>(S::PointOfH(group, row)) * kStreams * column_pitch + unit;
         const std::size_t first_point = row * S::W::kPoints * layout.point;
         ExpandVector(source, layout, [&](std::size_t at, Floats v) HWY_ATTR { put(first_point + at, v); });
       }
+    };
+    const int units = BandAt(tiling, bands.begin).unit_count;
+    if (HWY_LIKELY(bands.count() == 1)) {
+      PutUnits(units, channel, first_lane, layout, transformed, expand);
+      return;
+    }
+    const auto places = hn::SetTableIndices(kFloats, compact);
+    PutUnits(units * bands.count(), channel, first_lane, layout, transformed, [&](int unit, const auto& put) HWY_ATTR {
+      expand(unit, [&](std::size_t at, Floats v) HWY_ATTR { put(at, hn::TableLookupLanes(v, places)); });
     });
   }
 
   // Gather and Expand at once, where there is nothing to transform.
   HWY_INLINE void Copy(const Band& band, int channel, const float* loaded, int place, const float* rows, int first_lane,
                        const TransformedLayout& layout, float* transformed) const {
-    static_assert(!S::kDirect || (kPointsH == 1 && kStreams == 1));
+    constexpr int kChannelsAhead = 8;
     const Rows source = RowsOf(band, channel, loaded, place, rows);
-    PutUnits(band, channel, first_lane, layout, transformed, [&](int unit, const auto& put) HWY_ATTR {
-      put(0, ColumnsOf(source, 0, band.first_unit + unit + source.shift));
+    PutUnits(band.unit_count, channel, first_lane, layout, transformed, [&](int unit, const auto& put) HWY_ATTR {
+      const int column = band.first_unit + unit + source.shift;
+      put(0, ColumnsOf(source, 0, column));
+      // Lines of a channel are too few for the hardware to get going: fetch those of a channel that comes later.
+      __builtin_prefetch(source.at[0] + column + kChannelsAhead * conv.x_channel, 0, 2);
     });
   }
 
@@ -167,6 +192,7 @@ struct InputStage {
   }
 
   std::size_t LoadedChannelPitch() const { return static_cast<std::size_t>(kPointsH) * loaded_pitch; }
+  std::size_t LoadedBandPitch() const { return Taps::kChannelsAtATime * LoadedChannelPitch(); }
   int LoadedColumns(const Band& band) const {
     const int units = band.unit_count + halo, d = tiling.dilation_w;
     return d == 1 ? RoundUp(units, kLanes) * kStreams : RoundUp(units, d) * kStreams;
@@ -192,17 +218,17 @@ struct InputStage {
     return source;
   }
 
-  // Calls emit(unit, put) for each vector of a band's units; put(at, v) stores to the units' lanes, `at` floats on.
+  // Calls emit(unit, put) for each vector of some units; put(at, v) stores to the units' lanes, `at` floats on.
   template <class Emit>
-  HWY_INLINE void PutUnits(const Band& band, int channel, int first_lane, const TransformedLayout& layout,
+  HWY_INLINE void PutUnits(int unit_count, int channel, int first_lane, const TransformedLayout& layout,
                            float* transformed, const Emit& emit) const {
     transformed += channel * layout.channel;
-    for (int unit = 0; unit < band.unit_count; unit += kLanes) {
+    for (int unit = 0; unit < unit_count; unit += kLanes) {
       const int lane = first_lane + unit;
       const int block = lane / layout.block_lanes, position = lane % layout.block_lanes;
       // With several blocks, bands are transformed in any order and a band must not touch its neighbours' lanes. In a
       // single block they come in order: what is written past the end of a band is overwritten by the next one.
-      const int lanes = layout.blocks == 1 ? kLanes : std::min(kLanes, band.unit_count - unit);
+      const int lanes = layout.blocks == 1 ? kLanes : std::min(kLanes, unit_count - unit);
       const int here = layout.blocks == 1 ? kLanes : std::min(lanes, layout.block_lanes - position);
       float* target = transformed + block * layout.block + position;
       if (HWY_LIKELY(here == kLanes)) {
@@ -249,14 +275,32 @@ struct InputStage {
     for (int unit = 0; unit < band.unit_count + halo; unit += kLanes) {
       const int first = (band.first_unit + unit) * kStreams + source.shift;
       for (int j = 0; j < kStreams; j++) TransformColumns(source, first + j * kLanes, buffer + j * kLanes, kPitch);
+      SortDense(buffer, kPitch, columns + unit);
+    }
+  }
+
+  // The same for bands that share a vector, each with its halo.
+  HWY_INLINE void GatherNarrow(Range bands, int channel, const float* loaded, int place, float* buffer,
+                               float* columns) const {
+    constexpr std::size_t kPitch = (kStreams + 1) * kLanes;  // a band's last vector may reach over the end
+    for (int index = bands.begin; index < bands.end; index++, loaded += LoadedBandPitch()) {
+      const Band band = BandAt(tiling, index);
+      const Rows source = RowsOf(band, channel, loaded, place, buffer);
+      const int first = band.first_unit * kStreams + source.shift, width = (band.unit_count + halo) * kStreams;
+      float* target = buffer + (index - bands.begin) * width;
+      for (int j = 0; j < width; j += kLanes) TransformColumns(source, first + j, target + j, kPitch);
+    }
+    SortDense(buffer, kPitch, columns);
+  }
+
+  HWY_INLINE void SortDense(const float* buffer, std::size_t pitch, float* columns) const {
+    POLYCONV_UNROLL
+    for (int h = 0; h < kPointsH; h++) {
+      Floats streams[kStreams];
+      Deinterleave<kStreams>(buffer + h * pitch, streams);
+      float* target = columns + static_cast<std::size_t>(h) * kStreams * column_pitch;
       POLYCONV_UNROLL
-      for (int h = 0; h < kPointsH; h++) {
-        Floats streams[kStreams];
-        Deinterleave<kStreams>(buffer + h * kPitch, streams);
-        float* target = columns + static_cast<std::size_t>(h) * kStreams * column_pitch + unit;
-        POLYCONV_UNROLL
-        for (int j = 0; j < kStreams; j++) Store(target + j * column_pitch, streams[j]);
-      }
+      for (int j = 0; j < kStreams; j++) Store(target + j * column_pitch, streams[j]);
     }
   }
 

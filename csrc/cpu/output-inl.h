@@ -37,7 +37,7 @@ struct OutputStage {
 
   OutputStage(const Convolution& c, const Tiling& t, int lanes) : conv(c), tiling(t) {
     unit_pitch = lanes + kLanes;
-    line_pitch = RoundUp(t.part_units * kStreams, kLanes) + (kStreams + 1) * kLanes;
+    line_pitch = lanes * kStreams + (kStreams + 1) * kLanes;
     const double bytes = 4.0 * c.batch * c.out_channels * c.out_height * c.out_width;
     stream = bytes > (8 << 20);
     transposes = c.y_column != 1 && c.y_channel == 1;
@@ -71,29 +71,32 @@ struct OutputStage {
     }
   }
 
-  // Writes the rows of one band of some neighbouring output channels. `units` points at the band's first unit; channels
-  // are units_size() apart.
-  HWY_INLINE void Write(const Band& band, int first_channel, int channels, const float* units, float* lines) const {
-    const int first_row = band.tile_row * kRows * tiling.dilation_h + band.phase;
-    const int rows = std::min(kRows, CeilDiv(conv.out_height - first_row, tiling.dilation_h));
-    const int begin = band.first_unit * kStreams;  // parts start at whole tiles, all phases of them
-    const int count = std::min(conv.out_width - begin, band.unit_count * kStreams);
-    if (rows <= 0 || count <= 0) return;
-    const float* line = units;
-    std::size_t pitch = unit_pitch, channel_pitch = units_size();
-    if constexpr (kStreams > 1) {
-      for (int k = 0; k < channels; k++) Arrange(units + k * units_size(), rows, count, lines + k * lines_size());
-      line = lines, pitch = line_pitch, channel_pitch = lines_size();
+  // Writes the rows of all bands of a chunk for some neighbouring output channels, units_size() apart in `units`.
+  HWY_INLINE void Write(Range bands, int first_channel, int channels, const float* units, float* lines) const {
+    const bool dense = tiling.dilation_w == 1 && kStreams > 1;
+    for (int k = 0; k < channels && dense; k++) {
+      const int count = tiling.parts > 1 ? tiling.part_units : bands.count() * tiling.units;
+      ArrangeDense(units + k * units_size(), count, lines + k * lines_size());
     }
-    float* target = conv.y + band.image * conv.y_batch + first_channel * conv.y_channel +
-                    static_cast<std::ptrdiff_t>(first_row) * conv.y_row + begin * conv.y_column;
-    for (int row = 0; row < rows; row++, line += pitch, target += conv.y_row * tiling.dilation_h) {
-      if (conv.y_column == 1) {
-        WriteLine(target, line, count);
-      } else if (transposes) {
-        WriteTransposed(target, line, channel_pitch, channels, count);
+    for (int index = bands.begin; index < bands.end; index++) {
+      const Band band = BandAt(tiling, index);
+      const int first_unit = (index - bands.begin) * tiling.units;  // inside the chunk
+      const int first_row = band.tile_row * kRows * tiling.dilation_h + band.phase;
+      const int rows = std::min(kRows, CeilDiv(conv.out_height - first_row, tiling.dilation_h));
+      const int begin = band.first_unit * kStreams;  // parts start at whole tiles, all phases of them
+      const int count = std::min(conv.out_width - begin, band.unit_count * kStreams);
+      if (rows <= 0 || count <= 0) continue;
+      float* target = conv.y + band.image * conv.y_batch + first_channel * conv.y_channel +
+                      static_cast<std::ptrdiff_t>(first_row) * conv.y_row + begin * conv.y_column;
+      if (kStreams == 1) {  // units are columns already
+        WriteRows(target, units + first_unit, unit_pitch, units_size(), channels, rows, count);
+      } else if (dense) {
+        WriteRows(target, lines + first_unit * kStreams, line_pitch, lines_size(), channels, rows, count);
       } else {
-        for (int i = 0; i < count; i++) target[i * conv.y_column] = line[i];
+        for (int k = 0; k < channels; k++) {
+          ArrangeDilated(units + k * units_size() + first_unit, rows, count, lines + k * lines_size());
+        }
+        WriteRows(target, lines, line_pitch, lines_size(), channels, rows, count);
       }
     }
   }
@@ -167,21 +170,22 @@ struct OutputStage {
     }
   }
 
-  // The columns of a band in order: lines[row][column].
-  HWY_INLINE void Arrange(const float* units, int rows, int count, float* lines) const {
-    if (tiling.dilation_w > 1) {
-      WithRuns(tiling.dilation_w, [&]<int kRuns>() HWY_ATTR { MergeRuns<kRuns>(units, rows, count, lines); });
-      return;
-    }
-    for (int row = 0; row < rows; row++) {
+  // The columns in order, of all bands at once: lines[row][column].
+  HWY_INLINE void ArrangeDense(const float* units, int count, float* lines) const {
+    for (int row = 0; row < kRows; row++) {
       const float* source = units + static_cast<std::size_t>(row) * kStreams * unit_pitch;
-      for (int unit = 0; unit * kStreams < count; unit += kLanes) {
+      for (int unit = 0; unit < count; unit += kLanes) {
         Floats streams[kStreams];
         POLYCONV_UNROLL
         for (int j = 0; j < kStreams; j++) streams[j] = Load(source + j * unit_pitch + unit);
         Interleave<kStreams>(streams, lines + row * line_pitch + unit * kStreams);
       }
     }
+  }
+
+  // The same for one band with a dilation.
+  HWY_INLINE void ArrangeDilated(const float* units, int rows, int count, float* lines) const {
+    WithRuns(tiling.dilation_w, [&]<int kRuns>() HWY_ATTR { MergeRuns<kRuns>(units, rows, count, lines); });
   }
 
   template <int kRuns>
@@ -194,6 +198,19 @@ struct OutputStage {
       const float* source = units + column % d;
       for (int row = 0; row < rows; row++, source += static_cast<std::size_t>(kStreams) * unit_pitch) {
         Store(lines + row * line_pitch + column, merger.Merge([&](int run) HWY_ATTR { return source + offsets[run]; }));
+      }
+    }
+  }
+
+  HWY_INLINE void WriteRows(float* target, const float* line, std::size_t pitch, std::size_t channel_pitch,
+                            int channels, int rows, int count) const {
+    for (int row = 0; row < rows; row++, line += pitch, target += conv.y_row * tiling.dilation_h) {
+      if (conv.y_column == 1) {
+        WriteLine(target, line, count);
+      } else if (transposes) {
+        WriteTransposed(target, line, channel_pitch, channels, count);
+      } else {
+        for (int i = 0; i < count; i++) target[i * conv.y_column] = line[i];
       }
     }
   }

@@ -29,6 +29,11 @@ struct Tiling {
   int lanes;  // units of a chunk, rounded up to whole vectors
 };
 
+struct Range {
+  int begin, end;
+  int count() const { return end - begin; }
+};
+
 // One band or part of a band.
 struct Band {
   int image, phase, tile_row;
