@@ -28,6 +28,10 @@ __all__ = ["instruction_set"]  # a fixture
 ALGORITHMS = range(4)
 
 
+def plan(algorithm: int) -> list[int]:
+    return [1, algorithm, 0, 0, 0]
+
+
 def reference(case: Case, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     top, bottom, left, right = case.padding
     padded = F.pad(x.double(), (left, right, top, bottom), mode=BORDERS[case.border])
@@ -41,7 +45,7 @@ def forward(case: Case, algorithm: int, layouts: tuple[str, str] = ("dense", "de
     w, bias = torch.randn(case.dw), torch.randn(case.out_channels)
     before = x.clone(), w.clone()
     y = laid_out(y, layouts[1]).fill_(float("nan"))
-    torch.ops.polyconv_cpu.channel_convolve(x, w, bias, y, case.geometry, algorithm, None)
+    torch.ops.polyconv_cpu.convolve(x, w, bias, y, case.geometry, plan(algorithm), None)
     close(y, reference(case, x, w, bias))
     assert torch.equal(x, before[0])
     assert torch.equal(w, before[1])
@@ -52,8 +56,10 @@ def input_gradient(case: Case, algorithm: int, layouts: tuple[str, str] = ("dens
     dx = laid_out(x, layouts[0]).fill_(float("nan"))
     dy = laid_out(dy, layouts[1])
     w = torch.randn(case.dw)
-    torch.ops.polyconv_cpu.channel_input_gradient(dy, w, dx, case.geometry, algorithm)
-    _, expected = torch.autograd.functional.vjp(lambda t: reference(case, t, w, None), torch.zeros_like(x).double(), dy.double())
+    torch.ops.polyconv_cpu.input_gradient(dy, w, dx, case.geometry, plan(algorithm))
+    _, expected = torch.autograd.functional.vjp(
+        lambda t: reference(case, t, w, None), torch.zeros_like(x).double(), dy.double()
+    )
     close(dx, expected)
 
 
@@ -95,7 +101,7 @@ def test_same_bits_whatever_the_number_of_threads(algorithm: int) -> None:
         for count in (1, 2, 3, 2):
             torch.set_num_threads(count)
             y = poisoned(case.y)
-            torch.ops.polyconv_cpu.channel_convolve(x, w, None, y, case.geometry, algorithm, None)
+            torch.ops.polyconv_cpu.convolve(x, w, None, y, case.geometry, plan(algorithm), None)
             results.append(y)
     finally:
         torch.set_num_threads(threads)
@@ -108,7 +114,7 @@ def test_kept_weights_give_the_same_bits(algorithm: int) -> None:
     x, _ = case.tensors()
     w, bias = torch.randn(case.dw), torch.randn(case.out_channels)
     fresh, kept = poisoned(case.y), poisoned(case.y)
-    torch.ops.polyconv_cpu.channel_convolve(x, w, bias, fresh, case.geometry, algorithm, None)
-    weights = torch.ops.polyconv_cpu.channel_weights(x, w, kept, case.geometry, algorithm)
-    torch.ops.polyconv_cpu.channel_convolve(x, w, bias, kept, case.geometry, algorithm, weights)
+    torch.ops.polyconv_cpu.convolve(x, w, bias, fresh, case.geometry, plan(algorithm), None)
+    weights = torch.ops.polyconv_cpu.transform_weights(x, w, kept, case.geometry, plan(algorithm))
+    torch.ops.polyconv_cpu.convolve(x, w, bias, kept, case.geometry, plan(algorithm), weights)
     assert torch.equal(fresh, kept)

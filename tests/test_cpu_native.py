@@ -68,7 +68,7 @@ class Case:
 
 
 def plan(scheme: Scheme, mode: int = AUTOMATIC, lanes: int = 0) -> list[int]:
-    return [SCHEMES.index(scheme), mode, lanes, 0]
+    return [0, SCHEMES.index(scheme), mode, lanes, 0]
 
 
 def close(found: Tensor, expected: Tensor) -> None:

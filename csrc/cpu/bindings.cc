@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "channel_schemes.h"
 #include "convolution.h"
 #include "memory.h"
 #include "output_pool.h"
@@ -20,15 +21,20 @@ namespace {
 
 // The plan of a call: which kernels, and how the work is cut. Zeros leave the cut to the kernels.
 struct Plan {
-  Algorithm algorithm;
+  const SchemeKernels* kernels;
   Schedule schedule;
 };
 
+// From [lanes, algorithm, mode, lanes per chunk, channels at a time]. The first says what the lanes of vectors hold.
 Plan ReadPlan(const std::vector<int64_t>& numbers) {
-  Require(numbers.size() == 4, "a plan has 4 numbers");
+  Require(numbers.size() == 5, "a plan has 5 numbers");
   const auto at = [&](int i) { return static_cast<int>(numbers[i]); };
-  Require(at(0) >= 0 && at(0) < static_cast<int>(Algorithm::kCount), "no such algorithm");
-  return {static_cast<Algorithm>(at(0)), {at(1), at(2), at(3)}};
+  enum { kTiles = 0, kChannels = 1 };
+  Plan plan{nullptr, {at(2), at(3), at(4)}};
+  if (at(0) == kTiles) plan.kernels = FindScheme(TheSet(), static_cast<Algorithm>(at(1)));
+  if (at(0) == kChannels) plan.kernels = FindChannelScheme(TheSet(), at(1));
+  Require(plan.kernels != nullptr, "no such algorithm");
+  return plan;
 }
 
 // Transformed weights for a forward `convolve`. They depend on the instruction set, the weights and the algorithm, not
@@ -36,7 +42,7 @@ Plan ReadPlan(const std::vector<int64_t>& numbers) {
 Tensor TransformWeightsOp(const Tensor& x, const Tensor& w, const Tensor& y,
                           const std::vector<int64_t>& geometry_numbers, const std::vector<int64_t>& plan_numbers) {
   const Geometry geometry = ReadGeometry(geometry_numbers);
-  const SchemeKernels& kernels = *FindScheme(TheSet(), ReadPlan(plan_numbers).algorithm);
+  const SchemeKernels& kernels = *ReadPlan(plan_numbers).kernels;
   const Convolution first = DescribeForward(x, w, y, geometry);
   const std::size_t size = kernels.weights_size(first);
   Tensor transformed = torch::stable::new_empty(w, {static_cast<int64_t>(size) * geometry.groups});
@@ -55,7 +61,7 @@ void RunGroups(const Convolution& first, int groups, bool input_gradient, const 
     for (int group = 0; group < groups; group++) WriteZeros(OfGroup(first, group, input_gradient), runtime);
     return;
   }
-  const SchemeKernels& kernels = *FindScheme(TheSet(), plan.algorithm);
+  const SchemeKernels& kernels = *plan.kernels;
   const std::size_t size = kernels.weights_size(first);
   static thread_local Scratch weights_scratch;
   for (int group = 0; group < groups; group++) {
@@ -154,7 +160,7 @@ std::vector<int64_t> StageCyclesOp() {
 }  // namespace
 
 STABLE_TORCH_LIBRARY(polyconv_cpu, m) {
-  // geometry: stride_h, stride_w, top, left, dilation_h, dilation_w, groups, border; plan: algorithm, mode, lanes, channels
+  // geometry: stride_h, stride_w, top, left, dilation_h, dilation_w, groups, border; plan: see ReadPlan
   m.def("transform_weights(Tensor x, Tensor w, Tensor y, int[] geometry, int[] plan) -> Tensor");
   m.def(
       "convolve(Tensor x, Tensor w, Tensor? bias, Tensor(a!) y, int[] geometry, int[] plan, Tensor? transformed) -> "

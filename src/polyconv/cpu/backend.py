@@ -45,7 +45,7 @@ class CpuBackend:
         if chosen.engine is Engine.ATEN:
             aten.run(problem, tensors)
             return
-        ops, geometry, plan = torch.ops.polyconv_cpu, native.geometry_numbers(problem), [chosen.algorithm, 0, 0, 0]
+        ops, geometry, plan = torch.ops.polyconv_cpu, native.geometry_numbers(problem), native.plan_numbers(chosen)
         x, y = tensors["x"], tensors["y"]
         stem = {Engine.DEPTHWISE: "depthwise_", Engine.PLAIN: "plain_"}.get(chosen.engine)
         if stem is not None:
@@ -62,4 +62,4 @@ class CpuBackend:
         elif problem.kind is Pass.DGRAD:
             ops.input_gradient(y, tensors["w"], x, geometry, plan)
         else:
-            ops.weight_gradient(x, y, tensors["dw"], tensors.get("db"), geometry, plan[:1])
+            ops.weight_gradient(x, y, tensors["dw"], tensors.get("db"), geometry, [chosen.algorithm])

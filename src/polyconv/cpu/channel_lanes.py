@@ -1,6 +1,7 @@
-"""The weight gradient, with channels in the lanes of vectors (``csrc/cpu/channel_gradient-inl.h``).
+"""Channels in the lanes of vectors (``csrc/cpu/channel_*``): the weight gradient, and forward passes of small maps.
 
-The fast form has the taps as outputs: a tile of dy plays the part of the taps, and the sum is over all tiles.
+The weight gradient has the taps as outputs: a tile of dy plays the part of the taps, and the sum is over all tiles. In
+a forward pass a pixel is a vector of channels, so that nothing depends on how many columns an image has.
 """
 
 from __future__ import annotations
@@ -11,62 +12,122 @@ from math import prod
 
 import torch
 
-from ..problem import Pass, Problem
+from ..problem import Pair, Pass, Problem
 from . import native
 from .candidates import Candidate, Engine, error_of, reduction_of
+from .correlations import Correlation, correlations
 from .device import CpuDevice
 from .schemes import DIRECT, FAST, KernelScheme, ceil_div
 
-SCHEMES = (DIRECT, *FAST)
+GRADIENTS = (DIRECT, *FAST)
 """In the order of ``polyconv::GradientAlgorithm``."""
 
+FORWARD = (DIRECT, KernelScheme(4, 3, 4, 3), KernelScheme(6, 3, 6, 3), KernelScheme(2, 3, 2, 3))
+"""In the order of ``polyconv::ChannelAlgorithm``."""
 
-def refusal(problem: Problem, scheme: KernelScheme) -> str | None:
-    """Why a scheme cannot run this problem, or None."""
-    if problem.kind is not Pass.WGRAD:
-        return "computes weights, not outputs"
-    if problem.dtype != "float32":
-        return f"computes in float32, not {problem.dtype}"
-    if problem.stride != (1, 1) and not scheme.direct:
-        return f"of unit stride, not {problem.stride[0]}x{problem.stride[1]}"
-    return None
+LONGEST_SUM = 144
+"""Products that a forward pass adds in sequence, at most, before the sum is added to the sums before it."""
 
 
 def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
-    """Every scheme."""
-    for index, scheme in enumerate(SCHEMES):
-        why_not = refusal(problem, scheme)
+    """Every scheme of the pass."""
+    gradient = problem.kind is Pass.WGRAD
+    for index, scheme in enumerate(GRADIENTS if gradient else FORWARD):
+        why_not = _refusal(problem, scheme)
         if why_not is not None:
             yield Candidate(Engine.CHANNEL_LANES, str(scheme), index, scheme.direct, refusal=why_not)
-            continue
-        yield Candidate(
-            Engine.CHANNEL_LANES,
-            str(scheme),
-            index,
-            scheme.direct,
-            cycles=problem.groups * gradient_cycles(problem, scheme, device),
-            error=_error(problem, index),
-        )
+        elif gradient:
+            yield Candidate(
+                Engine.CHANNEL_LANES,
+                str(scheme),
+                index,
+                scheme.direct,
+                cycles=problem.groups * gradient_cycles(problem, scheme, device),
+                error=_gradient_error(problem, index),
+            )
+        else:
+            yield _forward_candidate(problem, index, scheme, device)
+
+
+def _refusal(problem: Problem, scheme: KernelScheme) -> str | None:
+    """Why a scheme cannot run this problem, or None."""
+    if problem.dtype != "float32":
+        return f"computes in float32, not {problem.dtype}"
+    if scheme.direct:
+        return None
+    if problem.kind is not Pass.DGRAD and problem.stride != (1, 1):
+        return f"of unit stride, not {problem.stride[0]}x{problem.stride[1]}"
+    if problem.kind is not Pass.WGRAD and max(problem.kernel) > 3:
+        return f"of at most 3x3 taps, not {problem.kernel[0]}x{problem.kernel[1]}"
+    return None
+
+
+def _tiles(batch: int, size: Pair, dilation: Pair, scheme: KernelScheme) -> int:
+    """Tiles that an output of this size is cut into."""
+    axes = zip(size, dilation, scheme.outputs, strict=True)
+    return batch * prod(ceil_div(ceil_div(extent, d), m) * d for extent, d, m in axes)
+
+
+# ---- forward passes and input gradients
+
+
+def _forward_candidate(problem: Problem, index: int, scheme: KernelScheme, device: CpuDevice) -> Candidate:
+    parts = _as_they_are(problem) if scheme.direct else correlations(problem)
+    weight_cycles = problem.groups * sum(_weight_cycles(part, scheme, device) for part in parts)
+    return Candidate(
+        Engine.CHANNEL_LANES,
+        str(scheme),
+        index,
+        scheme.direct,
+        cycles=weight_cycles + problem.groups * sum(forward_cycles(part, scheme, device) for part in parts),
+        weight_cycles=weight_cycles,
+        error=max((_forward_error(problem, part, scheme) for part in parts), default=0.0),
+    )
+
+
+def _as_they_are(problem: Problem) -> tuple[Correlation, ...]:
+    """Direct summation takes a forward stride as it is: no tap is moved to another channel."""
+    if problem.kind is Pass.DGRAD:
+        return correlations(problem)
+    c, k = problem.channels_per_group
+    return (Correlation(problem.batch, c, k, problem.out_size, problem.kernel, problem.dilation),)
 
 
 @lru_cache(maxsize=4096)
-def _error(problem: Problem, index: int) -> float:
+def _forward_error(problem: Problem, part: Correlation, scheme: KernelScheme) -> float:
+    count = part.channels * (prod(part.taps) if scheme.direct else 1)
+    return error_of(problem, scheme.exact, count, (LONGEST_SUM,))
+
+
+def forward_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:
+    """Estimated cycles on one core, of one group, but for the weights. Fitted on a machine with AVX-512."""
+    x_vectors, y_vectors = ceil_div(part.channels, device.lanes), ceil_div(part.outputs, device.lanes)
+    tiles, points = _tiles(part.batch, part.size, part.dilation, scheme), prod(scheme.points)
+    terms = part.channels * (prod(part.taps) if scheme.direct else points)
+    products = tiles * terms * y_vectors * 0.6
+    pixels = part.batch * prod(part.size) * (x_vectors + y_vectors) * 12.0
+    transforms = 0.0 if scheme.direct else tiles * points * (x_vectors + y_vectors) * 4.0
+    return products + pixels + transforms
+
+
+def _weight_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:
+    points = prod(part.taps) if scheme.direct else prod(scheme.points)
+    return points * part.channels * ceil_div(part.outputs, device.lanes) * (4.0 if scheme.direct else 20.0)
+
+
+# ---- the weight gradient
+
+
+@lru_cache(maxsize=4096)
+def _gradient_error(problem: Problem, index: int) -> float:
     sizes = [*problem.x_shape, *problem.w_shape, *problem.out_size]
     geometry = native.geometry_numbers(problem)
     blocks = torch.ops.polyconv_cpu.weight_gradient_blocks(sizes, geometry, [index])
-    scheme = SCHEMES[index]
-    count = reduction_of(problem) if scheme.direct else tile_count(problem, scheme)
+    scheme = GRADIENTS[index]
+    count = (
+        reduction_of(problem) if scheme.direct else _tiles(problem.batch, problem.out_size, problem.dilation, scheme)
+    )
     return error_of(problem, scheme.exact, count, tuple(blocks))
-
-
-def tile_count(problem: Problem, scheme: KernelScheme) -> int:
-    """Tiles of dy that are summed over."""
-    tiles = [
-        ceil_div(ceil_div(problem.out_size[axis], problem.dilation[axis]), scheme.outputs[axis])
-        * problem.dilation[axis]
-        for axis in range(2)
-    ]
-    return problem.batch * prod(tiles)
 
 
 def gradient_cycles(problem: Problem, scheme: KernelScheme, device: CpuDevice) -> float:
@@ -82,7 +143,10 @@ def gradient_cycles(problem: Problem, scheme: KernelScheme, device: CpuDevice) -
     if scheme.direct:
         outputs = problem.batch * prod(problem.out_size)
         return pack + outputs * prod(problem.kernel) * padded * 0.6
-    tiles, points = tile_count(problem, scheme), prod(scheme.points) * scheme.slots
+    tiles, points = (
+        _tiles(problem.batch, problem.out_size, problem.dilation, scheme),
+        prod(scheme.points) * scheme.slots,
+    )
     segments = scheme.segments(problem.kernel)
     products = tiles * segments * points * padded * 0.6
     transforms = tiles * points * (segments * x_vectors + y_vectors) * 3.0

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..problem import PaddingMode, Problem
+from .candidates import Candidate, Engine
 
 _MODULE = "polyconv.cpu._native"
 
@@ -56,6 +57,11 @@ def empty_output(like: Tensor, shape: Sequence[int]) -> Tensor:
 def set_output_pool_limit(size: int) -> None:
     """Most bytes of freed outputs to keep for the next ones; what is over is given back at once. 0 keeps none."""
     torch.ops.polyconv_cpu.set_output_pool_limit(size)
+
+
+def plan_numbers(chosen: Candidate) -> list[int]:
+    """What the lanes hold and which algorithm; zeros leave the cut of the work to the kernels."""
+    return [int(chosen.engine is Engine.CHANNEL_LANES), chosen.algorithm, 0, 0, 0]
 
 
 BORDERS = tuple(PaddingMode)
