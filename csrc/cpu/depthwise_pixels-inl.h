@@ -149,18 +149,29 @@ class DepthwisePixels {
       tile.weights = weights;
       tile.taps_w = v.taps;
       for (int u = 0, pixels; u < v.count; u += pixels) {
-        pixels = v.count - u >= kTilePixels ? kTilePixels : 1;
+        const int left = v.count - u;
+        pixels = left >= kTilePixels ? kTilePixels : left >= kTilePixels / 2 ? kTilePixels / 2 : 1;
         tile.first_column = conv_.width.StartOf(v) + u * conv_.width.stride;
         tile.y = y + (u * column_phases + b) * conv_.y_column;
         if (tile.rows == kTileRows) {
-          pixels == 1 ? RunTile<kTileRows, 1>(tile, first_channel, last_channel)
-                      : RunTile<kTileRows, kTilePixels>(tile, first_channel, last_channel);
+          RunTile<kTileRows>(pixels, tile, first_channel, last_channel);
         } else {
-          pixels == 1 ? RunTile<1, 1>(tile, first_channel, last_channel)
-                      : RunTile<1, kTilePixels>(tile, first_channel, last_channel);
+          RunTile<1>(pixels, tile, first_channel, last_channel);
         }
       }
       weights += std::size_t{1} * v.taps * channels_;
+    }
+  }
+
+  template <int kRows>
+  HWY_INLINE void RunTile(int pixels, const Tile& tile, int first_channel, int last_channel) const {
+    switch (pixels) {
+      case kTilePixels:
+        return RunTile<kRows, kTilePixels>(tile, first_channel, last_channel);
+      case kTilePixels / 2:
+        return RunTile<kRows, kTilePixels / 2>(tile, first_channel, last_channel);
+      default:
+        return RunTile<kRows, 1>(tile, first_channel, last_channel);
     }
   }
 
