@@ -45,6 +45,14 @@ HWY_INLINE Floats LoadChannels(const float* p, int channels) {
 }
 
 class DepthwisePixels {
+  // A register tile.
+  static constexpr int kTileRows = 2;
+#if HWY_TARGET <= HWY_AVX3
+  static constexpr int kTilePixels = 8;
+#else
+  static constexpr int kTilePixels = 4;
+#endif
+
  public:
   static bool Takes(const DepthwiseCorrelation& conv) {
     return conv.reads == 1 && conv.writes == 1 && conv.groups >= kLanes / 2 && conv.x_channel == 1 &&
@@ -68,12 +76,14 @@ class DepthwisePixels {
   void Run(const Runtime& runtime) const {
     float* weights = Scratch::Shared().Get(std::size_t{1} * taps_h_ * taps_w_ * channels_);
     PackWeights(weights);
-    const std::int64_t rows = std::int64_t{1} * conv_.batch * conv_.height.target;
-    runtime.parallel_for(rows, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t row = begin; row < end; row++) {
+    const int phases = static_cast<int>(conv_.height.phases.size());
+    const int pairs = CeilDiv(CeilDiv(conv_.height.target, phases), kTileRows);
+    runtime.parallel_for(std::int64_t{1} * conv_.batch * pairs * phases, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t task = begin; task < end; task++) {
+        const int phase = static_cast<int>(task % phases), pair = static_cast<int>(task / phases % pairs);
         for (int first = 0; first < conv_.groups; first += block_channels_) {
-          RunRow(row / conv_.height.target, static_cast<int>(row % conv_.height.target), first,
-                 std::min(first + block_channels_, conv_.groups), weights);
+          const int last = std::min(first + block_channels_, conv_.groups);
+          RunRows(task / phases / pairs, phase, pair * kTileRows, first, last, weights);
         }
       }
       hwy::FlushStream();
@@ -96,101 +106,154 @@ class DepthwisePixels {
     }
   }
 
-  // A few output pixels of one row and one phase.
+  // A few output pixels of one phase, in one row or in two that share what they read.
   struct Tile {
     const float* image;
     const float* weights;  // of the first tap of the phase
     float* y;
-    std::ptrdiff_t y_step;  // from one pixel to the next
-    int first_row;          // positions of the first tap
+    std::ptrdiff_t y_row, y_step;  // from one row and one pixel to the next
+    int rows;
+    int first_row;  // positions of the first tap
     int first_column;
     int taps_h, taps_w;
   };
 
-  void RunRow(std::int64_t image, int row, int first_channel, int last_channel, const float* weights) const {
+  // kTileRows rows of a phase, from number u on.
+  void RunRows(std::int64_t image, int row_phase, int u, int first_channel, int last_channel,
+               const float* weights) const {
     const int row_phases = static_cast<int>(conv_.height.phases.size());
-    const int column_phases = static_cast<int>(conv_.width.phases.size());
-    const AxisPhase& h = conv_.height.phases[row % row_phases];
-    for (int a = 0; a < row % row_phases; a++) {
+    const AxisPhase& h = conv_.height.phases[row_phase];
+    for (int a = 0; a < row_phase; a++) {
       weights += std::size_t{1} * conv_.height.phases[a].taps * taps_w_ * channels_;
     }
+    const int rows = std::min(kTileRows, h.count - u);
+    // Tap r + 1 of a row is tap r of the next one only if stride and dilation agree.
+    const bool together = rows == kTileRows && conv_.height.stride == conv_.height.dilation;
     Tile tile;
     tile.image = conv_.x + image * conv_.x_batch;
-    tile.first_row = conv_.height.StartOf(h) + row / row_phases * conv_.height.stride;
     tile.taps_h = h.taps;
+    tile.y_row = row_phases * conv_.y_row;
+    tile.rows = together ? kTileRows : 1;
+    for (int row = 0; row < rows; row += tile.rows) {
+      tile.first_row = conv_.height.StartOf(h) + (u + row) * conv_.height.stride;
+      RunColumns(tile, conv_.y + image * conv_.y_batch + ((u + row) * row_phases + row_phase) * conv_.y_row,
+                 first_channel, last_channel, weights);
+    }
+  }
+
+  void RunColumns(Tile& tile, float* y, int first_channel, int last_channel, const float* weights) const {
+    const int column_phases = static_cast<int>(conv_.width.phases.size());
     tile.y_step = column_phases * conv_.y_column;
     for (int b = 0; b < column_phases; b++) {
       const AxisPhase& v = conv_.width.phases[b];
       tile.weights = weights;
       tile.taps_w = v.taps;
       for (int u = 0, pixels; u < v.count; u += pixels) {
-        pixels = v.count - u >= kMostPixels ? kMostPixels : v.count - u >= 4 ? 4 : 1;
+        const int left = v.count - u;
+        pixels = left >= kTilePixels ? kTilePixels : left >= kTilePixels / 2 ? kTilePixels / 2 : 1;
         tile.first_column = conv_.width.StartOf(v) + u * conv_.width.stride;
-        tile.y = conv_.y + image * conv_.y_batch + row * conv_.y_row + (u * column_phases + b) * conv_.y_column;
-        if (pixels == kMostPixels) {
-          RunTile<kMostPixels>(tile, first_channel, last_channel);
-        } else if (pixels == 4) {
-          RunTile<4>(tile, first_channel, last_channel);
+        tile.y = y + (u * column_phases + b) * conv_.y_column;
+        if (tile.rows == kTileRows) {
+          RunTile<kTileRows>(pixels, tile, first_channel, last_channel);
         } else {
-          RunTile<1>(tile, first_channel, last_channel);
+          RunTile<1>(pixels, tile, first_channel, last_channel);
         }
       }
       weights += std::size_t{1} * v.taps * channels_;
     }
   }
 
-  template <int kPixels>
+  template <int kRows>
+  HWY_INLINE void RunTile(int pixels, const Tile& tile, int first_channel, int last_channel) const {
+    switch (pixels) {
+      case kTilePixels:
+        return RunTile<kRows, kTilePixels>(tile, first_channel, last_channel);
+      case kTilePixels / 2:
+        return RunTile<kRows, kTilePixels / 2>(tile, first_channel, last_channel);
+      default:
+        return RunTile<kRows, 1>(tile, first_channel, last_channel);
+    }
+  }
+
+  template <int kRows, int kPixels>
   HWY_NOINLINE void RunTile(const Tile& tile, int first_channel, int last_channel) const {
     const int last = tile.first_column + (kPixels - 1) * conv_.width.stride + (tile.taps_w - 1) * conv_.width.dilation;
     const bool inside = AreInside(conv_.width, tile.first_column, last);
     int c = first_channel;
     if (inside) {
-      for (; c + kLanes <= last_channel; c += kLanes) RunVector<kPixels, true, true>(tile, c);
-      if (c < last_channel) RunVector<kPixels, false, true>(tile, c);
+      for (; c + kLanes <= last_channel; c += kLanes) RunVector<kRows, kPixels, true, true>(tile, c);
+      if (c < last_channel) RunVector<kRows, kPixels, false, true>(tile, c);
     } else {
-      for (; c + kLanes <= last_channel; c += kLanes) RunVector<kPixels, true, false>(tile, c);
-      if (c < last_channel) RunVector<kPixels, false, false>(tile, c);
+      for (; c + kLanes <= last_channel; c += kLanes) RunVector<kRows, kPixels, true, false>(tile, c);
+      if (c < last_channel) RunVector<kRows, kPixels, false, false>(tile, c);
     }
   }
 
-  template <int kPixels, bool kWhole, bool kInside>
+  template <int kRows, int kPixels, bool kWhole, bool kInside>
   HWY_INLINE void RunVector(const Tile& tile, int channel) const {
     const int channels = conv_.groups - channel;
-    const std::ptrdiff_t pixel_step = conv_.width.stride * conv_.x_column;
-    const std::ptrdiff_t tap_step = conv_.width.dilation * conv_.x_column;
-    Floats sums[kPixels];
+    Floats sums[kRows][kPixels];
     const Floats start = conv_.bias == nullptr ? hn::Zero(kFloats) : LoadBias(channel, std::min(channels, kLanes));
     POLYCONV_UNROLL
-    for (int j = 0; j < kPixels; j++) sums[j] = start;
-    for (int r = 0; r < tile.taps_h; r++) {
-      const int row = rows_[tile.first_row + r * conv_.height.dilation];
+    for (int row = 0; row < kRows; row++) {
+      POLYCONV_UNROLL
+      for (int j = 0; j < kPixels; j++) sums[row][j] = start;
+    }
+    // Input row t meets tap row t of the first output row and tap row t - 1 of the second one.
+    const int lines = tile.taps_h == 0 ? 0 : tile.taps_h + kRows - 1;
+    for (int t = 0; t < lines; t++) {
+      const int row = rows_[tile.first_row + t * conv_.height.dilation];
       if (row < 0) continue;
-      const float* weights = tile.weights + std::size_t{1} * r * taps_w_ * channels_ + channel;
       const float* line = tile.image + row * conv_.x_row + channel;
-      const float* source = line + (tile.first_column - conv_.width.before) * conv_.x_column;
-      for (int s = 0; s < tile.taps_w; s++, weights += channels_, source += tap_step) {
-        const Floats weight = Load(weights);
-        POLYCONV_UNROLL
-        for (int j = 0; j < kPixels; j++) {
-          if constexpr (kInside) {
-            sums[j] = hn::MulAdd(weight, LoadChannels<kWhole>(source + j * pixel_step, channels), sums[j]);
-          } else {
-            const int column = columns_[tile.first_column + j * conv_.width.stride + s * conv_.width.dilation];
-            if (column < 0) continue;
-            sums[j] = hn::MulAdd(weight, LoadChannels<kWhole>(line + column * conv_.x_column, channels), sums[j]);
-          }
-        }
+      if (kRows == 1 || t == 0) {
+        AddLine<0, 0, kPixels, kWhole, kInside>(tile, channel, t, line, sums);
+      } else if (t == tile.taps_h) {
+        AddLine<kRows - 1, kRows - 1, kPixels, kWhole, kInside>(tile, channel, t, line, sums);
+      } else {
+        AddLine<0, kRows - 1, kPixels, kWhole, kInside>(tile, channel, t, line, sums);
       }
     }
     POLYCONV_UNROLL
-    for (int j = 0; j < kPixels; j++) {
-      float* target = tile.y + j * tile.y_step + channel;
-      if constexpr (!kWhole) {
-        StoreBetween(target, sums[j], 0, channels);
-      } else if (stream_) {
-        hn::Stream(sums[j], kFloats, target);
-      } else {
-        Store(target, sums[j]);
+    for (int row = 0; row < kRows; row++) {
+      POLYCONV_UNROLL
+      for (int j = 0; j < kPixels; j++) {
+        float* target = tile.y + row * tile.y_row + j * tile.y_step + channel;
+        if constexpr (!kWhole) {
+          StoreBetween(target, sums[row][j], 0, channels);
+        } else if (stream_) {
+          hn::Stream(sums[row][j], kFloats, target);
+        } else {
+          Store(target, sums[row][j]);
+        }
+      }
+    }
+  }
+
+  // One row of input for the tile's rows kFirst to kLast.
+  template <int kFirst, int kLast, int kPixels, bool kWhole, bool kInside, int kRows>
+  HWY_INLINE void AddLine(const Tile& tile, int channel, int t, const float* line,
+                          Floats (&sums)[kRows][kPixels]) const {
+    const int channels = conv_.groups - channel;
+    const std::ptrdiff_t pixel_step = conv_.width.stride * conv_.x_column;
+    const std::ptrdiff_t tap_step = conv_.width.dilation * conv_.x_column;
+    const std::ptrdiff_t tap_row = std::ptrdiff_t{1} * taps_w_ * channels_;
+    const float* weights = tile.weights + t * tap_row + channel;
+    const float* source = line + (tile.first_column - conv_.width.before) * conv_.x_column;
+    for (int s = 0; s < tile.taps_w; s++, weights += channels_, source += tap_step) {
+      Floats weight[kRows];
+      POLYCONV_UNROLL
+      for (int row = kFirst; row <= kLast; row++) weight[row] = Load(weights - row * tap_row);
+      POLYCONV_UNROLL
+      for (int j = 0; j < kPixels; j++) {
+        const float* pixel = source + j * pixel_step;
+        if constexpr (!kInside) {
+          const int column = columns_[tile.first_column + j * conv_.width.stride + s * conv_.width.dilation];
+          if (column < 0) continue;
+          pixel = line + column * conv_.x_column;
+        }
+        const Floats x = LoadChannels<kWhole>(pixel, channels);
+        POLYCONV_UNROLL
+        for (int row = kFirst; row <= kLast; row++) sums[row][j] = hn::MulAdd(weight[row], x, sums[row][j]);
       }
     }
   }
@@ -200,8 +263,6 @@ class DepthwisePixels {
     for (int i = 0; i < channels; i++) bias[i] = conv_.bias[(channel + i) * conv_.bias_step];
     return hn::Load(kFloats, bias);
   }
-
-  static constexpr int kMostPixels = 8;
 
   const DepthwiseCorrelation& conv_;
   const std::vector<int> rows_, columns_;  // of the source, by position
@@ -281,34 +342,26 @@ class DepthwisePixelWeights {
   HWY_INLINE void AddRow(std::int64_t image, int channel, int i, float* sums) const {
     const DepthwiseAxis& height = gradient_.height;
     const float* dy = gradient_.dy + image * gradient_.y_batch + i * gradient_.y_row + channel;
-    for (int r = 0; r < taps_h_; r++) {
+    const float* image_rows = gradient_.x + image * gradient_.x_batch + channel;
+    const auto line_of = [&](int r) {
       const int row = rows_[i * height.stride + r * height.dilation];
-      if (row < 0) continue;
-      const float* line = gradient_.x + image * gradient_.x_batch + row * gradient_.x_row + channel;
+      return row < 0 ? nullptr : image_rows + row * gradient_.x_row;
+    };
+    for (int r = 0, rows; r < taps_h_; r += rows) {
+      rows = 1;
+      const float* lines[3] = {line_of(r)};
+      if (lines[0] == nullptr) continue;
+      if (taps_w_ <= 3 && r + 2 < taps_h_) {
+        lines[1] = line_of(r + 1), lines[2] = line_of(r + 2);
+        if (lines[1] != nullptr && lines[2] != nullptr) rows = 3;
+      }
       for (int s = 0, taps; s < taps_w_; s += taps) {
         taps = std::min(taps_w_ - s, kMostTaps);
         float* target = sums + (std::size_t{1} * r * taps_w_ + s) * kLanes;
-        switch (taps) {
-          case 1:
-            AddTaps<1, kWhole>(dy, line, channel, s, target);
-            break;
-          case 2:
-            AddTaps<2, kWhole>(dy, line, channel, s, target);
-            break;
-          case 3:
-            AddTaps<3, kWhole>(dy, line, channel, s, target);
-            break;
-          case 4:
-            AddTaps<4, kWhole>(dy, line, channel, s, target);
-            break;
-          case 5:
-            AddTaps<5, kWhole>(dy, line, channel, s, target);
-            break;
-          case 6:
-            AddTaps<6, kWhole>(dy, line, channel, s, target);
-            break;
-          default:
-            AddTaps<kMostTaps, kWhole>(dy, line, channel, s, target);
+        if (rows == 3) {
+          AddTaps<3, 3, kWhole>(taps, dy, lines, channel, s, target);
+        } else {
+          AddTaps<1, kMostTaps, kWhole>(taps, dy, lines, channel, s, target);
         }
       }
     }
@@ -321,36 +374,57 @@ class DepthwisePixelWeights {
     Store(target, sum);
   }
 
-  // sums += products of one row of dy and one row of x, for kTaps neighbouring taps
-  template <int kTaps, bool kWhole>
-  HWY_NOINLINE void AddTaps(const float* dy, const float* line, int channel, int first_tap, float* target) const {
+  // Calls the next one with as many taps as there are, at most kMost.
+  template <int kRows, int kMost, bool kWhole>
+  HWY_INLINE void AddTaps(int taps, const float* dy, const float* const* lines, int channel, int first_tap,
+                          float* target) const {
+    if constexpr (kMost > 1) {
+      if (taps < kMost) return AddTaps<kRows, kMost - 1, kWhole>(taps, dy, lines, channel, first_tap, target);
+    }
+    AddProducts<kRows, kMost, kWhole>(dy, lines, channel, first_tap, target);
+  }
+
+  // sums += products of one row of dy and kRows rows of x, for kTaps neighbouring taps of each row. The more sums, the
+  // less they wait for one another.
+  template <int kRows, int kTaps, bool kWhole>
+  HWY_NOINLINE void AddProducts(const float* dy, const float* const* lines, int channel, int first_tap,
+                                float* target) const {
     const DepthwiseAxis& width = gradient_.width;
     const int channels = gradient_.groups - channel;
     const std::ptrdiff_t tap_step = width.dilation * gradient_.x_column;
-    Floats sums[kTaps];
+    const std::ptrdiff_t row_pitch = std::ptrdiff_t{1} * taps_w_ * kLanes;
+    Floats sums[kRows][kTaps];
+    const float* line[kRows];
     POLYCONV_UNROLL
-    for (int q = 0; q < kTaps; q++) sums[q] = Load(target + q * kLanes);
+    for (int r = 0; r < kRows; r++) {
+      line[r] = lines[r];
+      POLYCONV_UNROLL
+      for (int q = 0; q < kTaps; q++) sums[r][q] = Load(target + r * row_pitch + q * kLanes);
+    }
     for (int j = 0; j < width.target; j++) {
       const Floats gradient = LoadChannels<kWhole>(dy + j * gradient_.y_column, channels);
       const int position = j * width.stride + first_tap * width.dilation;
-      if (HWY_LIKELY(AreInside(width, position, position + (kTaps - 1) * width.dilation))) {
-        const float* source = line + (position - width.before) * gradient_.x_column;
-        POLYCONV_UNROLL
-        for (int q = 0; q < kTaps; q++) {
-          sums[q] = hn::MulAdd(gradient, LoadChannels<kWhole>(source + q * tap_step, channels), sums[q]);
-        }
-      } else {
-        POLYCONV_UNROLL
-        for (int q = 0; q < kTaps; q++) {
+      const bool inside = AreInside(width, position, position + (kTaps - 1) * width.dilation);
+      const std::ptrdiff_t first = (position - width.before) * gradient_.x_column;
+      POLYCONV_UNROLL
+      for (int q = 0; q < kTaps; q++) {
+        std::ptrdiff_t at = first + q * tap_step;
+        if (HWY_UNLIKELY(!inside)) {
           const int column = columns_[position + q * width.dilation];
           if (column < 0) continue;
-          const Floats x = LoadChannels<kWhole>(line + column * gradient_.x_column, channels);
-          sums[q] = hn::MulAdd(gradient, x, sums[q]);
+          at = column * gradient_.x_column;
+        }
+        POLYCONV_UNROLL
+        for (int r = 0; r < kRows; r++) {
+          sums[r][q] = hn::MulAdd(gradient, LoadChannels<kWhole>(line[r] + at, channels), sums[r][q]);
         }
       }
     }
     POLYCONV_UNROLL
-    for (int q = 0; q < kTaps; q++) Store(target + q * kLanes, sums[q]);
+    for (int r = 0; r < kRows; r++) {
+      POLYCONV_UNROLL
+      for (int q = 0; q < kTaps; q++) Store(target + r * row_pitch + q * kLanes, sums[r][q]);
+    }
   }
 
   void Finish(int c, const double* partial, std::size_t share) const {
