@@ -1,7 +1,7 @@
 """Builds the native CPU backend in place, for development: ``python csrc/build.py [--counters]``.
 
 The result, ``src/polyconv/cpu/_native.abi3.so``, is what an editable installation imports. Sources that changed are
-compiled again, all of them when a header did. The flags are those of the wheel.
+compiled again, and those that include a header that did. The flags are those of the wheel.
 """
 
 from __future__ import annotations
@@ -40,6 +40,15 @@ def compiler() -> str:
     return os.environ.get("CXX", "g++")
 
 
+def _is_stale(target: Path) -> bool:
+    """Whether an object is older than anything that it was compiled from, by the list that the compiler wrote."""
+    listed = target.with_suffix(".d")
+    if not target.exists() or not listed.exists():
+        return True
+    sources = [Path(name) for name in listed.read_text().replace("\\\n", " ").split()[1:]]
+    return any(not source.exists() or source.stat().st_mtime > target.stat().st_mtime for source in sources)
+
+
 def build(counters: bool = False) -> Path:
     """Compiles what is out of date and links; gives the path of the module."""
     out = ROOT / "build" / ("cpu-counters" if counters else "cpu")
@@ -47,17 +56,17 @@ def build(counters: bool = False) -> Path:
     includes = [*include_paths(), sysconfig.get_paths()["include"], str(ROOT / "csrc" / "cpu")]
     flags = [*FLAGS, *(["-DPOLYCONV_STAGE_COUNTERS"] if counters else []), *(f"-isystem{i}" for i in includes[:-1])]
     flags.append(f"-I{includes[-1]}")
-    headers = max(path.stat().st_mtime for path in (ROOT / "csrc" / "cpu").glob("*.h"))
     stale: list[tuple[Path, Path]] = []
     objects: list[Path] = []
     for source in SOURCES:
         target = out / (source.stem + ".o")
         objects.append(target)
-        if not target.exists() or target.stat().st_mtime <= max(headers, source.stat().st_mtime):
+        if _is_stale(target):
             stale.append((source, target))
 
     def compile_one(pair: tuple[Path, Path]) -> int:
-        return subprocess.run([compiler(), *flags, "-c", str(pair[0]), "-o", str(pair[1])], check=False).returncode
+        command = [compiler(), *flags, "-MMD", "-c", str(pair[0]), "-o", str(pair[1])]
+        return subprocess.run(command, check=False).returncode
 
     # As many at a time as there are cores: a compiler takes a gigabyte. The largest sources first.
     stale.sort(key=lambda pair: "schemes" in pair[0].name or "channel" in pair[0].name, reverse=True)
@@ -66,7 +75,7 @@ def build(counters: bool = False) -> Path:
     failed = [source.name for (source, _), code in zip(stale, codes, strict=True) if code != 0]
     if failed:
         sys.exit(f"could not compile {', '.join(failed)}")
-    module = ROOT / "src" / "polyconv" / "cpu" / "_native.abi3.so"
+    module = (out if counters else ROOT / "src" / "polyconv" / "cpu") / "_native.abi3.so"
     lib = Path(torch.__file__).parent / "lib"
     subprocess.run(
         [compiler(), "-shared", "-o", str(module), *map(str, objects), f"-L{lib}", "-ltorch", "-ltorch_cpu", "-lc10"],

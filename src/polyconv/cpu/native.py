@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,9 +39,16 @@ def is_available() -> bool:
     return why_absent() is None
 
 
+def _operators() -> Any:
+    reason = why_absent()
+    if reason is not None:
+        raise RuntimeError(reason)
+    return torch.ops.polyconv_cpu
+
+
 def instruction_set(name: str = "") -> str:
     """The instruction set in use: ``avx512``, ``avx2`` or ``sse4``. With a name (or ``best``), choose it: for tests."""
-    result: str = torch.ops.polyconv_cpu.instruction_set(name)
+    result: str = _operators().instruction_set(name)
     return result
 
 
@@ -50,13 +58,13 @@ def empty_output(like: Tensor, shape: Sequence[int]) -> Tensor:
     The system clears every page of new memory, which takes longer than computing a large output. At most
     :func:`set_output_pool_limit` bytes (1 GiB unless set) lie idle in the pool; larger outputs are allocated by torch.
     """
-    result: Tensor = torch.ops.polyconv_cpu.empty_output(like, list(shape))
+    result: Tensor = _operators().empty_output(like, list(shape))
     return result
 
 
 def set_output_pool_limit(size: int) -> None:
     """Most bytes of freed outputs to keep for the next ones; what is over is given back at once. 0 keeps none."""
-    torch.ops.polyconv_cpu.set_output_pool_limit(size)
+    _operators().set_output_pool_limit(size)
 
 
 def plan_numbers(chosen: Candidate) -> list[int]:
