@@ -7,20 +7,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_cpu_weight_gradient import (
-    BORDERS,
-    CASES,
-    LAYOUTS,
-    STRIDED,
-    Case,
-    cases,
-    close,
-    instruction_set,
-    laid_out,
-    poisoned,
-)
 from torch import Tensor
 
+from channel_cases import BORDERS, CASES, LAYOUTS, STRIDED, Case, cases, close, instruction_set, laid_out, poisoned
 from polyconv.cpu import native
 
 __all__ = ["instruction_set"]  # a fixture
@@ -53,12 +42,14 @@ def input_gradient(case: Case, algorithm: int, layouts: tuple[str, str] = ("dens
     dy = laid_out(dy, layouts[1])
     w = torch.randn(case.dw)
     torch.ops.polyconv_cpu.channel_input_gradient(dy, w, dx, case.geometry, algorithm)
-    _, expected = torch.autograd.functional.vjp(lambda t: reference(case, t, w, None), torch.zeros_like(x).double(), dy.double())
+    _, expected = torch.autograd.functional.vjp(
+        lambda t: reference(case, t, w, None), torch.zeros_like(x).double(), dy.double()
+    )
     close(dx, expected)
 
 
 @pytest.mark.parametrize("case", [*CASES.values(), *STRIDED.values()], ids=[*CASES, *STRIDED])
-def test_edges(case: Case, instruction_set: str) -> None:  # noqa: F811
+def test_edges(case: Case, instruction_set: str) -> None:
     assert native.instruction_set() == instruction_set
     for algorithm in ALGORITHMS:
         forward(case, algorithm)
