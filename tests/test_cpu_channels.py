@@ -7,20 +7,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_cpu_weight_gradient import (
-    BORDERS,
-    CASES,
-    LAYOUTS,
-    STRIDED,
-    Case,
-    cases,
-    close,
-    instruction_set,
-    laid_out,
-    poisoned,
-)
 from torch import Tensor
 
+from channel_cases import BORDERS, CASES, LAYOUTS, STRIDED, Case, cases, close, instruction_set, laid_out, poisoned
 from polyconv.cpu import native
 
 __all__ = ["instruction_set"]  # a fixture
@@ -64,7 +53,7 @@ def input_gradient(case: Case, algorithm: int, layouts: tuple[str, str] = ("dens
 
 
 @pytest.mark.parametrize("case", [*CASES.values(), *STRIDED.values()], ids=[*CASES, *STRIDED])
-def test_edges(case: Case, instruction_set: str) -> None:  # noqa: F811
+def test_edges(case: Case, instruction_set: str) -> None:
     assert native.instruction_set() == instruction_set
     for algorithm in ALGORITHMS:
         forward(case, algorithm)

@@ -203,10 +203,14 @@ class DirectForward {
               int vectors, const RowUnpacker& unpacker) const {
     const PanelGrid& grid = panels_.grid();
     panels_.ForPanels(chunk, [&](const Panel& panel, int) {
-      for (int i = 0; i < panel.rows; i++, sums += panel.columns * kLanes) {
-        unpacker.Unpack(panel.image, grid.OutputRow(panel, i), grid.FirstOutputColumn(panel), panel.columns, sums,
-                        vector_pitch, first_vector, vectors);
+      for (int v = 0; v < vectors; v++) {
+        const float* row = sums + v * vector_pitch;
+        for (int i = 0; i < panel.rows; i++, row += panel.columns * kLanes) {
+          unpacker.Unpack(panel.image, grid.OutputRow(panel, i), grid.FirstOutputColumn(panel), panel.columns, row,
+                          first_vector + v);
+        }
       }
+      sums += panel.rows * panel.columns * kLanes;
     });
   }
 
@@ -301,10 +305,13 @@ class FastForward {
           }
         }
       }
-      for (int i = 0; i < grid.OutputRows(panel); i++) {
-        unpacker.Unpack(panel.image, grid.OutputRow(panel, i), grid.FirstOutputColumn(panel),
-                        panel.columns * AlongW::kM * grid.column_dilation(), outputs + i * out_row, panels_.dy_vector(),
-                        first_vector, vectors);
+      // All rows of a few channels before the next: rows may share cache lines.
+      for (int v = 0; v < vectors; v++) {
+        for (int i = 0; i < grid.OutputRows(panel); i++) {
+          unpacker.Unpack(panel.image, grid.OutputRow(panel, i), grid.FirstOutputColumn(panel),
+                          panel.columns * AlongW::kM * grid.column_dilation(),
+                          outputs + i * out_row + v * panels_.dy_vector(), first_vector + v);
+        }
       }
     });
   }

@@ -359,59 +359,62 @@ class ChannelGradient {
   }
 
   void RunShared(const Runtime& runtime) const {
-    const PackedPanels& panels = form_.panels();
-    const int slabs = cut_.parts, chunks = panels.grid().chunks();
-    const int at_a_time = DivideUp(chunks, slabs);
-    const std::size_t one = layout_.layout.size(), chunk_operands = ChunkOperands(form_);
-    const std::size_t group_operands = form_.operands_size();
-    const bool expands = group_operands > 0;
+    const int chunks = form_.panels().grid().chunks(), at_a_time = DivideUp(chunks, cut_.parts);
     Carver carver;
     const std::size_t sums_at = carver.Take(AllSums(form_));
-    const std::size_t operands_at = carver.Take(at_a_time * chunk_operands);
+    const std::size_t operands_at = carver.Take(at_a_time * ChunkOperands(form_));
     float* shared = Scratch::Shared().Get(carver.size());
     float* sums = shared + sums_at;
     float* operands = shared + operands_at;
-    const int channels = panels.dy_vectors() * kLanes;
-    std::vector<double> bias(problem_.db != nullptr ? (at_a_time + 1) * channels : 0);
+    const int channels = form_.panels().dy_vectors() * kLanes;
+    std::vector<double> bias(problem_.db != nullptr ? channels : 0), chunk_bias(bias.size() * at_a_time);
     for (int first = 0; first < chunks; first += at_a_time) {
       const int count = std::min(at_a_time, chunks - first);
-      runtime.parallel_for(count, [&](std::int64_t begin, std::int64_t end) {
-        Carver own;
-        const std::size_t packed_at = own.Take(expands ? panels.chunk_size() : 0);
-        const std::size_t work_at = own.Take(form_.work_size());
-        float* scratch = Scratch::OfThread().Get(own.size());
-        for (int i = static_cast<int>(begin); i < end; i++) {
-          float* target = operands + i * chunk_operands;
-          float* packed = expands ? scratch + packed_at : target;
-          double* chunk_bias = bias.empty() ? nullptr : bias.data() + (i + 1) * channels;
-          if (chunk_bias != nullptr) std::fill(chunk_bias, chunk_bias + channels, 0.0);
-          panels.Pack(first + i, packed, chunk_bias);
-          for (int group = 0; group < Form::kGroups; group++) {
-            form_.Expand(group, first + i, packed, target + group * group_operands, scratch + work_at);
-          }
-        }
-      });
-      for (int i = 1; i <= count && !bias.empty(); i++) {
-        for (int k = 0; k < channels; k++) bias[k] += bias[i * channels + k];
-      }
-      // Enough items for many threads, each with accumulators of its own.
-      const int matrices = form_.matrices() * Form::kGroups, tiles = layout_.layout.row_tiles();
-      const int parts = std::min(tiles, DivideUp(128, matrices));
-      runtime.parallel_for(std::int64_t{matrices} * parts, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t item = begin; item < end; item++) {
-          const int matrix = static_cast<int>(item / parts), part = static_cast<int>(item % parts);
-          const int group = matrix / form_.matrices();
-          const StageTimer timer(Stage::kProducts);
-          for (int i = 0; i < count; i++) {
-            const float* source = operands + i * chunk_operands;
-            Multiply(first + i, matrix % form_.matrices(), tiles * part / parts, tiles * (part + 1) / parts, source,
-                     source + group * group_operands, sums + matrix * one, first + i > 0);
-          }
-        }
-      });
+      std::fill(chunk_bias.begin(), chunk_bias.end(), 0.0);
+      PrepareSlab(first, count, operands, bias.empty() ? nullptr : chunk_bias.data(), runtime);
+      for (std::size_t i = 0; i < bias.size() * count; i++) bias[i % bias.size()] += chunk_bias[i];
+      MultiplySlab(first, count, operands, sums, runtime);
     }
     Finish(sums, runtime);
     if (problem_.db != nullptr) FinishBias(bias.data(), 1);
+  }
+
+  // The operands of some chunks, side by side, and the sums of their dy unless `bias` is null.
+  void PrepareSlab(int first, int count, float* operands, double* bias, const Runtime& runtime) const {
+    const PackedPanels& panels = form_.panels();
+    const bool expands = form_.operands_size() > 0;
+    runtime.parallel_for(count, [&](std::int64_t begin, std::int64_t end) {
+      Carver carver;
+      const std::size_t packed_at = carver.Take(expands ? panels.chunk_size() : 0);
+      const std::size_t work_at = carver.Take(form_.work_size());
+      float* scratch = Scratch::OfThread().Get(carver.size());
+      for (int i = static_cast<int>(begin); i < end; i++) {
+        float* target = operands + i * ChunkOperands(form_);
+        float* packed = expands ? scratch + packed_at : target;
+        panels.Pack(first + i, packed, bias == nullptr ? nullptr : bias + i * panels.dy_vectors() * kLanes);
+        for (int group = 0; group < Form::kGroups; group++) {
+          form_.Expand(group, first + i, packed, target + group * form_.operands_size(), scratch + work_at);
+        }
+      }
+    });
+  }
+
+  // Their products. The items are enough for many threads, and each has accumulators of its own.
+  void MultiplySlab(int first, int count, const float* operands, float* sums, const Runtime& runtime) const {
+    const int matrices = form_.matrices() * Form::kGroups, tiles = layout_.layout.row_tiles();
+    const int parts = std::min(tiles, DivideUp(128, matrices));
+    runtime.parallel_for(std::int64_t{matrices} * parts, [&](std::int64_t begin, std::int64_t end) {
+      const StageTimer timer(Stage::kProducts);
+      for (std::int64_t item = begin; item < end; item++) {
+        const int matrix = static_cast<int>(item / parts), part = static_cast<int>(item % parts);
+        const int group = matrix / form_.matrices();
+        for (int i = 0; i < count; i++) {
+          const float* source = operands + i * ChunkOperands(form_);
+          Multiply(first + i, matrix % form_.matrices(), tiles * part / parts, tiles * (part + 1) / parts, source,
+                   source + group * form_.operands_size(), sums + matrix * layout_.layout.size(), first + i > 0);
+        }
+      }
+    });
   }
 
   // To the accumulators of the first slice, in double.
@@ -435,18 +438,16 @@ class ChannelGradient {
   void Finish(const float* accumulators, const Runtime& runtime) const {
     const StageTimer timer(Stage::kInvert);
     const SumLayout& layout = layout_.layout;
+    const auto finish_tile = [&](int row, int height, int v, int width, std::size_t offset) {
+      for (int r = 0; r < std::min(height, layout.rows - row); r++) {
+        for (int lane = 0; lane < width * kLanes; lane += kDoubleLanes) {
+          const float* sums = accumulators + offset + r * width * kLanes + lane;
+          FinishLanes({sums, layout.size()}, row + r, v * kLanes + lane);
+        }
+      }
+    };
     runtime.parallel_for(layout.row_tiles(), [&](std::int64_t begin, std::int64_t end) {
-      layout.ForTiles(static_cast<int>(begin), static_cast<int>(end),
-                      [&](int row, int height, int v, int width, std::size_t offset) {
-                        for (int r = 0; r < std::min(height, layout.rows - row); r++) {
-                          for (int z = 0; z < width; z++) {
-                            for (int half = 0; half < kLanes; half += kDoubleLanes) {
-                              const float* sums = accumulators + offset + (r * width + z) * kLanes + half;
-                              FinishLanes({sums, layout.size()}, row + r, (v + z) * kLanes + half);
-                            }
-                          }
-                        }
-                      });
+      layout.ForTiles(static_cast<int>(begin), static_cast<int>(end), finish_tile);
     });
   }
 

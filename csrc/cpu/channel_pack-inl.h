@@ -194,19 +194,14 @@ class RowUnpacker {
  public:
   explicit RowUnpacker(const Convolution& conv) : conv_(conv) {}
 
-  // Columns [first, first + count) of a row, without those outside, plus the bias. The source holds the vectors of
-  // channels from number `first_vector` on, `vector_pitch` floats apart.
-  void Unpack(int image, int row, int first, int count, const float* source, std::size_t vector_pitch, int first_vector,
-              int vectors) const {
+  // Columns [first, first + count) of a row, without those outside, of one vector of channels; adds the bias.
+  void Unpack(int image, int row, int first, int count, const float* source, int vector) const {
     if (row >= conv_.out_height) return;
-    count = std::min(count, conv_.out_width - first);
-    float* pixels = conv_.y + image * conv_.y_batch + row * conv_.y_row + first * conv_.y_column;
-    for (int v = 0; v < vectors; v++, source += vector_pitch) {
-      const int channel = (first_vector + v) * kLanes;
-      const int filled = std::min(kLanes, conv_.out_channels - channel);
-      const Floats bias = conv_.bias == nullptr ? hn::Zero(kFloats) : LoadBetween(conv_.bias + channel, 0, filled);
-      UnpackVector(source, count, filled, bias, pixels + channel * conv_.y_channel);
-    }
+    const int channel = vector * kLanes, filled = std::min(kLanes, conv_.out_channels - channel);
+    float* target =
+        conv_.y + image * conv_.y_batch + channel * conv_.y_channel + row * conv_.y_row + first * conv_.y_column;
+    const Floats bias = conv_.bias == nullptr ? hn::Zero(kFloats) : LoadBetween(conv_.bias + channel, 0, filled);
+    UnpackVector(source, std::min(count, conv_.out_width - first), filled, bias, target);
   }
 
  private:
