@@ -73,14 +73,14 @@ class FastConvolution {
       float* transformed = base + transformed_at;
       input_.ClearRows(base + input_scratch.rows);
       for (int chunk; (chunk = next_chunk.fetch_add(1)) < tiling_.chunk_count;) {
-        const Range bands = BandsOf(chunk);
-        const int chunk_vectors = CeilDiv(LanesOf(bands), kLanes);
+        const BandRange bands = BandsOf(tiling_, chunk);
+        const int chunk_vectors = CeilDiv(UnitsOf(tiling_, bands), kLanes);
         if (S::kGrouped) GatherChunk(bands, input_scratch, base);
         for (int group = 0; group < S::kGroups; group++) {
           if (S::kGrouped) {
             ExpandChunk(bands, group, base + input_scratch.columns, layout, transformed);
           } else {
-            GatherAndExpand(bands.begin, bands, {0, channels}, input_scratch, base, layout, transformed);
+            GatherAndExpand(bands, {0, channels}, input_scratch, base, layout, transformed);
           }
           for (int first = 0; first < weight_stage_.channel_tiles; first += batch) {
             const int last = std::min(first + batch, weight_stage_.channel_tiles);
@@ -120,12 +120,12 @@ class FastConvolution {
     float* products = base + products_at;
 
     for (int slab = 0; slab < tiling_.chunk_count; slab++) {
-      const Range bands = BandsOf(slab);
-      const int slab_blocks = CeilDiv(LanesOf(bands), layout.block_lanes);
+      const BandRange bands = BandsOf(tiling_, slab);
+      const int slab_blocks = CeilDiv(UnitsOf(tiling_, bands), layout.block_lanes);
       // Few bands and few channels at a time: what is written then lies close together, for every point.
       const int band_step = RoundUp(std::max(1, layout.block_lanes / tiling_.units), input_.side_by_side);
       const int channel_step = std::min(Taps::kChannelsAtATime, channels);
-      const int band_steps = CeilDiv(bands.end - bands.begin, band_step);
+      const int band_steps = CeilDiv(bands.count(), band_step);
       const int channel_steps = CeilDiv(channels, channel_step);
       runtime.parallel_for(band_steps * channel_steps, [&](std::int64_t begin, std::int64_t end) {
         Carver own;
@@ -135,7 +135,7 @@ class FastConvolution {
         for (int step = static_cast<int>(begin); step < end; step++) {
           const int first_band = bands.begin + step / channel_steps * band_step;
           const int first_channel = step % channel_steps * channel_step;
-          GatherAndExpand(bands.begin, {first_band, std::min(first_band + band_step, bands.end)},
+          GatherAndExpand(bands.Cut(first_band, band_step),
                           {first_channel, std::min(first_channel + channel_step, channels)}, scratch, mine, layout,
                           transformed);
         }
@@ -177,25 +177,16 @@ class FastConvolution {
           lines(carver.Take(output.lines_size() * output.ChannelsTogether())) {}
   };
 
-  Range BandsOf(int chunk) const {
-    const int begin = chunk * tiling_.bands_per_chunk;
-    return {begin, std::min(begin + tiling_.bands_per_chunk, tiling_.band_count * tiling_.parts)};
-  }
-
-  int LanesOf(Range bands) const {
-    return tiling_.parts > 1 ? BandAt(tiling_, bands.begin).unit_count : (bands.end - bands.begin) * tiling_.units;
-  }
-
   float BiasOf(int k) const { return conv_.bias == nullptr ? 0.0f : conv_.bias[k]; }
 
   // Calls use(some bands, channel, its place among the loaded ones). Channels outermost: bands of a channel overlap, so
   // that most rows are found in the cache again.
   template <class Use>
-  HWY_INLINE void ForEachInput(Range bands, Range channels, float* loaded, const Use& use) const {
+  HWY_INLINE void ForEachInput(const BandRange& bands, Range channels, float* loaded, const Use& use) const {
     for (int c = channels.begin, together; c < channels.end; c += together) {
       together = std::min(input_.ChannelsTogether(c), channels.end - c);
       for (int index = bands.begin; index < bands.end; index += input_.side_by_side) {
-        const Range some{index, std::min(index + input_.side_by_side, bands.end)};
+        const BandRange some = bands.Cut(index, input_.side_by_side);
         if (input_.loads) {
           const StageTimer timer(Stage::kLoad);
           input_.LoadRows(some, c, together, loaded);
@@ -211,42 +202,40 @@ class FastConvolution {
     return (band_group * input_.channels() + channel) * input_.columns_size();
   }
 
-  void GatherChunk(Range bands, const InputScratch& scratch, float* base) const {
-    ForEachInput(bands, {0, input_.channels()}, base + scratch.loaded, [&](Range some, int c, int place) HWY_ATTR {
-      const StageTimer timer(Stage::kGather);
-      input_.Gather(some, c, base + scratch.loaded, place, base + scratch.rows,
-                    base + scratch.columns + KeptAt(some.begin, bands.begin, c));
-    });
+  void GatherChunk(const BandRange& bands, const InputScratch& scratch, float* base) const {
+    ForEachInput(bands, {0, input_.channels()}, base + scratch.loaded,
+                 [&](const BandRange& some, int c, int place) HWY_ATTR {
+                   const StageTimer timer(Stage::kGather);
+                   input_.Gather(some, c, base + scratch.loaded, place, base + scratch.rows,
+                                 base + scratch.columns + KeptAt(some.begin, bands.begin, c));
+                 });
   }
 
-  void ExpandChunk(Range bands, int group, const float* columns, const TransformedLayout& layout,
+  void ExpandChunk(const BandRange& bands, int group, const float* columns, const TransformedLayout& layout,
                    float* transformed) const {
     const StageTimer timer(Stage::kExpand);
     for (int index = bands.begin; index < bands.end; index += input_.side_by_side) {
-      const Range some{index, std::min(index + input_.side_by_side, bands.end)};
+      const BandRange some = bands.Cut(index, input_.side_by_side);
       for (int c = 0; c < input_.channels(); c++) {
-        input_.Expand(some, group, columns + KeptAt(index, bands.begin, c), c, (index - bands.begin) * tiling_.units,
-                      layout, transformed);
+        input_.Expand(some, group, columns + KeptAt(index, bands.begin, c), c, layout, transformed);
       }
     }
   }
 
-  void GatherAndExpand(int first_band, Range bands, Range channels, const InputScratch& scratch, float* base,
+  void GatherAndExpand(const BandRange& bands, Range channels, const InputScratch& scratch, float* base,
                        const TransformedLayout& layout, float* transformed) const {
     const float* loaded = base + scratch.loaded;
-    ForEachInput(bands, channels, base + scratch.loaded, [&](Range some, int c, int place) HWY_ATTR {
-      const int first_lane = (some.begin - first_band) * tiling_.units;
+    ForEachInput(bands, channels, base + scratch.loaded, [&](const BandRange& some, int c, int place) HWY_ATTR {
       if constexpr (S::kDirect) {
         const StageTimer timer(Stage::kGather);
-        input_.Copy(BandAt(tiling_, some.begin), c, loaded, place, base + scratch.rows, first_lane, layout,
-                    transformed);
+        input_.Copy(BandAt(tiling_, some, some.begin), c, loaded, place, base + scratch.rows, layout, transformed);
       } else {
         {
           const StageTimer timer(Stage::kGather);
           input_.Gather(some, c, loaded, place, base + scratch.rows, base + scratch.columns);
         }
         const StageTimer timer(Stage::kExpand);
-        input_.Expand(some, 0, base + scratch.columns, c, first_lane, layout, transformed);
+        input_.Expand(some, 0, base + scratch.columns, c, layout, transformed);
       }
     });
   }
@@ -286,8 +275,8 @@ class FastConvolution {
   }
 
   // Inverse transforms of the output channels in `range`, whose products begin at `products`; the last group writes.
-  HWY_INLINE void InvertAndWrite(const OutputStage<S>& output, int group, Range range, Range bands, int vectors,
-                                 const float* products, std::size_t tile_products, float* sums,
+  HWY_INLINE void InvertAndWrite(const OutputStage<S>& output, int group, Range range, const BandRange& bands,
+                                 int vectors, const float* products, std::size_t tile_products, float* sums,
                                  const OutputScratch& scratch, float* base) const {
     const int step = output.ChannelsTogether();
     for (int first = range.begin; first < range.end; first += step) {

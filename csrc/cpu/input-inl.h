@@ -85,11 +85,12 @@ struct InputStage {
     row_pitch = RoundUp(origin + reached, kLanes) + 2 * kLanes + 16;
     row_pitch = std::max(row_pitch, (kStreams + 1) * kLanes);  // the dense path's buffer lies in the same place
     // Room for the last vector, wherever it starts: see SortDilated.
-    const int count = t.part_units + halo;
+    const int count = t.piece_units + halo;
     const int step = d == 1 || d > kLanes ? kLanes : LanesInRuns(d);
     column_pitch = RoundUp((count - 1) / step * step + kLanes + (d > kLanes ? kLanes : 0), kLanes);
     loaded_pitch = RoundUp(RoundUp(count, d) * kStreams, kStreams * kLanes) + kLanes;
-    side_by_side = d == 1 && t.parts == 1 && !S::kDirect ? std::max(1, kLanes / (t.units + halo)) : 1;
+    side_by_side =
+        d == 1 && t.chunk_tiles % t.band_tiles == 0 && !S::kDirect ? std::max(1, kLanes / (t.units + halo)) : 1;
     for (int i = 0; i < kLanes; i++) compact[i] = std::min(i + i / t.units * halo, kLanes - 1);
   }
 
@@ -109,10 +110,10 @@ struct InputStage {
 
   // The rows that up to `side_by_side` bands need of some channels: loaded[band][channel][row][column], from each band's
   // first unit on.
-  void LoadRows(Range bands, int channel, int count, float* loaded) const {
+  void LoadRows(const BandRange& bands, int channel, int count, float* loaded) const {
     const auto [image_channel, segment_h, segment_w] = taps.At(channel);
     for (int index = bands.begin; index < bands.end; index++, loaded += LoadedBandPitch()) {
-      const Band band = BandAt(tiling, index);
+      const Band band = BandAt(tiling, bands, index);
       const float* image = conv.x + band.image * conv.x_batch + image_channel * conv.x_channel;
       for (int i = 0; i < kPointsH; i++) {
         const int y = InsideOf(conv.border, RowAt(band, segment_h, i), conv.in_height);
@@ -125,8 +126,9 @@ struct InputStage {
   // Transforms along H what up to `side_by_side` bands need of a channel, and sorts the columns. `loaded` is where
   // LoadRows put the first of several channels, this being number `place` of them; nothing where the image is read in
   // place.
-  HWY_INLINE void Gather(Range bands, int channel, const float* loaded, int place, float* rows, float* columns) const {
-    const Band band = BandAt(tiling, bands.begin);
+  HWY_INLINE void Gather(const BandRange& bands, int channel, const float* loaded, int place, float* rows,
+                         float* columns) const {
+    const Band band = BandAt(tiling, bands, bands.begin);
     if (tiling.dilation_w > 1) {
       GatherDilated(band, RowsOf(band, channel, loaded, place, rows), rows, columns);
     } else if (band.unit_count + halo > kLanes) {
@@ -136,8 +138,8 @@ struct InputStage {
     }
   }
 
-  // Transforms one group of H points along W and puts the bands' units from `first_lane` on.
-  HWY_INLINE void Expand(Range bands, int group, const float* columns, int channel, int first_lane,
+  // Transforms one group of H points along W and puts the bands' units to their lanes.
+  HWY_INLINE void Expand(const BandRange& bands, int group, const float* columns, int channel,
                          const TransformedLayout& layout, float* transformed) const {
     const auto expand = [&](int unit, const auto& put) HWY_ATTR {
       for (int row = 0; row < S::kGroupRows; row++) {
@@ -147,23 +149,24 @@ struct InputStage {
         ExpandVector(source, layout, [&](std::size_t at, Floats v) HWY_ATTR { put(first_point + at, v); });
       }
     };
-    const int units = BandAt(tiling, bands.begin).unit_count;
+    const Band band = BandAt(tiling, bands, bands.begin);
     if (HWY_LIKELY(bands.count() == 1)) {
-      PutUnits(units, channel, first_lane, layout, transformed, expand);
+      PutUnits(band.unit_count, channel, band.first_lane, layout, transformed, expand);
       return;
     }
     const auto places = hn::SetTableIndices(kFloats, compact);
-    PutUnits(units * bands.count(), channel, first_lane, layout, transformed, [&](int unit, const auto& put) HWY_ATTR {
-      expand(unit, [&](std::size_t at, Floats v) HWY_ATTR { put(at, hn::TableLookupLanes(v, places)); });
-    });
+    PutUnits(band.unit_count * bands.count(), channel, band.first_lane, layout, transformed,
+             [&](int unit, const auto& put) HWY_ATTR {
+               expand(unit, [&](std::size_t at, Floats v) HWY_ATTR { put(at, hn::TableLookupLanes(v, places)); });
+             });
   }
 
   // Gather and Expand at once, where there is nothing to transform.
-  HWY_INLINE void Copy(const Band& band, int channel, const float* loaded, int place, const float* rows, int first_lane,
+  HWY_INLINE void Copy(const Band& band, int channel, const float* loaded, int place, const float* rows,
                        const TransformedLayout& layout, float* transformed) const {
     constexpr int kChannelsAhead = 8;
     const Rows source = RowsOf(band, channel, loaded, place, rows);
-    PutUnits(band.unit_count, channel, first_lane, layout, transformed, [&](int unit, const auto& put) HWY_ATTR {
+    PutUnits(band.unit_count, channel, band.first_lane, layout, transformed, [&](int unit, const auto& put) HWY_ATTR {
       const int column = band.first_unit + unit + source.shift;
       put(0, ColumnsOf(source, 0, column));
       // Lines of a channel are too few for the hardware to get going: fetch those of a channel that comes later.
@@ -280,11 +283,11 @@ struct InputStage {
   }
 
   // The same for bands that share a vector, each with its halo.
-  HWY_INLINE void GatherNarrow(Range bands, int channel, const float* loaded, int place, float* buffer,
+  HWY_INLINE void GatherNarrow(const BandRange& bands, int channel, const float* loaded, int place, float* buffer,
                                float* columns) const {
     constexpr std::size_t kPitch = (kStreams + 1) * kLanes;  // a band's last vector may reach over the end
     for (int index = bands.begin; index < bands.end; index++, loaded += LoadedBandPitch()) {
-      const Band band = BandAt(tiling, index);
+      const Band band = BandAt(tiling, bands, index);
       const Rows source = RowsOf(band, channel, loaded, place, buffer);
       const int first = band.first_unit * kStreams + source.shift, width = (band.unit_count + halo) * kStreams;
       float* target = buffer + (index - bands.begin) * width;

@@ -72,29 +72,28 @@ struct OutputStage {
   }
 
   // Writes the rows of all bands of a chunk for some neighbouring output channels, units_size() apart in `units`.
-  HWY_INLINE void Write(Range bands, int first_channel, int channels, const float* units, float* lines) const {
+  HWY_INLINE void Write(const BandRange& bands, int first_channel, int channels, const float* units,
+                        float* lines) const {
     const bool dense = tiling.dilation_w == 1 && kStreams > 1;
     for (int k = 0; k < channels && dense; k++) {
-      const int count = tiling.parts > 1 ? tiling.part_units : bands.count() * tiling.units;
-      ArrangeDense(units + k * units_size(), count, lines + k * lines_size());
+      ArrangeDense(units + k * units_size(), UnitsOf(tiling, bands), lines + k * lines_size());
     }
     for (int index = bands.begin; index < bands.end; index++) {
-      const Band band = BandAt(tiling, index);
-      const int first_unit = (index - bands.begin) * tiling.units;  // inside the chunk
+      const Band band = BandAt(tiling, bands, index);
       const int first_row = band.tile_row * kRows * tiling.dilation_h + band.phase;
       const int rows = std::min(kRows, CeilDiv(conv.out_height - first_row, tiling.dilation_h));
-      const int begin = band.first_unit * kStreams;  // parts start at whole tiles, all phases of them
+      const int begin = band.first_unit * kStreams;  // chunks start at whole tiles, all phases of them
       const int count = std::min(conv.out_width - begin, band.unit_count * kStreams);
       if (rows <= 0 || count <= 0) continue;
       float* target = conv.y + band.image * conv.y_batch + first_channel * conv.y_channel +
                       static_cast<std::ptrdiff_t>(first_row) * conv.y_row + begin * conv.y_column;
       if (kStreams == 1) {  // units are columns already
-        WriteRows(target, units + first_unit, unit_pitch, units_size(), channels, rows, count);
+        WriteRows(target, units + band.first_lane, unit_pitch, units_size(), channels, rows, count);
       } else if (dense) {
-        WriteRows(target, lines + first_unit * kStreams, line_pitch, lines_size(), channels, rows, count);
+        WriteRows(target, lines + band.first_lane * kStreams, line_pitch, lines_size(), channels, rows, count);
       } else {
         for (int k = 0; k < channels; k++) {
-          ArrangeDilated(units + k * units_size() + first_unit, rows, count, lines + k * lines_size());
+          ArrangeDilated(units + k * units_size() + band.first_lane, rows, count, lines + k * lines_size());
         }
         WriteRows(target, lines, line_pitch, lines_size(), channels, rows, count);
       }
@@ -163,7 +162,7 @@ struct OutputStage {
   // offset of a run is where its columns lie in `units`, less the lanes before it.
   void FindRuns() {
     const int d = tiling.dilation_w, runs = RunsPerVector(d);
-    const int steps = CeilDiv(tiling.part_units * kStreams, d) + runs;  // dense columns: one stream of one tile each
+    const int steps = CeilDiv(tiling.piece_units * kStreams, d) + runs;  // dense columns: one stream of one tile each
     run_offsets.resize(steps);
     for (int step = 0; step < steps; step++) {
       run_offsets[step] = step % kStreams * unit_pitch + step / kStreams * d - step % runs * d;

@@ -48,7 +48,8 @@ Schedule Resolve(const Convolution& conv, Schedule schedule) {
       schedule.lanes = static_cast<int>(std::clamp(96 * kKiB * kKiB / slab, 96.0, 32768.0));
     } else {
       // At least 48 to 64 units, or the weights stream through too often.
-      const int lanes = static_cast<int>(640 * kKiB / alive) / kLanes * kLanes;
+      const double room = (schedule.mode == Schedule::kFusedGrouped ? 400 : 640) * kKiB;  // grouped, columns are kept
+      const int lanes = static_cast<int>(room / alive) / kLanes * kLanes;
       schedule.lanes = std::clamp(lanes, alive * 64 <= 1280 * kKiB ? 64 : 48, 12 * kLanes);
     }
   }
