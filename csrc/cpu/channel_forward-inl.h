@@ -109,7 +109,7 @@ struct ForwardWeights {
       : matrices(matrix_count),
         taps(tap_count),
         channels(conv.in_channels),
-        vectors(DivideUp(conv.out_channels, kLanes)) {}
+        vectors(CeilDiv(conv.out_channels, kLanes)) {}
 
   std::size_t tile_row() const { return static_cast<std::size_t>(taps) * channels * kLanes; }  // per vector
   std::size_t matrix_size() const { return tile_row() * vectors; }
@@ -430,8 +430,8 @@ class ChannelForward {
     const StageTimer timer(Stage::kProducts);
     // Either some channels of one tap, or all channels of some taps.
     const int vectors = form_.panels().x_vectors();
-    const int blocks = DivideUp(vectors * kLanes, kTermsAtATime);
-    const int channels_at_a_time = blocks > 1 ? DivideUp(vectors, blocks) * kLanes : weights_.channels;
+    const int blocks = CeilDiv(vectors * kLanes, kTermsAtATime);
+    const int channels_at_a_time = blocks > 1 ? CeilDiv(vectors, blocks) * kLanes : weights_.channels;
     const int taps_at_a_time = std::max(1, kTermsAtATime / channels_at_a_time);
     UnitProducts op{};
     op.vector_pitch = form_.vector_pitch();
@@ -456,7 +456,7 @@ class ChannelForward {
   // Equal shares rather than a few units left over. Each fetches a share of the next weights ahead: they follow in memory.
   static HWY_INLINE void MultiplyUnits(UnitProducts op, const std::vector<std::ptrdiff_t>& list, int width,
                                        float* target, std::size_t vector_pitch, bool accumulate) {
-    const int count = static_cast<int>(list.size()), tiles = DivideUp(count, kSumRows);
+    const int count = static_cast<int>(list.size()), tiles = CeilDiv(count, kSumRows);
     const int terms = op.tap_count * op.channels;
     op.ahead = op.weights + terms * width * kLanes;
     for (int tile = 0; tile < tiles; tile++, op.ahead += terms * kLanes) {
@@ -478,7 +478,7 @@ void TransformAll(const Convolution& conv, float* transformed, const Runtime& ru
   const ForwardWeights weights = Form::Weights(conv);
   constexpr int kBlock = kBlockVectors;
   // The tiles are those of the products, which never cross the end of a block of output channels.
-  runtime.parallel_for(DivideUp(weights.vectors, kBlock), [&](std::int64_t begin, std::int64_t end) {
+  runtime.parallel_for(CeilDiv(weights.vectors, kBlock), [&](std::int64_t begin, std::int64_t end) {
     for (int block = static_cast<int>(begin); block < end; block++) {
       const int last = std::min((block + 1) * kBlock, weights.vectors);
       ForwardWeights::ForTiles(block * kBlock, last, [&](int first, int width) {

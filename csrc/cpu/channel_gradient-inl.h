@@ -260,7 +260,7 @@ class ChannelGradient {
 
   std::vector<std::int64_t> Blocks() const {
     const int sums = form_.panels().grid().chunks() * form_.blocks(0);
-    return {form_.longest(), cut_.sliced ? DivideUp(sums, cut_.parts) : sums};
+    return {form_.longest(), cut_.sliced ? CeilDiv(sums, cut_.parts) : sums};
   }
 
  private:
@@ -276,8 +276,8 @@ class ChannelGradient {
     bool input_in_vectors;
   };
   static Layout ChooseLayout(const Convolution& conv) {
-    const SumLayout input{conv.out_channels, DivideUp(conv.in_channels, kLanes)};
-    const SumLayout output{conv.in_channels, DivideUp(conv.out_channels, kLanes)};
+    const SumLayout input{conv.out_channels, CeilDiv(conv.in_channels, kLanes)};
+    const SumLayout output{conv.in_channels, CeilDiv(conv.out_channels, kLanes)};
     const bool input_in_vectors = input.Cost() <= output.Cost();
     return {input_in_vectors ? input : output, input_in_vectors};
   }
@@ -294,13 +294,13 @@ class ChannelGradient {
       const int most = std::max(1, static_cast<int>(kMemory / (AllSums(form) * sizeof(float))));
       // Many slices serve many threads, but each costs as much as another chunk.
       const int chunks = panels.grid().chunks();
-      const int slices = std::clamp(chunks / 16, std::min(8, DivideUp(chunks, 4)), 16);
+      const int slices = std::clamp(chunks / 16, std::min(8, CeilDiv(chunks, 4)), 16);
       return {units, true, std::min(slices, most)};
     }
     const Form form(conv_, kMostUnits);
     const int chunks = form.panels().grid().chunks();
     const int at_a_time = std::clamp(static_cast<int>(kMemory / (ChunkOperands(form) * sizeof(float))), 1, chunks);
-    return {kMostUnits, false, DivideUp(chunks, at_a_time)};
+    return {kMostUnits, false, CeilDiv(chunks, at_a_time)};
   }
 
   // What a slab keeps of a chunk.
@@ -359,7 +359,7 @@ class ChannelGradient {
   }
 
   void RunShared(const Runtime& runtime) const {
-    const int chunks = form_.panels().grid().chunks(), at_a_time = DivideUp(chunks, cut_.parts);
+    const int chunks = form_.panels().grid().chunks(), at_a_time = CeilDiv(chunks, cut_.parts);
     Carver carver;
     const std::size_t sums_at = carver.Take(AllSums(form_));
     const std::size_t operands_at = carver.Take(at_a_time * ChunkOperands(form_));
@@ -402,7 +402,7 @@ class ChannelGradient {
   // Their products. The items are enough for many threads, and each has accumulators of its own.
   void MultiplySlab(int first, int count, const float* operands, float* sums, const Runtime& runtime) const {
     const int matrices = form_.matrices() * Form::kGroups, tiles = layout_.layout.row_tiles();
-    const int parts = std::min(tiles, DivideUp(128, matrices));
+    const int parts = std::min(tiles, CeilDiv(128, matrices));
     runtime.parallel_for(std::int64_t{matrices} * parts, [&](std::int64_t begin, std::int64_t end) {
       const StageTimer timer(Stage::kProducts);
       for (std::int64_t item = begin; item < end; item++) {
@@ -493,7 +493,7 @@ void RunSplit(const WeightGradient& problem, const Runtime& runtime) {
     ChannelGradient<Form>(problem).Run(runtime);
     return;
   }
-  const int half = DivideUp(most / 2, kLanes) * kLanes;
+  const int half = CeilDiv(most / 2, kLanes) * kLanes;
   WeightGradient first = problem, second = problem;
   if (conv.out_channels == most) {
     first.conv.out_channels = half, second.conv.out_channels = most - half;

@@ -13,12 +13,9 @@
 #include <numeric>
 
 #include "convolution.h"
+#include "integers.h"
 
 namespace polyconv {
-
-constexpr int DivideUp(int a, int b) {
-  return (a + b - 1) / b;
-}
 
 // What an algorithm computes at a time: outputs per tile and the taps that its inputs span.
 struct TileShape {
@@ -42,22 +39,22 @@ class PanelGrid {
     row_phases_ = std::min(row_dilation_, conv.out_height);
     column_dilation_ = tile.column_phases ? conv.dilation_w : 1;
     column_phases_ = std::min(column_dilation_, conv.out_width);
-    tile_rows_ = DivideUp(DivideUp(conv.out_height, row_dilation_), tile.rows);
-    tile_columns_ = DivideUp(DivideUp(conv.out_width, column_dilation_), tile.columns);
+    tile_rows_ = CeilDiv(CeilDiv(conv.out_height, row_dilation_), tile.rows);
+    tile_columns_ = CeilDiv(CeilDiv(conv.out_width, column_dilation_), tile.columns);
     // Whole rows of tiles where they fit, parts of equal size where they do not.
     const int columns = std::max(1, wanted_units / column_phases_);
-    panel_columns_ = DivideUp(tile_columns_, DivideUp(tile_columns_, columns));
+    panel_columns_ = CeilDiv(tile_columns_, CeilDiv(tile_columns_, columns));
     const int rows = std::max(1, wanted_units / (panel_columns_ * column_phases_));
-    panel_rows_ = DivideUp(tile_rows_, DivideUp(tile_rows_, rows));
-    panels_h_ = DivideUp(tile_rows_, panel_rows_), panels_w_ = DivideUp(tile_columns_, panel_columns_);
+    panel_rows_ = CeilDiv(tile_rows_, CeilDiv(tile_rows_, rows));
+    panels_h_ = CeilDiv(tile_rows_, panel_rows_), panels_w_ = CeilDiv(tile_columns_, panel_columns_);
     panels_ = conv.batch * row_phases_ * panels_h_ * panels_w_;
     const int fitting = std::clamp(wanted_units / PanelUnits(), 1, std::max(panels_, 1));
-    panels_per_chunk_ = panels_h_ * panels_w_ == 1 ? DivideUp(panels_, DivideUp(panels_, fitting)) : 1;
+    panels_per_chunk_ = panels_h_ * panels_w_ == 1 ? CeilDiv(panels_, CeilDiv(panels_, fitting)) : 1;
   }
 
   int panels() const { return panels_; }
   int panels_per_chunk() const { return panels_per_chunk_; }
-  int chunks() const { return DivideUp(panels_, panels_per_chunk_); }
+  int chunks() const { return CeilDiv(panels_, panels_per_chunk_); }
   int column_phases() const { return column_phases_; }
   int column_dilation() const { return column_dilation_; }
   int row_stride() const { return row_stride_; }

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "border.h"
 #include "channel_grid.h"
 #include "simd-inl.h"
 
@@ -34,22 +35,6 @@ inline PixelSource InputPixels(const Convolution& conv) {
 inline PixelSource OutputPixels(const Convolution& conv) {
   return {conv.y,          conv.y_batch,   conv.y_channel, conv.y_row, conv.y_column, conv.out_channels,
           conv.out_height, conv.out_width, Border::kZeros};
-}
-
-// The place inside the image that an index stands for, or -1 for a zero. Tiles that jut out ask for places beyond any
-// border; what they get is multiplied by zeros and only has to exist.
-inline int Resolve(int index, int extent, Border border) {
-  if (index >= 0 && index < extent) return index;
-  switch (border) {
-    case Border::kReflect:
-      return std::clamp(index < 0 ? -index : 2 * (extent - 1) - index, 0, extent - 1);
-    case Border::kReplicate:
-      return std::clamp(index, 0, extent - 1);
-    case Border::kCircular:
-      return ((index % extent) + extent) % extent;
-    default:
-      return -1;
-  }
 }
 
 // A vector of four floats from each of kLanes / 4 addresses.
@@ -91,14 +76,14 @@ HWY_INLINE void TransposeColumns(const float* const* channels, std::ptrdiff_t co
 
 class RowPacker {
  public:
-  explicit RowPacker(const PixelSource& source) : source_(source), vectors_(DivideUp(source.channels, kLanes)) {}
+  explicit RowPacker(const PixelSource& source) : source_(source), vectors_(CeilDiv(source.channels, kLanes)) {}
 
   int vectors() const { return vectors_; }
 
   // Columns [first, first + count) of a row, either of which may lie outside. The target is aligned to a vector, its
   // vectors of channels are `vector_pitch` floats apart.
   void Pack(int image, int row, int first, int count, float* target, std::size_t vector_pitch) const {
-    const int inside_row = Resolve(row, source_.height, source_.border);
+    const int inside_row = SourceIndex(source_.border, row, source_.height);
     // [begin, end) is what lies inside the image.
     const int begin = inside_row < 0 ? count : std::clamp(-first, 0, count);
     const int end = std::clamp(source_.width - first, begin, count);
@@ -171,7 +156,7 @@ class RowPacker {
 
   void PackBorder(const float* channels, int filled, int first, int begin, int end, float* target) const {
     for (int i = begin; i < end; i++) {
-      const int inside = Resolve(first + i, source_.width, source_.border);
+      const int inside = SourceIndex(source_.border, first + i, source_.width);
       if (inside < 0) {
         Clear(target, i, i + 1);
       } else {

@@ -100,7 +100,7 @@ struct SumLayout {
   int vectors;  // of the other channels
 
   int padded_rows() const { return rows / kSumRows * kSumRows + (rows % kSumRows ? NextRows(rows % kSumRows) : 0); }
-  int row_tiles() const { return DivideUp(rows, kSumRows); }
+  int row_tiles() const { return CeilDiv(rows, kSumRows); }
   // An odd number of vectors: matrices that follow one another do not meet in the same cache sets.
   std::size_t size() const { return static_cast<std::size_t>(padded_rows() * vectors | 1) * kLanes; }
 

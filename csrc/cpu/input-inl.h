@@ -116,7 +116,7 @@ struct InputStage {
       const Band band = BandAt(tiling, bands, index);
       const float* image = conv.x + band.image * conv.x_batch + image_channel * conv.x_channel;
       for (int i = 0; i < kPointsH; i++) {
-        const int y = InsideOf(conv.border, RowAt(band, segment_h, i), conv.in_height);
+        const int y = SourceIndex(conv.border, RowAt(band, segment_h, i), conv.in_height);
         loader.LoadRow(y < 0 ? nullptr : image + y * conv.x_row, segment_w, count, band.first_unit * kStreams,
                        LoadedColumns(band), loaded + i * loaded_pitch, LoadedChannelPitch());
       }

@@ -8,6 +8,8 @@
 
 #include <numeric>
 
+#include "integers.h"
+
 namespace polyconv {
 
 struct AxisPhase {
@@ -18,10 +20,6 @@ struct AxisPhase {
   int padding;    // before dy
   int dilation;   // of dy
 };
-
-constexpr int FloorMod(int a, int b) {
-  return ((a % b) + b) % b;
-}
 
 inline AxisPhase PhaseOf(int residue, int extent, int taps, int stride, int dilation, int before) {
   const int g = std::gcd(stride, dilation), step = stride / g;

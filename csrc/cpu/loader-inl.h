@@ -49,7 +49,7 @@ class RowLoader {
     pixels_.resize(padded * taps.w.count());
     for (int segment = 0; segment < taps.w.count(); segment++) {
       for (int u = 0; u < static_cast<int>(padded); u++) {
-        pixels_[segment * padded + u] = InsideOf(conv.border, taps.w.PixelAt(segment, u), conv.in_width);
+        pixels_[segment * padded + u] = SourceIndex(conv.border, taps.w.PixelAt(segment, u), conv.in_width);
       }
     }
   }

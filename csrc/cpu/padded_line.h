@@ -4,29 +4,10 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "border.h"
 #include "convolution.h"
-#include "lattice.h"
 
 namespace polyconv {
-
-// The pixel that stands at `index` along an axis of `extent` pixels, or -1 where a zero does.
-inline int SourceIndex(Border border, int index, int extent) {
-  if (index >= 0 && index < extent) return index;
-  switch (border) {
-    case Border::kReflect: {
-      const int last = extent - 1;
-      if (last == 0) return 0;
-      const int folded = FloorMod(index, 2 * last);
-      return folded <= last ? folded : 2 * last - folded;
-    }
-    case Border::kReplicate:
-      return std::clamp(index, 0, extent - 1);
-    case Border::kCircular:
-      return FloorMod(index, extent);
-    default:
-      return -1;
-  }
-}
 
 // A padded row is sorted by residue modulo the stride. What a tap reads is contiguous then: the columns 0, stride,
 // 2 stride, ... from position p of the padded row on lie at OffsetOf(p), OffsetOf(p) + 1, ...

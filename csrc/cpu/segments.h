@@ -11,16 +11,11 @@
 #include <numeric>
 #include <vector>
 
+#include "border.h"
 #include "convolution.h"
+#include "integers.h"
 
 namespace polyconv {
-
-constexpr int CeilDiv(int a, int b) {
-  return (a + b - 1) / b;
-}
-constexpr int RoundUp(int a, int b) {
-  return CeilDiv(a, b) * b;
-}
 
 struct TapSegment {
   int first_tap, taps;
@@ -84,24 +79,5 @@ struct Taps {
     return std::min(kChannelsAtATime - channel % kChannelsAtATime, image_channels - channel);
   }
 };
-
-// The pixel inside an image that stands for pixel `i` of its border; -1 for a zero.
-inline int InsideOf(Border border, int i, int extent) {
-  if (i >= 0 && i < extent) return i;
-  const auto modulo = [](int a, int b) { return ((a % b) + b) % b; };
-  switch (border) {
-    case Border::kReplicate:
-      return i < 0 ? 0 : extent - 1;
-    case Border::kCircular:
-      return modulo(i, extent);
-    case Border::kReflect: {
-      if (extent == 1) return 0;
-      const int folded = modulo(i, 2 * (extent - 1));
-      return std::min(folded, 2 * (extent - 1) - folded);
-    }
-    default:
-      return -1;
-  }
-}
 
 }  // namespace polyconv
