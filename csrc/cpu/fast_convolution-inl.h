@@ -42,11 +42,12 @@ void TransformWeights(const Convolution& conv, float* transformed, const Runtime
 template <class S>
 class FastConvolution {
  public:
-  FastConvolution(const Convolution& conv, const float* weights, int wanted_lanes)
+  // `crosses_bands`: whether a chunk may end inside a band, to fill its vectors.
+  FastConvolution(const Convolution& conv, const float* weights, int wanted_lanes, bool crosses_bands)
       : conv_(conv),
         weights_(weights),
         weight_stage_(conv),
-        tiling_(MakeTiling<S>(conv, weight_stage_.all_taps, wanted_lanes, kLanes)),
+        tiling_(MakeTiling<S>(conv, weight_stage_.all_taps, wanted_lanes, crosses_bands, kLanes)),
         input_(conv, tiling_) {}
 
   void RunFused(int tiles_per_batch, const Runtime& runtime) const {

@@ -91,10 +91,14 @@ void Run(const Convolution& given, const Schedule& wanted, const float* transfor
   const int tiles_per_batch = CeilDiv(schedule.channels, kTileChannels);
   if (schedule.mode == Schedule::kFusedGrouped) {
     using S = Scheme<H, W, kNested, true>;
-    FastConvolution<S>(conv, transformed, schedule.lanes).RunFused(tiles_per_batch, runtime);
+    // Pieces of bands need more room for the columns that are kept; past the cache that costs more than empty lanes.
+    const Taps taps(conv, S::kTapsH, S::kTapsW);
+    const double kept = 4.0 * schedule.lanes * taps.channels() * H::kPoints * S::kUnitColumns;
+    const bool crosses_bands = kept <= 768 * 1024;
+    FastConvolution<S>(conv, transformed, schedule.lanes, crosses_bands).RunFused(tiles_per_batch, runtime);
     return;
   }
-  const FastConvolution<Scheme<H, W, kNested, false>> convolution(conv, transformed, schedule.lanes);
+  const FastConvolution<Scheme<H, W, kNested, false>> convolution(conv, transformed, schedule.lanes, true);
   if (schedule.mode == Schedule::kPhased) {
     convolution.RunPhased(runtime);
   } else {

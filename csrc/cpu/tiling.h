@@ -52,7 +52,7 @@ struct Band {
 };
 
 template <class S>
-Tiling MakeTiling(const Convolution& conv, const Taps& taps, int wanted_lanes, int vector) {
+Tiling MakeTiling(const Convolution& conv, const Taps& taps, int wanted_lanes, bool crosses_bands, int vector) {
   Tiling t{};
   t.dilation_h = taps.h.dilation;
   t.dilation_w = taps.w.dilation;
@@ -75,7 +75,8 @@ Tiling MakeTiling(const Convolution& conv, const Taps& taps, int wanted_lanes, i
     const int whole_bands = std::clamp(most_tiles / t.band_tiles, 1, t.band_count);
     t.bands_per_chunk = CeilDiv(t.band_count, CeilDiv(t.band_count, whole_bands));
     t.chunk_tiles = t.bands_per_chunk * t.band_tiles;
-    if (t.units > vector && t.chunk_tiles < tiles && !fills_vectors(t.chunk_tiles * t.dilation_w)) {
+    const bool wasteful = t.units > vector && t.chunk_tiles < tiles && !fills_vectors(t.chunk_tiles * t.dilation_w);
+    if (crosses_bands && wasteful) {
       t.chunk_tiles = most_tiles;
       t.bands_per_chunk = std::min(CeilDiv(t.chunk_tiles - 1, t.band_tiles) + 1, t.band_count);
     }
