@@ -65,7 +65,7 @@ def build(counters: bool = False) -> Path:
             stale.append((source, target))
 
     def compile_one(pair: tuple[Path, Path]) -> int:
-        command = [compiler(), *flags, "-MMD", "-c", str(pair[0]), "-o", str(pair[1])]
+        command = [compiler(), *flags, "-MD", "-c", str(pair[0]), "-o", str(pair[1])]
         return subprocess.run(command, check=False).returncode
 
     # As many at a time as there are cores: a compiler takes a gigabyte. The largest sources first.

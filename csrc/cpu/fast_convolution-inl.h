@@ -244,8 +244,8 @@ class FastConvolution {
   // Sums over channels are cut into equal blocks, each of which starts from zero: the error grows with the length of a
   // block and the number of blocks, not with the number of channels.
   int ChannelsSummed() const {
-    constexpr int kLongest = 64;
-    return CeilDiv(input_.channels(), CeilDiv(input_.channels(), kLongest));
+    const int longest = input_.channels() <= 512 ? 64 : 48;
+    return CeilDiv(input_.channels(), CeilDiv(input_.channels(), longest));
   }
 
   // The products of one point for some tiles of output channels, the first of which is at `products`. What a register

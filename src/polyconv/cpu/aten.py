@@ -8,6 +8,7 @@ polyconv's kernels avoid.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -50,26 +51,54 @@ def run(problem: Problem, tensors: Mapping[str, Tensor]) -> None:
 
 
 def direct_cycles(problem: Problem, device: CpuDevice) -> float:
-    """Estimated cycles of one core for PyTorch's kernels, in their better memory layout.
+    """Estimated cycles of one core for PyTorch's kernels, on tensors as they lie in memory.
 
-    They leave out taps that fall into the padding, which are most of them where a dilation is as long as the image.
-    With few channels they reach little more than half of their speed.
+    They leave out taps that fall into the padding, which are most of them where a dilation is as long as the image; but
+    not in the weight gradient. With few channels they reach little more than half of their speed.
     """
     c, k = problem.channels_per_group
-    per_lane = 0.36 if min(c, k) >= 32 else 0.6
-    lanes = device.lanes
-    taps = 1.0
+    if problem.kind is Pass.DGRAD:
+        c, k = k, c
+    pairs = c * _ceil_div(k, device.lanes)
+    return problem.groups * pairs * (problem.batch * _taps_met(problem) * _per_vector(problem) + _per_weight(problem))
+
+
+def _per_vector(problem: Problem) -> float:
+    """Cycles per product of a vector. The figures were fitted on a machine with AVX-512."""
+    if problem.kernel == (1, 1):
+        return {Pass.FPROP: 0.49, Pass.DGRAD: 1.2, Pass.WGRAD: 0.5}[problem.kind]
+    if min(problem.channels_per_group) < 32:
+        return 1.1 if problem.kind is Pass.WGRAD else 0.7
+    cycles = {Pass.FPROP: 0.46, Pass.DGRAD: 0.55, Pass.WGRAD: 0.51}[problem.kind]
+    if problem.stride != (1, 1):
+        return {Pass.FPROP: 1.3, Pass.DGRAD: 2.0, Pass.WGRAD: 1.5}[problem.kind] * cycles
+    if problem.kind is Pass.FPROP and problem.x_strides[1] == 1:
+        return 0.9 * cycles
+    if problem.kind is Pass.FPROP and max(problem.dilation) > 6:
+        return 2 * cycles
+    return cycles
+
+
+def _per_weight(problem: Problem) -> float:
+    """Cycles per vector of weights of one kernel: they are reordered, and in the weight gradient summed over images."""
+    return prod(problem.kernel) * (50.0 if problem.kind is Pass.WGRAD else 2.0)
+
+
+def _taps_met(problem: Problem) -> float:
+    """Products per image and pair of channels."""
+    met = 1.0
     for axis in range(2):
         extent, pad, d = problem.in_size[axis], problem.padding[2 * axis], problem.dilation[axis]
         out, stride = problem.out_size[axis], problem.stride[axis]
+        if problem.kind is Pass.WGRAD:
+            met *= out * problem.kernel[axis]
+            continue
         reached = [
             min(out, _ceil_div(extent + pad - i * d, stride)) - max(0, _ceil_div(pad - i * d, stride))
             for i in range(problem.kernel[axis])
         ]
-        taps *= sum(max(0, count) for count in reached)
-    if problem.kind is Pass.DGRAD:
-        c, k = k, c
-    return problem.groups * problem.batch * taps * _ceil_div(k, lanes) * c * per_lane
+        met *= sum(max(0, count) for count in reached)
+    return met
 
 
 def _ceil_div(a: int, b: int) -> int:

@@ -105,14 +105,14 @@ def forward_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -
     tiles, points = _tiles(part.batch, part.size, part.dilation, scheme), prod(scheme.points)
     terms = part.channels * (prod(part.taps) if scheme.direct else points)
     products = tiles * terms * y_vectors * 0.6
-    pixels = part.batch * prod(part.size) * (x_vectors + y_vectors) * 12.0
+    pixels = part.batch * prod(part.size) * (12.0 * x_vectors + 20.0 * y_vectors)
     transforms = 0.0 if scheme.direct else tiles * points * (x_vectors + y_vectors) * 4.0
-    return products + pixels + transforms
+    return (0.8 if scheme.direct else 0.92 + 0.0036 * points) * (products + pixels + transforms)
 
 
 def _weight_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:
     points = prod(part.taps) if scheme.direct else prod(scheme.points)
-    return points * part.channels * ceil_div(part.outputs, device.lanes) * (4.0 if scheme.direct else 20.0)
+    return points * part.channels * ceil_div(part.outputs, device.lanes) * (8.0 if scheme.direct else 27.0)
 
 
 # ---- the weight gradient
@@ -151,4 +151,4 @@ def gradient_cycles(problem: Problem, scheme: KernelScheme, device: CpuDevice) -
     products = tiles * segments * points * padded * 0.6
     transforms = tiles * points * (segments * x_vectors + y_vectors) * 3.0
     back = prod(scheme.points) * segments * c * y_vectors * 30.0
-    return pack + products + transforms + back
+    return pack + (0.92 + 0.0025 * prod(scheme.points)) * (products + transforms) + back

@@ -25,6 +25,8 @@ class Correlation:
     size: Pair
     taps: Pair
     dilation: Pair
+    strided: bool = False
+    """Whether neighbouring columns, read or written, do not follow one another in memory."""
 
     @property
     def multiplications(self) -> int:
@@ -47,7 +49,15 @@ def correlations(problem: Problem) -> tuple[Correlation, ...]:
             for axis in range(2)
         ]
         return tuple(
-            Correlation(problem.batch, k, c, (h.count, w.count), (h.taps, w.taps), (-h.tap_step, -w.tap_step))
+            Correlation(
+                problem.batch,
+                k,
+                c,
+                (h.count, w.count),
+                (h.taps, w.taps),
+                (-h.tap_step, -w.tap_step),
+                problem.stride[1] != 1,
+            )
             for h in per_axis[0]
             for w in per_axis[1]
             if h.taps and w.taps
@@ -64,5 +74,6 @@ def correlations(problem: Problem) -> tuple[Correlation, ...]:
             problem.out_size,
             (taps[0], taps[1]),
             (dilation[0], dilation[1]),
+            problem.stride[1] != 1,
         ),
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
-from ..problem import Problem
+from ..problem import Pass, Problem
 from .candidates import Candidate, Engine, error_of, reduction_of
 from .device import CpuDevice
 
@@ -25,7 +26,14 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
         Engine.DEPTHWISE,
         "direct",
         direct=True,
-        cycles=problem.multiplications * 0.8 / device.lanes,
+        cycles=_cycles(problem) / device.lanes,
         error=0.0 if why_not else error_of(problem, None, reduction_of(problem), ()),
         refusal=why_not,
     )
+
+
+def _cycles(problem: Problem) -> float:
+    """Estimated cycles of one core with one lane: every pixel moves once, every product is computed once."""
+    moved = prod(problem.x_shape) + prod(problem.y_shape)
+    again = 1.6 if problem.kind is Pass.WGRAD else 1.0
+    return again * (10.0 * moved + 0.5 * problem.multiplications)

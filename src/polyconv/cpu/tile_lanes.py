@@ -19,13 +19,11 @@ from .schemes import DIRECT, FAST, KernelScheme, ceil_div
 SCHEMES = (*FAST, DIRECT)
 """In the order of ``polyconv::Algorithm``."""
 
-LONGEST_SUM = 64
-"""Channels whose products are added in sequence, at most, before the sum is added to the sums before it."""
-
 
 def summed_channels(count: int) -> int:
     """The length of the equal blocks that a sum over so many channels is cut into."""
-    return ceil_div(count, ceil_div(count, LONGEST_SUM))
+    longest = 64 if count <= 512 else 48
+    return ceil_div(count, ceil_div(count, longest))
 
 
 def refusal(problem: Problem) -> str | None:
@@ -76,12 +74,15 @@ def scheme_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) ->
     points, slots, blocks = n_h * n_w, scheme.slots, 2 if scheme.nested else 1
     padded_k = ceil_div(k, device.tile_channels) * device.tile_channels
     products = vectors * points * slots * c * padded_k * 0.45
-    gather = ragged * n_h * m_w * c * 12
+    gather = ragged * n_h * m_w * c * (20 if part.strided else 12)
     expand = ragged * points * slots * c * 4
     invert = vectors * points * blocks * k * 5
     write = ragged * m_h * m_w * k * 6
     calls = bands * (100 * c + 60 * k)
-    return products + gather + expand + invert + write + calls
+    # More points mean more address streams, and more that has to stay in the caches. Many channels do not stay there at
+    # all, and bands of a few units leave lanes empty.
+    crowding = 0.61 + 0.0083 * points + (0.15 if c >= 128 else 0.0) + (0.15 if 2 * units <= device.lanes else 0.0)
+    return crowding * (products + gather + expand + invert + write + calls)
 
 
 def transform_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:
