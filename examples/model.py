@@ -1056,6 +1056,9 @@ void launch(const std::string& name, int64_t device, const std::vector<int64_t>&
 
 # ---- What is asked: one pass of one 2-D convolution, described by numbers alone.
 
+DEFAULT_TOLERANCE = 1e-4
+"""The error budget of a caller who says nothing."""
+
 Pair = Tuple[int, int]
 Sides = Tuple[int, int, int, int]
 """Top, bottom, left, right."""
@@ -1117,6 +1120,8 @@ class Problem:
     vector_aligned: bool
     """The first elements of x and y lie on 16-byte boundaries."""
     dtype: str
+    tolerance: float = DEFAULT_TOLERANCE
+    """The error, relative to the output's scale, that a fast algorithm may be expected to make; 0: none may run."""
 
     @property
     def out_size(self) -> Pair:
@@ -1164,7 +1169,10 @@ class Problem:
 
 
 class Geometry(NamedTuple):
-    """How the kernel moves over the image. Immutable; a named tuple because one is built on every call."""
+    """How the kernel moves over the image, and how exact the result is to be.
+
+    Immutable; a named tuple because one is built on every call.
+    """
 
     stride: Pair = (1, 1)
     padding: Sides = (0, 0, 0, 0)
@@ -1172,6 +1180,8 @@ class Geometry(NamedTuple):
     dilation: Pair = (1, 1)
     groups: int = 1
     padding_mode: str = "zeros"
+    tolerance: float | None = None
+    """The error budget; None is the one of :func:`polyconv.set_tolerance`."""
 
     def out_size(self, in_size: Sequence[int], kernel: Sequence[int]) -> Pair:
         """Rows and columns of the output; zero or less where the kernel does not fit."""

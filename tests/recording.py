@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ class Recorder:
     problems: list[Problem] = field(default_factory=list)
     tensors: list[dict[str, Tensor]] = field(default_factory=list)
 
-    def run(self, problem: Problem, tensors: Mapping[str, Tensor]) -> None:
+    def run(self, problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
         self.problems.append(problem)
         self.tensors.append(dict(tensors))
         for name in OUTPUTS[problem.kind] & tensors.keys():

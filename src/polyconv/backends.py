@@ -7,7 +7,7 @@ interchangeable.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -33,8 +33,12 @@ class Backend(Protocol):
 
     name: str
 
-    def run(self, problem: Problem, tensors: Mapping[str, Tensor]) -> None:
-        """Fill the outputs in ``tensors``, whose contents are undefined until then. No tensor is empty."""
+    def run(self, problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
+        """Fill the outputs in ``tensors``, whose contents are undefined until then. No tensor is empty.
+
+        A backend that has the result in memory of its own may put that tensor in the place of the output, if it has the
+        same strides.
+        """
 
     def explain(self, problem: Problem) -> str:
         """What :meth:`run` would do, for people; needs no tensors."""

@@ -249,7 +249,7 @@ def _run_fprop(x: Tensor, w: Tensor, bias: Tensor | None, *args: Args) -> Tensor
     if bias is not None:
         tensors["bias"] = bias.contiguous()  # one number per channel: the only input without strides of its own
     backend_for(x.device).run(problem, tensors)
-    return y
+    return tensors["y"]
 
 
 def _run_dgrad(grad: Tensor, w: Tensor, x_size: Shape, channels_last: bool, *args: Args) -> Tensor:
@@ -264,9 +264,11 @@ def _run_dgrad(grad: Tensor, w: Tensor, x_size: Shape, channels_last: bool, *arg
         geometry_of(*args),
     )
     dx = _allocate(layout, grad)
-    if dx.numel() != 0:
-        backend_for(grad.device).run(problem, {"y": grad, "w": w, "x": dx})
-    return dx
+    if dx.numel() == 0:
+        return dx
+    tensors = {"y": grad, "w": w, "x": dx}
+    backend_for(grad.device).run(problem, tensors)
+    return tensors["x"]
 
 
 def _run_wgrad(

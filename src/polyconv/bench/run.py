@@ -40,7 +40,7 @@ def run(workloads: Sequence[Workload], options: Options) -> Iterator[Row]:
 
 def _contests(workload: Workload, kind: Pass, batch: Batch, options: Options) -> Iterator[Row]:
     problem = replace(with_batch(workload, batch.images).problem(kind), tolerance=settings.current().tolerance)
-    plan = plan_cpu(problem)
+    plan = plan_cpu(problem, kept_weights=problem.kind is Pass.FPROP and not options.fresh_weights)
     operands = Operands.random(problem)
     calls = contestants(problem, operands, fresh_weights=options.fresh_weights)
     # Gradients are computed in training, where inference mode is off; autograd is not part of what is timed.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 
 import torch
 from torch import Tensor
@@ -23,16 +23,16 @@ class CpuBackend:
     def __init__(self) -> None:
         self.weights = TransformedWeights()
 
-    def run(self, problem: Problem, tensors: Mapping[str, Tensor]) -> None:
+    def run(self, problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
         keeps = problem.kind is Pass.FPROP and self.weights.keeps(tensors["w"])
         plan = plan_cpu(problem, kept_weights=keeps)
         if not plan.folded:
             self._run(plan.chosen, problem, tensors)
             return
         dx, inner = tensors["x"], plan.ran
-        padded = dx.new_empty(inner.x_shape)
-        self._run(plan.chosen, inner, {**tensors, "x": padded})
-        dx.copy_(fold(problem, padded, dx))
+        padded = {**tensors, "x": dx.new_empty(inner.x_shape)}
+        self._run(plan.chosen, inner, padded)
+        dx.copy_(fold(problem, padded["x"], dx))
 
     def explain(self, problem: Problem) -> str:
         plan, inference = plan_cpu(problem), plan_cpu(problem, kept_weights=problem.kind is Pass.FPROP)
@@ -41,7 +41,7 @@ class CpuBackend:
             text += f"\n  without gradients, with transformed weights kept: {inference.name}, {inference.reason}"
         return text
 
-    def _run(self, chosen: Candidate, problem: Problem, tensors: Mapping[str, Tensor]) -> None:
+    def _run(self, chosen: Candidate, problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
         if chosen.engine is Engine.ATEN:
             aten.run(problem, tensors)
             return

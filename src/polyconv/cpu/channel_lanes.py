@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from math import prod
+from math import ceil, prod
 
 import torch
 
@@ -107,7 +107,12 @@ def forward_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -
     products = tiles * terms * y_vectors * 0.6
     pixels = part.batch * prod(part.size) * (12.0 * x_vectors + 20.0 * y_vectors)
     transforms = 0.0 if scheme.direct else tiles * points * (x_vectors + y_vectors) * 4.0
-    return (0.8 if scheme.direct else 0.92 + 0.0036 * points) * (products + pixels + transforms)
+    # Chunks of tiles are what threads share.
+    units = 128 if scheme.direct else min(96.0, max(56.0, 1.2 * 2**20 / (4 * points * (part.channels + 96))))
+    chunks = ceil(tiles / units)
+    idle = ceil_div(chunks, device.cores) * device.cores / chunks
+    crowding = 0.8 if scheme.direct else 0.92 + 0.0036 * points
+    return idle * crowding * (products + pixels + transforms) + 8.0 * terms * y_vectors
 
 
 def _weight_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:
