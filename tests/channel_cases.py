@@ -5,7 +5,6 @@ Importing this loads the native extension, or skips the module that does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -106,16 +105,6 @@ STRIDED = {
     "stride 4": Case((1, 3, 47, 51), 16, (11, 11), (2, 2, 2, 2), stride=(4, 4)),
     "a reflected strided one": Case((1, 4, 21, 22), 8, (5, 5), (2, 2, 2, 2), stride=(3, 2), border=1),
 }
-
-
-@pytest.fixture(params=["avx512", "avx2", "sse4"])
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    try:
-        native.instruction_set(request.param)
-    except RuntimeError:
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    native.instruction_set("best")
 
 
 @st.composite

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -19,3 +21,16 @@ settings.load_profile("default")
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(params=["avx512", "avx2", "sse4"])
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The native CPU kernels of each instruction set in turn, as far as the processor has them."""
+    from polyconv.cpu import native
+
+    try:
+        native.instruction_set(request.param)
+    except RuntimeError:
+        pytest.skip(f"this processor has no {request.param}")
+    yield request.param
+    native.instruction_set("best")

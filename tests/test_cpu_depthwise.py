@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given
@@ -63,16 +61,6 @@ LAYERS = {
     "a vector of channels and some": depthwise(2, 37, (9, 11), (3, 3)),
     "many channels, strided": depthwise(1, 48, (9, 12), (5, 5), stride=(2, 2)),
 }
-
-
-@pytest.fixture(params=SETS)
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    try:
-        native.instruction_set(request.param)
-    except RuntimeError:
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    native.instruction_set("best")
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])

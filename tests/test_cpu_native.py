@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -158,16 +157,6 @@ CASES = {
     "pointwise": Case((2, 70, 7, 23), 20, (1, 1)),
     "pointwise, strided and padded": Case((2, 20, 9, 23), 20, (1, 1), (1, 0, 2, 1), stride=(2, 3)),
 }
-
-
-@pytest.fixture(params=["avx512", "avx2", "sse4"])
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    try:
-        native.instruction_set(request.param)
-    except RuntimeError:
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    native.instruction_set("best")
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cpu_passes import IN_LAYOUTS, OUT_LAYOUTS, Layer, Run, layers, load_native, same_bits_for_any_threads
-from polyconv.cpu import native
 
 load_native()
 
@@ -27,16 +24,6 @@ LAYERS = {
     "one pixel, reflected": Layer((1, 2, 1, 8), 3, (1, 3), padding=(0, 0, 2, 2), border="reflect"),
     "stride past the kernel": Layer((1, 2, 17, 23), 3, (2, 2), (5, 4)),
 }
-
-
-@pytest.fixture(params=["avx512", "avx2", "sse4"])
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    try:
-        native.instruction_set(request.param)
-    except RuntimeError:
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    native.instruction_set("best")
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

@@ -10,10 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from channel_cases import CASES, LAYOUTS, STRIDED, Case, cases, close, instruction_set, laid_out, poisoned
+from channel_cases import CASES, LAYOUTS, STRIDED, Case, cases, close, laid_out, poisoned
 from polyconv.cpu import native
-
-__all__ = ["instruction_set"]  # a fixture
 
 DIRECT = 0
 ALGORITHMS = range(13)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .. import ops
 from ..arguments import Geometry
+from ..cpu.aten import convolution_backward
 from ..problem import Pass, Problem
 
 OURS, NCHW, CHANNELS_LAST = "ours", "torch_nchw", "torch_channels_last"
@@ -83,21 +84,6 @@ def pytorch(problem: Problem, operands: Operands) -> Call:
     padding = [problem.padding[0], problem.padding[2]]
     if problem.kind is Pass.FPROP:
         return lambda: F.conv2d(x, w, bias, problem.stride, padding, problem.dilation, problem.groups)
-    wanted = [True, False, False] if problem.kind is Pass.DGRAD else [False, True, problem.bias]
-    place = 0 if problem.kind is Pass.DGRAD else 1
-    rest = (
-        [problem.out_channels],
-        list(problem.stride),
-        padding,
-        list(problem.dilation),
-        False,
-        [0, 0],
-        problem.groups,
-        wanted,
-    )
-
-    def backward() -> Tensor:
-        gradient: Tensor = torch.ops.aten.convolution_backward(dy, x, w, *rest)[place]
-        return gradient
-
-    return backward
+    if problem.kind is Pass.DGRAD:
+        return lambda: convolution_backward(problem, dy, x, w, (True, False, False))[0]
+    return lambda: convolution_backward(problem, dy, x, w, (False, True, problem.bias))[1]

@@ -129,13 +129,13 @@ def _fprop(problem: Problem, x: Tensor, w: Tensor, bias: Tensor | None) -> Tenso
 
 def _dgrad(problem: Problem, dy: Tensor, w: Tensor, dx: Tensor) -> Tensor:
     if _is_native(problem):
-        return _convolution_backward(problem, dy, dx, w, (True, False, False))[0]
+        return convolution_backward(problem, dy, dx, w, (True, False, False))[0]
     padded_shape = list(problem.x_shape)
     padded_shape[2] += problem.padding[0] + problem.padding[1]
     padded_shape[3] += problem.padding[2] + problem.padding[3]
     # Only the shape of this tensor is read: an expanded scalar has it at no cost.
     padded = dx.new_empty(()).expand(padded_shape)
-    grad_padded = _convolution_backward(problem, dy, padded, w, (True, False, False), padded=True)[0]
+    grad_padded = convolution_backward(problem, dy, padded, w, (True, False, False), padded=True)[0]
     return fold(problem, grad_padded, dx)
 
 
@@ -143,15 +143,16 @@ def _wgrad(problem: Problem, x: Tensor, dy: Tensor, dw: Tensor, db: Tensor | Non
     native = _is_native(problem)
     x = x if native else pad(problem, x)
     wanted = (False, True, db is not None)
-    _, grad_weight, grad_bias = _convolution_backward(problem, dy, x, dw, wanted, padded=not native)
+    _, grad_weight, grad_bias = convolution_backward(problem, dy, x, dw, wanted, padded=not native)
     dw.copy_(grad_weight)
     if db is not None:
         db.copy_(grad_bias)
 
 
-def _convolution_backward(
+def convolution_backward(
     problem: Problem, dy: Tensor, x: Tensor, w: Tensor, wanted: tuple[bool, bool, bool], padded: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """ATen's gradients of input, weight and bias, those that are wanted; ``padded``: x has its padding already."""
     padding = [0, 0] if padded else [problem.padding[0], problem.padding[2]]
     result: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
         dy,
