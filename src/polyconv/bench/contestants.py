@@ -84,6 +84,7 @@ def pytorch(problem: Problem, operands: Operands) -> Call:
     padding = [problem.padding[0], problem.padding[2]]
     if problem.kind is Pass.FPROP:
         return lambda: F.conv2d(x, w, bias, problem.stride, padding, problem.dilation, problem.groups)
+    assert dy is not None  # both gradients read it
     if problem.kind is Pass.DGRAD:
         return lambda: convolution_backward(problem, dy, x, w, (True, False, False))[0]
     return lambda: convolution_backward(problem, dy, x, w, (False, True, problem.bias))[1]
