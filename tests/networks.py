@@ -82,10 +82,10 @@ class Pyramid(nn.Module):
 
 
 class DeepLab(nn.Module):
-    """A residual trunk whose last stages dilate instead of shrinking, a pyramid, and a decoder of long kernels.
+    """A residual trunk of ResNet-18's widths whose last stages dilate instead of shrinking, a pyramid, a decoder.
 
-    The decoder refines at a quarter of the resolution with a 5x9 kernel, a dilated one, and a factorised 7x7: what
-    networks for wide images and for spectrograms use.
+    The decoder refines at a quarter of the resolution with a 5x9 kernel, a dilated one, and a factorised 7x7: the long
+    kernels that networks for wide images and for spectrograms use.
     """
 
     def __init__(self, width: int = 64, classes: int = 21) -> None:
@@ -97,11 +97,12 @@ class DeepLab(nn.Module):
             Block(2 * width, 2 * width),
             Block(2 * width, 4 * width, dilation=2),
             Block(4 * width, 4 * width, dilation=2),
-            Block(4 * width, 4 * width, dilation=4),
+            Block(4 * width, 8 * width, dilation=4),
+            Block(8 * width, 8 * width, dilation=4),
         )
-        self.pyramid = Pyramid(4 * width, 2 * width)
+        self.pyramid = Pyramid(8 * width, 4 * width)
         self.decode = nn.Sequential(
-            normalised(3 * width, width, (5, 9)),
+            normalised(5 * width, width, (5, 9)),
             normalised(width, width, (5, 9), dilation=(2, 3)),
             normalised(width, width, (1, 7)),
             normalised(width, width, (7, 1)),
