@@ -105,14 +105,16 @@ def forward_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -
     tiles, points = _tiles(part.batch, part.size, part.dilation, scheme), prod(scheme.points)
     terms = part.channels * (prod(part.taps) if scheme.direct else points)
     products = tiles * terms * y_vectors * 0.6
-    pixels = part.batch * prod(part.size) * (12.0 * x_vectors + 20.0 * y_vectors)
+    # Rows of a large image lie in as many pages as there are channels.
+    per_input, per_output = (25.0, 30.0) if prod(part.size) >= 512**2 else (12.0, 20.0)
+    pixels = part.batch * prod(part.size) * (per_input * x_vectors + per_output * y_vectors)
     transforms = 0.0 if scheme.direct else tiles * points * (x_vectors + y_vectors) * 4.0
     # Chunks of tiles are what threads share.
     units = 128 if scheme.direct else min(96.0, max(56.0, 1.2 * 2**20 / (4 * points * (part.channels + 96))))
     chunks = ceil(tiles / units)
     idle = ceil_div(chunks, device.cores) * device.cores / chunks
     crowding = 0.8 if scheme.direct else 0.92 + 0.0036 * points
-    return idle * crowding * (products + pixels + transforms) + 8.0 * terms * y_vectors
+    return idle * crowding * (products + pixels + transforms) + 16.0 * terms * y_vectors
 
 
 def _weight_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:

@@ -10,6 +10,10 @@ from .candidates import Candidate, Engine, error_of, reduction_of
 from .device import CpuDevice
 
 
+LONGEST_SUM = 1024
+"""Products that a lane adds in sequence, at most; what is more goes on in double."""
+
+
 def refusal(problem: Problem) -> str | None:
     """Why these kernels cannot run the problem, or None."""
     if problem.channels_per_group[0] != 1:
@@ -27,7 +31,7 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
         "direct",
         direct=True,
         cycles=_cycles(problem) / device.lanes,
-        error=0.0 if why_not else error_of(problem, None, reduction_of(problem), ()),
+        error=0.0 if why_not else error_of(problem, None, min(reduction_of(problem), LONGEST_SUM), ()),
         refusal=why_not,
     )
 

@@ -77,19 +77,20 @@ def scheme_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) ->
     gather = ragged * n_h * m_w * c * (20 if part.strided else 12)
     expand = ragged * points * slots * c * 4
     invert = vectors * points * blocks * k * 5
-    write = ragged * m_h * m_w * k * 6
+    write = ragged * m_h * m_w * k * 7
     calls = bands * (100 * c + 60 * k)
     # More points mean more address streams, and more that has to stay in the caches. Many channels do not stay there at
     # all, and bands of a few units leave lanes empty.
     crowding = 0.61 + 0.0083 * points + (0.3 if c >= 128 else 0.0) + (0.15 if 2 * units <= device.lanes else 0.0)
     if scheme.direct and part.taps == (1, 1):
         crowding = 0.5  # rows are read as they lie
-    return crowding * (products + gather + expand + invert + write + calls) + streamed_weights(part, scheme, device)
+    inside = crowding * (products + gather + expand + invert + calls)
+    return inside + write + streamed_weights(part, scheme, device)
 
 
 def streamed_weights(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:
     """Estimated cycles to read the transformed weights of one group once, from beyond the core's caches."""
-    return 8.0 * _weight_vectors(part, scheme, device)
+    return 16.0 * _weight_vectors(part, scheme, device)
 
 
 def transform_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:
