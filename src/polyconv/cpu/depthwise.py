@@ -9,7 +9,6 @@ from ..problem import Pass, Problem
 from .candidates import Candidate, Engine, error_of, reduction_of
 from .device import CpuDevice
 
-
 LONGEST_SUM = 1024
 """Products that a lane adds in sequence, at most; what is more goes on in double."""
 
