@@ -294,7 +294,7 @@ class ChannelGradient {
       const int most = std::max(1, static_cast<int>(kMemory / (AllSums(form) * sizeof(float))));
       // Many slices serve many threads, but each costs as much as another chunk.
       const int chunks = panels.grid().chunks();
-      const int slices = std::clamp(chunks / 16, std::min(8, CeilDiv(chunks, 4)), std::max(16, chunks / 40));
+      const int slices = std::clamp(chunks / 16, std::min(8, CeilDiv(chunks, 4)), 16);
       return {units, true, std::min(slices, most)};
     }
     const Form form(conv_, kMostUnits);

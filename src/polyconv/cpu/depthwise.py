@@ -9,9 +9,6 @@ from ..problem import Pass, Problem
 from .candidates import Candidate, Engine, error_of, reduction_of
 from .device import CpuDevice
 
-LONGEST_SUM = 1024
-"""Products that a lane adds in sequence, at most; what is more goes on in double."""
-
 
 def refusal(problem: Problem) -> str | None:
     """Why these kernels cannot run the problem, or None."""
@@ -30,9 +27,15 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
         "direct",
         direct=True,
         cycles=_cycles(problem) / device.lanes,
-        error=0.0 if why_not else error_of(problem, None, min(reduction_of(problem), LONGEST_SUM), ()),
+        error=0.0 if why_not else error_of(problem, None, _longest_sum(problem), ()),
         refusal=why_not,
     )
+
+
+def _longest_sum(problem: Problem) -> int:
+    """Products that are added in sequence. In a weight gradient a lane adds so many and goes on in double."""
+    reduction = reduction_of(problem)
+    return min(reduction, 1024) if problem.kind is Pass.WGRAD else reduction
 
 
 def _cycles(problem: Problem) -> float:
