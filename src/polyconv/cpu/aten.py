@@ -19,6 +19,7 @@ from . import native
 from .borders import fold, pad
 from .candidates import Candidate, Engine, error_of, reduction_of
 from .device import CpuDevice
+from .schemes import ceil_div
 
 
 def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
@@ -66,7 +67,7 @@ def direct_cycles(problem: Problem, device: CpuDevice) -> float:
     c, k = problem.channels_per_group
     if problem.kind is Pass.DGRAD:
         c, k = k, c
-    pairs = c * _ceil_div(k, device.lanes)
+    pairs = c * ceil_div(k, device.lanes)
     return problem.groups * pairs * (problem.batch * _taps_met(problem) * _per_vector(problem) + _per_weight(problem))
 
 
@@ -101,15 +102,11 @@ def _taps_met(problem: Problem) -> float:
             met *= out * problem.kernel[axis]
             continue
         reached = [
-            min(out, _ceil_div(extent + pad - i * d, stride)) - max(0, _ceil_div(pad - i * d, stride))
+            min(out, ceil_div(extent + pad - i * d, stride)) - max(0, ceil_div(pad - i * d, stride))
             for i in range(problem.kernel[axis])
         ]
         met *= sum(max(0, count) for count in reached)
     return met
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def _is_native(problem: Problem) -> bool:

@@ -28,10 +28,6 @@ class Correlation:
     strided: bool = False
     """Whether neighbouring columns, read or written, do not follow one another in memory."""
 
-    @property
-    def multiplications(self) -> int:
-        return self.batch * self.channels * self.outputs * prod(self.size) * prod(self.taps)
-
 
 @lru_cache(maxsize=4096)
 def correlations(problem: Problem) -> tuple[Correlation, ...]:

@@ -108,15 +108,10 @@ def _candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
 
 def _reason(problem: Problem, chosen: Candidate, within: list[Candidate], cost: Callable[[Candidate], float]) -> str:
     """Why the chosen one, in a few words."""
-    if chosen.engine is Engine.ATEN and len(within) == 1:
-        return aten.why_alone(problem)
-    direct = [c for c in within if c.direct and c is not chosen and c.engine is not Engine.PLAIN]
     if len(within) == 1:
-        return (
-            f"{problem.dtype} is for checking, not for speed"
-            if problem.dtype == "float64"
-            else "nothing else can run it"
-        )
+        alone = chosen.engine is Engine.ATEN
+        return aten.why_alone(problem) if alone else f"{problem.dtype} is for checking, not for speed"
+    direct = [c for c in within if c.direct and c is not chosen and c.engine is not Engine.PLAIN]
     if not direct:
         return "the least estimated time"
     ratio = min(map(cost, direct)) / cost(chosen)
