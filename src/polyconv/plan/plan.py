@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..problem import Problem
+from .toom import ToomAxis
 
 Dim3 = tuple[int, int, int]
 
@@ -31,12 +32,15 @@ class KernelSpec:
     threads: int
     min_blocks: int = 1
     """Blocks per multiprocessor that the registers must allow: the second launch bound."""
+    axes: tuple[ToomAxis, ...] = ()
+    """Fast algorithms whose transforms the body names; their text is emitted from the exact matrices."""
 
     def source(self) -> str:
         """Text that instantiates the kernel and nothing else."""
         return (
             f'#include "{self.stem}.cuh"\n\n'
-            f"static_assert(sizeof({self.params}) == {self.params_bytes}, "
+            + "".join(axis.text() + "\n" for axis in dict.fromkeys(self.axes))
+            + f"static_assert(sizeof({self.params}) == {self.params_bytes}, "
             f'"host and device disagree about {self.params}");\n\n'
             f'extern "C" __global__ void __launch_bounds__({self.threads}, POLYCONV_MIN_BLOCKS({self.min_blocks}))\n'
             f"{self.symbol}(const __grid_constant__ {self.params} params) {{\n"
