@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from ..problem import PaddingMode, Pass, Problem
 from . import direct
+from .cost import schedule_us
 from .device import CudaDevice
 from .errors import PlanError
 from .plan import Candidate, KernelSpec, Plan
@@ -98,7 +99,8 @@ def _weigh(way: Way, problem: Problem, device: CudaDevice, workspace: int) -> Ca
     if not way.direct and error > problem.tolerance:
         reason = f"its predicted error {error:.1e} exceeds the tolerance {problem.tolerance:.1e}"
         return Candidate(way.name, rejected=reason, error=error)
-    return Candidate(way.name, way.cost_us(problem, device, workspace), error=error)
+    launches = way.schedule(problem, device.sms, workspace).launches
+    return Candidate(way.name, schedule_us(launches, device), error=error)
 
 
 def _slower(candidate: Candidate, best: Candidate) -> Candidate:

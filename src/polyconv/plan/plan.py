@@ -60,6 +60,20 @@ class PointerSlot:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """How much a launch does, in the units that its kernel's instructions are counted in (plan/cost.py)."""
+
+    blocks: int = 0
+    """Blocks that do anything."""
+    tiles: int = 0
+    """Tiles that they walk over, all blocks together; for kernels whose blocks do one each, as many as blocks."""
+    steps: int = 0
+    """Rounds of the innermost loop that loads, all blocks together."""
+    dram_bytes: int = 0
+    """Memory traffic if each element is read and written once."""
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """One kernel launch of a plan."""
 
@@ -69,6 +83,7 @@ class Launch:
     dynamic_shared: int
     params: bytes = field(repr=False)
     pointers: tuple[PointerSlot, ...] = field(repr=False)
+    work: Work = field(default=Work(), repr=False)
 
     def bind(self, addresses: Mapping[str, int]) -> bytes:
         """The parameter bytes with the addresses of this call's buffers in place. An absent buffer becomes null."""
