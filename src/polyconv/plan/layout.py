@@ -156,10 +156,11 @@ class StripParams(ctypes.Structure):
         *_fields(pointer, "source w bias written"),
         *_fields(c_int64, "source_batch source_channel written_batch written_channel"),
         *_fields(c_int64, "w_channel w_first w_row w_column"),
-        *_fields(c_int32, "source_row written_row source_height source_width written_height written_width"),
-        *_fields(c_int32, "first_row first_column cell_row cell_column rows rows_per_strip"),
+        *_fields(c_int32, "source_row source_column written_row written_column"),
+        *_fields(c_int32, "source_height source_width written_height written_width"),
+        *_fields(c_int32, "first_row first_column cell_row cell_column rows columns rows_per_strip"),
         ("strips", c_uint32),
-        *_fields(FastDivisor, "columns row_strips channels multiplier"),
+        *_fields(FastDivisor, "column_strips row_strips channels multiplier"),
     ]
 
 
@@ -167,10 +168,10 @@ class StripWgradParams(ctypes.Structure):
     _fields_ = [
         *_fields(pointer, "x dy partial"),
         *_fields(c_int64, "x_batch x_channel dy_batch dy_channel"),
-        *_fields(c_int32, "x_row dy_row height width pad_top pad_left"),
+        *_fields(c_int32, "x_row x_column dy_row dy_column height width pad_top pad_left"),
         *_fields(c_int32, "channels columns_padded bias rows rows_per_strip"),
         *_fields(c_uint32, "strips strips_per_slice"),
-        *_fields(FastDivisor, "columns row_strips multiplier"),
+        *_fields(FastDivisor, "column_strips row_strips multiplier"),
     ]
 
 

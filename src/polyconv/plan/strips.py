@@ -26,11 +26,26 @@ THREADS = 128
 MOST_ROWS = 64
 """Rows of a strip: its halo rows, which the strip below reads again, are few among so many."""
 LEAST_ROWS = 4
-KERNELS: dict[int, tuple[Pair, ...]] = {
-    1: ((3, 3), (5, 5), (7, 7), (3, 1), (1, 3), (5, 1), (1, 5), (3, 7), (7, 3)),
-    2: ((3, 3), (5, 5)),
+RESIDENT_THREADS = 1024
+"""Threads on a multiprocessor that hide the latency of memory."""
+COLUMNS, CHANNELS = "columns", "channels"
+"""What lies side by side in memory and belongs to the lanes of a warp (``Lanes`` in strip.cuh)."""
+KERNELS: dict[tuple[str, int], tuple[Pair, ...]] = {
+    (COLUMNS, 1): ((3, 3), (5, 5), (7, 7), (3, 1), (1, 3), (5, 1), (1, 5), (3, 7), (7, 3)),
+    (COLUMNS, 2): ((3, 3), (5, 5)),
+    (CHANNELS, 1): ((3, 3), (5, 5), (7, 7)),
+    (CHANNELS, 2): ((3, 3), (5, 5)),
 }
-"""Stride along both axes -> the kernels that are compiled for it."""
+"""Lanes and the stride along both axes -> the kernels that are compiled for them."""
+
+
+def _variant(stem: str, taps: Pair, stride: int, lanes: str) -> str:
+    symbol = f"{stem}_{taps[0]}x{taps[1]}"
+    return symbol + f"_stride{stride}" * (stride > 1) + "_channels_last" * (lanes == CHANNELS)
+
+
+def _arguments(taps: Pair, stride: int, lanes: str) -> str:
+    return f"{taps[0]}, {taps[1]}, {stride}, polyconv::Lanes::k{lanes.capitalize()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +54,7 @@ class Strips:
 
     taps: Pair
     stride: int
+    lanes: str
     scatters: bool
     """dgrad of a strided convolution: each position writes a cell of stride x stride elements."""
 
@@ -55,16 +71,16 @@ class Strips:
         (h, w), stem = self.taps, "depthwise_scatter" if self.scatters else "depthwise_strip"
         return KernelSpec(
             stem=stem,
-            symbol=f"{stem}_{h}x{w}" + f"_stride{self.stride}" * (self.stride > 1),
-            body=f"polyconv::{stem}<{h}, {w}, {self.stride}>(params);",
+            symbol=_variant(stem, self.taps, self.stride, self.lanes),
+            body=f"polyconv::{stem}<{_arguments(self.taps, self.stride, self.lanes)}>(params);",
             params="polyconv::StripParams",
             params_bytes=ctypes.sizeof(StripParams),
             threads=THREADS,
-            min_blocks=8 if h * w <= 25 else 5,
+            min_blocks=5 if h * w > 25 else 6 if self.scatters else 8,
         )
 
     def refusal(self, problem: Problem) -> str | None:
-        reason = _refusal(problem, self.taps, self.stride)
+        reason = _refusal(problem, self.taps, self.stride, self.lanes)
         if reason is not None:
             return reason
         if self.scatters != (problem.kind is Pass.DGRAD and self.stride > 1):
@@ -76,6 +92,11 @@ class Strips:
         if planes * columns * -(-rows // LEAST_ROWS) >= DIVIDEND_LIMIT:
             return "too many strips to number"
         return None
+
+    @property
+    def _columns(self) -> int:
+        """Positions side by side that one thread computes (``kColumns`` in depthwise_strip.cuh)."""
+        return 4 if self.lanes == CHANNELS and not self.scatters else 1
 
     def _positions(self, problem: Problem) -> Pair:
         """Positions along a column and along a row: written elements, or cells of them."""
@@ -90,15 +111,16 @@ class Strips:
         r = roles(problem)
         channels = problem.groups * r.outputs
         rows, columns = self._positions(problem)
-        p = StripParams(rows=rows, rows_per_strip=rows_per_strip(rows, columns * problem.batch * channels, sms))
+        column_strips = -(-columns // self._columns)
+        side_by_side = column_strips * problem.batch * channels
+        p = StripParams(rows=rows, columns=columns)
+        p.rows_per_strip = rows_per_strip(rows, self.taps[0] - 1, side_by_side, sms)
         row_strips = -(-rows // p.rows_per_strip)
-        p.strips = int32(columns * row_strips * problem.batch * channels, "the number of strips")
+        p.strips = side_by_side * row_strips
         p.source_batch, p.source_channel = r.source_strides[:2]
         p.written_batch, p.written_channel = r.written_strides[:2]
-        p.source_row, p.written_row = (
-            pixel_strides(r.source_strides, r.source)[0],
-            pixel_strides(r.written_strides, r.written)[0],
-        )
+        p.source_row, p.source_column = pixel_strides(r.source_strides, r.source)
+        p.written_row, p.written_column = pixel_strides(r.written_strides, r.written)
         p.source_height, p.source_width = r.source_size
         p.written_height, p.written_width = r.written_size
         p.w_channel, p.w_row, p.w_column = problem.w_strides[0], problem.w_strides[2], problem.w_strides[3]
@@ -114,7 +136,7 @@ class Strips:
             p.w_row, p.w_column = -p.w_row, -p.w_column
         else:
             p.first_row, p.first_column = -top, -left
-        p.columns, p.row_strips = FastDivisor.of(columns), FastDivisor.of(row_strips)
+        p.column_strips, p.row_strips = FastDivisor.of(column_strips), FastDivisor.of(row_strips)
         p.channels, p.multiplier = FastDivisor.of(channels), FastDivisor.of(r.outputs)
         where = {"source": r.source, "w": "w", "written": r.written}
         if problem.kind is Pass.FPROP and problem.bias:
@@ -124,23 +146,30 @@ class Strips:
         return Schedule((launch,), 0, (self.taps[0] * self.taps[1] + problem.bias,))
 
 
-def _refusal(problem: Problem, taps: Pair, stride: int) -> str | None:
+def _refusal(problem: Problem, taps: Pair, stride: int, lanes: str) -> str | None:
     if not problem.depthwise:
         return f"{problem.in_channels} input channels in {problem.groups} groups are not depthwise"
     if problem.kernel != taps or problem.stride != (stride, stride):
         return f"made for a kernel of {taps[0]}x{taps[1]} with stride {stride}"
-    if any(step > 1 and extent > 1 for step, extent in zip(problem.dilation, taps)):
+    if any(problem.dilation[axis] > 1 and taps[axis] > 1 for axis in (0, 1)):
         return "the taps are not neighbours"
     if problem.padding_mode is not PaddingMode.ZEROS and any(problem.padding):
         return f"a {problem.padding_mode} border"
-    if any(strides[3] != 1 for strides in (problem.x_strides, problem.y_strides)):
-        return "columns are not neighbours in memory"
+    inner = 3 if lanes == COLUMNS else 1
+    if any(strides[inner] != 1 for strides in (problem.x_strides, problem.y_strides)):
+        return f"{lanes} are not neighbours in memory"
     return None
 
 
-def rows_per_strip(rows: int, columns: int, sms: int) -> int:
-    """Rows of a strip, all alike: as many as allowed, but enough strips (of so many columns) to fill the device."""
-    most = min(MOST_ROWS, max(LEAST_ROWS, rows * columns // (8 * 1024 * sms)))
+def rows_per_strip(rows: int, halo: int, columns: int, sms: int) -> int:
+    """Rows of a strip, all alike. Tall strips read few halo rows twice; short ones are more threads at work."""
+    filled = 3 * RESIDENT_THREADS * sms
+
+    def cost(most: int) -> float:
+        strips = -(-rows // most)
+        return (-(-rows // strips) + halo) * max(columns * strips, filled)
+
+    most = min(range(MOST_ROWS, LEAST_ROWS - 1, -1), key=cost)
     return -(-rows // -(-rows // most))
 
 
@@ -150,6 +179,7 @@ class StripsWgrad:
 
     taps: Pair
     stride: int
+    lanes: str
 
     @property
     def name(self) -> str:
@@ -162,18 +192,19 @@ class StripsWgrad:
     @property
     def kernel(self) -> KernelSpec:
         h, w = self.taps
+        arguments = _arguments(self.taps, self.stride, self.lanes)
         return KernelSpec(
             stem="depthwise_strip_wgrad",
-            symbol=f"depthwise_strip_wgrad_{h}x{w}" + f"_stride{self.stride}" * (self.stride > 1),
-            body=f"polyconv::depthwise_strip_wgrad<{h}, {w}, {self.stride}, {THREADS}>(params);",
+            symbol=_variant("depthwise_strip_wgrad", self.taps, self.stride, self.lanes),
+            body=f"polyconv::depthwise_strip_wgrad<{arguments}, {THREADS}>(params);",
             params="polyconv::StripWgradParams",
             params_bytes=ctypes.sizeof(StripWgradParams),
             threads=THREADS,
-            min_blocks=8 if h * w <= 9 else 5 if h * w <= 25 else 3,
+            min_blocks=8 if h * w <= 9 else 5 if h * w < 25 else 4 if h * w == 25 and self.stride == 1 else 3,
         )
 
     def refusal(self, problem: Problem) -> str | None:
-        reason = _refusal(problem, self.taps, self.stride)
+        reason = _refusal(problem, self.taps, self.stride, self.lanes)
         if reason is None and problem.out_channels > MOST_CHANNELS:
             reason = f"more than {MOST_CHANNELS} channels"
         if reason is None and problem.batch * problem.out_size[1] * problem.out_size[0] >= DIVIDEND_LIMIT:
@@ -186,28 +217,49 @@ class StripsWgrad:
         columns_padded = round_up(area + problem.bias, 4)
         (rows, columns), channels = problem.out_size, problem.out_channels
         p = StripWgradParams(height=problem.in_size[0], width=problem.in_size[1], channels=channels)
-        p.rows, p.rows_per_strip = rows, rows_per_strip(rows, columns * problem.batch * channels, sms)
+        p.rows, p.rows_per_strip = rows, rows_per_strip(rows, self.taps[0] - 1, columns * problem.batch * channels, sms)
         row_strips = -(-rows // p.rows_per_strip)
         p.columns_padded, p.bias = columns_padded, problem.bias
         p.x_batch, p.x_channel = problem.x_strides[:2]
         p.dy_batch, p.dy_channel = problem.y_strides[:2]
-        p.x_row, p.dy_row = (
-            pixel_strides(problem.x_strides, "x")[0],
-            pixel_strides(problem.y_strides, "the gradient of y")[0],
-        )
+        p.x_row, p.x_column = pixel_strides(problem.x_strides, "x")
+        p.dy_row, p.dy_column = pixel_strides(problem.y_strides, "the gradient of y")
         p.pad_top, p.pad_left = problem.padding[0], problem.padding[2]
-        p.columns, p.row_strips = FastDivisor.of(columns), FastDivisor.of(row_strips)
+        p.column_strips, p.row_strips = FastDivisor.of(columns), FastDivisor.of(row_strips)
         p.multiplier = FastDivisor.of(problem.channels_per_group[1])
         p.strips = problem.batch * row_strips * columns
-        # Rounds of a block: as many as leave sixteen blocks per multiprocessor, and partial sums that fit the workspace.
-        rounds = -(-p.strips // THREADS)
-        most = max(1, min(workspace // (4 * channels * columns_padded), -(-16 * sms // channels)))
-        p.strips_per_slice = THREADS * -(-rounds // most)
+        # Strips that a block walks over at a time, and channels that it sums for.
+        at_once, together = (THREADS, 1) if self.lanes == COLUMNS else (THREADS // 32, 32)
+        channel_blocks = -(-channels // together)
+        # As many rounds of a block as leave 32 blocks per multiprocessor, and partial sums that fit the workspace.
+        rounds = -(-p.strips // at_once)
+        most = max(1, min(workspace // (4 * channels * columns_padded), -(-32 * sms // channel_blocks)))
+        p.strips_per_slice = at_once * -(-rounds // most)
         slices = -(-p.strips // p.strips_per_slice)
         where = {"x": "x", "dy": "y", "partial": "workspace"}
         slots = layout.slots(StripWgradParams, **where)
-        first = Launch(self.kernel, (slices, channels, 1), (THREADS, 1, 1), 0, bytes(p), slots)
+        first = Launch(self.kernel, (slices, channel_blocks, 1), (THREADS, 1, 1), 0, bytes(p), slots)
         second = reduction(problem, slices, area, columns_padded)
-        in_thread = p.rows_per_strip * (p.strips_per_slice // THREADS)
-        sums = (in_thread, 2, 2, 2, 2, 2, THREADS // 32, slices)
+        in_thread = p.rows_per_strip * (p.strips_per_slice // at_once)
+        in_warp = (2, 2, 2, 2, 2) if self.lanes == COLUMNS else ()
+        sums = (in_thread, *in_warp, THREADS // 32, slices)
         return Schedule((first, second), 4 * slices * channels * columns_padded, sums)
+
+
+def _all(problem_kind: Pass) -> Iterator[Strips | StripsWgrad]:
+    for (lanes, stride), kernels in KERNELS.items():
+        for taps in kernels:
+            if problem_kind is Pass.WGRAD:
+                yield StripsWgrad(taps, stride, lanes)
+            else:
+                yield Strips(taps, stride, lanes, problem_kind is Pass.DGRAD and stride > 1)
+
+
+def all_kernels() -> Iterator[KernelSpec]:
+    """Every instance that this planner can choose."""
+    yield from dict.fromkeys(way.kernel for kind in Pass for way in _all(kind))
+
+
+def ways(problem: Problem) -> Iterator[Strips | StripsWgrad]:
+    """What is compiled for the problem's kernel; other problems are none of this family's."""
+    yield from (way for way in _all(problem.kind) if way.taps == problem.kernel and problem.depthwise)
