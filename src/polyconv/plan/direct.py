@@ -48,7 +48,8 @@ def moved_bytes(problem: Problem) -> float:
     return 4.0 * (prod(problem.x_shape) + prod(problem.y_shape))
 
 
-def _direct_error(problem: Problem, schedule: Schedule) -> float:
+def direct_error(problem: Problem, schedule: Schedule) -> float:
+    """The error of a schedule that sums the products of the definition."""
     from .accuracy import error_of
 
     sums = tuple(max(1, length) for length in schedule.sums)  # a phase without taps sums nothing
@@ -78,7 +79,7 @@ class GatherWay:
         return gather.launches(problem, self.tile, self.loader)
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
-        return _direct_error(problem, self.schedule(problem, sms, workspace))
+        return direct_error(problem, self.schedule(problem, sms, workspace))
 
     def cost_us(self, problem: Problem, device: CudaDevice, workspace: int) -> float:
         r, tile, loader = gather.roles(problem), self.tile, self.loader
@@ -125,7 +126,7 @@ class WgradWay:
         return wgrad.launches(problem, self.tile, self.vector, sms, workspace)
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
-        return _direct_error(problem, self.schedule(problem, sms, workspace))
+        return direct_error(problem, self.schedule(problem, sms, workspace))
 
     def cost_us(self, problem: Problem, device: CudaDevice, workspace: int) -> float:
         tile, spec = self.tile, self._kernel()
@@ -156,7 +157,7 @@ class DepthwiseWay:
         return depthwise.launches(problem, self.tile, sms)
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
-        return _direct_error(problem, self.schedule(problem, sms, workspace))
+        return direct_error(problem, self.schedule(problem, sms, workspace))
 
     def cost_us(self, problem: Problem, device: CudaDevice, workspace: int) -> float:
         r, tile = gather.roles(problem), self.tile
@@ -186,7 +187,7 @@ class DepthwiseWgradWay:
         return depthwise.wgrad_launches(problem, self.tile, self.taps, sms, workspace)
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
-        return _direct_error(problem, self.schedule(problem, sms, workspace))
+        return direct_error(problem, self.schedule(problem, sms, workspace))
 
     def cost_us(self, problem: Problem, device: CudaDevice, workspace: int) -> float:
         height, width = depthwise.wgrad_halo(problem, self.tile)

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ..problem import Problem
+from ..problem import Pass, Problem
 from . import gather, wgrad
+from .cost import LAUNCH_US, GemmWork, gemm_us, memory_us
+from .device import CudaDevice
+from .direct import direct_error, moved_bytes
 from .layout import WgradParams
 from .plan import KernelSpec, Schedule
 from .tiles import SMALL, SQUARE, TALL, WIDE, GemmTile
+from .ways import Way
 
 TILES = (SQUARE, WIDE, TALL, SMALL)
 LEAST_PIXELS = 8
 """Of one image: a step of the sum must not pass over a whole one."""
 
 
-@dataclass(frozen=True, slots=True)
-class PointwiseWgrad:
+@dataclass(frozen=True)
+class PointwiseWgradWay:
     """The weight gradient as a GEMM whose operands are rows of dense pixels."""
 
     tile: GemmTile
+    direct = True
+
+    @property
+    def name(self) -> str:
+        return self.kernel.symbol
 
     @property
     def kernel(self) -> KernelSpec:
@@ -56,3 +66,26 @@ class PointwiseWgrad:
                 for launch in general.launches
             ),
         )
+
+    def error(self, problem: Problem, sms: int, workspace: int) -> float:
+        return direct_error(problem, self.schedule(problem, sms, workspace))
+
+    def cost_us(self, problem: Problem, device: CudaDevice, workspace: int) -> float:
+        tile, resident = self.tile, self.kernel.min_blocks
+        columns, k = wgrad.columns_of(problem) + problem.bias, problem.channels_per_group[1]
+        pixels_per_slice, slices = wgrad.slicing(problem, tile, resident, device.sms, workspace)
+        blocks = -(-k // tile.m) * -(-columns // tile.n) * problem.groups * slices
+        work = GemmWork(gather_instructions=0.0, lines=tile.m + tile.n)
+        us = gemm_us(tile, work, blocks, pixels_per_slice / 8, resident, moved_bytes(problem), device)
+        return us + LAUNCH_US + memory_us(8.0 * slices * problem.out_channels * columns, device)
+
+
+def ways(problem: Problem) -> Iterator[Way]:
+    """Every tile; only for the weight gradient of kernels of one tap."""
+    if problem.kind is Pass.WGRAD and problem.kernel == (1, 1):
+        yield from map(PointwiseWgradWay, TILES)
+
+
+def all_kernels() -> Iterator[KernelSpec]:
+    """Every instance that this planner can choose."""
+    yield from (PointwiseWgradWay(tile).kernel for tile in TILES)

@@ -16,10 +16,11 @@ from . import layout
 from .cost import LAUNCH_US, memory_us
 from .depthwise import MOST_CHANNELS
 from .device import CudaDevice
-from .errors import int32
-from .gather import Roles, pixel_strides, roles, round_up
+from .direct import direct_error, moved_bytes
+from .gather import pixel_strides, roles, round_up
 from .layout import DIVIDEND_LIMIT, FastDivisor, StripParams, StripWgradParams
 from .plan import KernelSpec, Launch, Schedule
+from .ways import Way
 from .wgrad import reduction
 
 THREADS = 128
@@ -28,6 +29,8 @@ MOST_ROWS = 64
 LEAST_ROWS = 4
 RESIDENT_THREADS = 1024
 """Threads on a multiprocessor that hide the latency of memory."""
+MEMORY_CYCLES = 600
+"""Latency of a load that misses all caches."""
 COLUMNS, CHANNELS = "columns", "channels"
 """What lies side by side in memory and belongs to the lanes of a warp (``Lanes`` in strip.cuh)."""
 KERNELS: dict[tuple[str, int], tuple[Pair, ...]] = {
@@ -44,31 +47,34 @@ def _variant(stem: str, taps: Pair, stride: int, lanes: str) -> str:
     return symbol + f"_stride{stride}" * (stride > 1) + "_channels_last" * (lanes == CHANNELS)
 
 
+def _fitting(blocks: tuple[int, int, int], taps: int) -> int:
+    """Blocks per multiprocessor that leave registers enough for up to 9, 25 and 49 taps."""
+    return blocks[0] if taps <= 9 else blocks[1] if taps <= 25 else blocks[2]
+
+
 def _arguments(taps: Pair, stride: int, lanes: str) -> str:
     return f"{taps[0]}, {taps[1]}, {stride}, polyconv::Lanes::k{lanes.capitalize()}"
 
 
-@dataclass(frozen=True, slots=True)
-class Strips:
-    """What fprop and dgrad share: one thread per column of a strip."""
+@dataclass(frozen=True)
+class StripWay:
+    """fprop or dgrad, one thread per strip."""
 
     taps: Pair
     stride: int
     lanes: str
     scatters: bool
     """dgrad of a strided convolution: each position writes a cell of stride x stride elements."""
+    direct = True
 
     @property
     def name(self) -> str:
         return self.kernel.symbol
 
     @property
-    def direct(self) -> bool:
-        return True
-
-    @property
     def kernel(self) -> KernelSpec:
         (h, w), stem = self.taps, "depthwise_scatter" if self.scatters else "depthwise_strip"
+        wide = self._columns > 1
         return KernelSpec(
             stem=stem,
             symbol=_variant(stem, self.taps, self.stride, self.lanes),
@@ -76,7 +82,7 @@ class Strips:
             params="polyconv::StripParams",
             params_bytes=ctypes.sizeof(StripParams),
             threads=THREADS,
-            min_blocks=5 if h * w > 25 else 6 if self.scatters else 8,
+            min_blocks=_fitting((8, 6 if self.scatters or wide else 8, 3 if wide else 5), h * w),
         )
 
     def refusal(self, problem: Problem) -> str | None:
@@ -114,7 +120,7 @@ class Strips:
         column_strips = -(-columns // self._columns)
         side_by_side = column_strips * problem.batch * channels
         p = StripParams(rows=rows, columns=columns)
-        p.rows_per_strip = rows_per_strip(rows, self.taps[0] - 1, side_by_side, sms)
+        p.rows_per_strip = rows_per_strip(rows, -(-self.taps[0] // self.stride) - 1, side_by_side, sms)
         row_strips = -(-rows // p.rows_per_strip)
         p.strips = side_by_side * row_strips
         p.source_batch, p.source_channel = r.source_strides[:2]
@@ -145,6 +151,19 @@ class Strips:
         launch = Launch(self.kernel, grid, (THREADS, 1, 1), 0, bytes(p), layout.slots(StripParams, **where))
         return Schedule((launch,), 0, (self.taps[0] * self.taps[1] + problem.bias,))
 
+    def error(self, problem: Problem, sms: int, workspace: int) -> float:
+        return direct_error(problem, self.schedule(problem, sms, workspace))
+
+    def cost_us(self, problem: Problem, device: CudaDevice, workspace: int) -> float:
+        (h, w), (rows, columns) = self.taps, self._positions(problem)
+        side_by_side = -(-columns // self._columns) * problem.batch * problem.groups * roles(problem).outputs
+        if self.scatters:
+            loads, stores = -(-w // self.stride), self.stride * self.stride
+        else:
+            loads, stores = self.stride * ((self._columns - 1) * self.stride + w), self._columns
+        step = _Step(h * w * (1 if self.scatters else self._columns), loads, stores)
+        return _strips_us(problem, device, rows, -(-h // self.stride) - 1, side_by_side, step)
+
 
 def _refusal(problem: Problem, taps: Pair, stride: int, lanes: str) -> str | None:
     if not problem.depthwise:
@@ -162,7 +181,7 @@ def _refusal(problem: Problem, taps: Pair, stride: int, lanes: str) -> str | Non
 
 
 def rows_per_strip(rows: int, halo: int, columns: int, sms: int) -> int:
-    """Rows of a strip, all alike. Tall strips read few halo rows twice; short ones are more threads at work."""
+    """Rows of a strip, all alike. Tall strips take few steps beyond their rows; short ones are more threads at work."""
     filled = 3 * RESIDENT_THREADS * sms
 
     def cost(most: int) -> float:
@@ -173,21 +192,18 @@ def rows_per_strip(rows: int, halo: int, columns: int, sms: int) -> int:
     return -(-rows // -(-rows // most))
 
 
-@dataclass(frozen=True, slots=True)
-class StripsWgrad:
+@dataclass(frozen=True)
+class StripWgradWay:
     """The weight gradient: all taps at once, one thread per column of a strip."""
 
     taps: Pair
     stride: int
     lanes: str
+    direct = True
 
     @property
     def name(self) -> str:
         return self.kernel.symbol
-
-    @property
-    def direct(self) -> bool:
-        return True
 
     @property
     def kernel(self) -> KernelSpec:
@@ -200,7 +216,7 @@ class StripsWgrad:
             params="polyconv::StripWgradParams",
             params_bytes=ctypes.sizeof(StripWgradParams),
             threads=THREADS,
-            min_blocks=8 if h * w <= 9 else 5 if h * w < 25 else 4 if h * w == 25 and self.stride == 1 else 3,
+            min_blocks=_fitting((8, 4 if self.stride == 1 else 3, 3), h * w),
         )
 
     def refusal(self, problem: Problem) -> str | None:
@@ -217,7 +233,10 @@ class StripsWgrad:
         columns_padded = round_up(area + problem.bias, 4)
         (rows, columns), channels = problem.out_size, problem.out_channels
         p = StripWgradParams(height=problem.in_size[0], width=problem.in_size[1], channels=channels)
-        p.rows, p.rows_per_strip = rows, rows_per_strip(rows, self.taps[0] - 1, columns * problem.batch * channels, sms)
+        p.rows, p.rows_per_strip = (
+            rows,
+            rows_per_strip(rows, -(-self.taps[0] // self.stride) - 1, columns * problem.batch * channels, sms),
+        )
         row_strips = -(-rows // p.rows_per_strip)
         p.columns_padded, p.bias = columns_padded, problem.bias
         p.x_batch, p.x_channel = problem.x_strides[:2]
@@ -245,14 +264,48 @@ class StripsWgrad:
         sums = (in_thread, *in_warp, THREADS // 32, slices)
         return Schedule((first, second), 4 * slices * channels * columns_padded, sums)
 
+    def error(self, problem: Problem, sms: int, workspace: int) -> float:
+        return direct_error(problem, self.schedule(problem, sms, workspace))
 
-def _all(problem_kind: Pass) -> Iterator[Strips | StripsWgrad]:
+    def cost_us(self, problem: Problem, device: CudaDevice, workspace: int) -> float:
+        (h, w), (rows, columns) = self.taps, problem.out_size
+        side_by_side = columns * problem.batch * round_up(problem.out_channels, 1 if self.lanes == COLUMNS else 32)
+        step = _Step(h * w + 1, self.stride * w + 1, 0)
+        return LAUNCH_US + _strips_us(problem, device, rows, -(-h // self.stride) - 1, side_by_side, step)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What a thread does at each row of its strip."""
+
+    multiplications: int
+    loads: int
+    stores: int
+
+    def cycles(self, device: CudaDevice) -> float:
+        """Multiprocessor cycles of one warp: fitted to what tools/volta counts."""
+        fp32 = (self.multiplications + 0.7 * self.loads + 3) * 32 / device.fp32_per_clock
+        issue = (self.multiplications + 4.5 * self.loads + 3 * self.stores + 5) / 4
+        lines = 2.0 * (self.loads + self.stores)
+        return max(fp32, issue, lines)
+
+
+def _strips_us(problem: Problem, device: CudaDevice, rows: int, halo: int, side_by_side: int, step: _Step) -> float:
+    each = rows_per_strip(rows, halo, side_by_side, device.sms)
+    warps = side_by_side * -(-rows // each) / 32
+    cycles = warps * (each + halo) * step.cycles(device) / device.sms
+    # However few strips there are: the taps come from memory first, then the rows, a few at a time.
+    latency = MEMORY_CYCLES * (2 + (each + halo) * step.loads / 12)
+    return max(max(cycles, latency) / device.clock_mhz, memory_us(moved_bytes(problem), device)) + LAUNCH_US
+
+
+def _all(kind: Pass) -> Iterator[StripWay | StripWgradWay]:
     for (lanes, stride), kernels in KERNELS.items():
         for taps in kernels:
-            if problem_kind is Pass.WGRAD:
-                yield StripsWgrad(taps, stride, lanes)
+            if kind is Pass.WGRAD:
+                yield StripWgradWay(taps, stride, lanes)
             else:
-                yield Strips(taps, stride, lanes, problem_kind is Pass.DGRAD and stride > 1)
+                yield StripWay(taps, stride, lanes, scatters=kind is Pass.DGRAD and stride > 1)
 
 
 def all_kernels() -> Iterator[KernelSpec]:
@@ -260,6 +313,6 @@ def all_kernels() -> Iterator[KernelSpec]:
     yield from dict.fromkeys(way.kernel for kind in Pass for way in _all(kind))
 
 
-def ways(problem: Problem) -> Iterator[Strips | StripsWgrad]:
+def ways(problem: Problem) -> Iterator[Way]:
     """What is compiled for the problem's kernel; other problems are none of this family's."""
     yield from (way for way in _all(problem.kind) if way.taps == problem.kernel and problem.depthwise)
