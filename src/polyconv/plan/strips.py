@@ -29,8 +29,6 @@ MOST_ROWS = 64
 LEAST_ROWS = 4
 RESIDENT_THREADS = 1024
 """Threads on a multiprocessor that hide the latency of memory."""
-MEMORY_CYCLES = 600
-"""Latency of a load that misses all caches."""
 COLUMNS, CHANNELS = "columns", "channels"
 """What lies side by side in memory and belongs to the lanes of a warp (``Lanes`` in strip.cuh)."""
 KERNELS: dict[tuple[str, int], tuple[Pair, ...]] = {
@@ -294,9 +292,7 @@ def _strips_us(problem: Problem, device: CudaDevice, rows: int, halo: int, side_
     each = rows_per_strip(rows, halo, side_by_side, device.sms)
     warps = side_by_side * -(-rows // each) / 32
     cycles = warps * (each + halo) * step.cycles(device) / device.sms
-    # However few strips there are: the taps come from memory first, then the rows, a few at a time.
-    latency = MEMORY_CYCLES * (2 + (each + halo) * step.loads / 12)
-    return max(max(cycles, latency) / device.clock_mhz, memory_us(moved_bytes(problem), device)) + LAUNCH_US
+    return max(cycles / device.clock_mhz, memory_us(moved_bytes(problem), device)) + LAUNCH_US
 
 
 def _all(kind: Pass) -> Iterator[StripWay | StripWgradWay]:
