@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, seed, settings
 
 from emulate import V100, check, plan_of, run_plan
 from machine_suites import EDGES, SUITES, Shape, shapes
-from polyconv.plan import gather, plan_cuda
+from polyconv.plan import gather, plan_cuda, pointwise_wgrad, strips
 from polyconv.plan.direct import DepthwiseWay, DepthwiseWgradWay, GatherWay, WgradWay
 from polyconv.plan.tiles import GATHER_TILES, PLANE_TILES, WGRAD_TAPS, WGRAD_TILES, PlaneTile
+from polyconv.plan.ways import Way
 from polyconv.problem import Pass
 
 PASSES = tuple(Pass)
@@ -111,6 +114,59 @@ def test_every_depthwise_variant(kind: Pass, tile: PlaneTile) -> None:
     for way in ways:
         if way.refusal(problem) is None:
             check(problem, x, w, bias, dy, plan_of(problem, way, sms=2, workspace=2**20))
+
+
+def _strip_variants() -> list[Any]:
+    found = []
+    for kind in PASSES:
+        for (lanes, stride), kernels in strips.KERNELS.items():
+            for taps in kernels:
+                scatters = kind is Pass.DGRAD and stride > 1
+                way: Way = strips.StripWgradWay(taps, stride, lanes)
+                if kind is not Pass.WGRAD:
+                    way = strips.StripWay(taps, stride, lanes, scatters)
+                found.append(pytest.param(kind, way, id=f"{kind} {way.name}"))
+    return found
+
+
+@pytest.mark.parametrize(("kind", "way"), _strip_variants())
+def test_every_strip_variant(kind: Pass, way: strips.StripWay | strips.StripWgradWay) -> None:
+    """Strips of several heights: one multiprocessor wants tall ones, eighty want short ones."""
+    layout, channels = ("channels_last", 34) if way.lanes == strips.CHANNELS else ("contiguous", 3)
+    stride = (way.stride, way.stride)
+    shape = Shape((2, channels, 21, 13), channels, way.taps, stride, (2, 1, 3, 0), groups=channels, layout=layout)
+    x, w, bias, dy = shape.tensors()
+    problem = shape.problem(kind, x, w, dy)
+    for sms in (1, V100.sms):
+        check(problem, x, w, bias, dy, plan_of(problem, way, sms=sms, workspace=2**20))
+
+
+@pytest.mark.parametrize("tile", pointwise_wgrad.TILES, ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param(Shape((3, 20, 6, 6), 36, (1, 1)), id="ragged in channels and pixels"),
+        pytest.param(Shape((9, 64, 2, 4), 128, (1, 1), bias=False), id="an image each step"),
+        pytest.param(Shape((2, 24, 8, 8), 40, (1, 1), groups=2), id="groups"),
+    ],
+)
+def test_every_pointwise_wgrad_variant(shape: Shape, tile: gather.GemmTile) -> None:
+    x, w, bias, dy = shape.tensors()
+    problem = shape.problem(Pass.WGRAD, x, w, dy)
+    way = pointwise_wgrad.PointwiseWgradWay(tile)
+    for sms in (1, V100.sms):
+        check(problem, x, w, bias, dy, plan_of(problem, way, sms=sms, workspace=2**20))
+
+
+def test_strips_are_planned_for_depthwise_problems() -> None:
+    """Whatever a strip kernel takes, it is chosen for; the general kernels take the rest."""
+    for kind in PASSES:
+        for shape in (SUITES["kernelbench"]["kb82"], SUITES["depthwise"]["channels_last, 7x7"]):
+            x, w, _, dy = shape.tensors()
+            assert "strip" in plan_cuda(shape.problem(kind, x, w, dy), V100).algorithm
+        dilated = SUITES["depthwise"]["dilation 6"]
+        x, w, _, dy = dilated.tensors()
+        assert "strip" not in plan_cuda(dilated.problem(kind, x, w, dy), V100).algorithm
 
 
 # ---- Properties of the results

@@ -1,8 +1,8 @@
 """Which kernels an exported file carries: the cheapest for the named sizes, and one that takes whatever else may come.
 
 Sizes and strides are known when the file runs, not when it is written. So every pass gets a list: the way that the cost
-model prefers for dense tensors of the named size, then the best direct one, then, if that can refuse too, a general one
-on the same tile.
+model prefers for dense tensors of the named size, then the best direct one, then the best of the kernels that take any
+strides, then, if that can refuse too, a general one on the same tile.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ..plan import gather
+from ..plan import direct, gather
 from ..plan.cuda import DEFAULT_WORKSPACE
 from ..plan.cuda import choose as cheapest
 from ..plan.device import CudaDevice
 from ..plan.direct import DepthwiseWay, DepthwiseWgradWay, GatherWay, WgradWay
 from ..plan.plan import KernelSpec
+from ..plan.strips import StripWay, StripWgradWay
 from ..plan.ways import Way
 from ..problem import PaddingMode, Pass, Problem
 
@@ -30,8 +31,9 @@ def choose(problems: Iterable[Problem], device: CudaDevice) -> Ways:
         for kind in Pass:
             problem = replace(forward, kind=kind)
             best[kind].append(cheapest(problem, device)[0])
-            direct = cheapest(replace(problem, tolerance=0.0), device)[0]
-            general[kind] += [direct, *_general(direct)]
+            problem = replace(problem, tolerance=0.0)
+            any_strides = cheapest(problem, device, families=(direct,))[0]
+            general[kind] += [cheapest(problem, device)[0], any_strides, *_general(any_strides)]
     return {kind: tuple(dict.fromkeys(best[kind] + general[kind])) for kind in Pass}
 
 
@@ -59,7 +61,7 @@ def _kernels(way: Way, kind: Pass) -> Iterable[KernelSpec]:
 
 
 def _sample(way: Way, kind: Pass) -> Problem:
-    depthwise = isinstance(way, (DepthwiseWay, DepthwiseWgradWay))
+    depthwise = isinstance(way, (DepthwiseWay, DepthwiseWgradWay, StripWay, StripWgradWay))
     bordered = isinstance(way, GatherWay) and way.loader in (gather.ROWS_BORDERED, gather.FOLDED)
     bordered = bordered or (isinstance(way, WgradWay) and way.bordered)
     mode = PaddingMode.REFLECT if bordered else PaddingMode.ZEROS

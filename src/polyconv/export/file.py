@@ -8,6 +8,7 @@ import textwrap
 from ..plan import gather
 from ..plan.device import CudaDevice
 from ..plan.direct import DepthwiseWay, DepthwiseWgradWay, GatherWay, WgradWay
+from ..plan.pointwise_wgrad import PointwiseWgradWay
 from ..plan.tiles import GemmTile, PlaneTile
 from ..plan.ways import Way
 from ..version import __version__
@@ -38,7 +39,9 @@ def exported_file(model: Model, device: CudaDevice) -> str:
 
 
 def _chosen(model: Model, ways: Ways, device: CudaDevice) -> str:
-    used = {type(way).__name__ for each in ways.values() for way in each}
+    used: dict[str, set[str]] = {}
+    for way in (way for each in ways.values() for way in each):
+        used.setdefault(type(way).__module__.rpartition(".")[2], set()).add(type(way).__name__)
     lines = [
         '"""What runs, by pass, in order of preference: the first that does not refuse the tensors at hand is taken.',
         "",
@@ -46,7 +49,7 @@ def _chosen(model: Model, ways: Ways, device: CudaDevice) -> str:
         "from ..plan.gather import " + ", ".join(_loader_names()),
         "from ..plan.tiles import GemmTile, PlaneTile",
         "from ..problem import Pass",
-        f"from ..plan.direct import {', '.join(sorted(used))}",
+        *(f"from ..plan.{module} import {', '.join(sorted(names))}" for module, names in sorted(used.items())),
         "",
         f'EXPORTED = "{"; ".join(str(layer.problem).removeprefix("fprop ") for layer in model.layers)}"',
         f"# Chosen by polyconv's cost model for a {device.name}.",
@@ -68,8 +71,11 @@ def _way(way: Way) -> str:
         return f"WgradWay({_tile(way.tile)}, vector={way.vector}, bordered={way.bordered})"
     if isinstance(way, DepthwiseWay):
         return f"DepthwiseWay({_tile(way.tile)})"
-    assert isinstance(way, DepthwiseWgradWay)
-    return f"DepthwiseWgradWay({_tile(way.tile)}, taps={way.taps})"
+    if isinstance(way, DepthwiseWgradWay):
+        return f"DepthwiseWgradWay({_tile(way.tile)}, taps={way.taps})"
+    if isinstance(way, PointwiseWgradWay):
+        return f"PointwiseWgradWay({_tile(way.tile)})"
+    return repr(way)
 
 
 def _loader_names() -> dict[str, gather.LoaderKind]:

@@ -38,7 +38,8 @@ def all_kernels() -> Iterator[KernelSpec]:
     yield from depthwise.all_kernels()
 
 
-def _direct_error(problem: Problem, schedule: Schedule) -> float:
+def direct_error(problem: Problem, schedule: Schedule) -> float:
+    """The error of a schedule that sums the products of the definition."""
     from .accuracy import error_of
 
     sums = tuple(max(1, length) for length in schedule.sums)  # a phase without taps sums nothing
@@ -68,7 +69,7 @@ class GatherWay:
         return gather.launches(problem, self.tile, self.loader)
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
-        return _direct_error(problem, self.schedule(problem, sms, workspace))
+        return direct_error(problem, self.schedule(problem, sms, workspace))
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class WgradWay:
         return wgrad.launches(problem, self.tile, self.vector, sms, workspace)
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
-        return _direct_error(problem, self.schedule(problem, sms, workspace))
+        return direct_error(problem, self.schedule(problem, sms, workspace))
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class DepthwiseWay:
         return depthwise.launches(problem, self.tile, sms)
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
-        return _direct_error(problem, self.schedule(problem, sms, workspace))
+        return direct_error(problem, self.schedule(problem, sms, workspace))
 
 
 @dataclass(frozen=True)
@@ -145,4 +146,4 @@ class DepthwiseWgradWay:
         return depthwise.wgrad_launches(problem, self.tile, self.taps, sms, workspace)
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
-        return _direct_error(problem, self.schedule(problem, sms, workspace))
+        return direct_error(problem, self.schedule(problem, sms, workspace))

@@ -151,6 +151,30 @@ class DepthwiseWgradParams(ctypes.Structure):
     ]
 
 
+class StripParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "source w bias written"),
+        *_fields(c_int64, "source_batch source_channel written_batch written_channel"),
+        *_fields(c_int64, "w_channel w_first w_row w_column"),
+        *_fields(c_int32, "source_row source_column written_row written_column"),
+        *_fields(c_int32, "source_height source_width written_height written_width"),
+        *_fields(c_int32, "first_row first_column cell_row cell_column rows columns rows_per_strip"),
+        ("strips", c_uint32),
+        *_fields(FastDivisor, "column_strips row_strips channels multiplier"),
+    ]
+
+
+class StripWgradParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "x dy partial"),
+        *_fields(c_int64, "x_batch x_channel dy_batch dy_channel"),
+        *_fields(c_int32, "x_row x_column dy_row dy_column height width pad_top pad_left"),
+        *_fields(c_int32, "channels columns_padded bias rows rows_per_strip"),
+        *_fields(c_uint32, "strips strips_per_slice"),
+        *_fields(FastDivisor, "column_strips row_strips multiplier"),
+    ]
+
+
 def slots(struct: type[ctypes.Structure], **buffers: str | tuple[str, int]) -> tuple[PointerSlot, ...]:
     """Pointer fields of a struct and the buffer (with a byte offset) that each one points into."""
     found = []
