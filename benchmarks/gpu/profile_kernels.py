@@ -19,7 +19,7 @@ import numpy as np
 
 from polyconv.cuda.cache import KernelCache
 from polyconv.inspection.counting import buffer_bytes, emulator
-from polyconv.plan import DEVICES, Launch, Plan
+from polyconv.plan import DEVICES, Launch, Plan, strips
 from polyconv.plan.cost import L2_BYTES_PER_CLOCK, Spent
 from polyconv.plan.cuda import all_kernels, ways
 from polyconv.plan.ways import Way
@@ -28,7 +28,7 @@ from polyconv.problem import PaddingMode, Pass, Problem
 V100 = DEVICES["v100"]
 RESOURCES = Spent("fp32 (fma pipe)", "alu pipe", "issue slots", "lsu / L1", "L2")  # type: ignore[arg-type]
 FILE = Path(__file__).resolve().parents[2] / "src/polyconv/plan/profiles.json"
-MOST_INSTRUCTIONS = 6_000_000
+MOST_INSTRUCTIONS = 15_000_000
 SMS = 2
 
 
@@ -54,15 +54,18 @@ def problems() -> list[Problem]:
         make(1, 24, (20, 32), 20, (9, 1)),
         make(2, 16, (40, 130), 16, (3, 3), groups=16),
         make(1, 8, (64, 96), 8, (5, 5), groups=8, padding=(2, 2, 2, 2)),
-        make(1, 8, (64, 96), 8, (7, 7), groups=8, padding=(3, 3, 3, 3)),
-        make(1, 8, (64, 96), 8, (3, 7), groups=8),
-        make(2, 8, (64, 96), 8, (3, 1), groups=8),
-        make(1, 8, (64, 96), 8, (3, 3), groups=8, stride=(2, 2), padding=(1, 1, 1, 1)),
+        make(1, 8, (64, 96), 8, (3, 3), groups=8, dilation=(2, 2)),
         make(1, 32, (20, 36), 40, (3, 3), padding=(1, 1, 1, 1), padding_mode=PaddingMode.REFLECT),
         make(1, 8, (24, 36), 24, (3, 3), padding=(1, 1, 1, 1), padding_mode=PaddingMode.REPLICATE),
     ]
     found.append(_channels_last(make(2, 64, (14, 14), 64, (3, 3), padding=(1, 1, 1, 1))))
     found.append(_channels_last(make(1, 32, (20, 20), 48, (3, 3), padding=(1, 1, 1, 1))))
+    for (lanes, stride), kernels in strips.KERNELS.items():
+        for taps in kernels:
+            for rows in (30, 70):
+                pad = (taps[0] // 2, taps[0] // 2, taps[1] // 2, taps[1] // 2)
+                p = make(1, 32, (rows, 75), 32, taps, groups=32, stride=(stride, stride), padding=pad)
+                found.append(p if lanes == strips.COLUMNS else _channels_last(p))
     return found
 
 
