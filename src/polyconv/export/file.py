@@ -50,27 +50,31 @@ def _chosen(model: Model, choice: Choice, device: CudaDevice) -> str:
         "WAYS = {",
     ]
     for kind, each in spelled.items():
-        if len(each) == 1:
-            lines.append(f"    Pass.{kind.name}: [{each[0]}],")
-        else:
-            lines += [f"    Pass.{kind.name}: [", *(f"        {way}," for way in each), "    ],"]
+        lines += [f"    Pass.{kind.name}: [", *(f"        {way}," for way in each), "    ],"]
     return "\n".join([*lines, "}", ""])
 
 
-def _spelled(value: Any, imports: dict[str, set[str]]) -> str:
+def _spelled(value: Any, imports: dict[str, set[str]], indent: int = 8) -> str:
     """A way, or a part of one, as Python text; the names that it needs are added to ``imports``, by module."""
     if isinstance(value, gather.LoaderKind):  # has long texts in it: called by its name
         name = next(name for name, loader in vars(gather).items() if loader is value)
         imports.setdefault("..plan.gather", set()).add(name)
         return name
     if is_dataclass(value):
-        module = type(value).__module__.replace("polyconv.export.", ".").replace("polyconv.", "..")
-        imports.setdefault(module, set()).add(type(value).__name__)
-        inside = ", ".join(f"{f.name}={_spelled(getattr(value, f.name), imports)}" for f in fields(value))
-        return f"{type(value).__name__}({inside})"
+        kind = type(value)
+        module = kind.__module__.replace("polyconv.export.", ".").replace("polyconv.", "..")
+        imports.setdefault(module, set()).add(kind.__name__)
+        parts = [(f.name, getattr(value, f.name)) for f in fields(value)]
+        plain = all(type(part) is int for _, part in parts)
+        inside = [("" if plain else f"{name}=") + _spelled(part, imports, indent + 4) for name, part in parts]
+        line = f"{kind.__name__}({', '.join(inside)})"
+        if indent + len(line) < 120 and "\n" not in line:
+            return line
+        space = " " * indent
+        return f"{kind.__name__}(\n" + "".join(f"{space}    {part},\n" for part in inside) + f"{space})"
     if isinstance(value, tuple):
         return f"({', '.join(_spelled(each, imports) for each in value)}{',' * (len(value) == 1)})"
-    return repr(value)
+    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 _ENTRY = '''\

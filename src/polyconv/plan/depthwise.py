@@ -131,7 +131,8 @@ def launches(problem: Problem, tile: PlaneTile, sms: int) -> Schedule:
         sum(h.taps * w.taps for h in r.phases_h for w in r.phases_w) * r.channels,
     )
     walked = tiles * problem.batch * channels
-    work = Work(blocks, walked * phases, walked * taps, moved_bytes(problem))
+    rounds = -(-height * width // tile.threads) * r.channels  # of loading a tile's source
+    work = Work(blocks, walked * phases * rounds, walked * taps, moved_bytes(problem))
     launch = Launch(spec, grid, (tile.threads, 1, 1), _shared(r, height, width), bytes(p), slots, work)
     return Schedule((launch,), 0, (taps_of(r) + problem.bias,))
 
@@ -209,8 +210,8 @@ def wgrad_launches(problem: Problem, tile: PlaneTile, taps: int, sms: int, works
         layout.slots(DepthwiseWgradParams, **where),
         Work(
             slices * problem.out_channels * chunks,
-            jobs * problem.out_channels * chunks,
-            jobs * problem.out_channels * area,
+            jobs * problem.out_channels * chunks * -(-height * width // tile.threads),
+            jobs * problem.out_channels * chunks * taps,
             moved_bytes(problem) + 4 * slices * problem.out_channels * columns_padded,
         ),
     )

@@ -28,8 +28,10 @@ MOST_ROWS = 64
 LEAST_ROWS = 4
 RESIDENT_THREADS = 1024
 """Threads on a multiprocessor that hide the latency of memory."""
-COLUMNS, CHANNELS = "columns", "channels"
-"""What lies side by side in memory and belongs to the lanes of a warp (``Lanes`` in strip.cuh)."""
+COLUMNS = "columns"
+"""Lanes of a warp are neighbouring columns (``Lanes`` in strip.cuh)."""
+CHANNELS = "channels"
+"""Lanes are channels, which are neighbours in channels_last tensors."""
 KERNELS: dict[tuple[str, int], tuple[Pair, ...]] = {
     (COLUMNS, 1): ((3, 3), (5, 5), (7, 7), (3, 1), (1, 3), (5, 1), (1, 5), (3, 7), (7, 3)),
     (COLUMNS, 2): ((3, 3), (5, 5)),
