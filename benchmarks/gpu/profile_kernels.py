@@ -55,7 +55,7 @@ def problems() -> list[Problem]:
         make(2, 16, (40, 130), 16, (3, 3), groups=16),
         make(1, 8, (64, 96), 8, (5, 5), groups=8, padding=(2, 2, 2, 2)),
         make(1, 8, (64, 96), 8, (3, 3), groups=8, dilation=(2, 2)),
-        make(1, 3, (31, 40), 3, (31, 31), groups=3, padding=(15, 15, 15, 15)),
+        make(1, 3, (31, 31), 3, (31, 31), groups=3, padding=(15, 15, 15, 15)),
         make(1, 64, (20, 40), 21, (15, 1), padding=(7, 7, 0, 0)),
         make(1, 32, (20, 36), 40, (3, 3), padding=(1, 1, 1, 1), padding_mode=PaddingMode.REFLECT),
         make(1, 8, (24, 36), 24, (3, 3), padding=(1, 1, 1, 1), padding_mode=PaddingMode.REPLICATE),
