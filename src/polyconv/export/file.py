@@ -75,7 +75,7 @@ def _way(way: Way) -> str:
         return f"DepthwiseWgradWay({_tile(way.tile)}, taps={way.taps})"
     if isinstance(way, PointwiseWgradWay):
         return f"PointwiseWgradWay({_tile(way.tile)})"
-    return repr(way)
+    return repr(way).replace("'", '"')
 
 
 def _loader_names() -> dict[str, gather.LoaderKind]:

@@ -29,7 +29,8 @@ MOST_ROWS = 64
 LEAST_ROWS = 4
 RESIDENT_THREADS = 1024
 """Threads on a multiprocessor that hide the latency of memory."""
-COLUMNS, CHANNELS = "columns", "channels"
+COLUMNS = "columns"
+CHANNELS = "channels"
 """What lies side by side in memory and belongs to the lanes of a warp (``Lanes`` in strip.cuh)."""
 KERNELS: dict[tuple[str, int], tuple[Pair, ...]] = {
     (COLUMNS, 1): ((3, 3), (5, 5), (7, 7), (3, 1), (1, 3), (5, 1), (1, 5), (3, 7), (7, 3)),
