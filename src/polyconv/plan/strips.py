@@ -27,8 +27,6 @@ THREADS = 128
 MOST_ROWS = 64
 """Rows of a strip: its halo rows, which the strip below reads again, are few among so many."""
 LEAST_ROWS = 4
-RESIDENT_THREADS = 1024
-"""Threads on a multiprocessor that hide the latency of memory."""
 COLUMNS = "columns"
 CHANNELS = "channels"
 """What lies side by side in memory and belongs to the lanes of a warp (``Lanes`` in strip.cuh)."""
@@ -119,7 +117,7 @@ class StripWay:
         column_strips = -(-columns // self._columns)
         side_by_side = column_strips * problem.batch * channels
         p = StripParams(rows=rows, columns=columns)
-        p.rows_per_strip = rows_per_strip(rows, -(-self.taps[0] // self.stride) - 1, side_by_side, sms)
+        p.rows_per_strip = rows_per_strip(rows, self, side_by_side, sms)
         row_strips = -(-rows // p.rows_per_strip)
         p.strips = side_by_side * row_strips
         p.source_batch, p.source_channel = r.source_strides[:2]
@@ -161,7 +159,7 @@ class StripWay:
         else:
             loads, stores = self.stride * ((self._columns - 1) * self.stride + w), self._columns
         step = _Step(h * w * (1 if self.scatters else self._columns), loads, stores)
-        return _strips_us(problem, device, rows, -(-h // self.stride) - 1, side_by_side, step)
+        return _strips_us(problem, device, self, rows, side_by_side, step)
 
 
 def _refusal(problem: Problem, taps: Pair, stride: int, lanes: str) -> str | None:
@@ -179,13 +177,18 @@ def _refusal(problem: Problem, taps: Pair, stride: int, lanes: str) -> str | Non
     return None
 
 
-def rows_per_strip(rows: int, halo: int, columns: int, sms: int) -> int:
-    """Rows of a strip, all alike. Tall strips take few steps beyond their rows; short ones are more threads at work."""
-    filled = 3 * RESIDENT_THREADS * sms
+def halo_steps(taps: int, stride: int) -> int:
+    """Steps of a strip beyond its rows: they open its first outputs, or complete its last ones."""
+    return -(-taps // stride) - 1
+
+
+def rows_per_strip(rows: int, way: StripWay | StripWgradWay, side_by_side: int, sms: int) -> int:
+    """Rows of a strip, all alike: tall strips have few halo steps, short ones are more threads, as far as it helps."""
+    halo, filled = halo_steps(way.taps[0], way.stride), 3 * THREADS * way.kernel.min_blocks * sms
 
     def cost(most: int) -> float:
         strips = -(-rows // most)
-        return (-(-rows // strips) + halo) * max(columns * strips, filled)
+        return (-(-rows // strips) + halo) * max(side_by_side * strips, filled)
 
     most = min(range(MOST_ROWS, LEAST_ROWS - 1, -1), key=cost)
     return -(-rows // -(-rows // most))
@@ -193,7 +196,7 @@ def rows_per_strip(rows: int, halo: int, columns: int, sms: int) -> int:
 
 @dataclass(frozen=True)
 class StripWgradWay:
-    """The weight gradient: all taps at once, one thread per column of a strip."""
+    """wgrad: all taps at once, one thread per column of a strip."""
 
     taps: Pair
     stride: int
@@ -232,10 +235,7 @@ class StripWgradWay:
         columns_padded = round_up(area + problem.bias, 4)
         (rows, columns), channels = problem.out_size, problem.out_channels
         p = StripWgradParams(height=problem.in_size[0], width=problem.in_size[1], channels=channels)
-        p.rows, p.rows_per_strip = (
-            rows,
-            rows_per_strip(rows, -(-self.taps[0] // self.stride) - 1, columns * problem.batch * channels, sms),
-        )
+        p.rows, p.rows_per_strip = rows, rows_per_strip(rows, self, columns * problem.batch * channels, sms)
         row_strips = -(-rows // p.rows_per_strip)
         p.columns_padded, p.bias = columns_padded, problem.bias
         p.x_batch, p.x_channel = problem.x_strides[:2]
@@ -270,7 +270,7 @@ class StripWgradWay:
         (h, w), (rows, columns) = self.taps, problem.out_size
         side_by_side = columns * problem.batch * round_up(problem.out_channels, 1 if self.lanes == COLUMNS else 32)
         step = _Step(h * w + 1, self.stride * w + 1, 0)
-        return LAUNCH_US + _strips_us(problem, device, rows, -(-h // self.stride) - 1, side_by_side, step)
+        return LAUNCH_US + _strips_us(problem, device, self, rows, side_by_side, step)
 
 
 @dataclass(frozen=True)
@@ -289,8 +289,10 @@ class _Step:
         return max(fp32, issue, lines)
 
 
-def _strips_us(problem: Problem, device: CudaDevice, rows: int, halo: int, side_by_side: int, step: _Step) -> float:
-    each = rows_per_strip(rows, halo, side_by_side, device.sms)
+def _strips_us(
+    problem: Problem, device: CudaDevice, way: StripWay | StripWgradWay, rows: int, side_by_side: int, step: _Step
+) -> float:
+    each, halo = rows_per_strip(rows, way, side_by_side, device.sms), halo_steps(way.taps[0], way.stride)
     warps = side_by_side * -(-rows // each) / 32
     cycles = warps * (each + halo) * step.cycles(device) / device.sms
     return max(cycles / device.clock_mhz, memory_us(moved_bytes(problem), device)) + LAUNCH_US
