@@ -8,8 +8,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, seed, settings
 
-from emulate import V100, check, plan_of, run_plan
+import volta
+from emulate import V100, check, cubin, plan_of, run_plan
 from machine_suites import EDGES, SUITES, Shape, shapes
+from polyconv.bench import workloads
+from polyconv.inspection.counting import compulsory_bytes, count_plan
 from polyconv.plan import gather, plan_cuda, pointwise_wgrad, strips
 from polyconv.plan.direct import DepthwiseWay, DepthwiseWgradWay, GatherWay, WgradWay
 from polyconv.plan.tiles import GATHER_TILES, PLANE_TILES, WGRAD_TAPS, WGRAD_TILES, PlaneTile
@@ -158,15 +161,25 @@ def test_every_pointwise_wgrad_variant(shape: Shape, tile: gather.GemmTile) -> N
         check(problem, x, w, bias, dy, plan_of(problem, way, sms=sms, workspace=2**20))
 
 
-def test_strips_are_planned_for_depthwise_problems() -> None:
-    """Whatever a strip kernel takes, it is chosen for; the general kernels take the rest."""
-    for kind in PASSES:
-        for shape in (SUITES["kernelbench"]["kb82"], SUITES["depthwise"]["channels_last, 7x7"]):
-            x, w, _, dy = shape.tensors()
-            assert "strip" in plan_cuda(shape.problem(kind, x, w, dy), V100).algorithm
-        dilated = SUITES["depthwise"]["dilation 6"]
-        x, w, _, dy = dilated.tensors()
-        assert "strip" not in plan_cuda(dilated.problem(kind, x, w, dy), V100).algorithm
+@pytest.mark.parametrize("kind", PASSES, ids=str)
+@pytest.mark.parametrize("name", ["kb82", "kb83", "kb84", "kb85", "kb86"])
+def test_depthwise_workloads_are_bound_by_memory(name: str, kind: Pass) -> None:
+    """Counted at full size: DRAM binds, no other resource takes half its time, and L2 sees little more than it must."""
+    plan = plan_cuda(workloads.find(name)[0].problem(kind), V100)
+    assert "strip" in plan.algorithm
+    counted = count_plan(volta, plan, {spec: cubin(spec) for spec in plan.kernels}, plan.kernels[0])[0]
+    others = {resource: counted.ms(resource) for resource in counted.cycles if resource != "DRAM"}
+    assert max(others.values()) < 0.5 * counted.ms("DRAM"), others
+    # 2048 bytes of L2 per clock: even if no block found its neighbour's rows there, memory would see so much.
+    assert counted.cycles["L2"] * 2048 < 1.2 * compulsory_bytes(plan, plan.launches[0])
+
+
+def test_other_depthwise_problems_are_left_to_the_general_kernels() -> None:
+    for name in ("dilation 6", "31x31", "gradient of a sum"):
+        shape = SUITES["depthwise"][name]
+        x, w, _, dy = shape.tensors()
+        for kind in (Pass.DGRAD, Pass.WGRAD):
+            assert "strip" not in plan_cuda(shape.problem(kind, x, w, dy), V100).algorithm
 
 
 # ---- Properties of the results
@@ -210,3 +223,20 @@ def test_infinities_stay_where_they_belong(kind: Pass) -> None:
         x[1] = 0
         run_plan(plan_cuda(problem, V100), {"y": dy, "x": x, "dw": outputs["dw"]})
         assert torch.isfinite(outputs["dw"][[0, 1, 2, 4, 5, 6]]).all()
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_infinities_stay_in_their_strips(layout: str) -> None:
+    """Depthwise: neither other channels nor other images see one, nor outputs and taps that do not reach it."""
+    shape = Shape((2, 5, 80, 9), 5, (3, 3), groups=5, bias=False, layout=layout)
+    x, w, _, dy = shape.tensors()
+    y, dx, dw = torch.empty_like(dy), torch.empty_like(x), torch.empty_like(w)
+    x[1, 2, 0, 4] = dy[1, 2, 0, 3] = torch.inf
+    run_plan(plan_cuda(shape.problem(Pass.FPROP, x, w, dy), V100), {"x": x, "w": w, "y": y})
+    assert (~torch.isfinite(y)).nonzero().tolist() == [[1, 2, 0, column] for column in (2, 3, 4)]
+    run_plan(plan_cuda(shape.problem(Pass.DGRAD, x, w, dy), V100), {"y": dy, "w": w, "x": dx})
+    reached = [[1, 2, row, column] for row in (0, 1, 2) for column in (3, 4, 5)]
+    assert (~torch.isfinite(dx)).nonzero().tolist() == reached
+    dy[1, 2, 0, 3] = 0.5
+    run_plan(plan_cuda(shape.problem(Pass.WGRAD, x, w, dy), V100), {"y": dy, "x": x, "dw": dw})
+    assert (~torch.isfinite(dw)).nonzero().tolist() == [[2, 0, 0, column] for column in (0, 1, 2)]

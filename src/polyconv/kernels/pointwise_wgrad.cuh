@@ -12,7 +12,7 @@ namespace polyconv {
 // Rows of one operand: a quad of pixels per thread and row, `kRows` rows in all. kOnes: the row after the last one, if
 // it is asked for, is all ones (its products with dy sum up to the bias gradient).
 template <int kRows, int kThreads, bool kOnes>
-struct PixelRows {
+struct PixelQuads {
   static constexpr int kQuads = kDepth / 4;                  // per row and step
   static constexpr int kStep = kThreads / kQuads;            // rows that the block loads at once
   static constexpr int kEach = (kRows + kStep - 1) / kStep;  // rows of one thread
@@ -24,7 +24,7 @@ struct PixelRows {
   int rows;  // that there are, from this thread's first on
   float4 carried[kEach];
 
-  __device__ __forceinline__ PixelRows(const float* plane, i64 channel, int rows)
+  __device__ __forceinline__ PixelQuads(const float* plane, i64 channel, int rows)
       : at(plane + i64(threadIdx.x / kQuads) * channel),
         next_row(channel * kStep),
         rows(rows - int(threadIdx.x) / kQuads) {}
@@ -53,23 +53,23 @@ struct PixelRows {
 
 template <class Tile>
 struct PixelLoader {
-  using RowsA = PixelRows<Tile::kM, Tile::kThreads, false>;
-  using RowsB = PixelRows<Tile::kN, Tile::kThreads, true>;
-  static constexpr int kPitchM = RowsA::kPitch, kPitchN = RowsB::kPitch;
+  using QuadsA = PixelQuads<Tile::kM, Tile::kThreads, false>;
+  using QuadsB = PixelQuads<Tile::kN, Tile::kThreads, true>;
+  static constexpr int kPitchM = QuadsA::kPitch, kPitchN = QuadsB::kPitch;
 
   const WgradParams& p;
   int left;      // pixels of the slice from this thread's quad on
   int in_plane;  // pixels of the image before it
   int plane;
-  RowsA a;
-  RowsB b;
+  QuadsA a;
+  QuadsB b;
 
   __device__ __forceinline__ PixelLoader(const WgradParams& p, int first_k, int first_column, int first, int end)
       : p(p),
         plane(p.out_height.divisor * p.out_width.divisor),
         a(p.dy + (i64(blockIdx.y) * p.k + first_k) * p.dy_channel, p.dy_channel, p.k - first_k),
         b(p.x + (i64(blockIdx.y) * p.channels + first_column) * p.x_channel, p.x_channel, p.channels - first_column) {
-    const int pixel = first + threadIdx.x % RowsA::kQuads * 4;
+    const int pixel = first + threadIdx.x % QuadsA::kQuads * 4;
     const int image = p.out_height.quotient(p.out_width.quotient(pixel));
     left = end - pixel;
     in_plane = pixel - image * plane;

@@ -26,8 +26,6 @@ THREADS = 128
 MOST_ROWS = 64
 """Rows of a strip: its halo rows, which the strip below reads again, are few among so many."""
 LEAST_ROWS = 4
-RESIDENT_THREADS = 1024
-"""Threads on a multiprocessor that hide the latency of memory."""
 COLUMNS = "columns"
 """Lanes of a warp are neighbouring columns (``Lanes`` in strip.cuh)."""
 CHANNELS = "channels"
@@ -119,7 +117,7 @@ class StripWay:
         column_strips = -(-columns // self._columns)
         side_by_side = column_strips * problem.batch * channels
         p = StripParams(rows=rows, columns=columns)
-        p.rows_per_strip = rows_per_strip(rows, -(-self.taps[0] // self.stride) - 1, side_by_side, sms)
+        p.rows_per_strip = rows_per_strip(rows, self, side_by_side, sms)
         row_strips = -(-rows // p.rows_per_strip)
         p.strips = side_by_side * row_strips
         p.source_batch, p.source_channel = r.source_strides[:2]
@@ -147,7 +145,7 @@ class StripWay:
         if problem.kind is Pass.FPROP and problem.bias:
             where["bias"] = "bias"
         grid = (-(-p.strips // THREADS), 1, 1)
-        halo = -(-self.taps[0] // self.stride) - 1
+        halo = halo_steps(self.taps[0], self.stride)
         work = Work(grid[0], grid[0], grid[0] * (p.rows_per_strip + halo), moved_bytes(problem))
         launch = Launch(self.kernel, grid, (THREADS, 1, 1), 0, bytes(p), layout.slots(StripParams, **where), work)
         return Schedule((launch,), 0, (self.taps[0] * self.taps[1] + problem.bias,))
@@ -171,13 +169,18 @@ def _refusal(problem: Problem, taps: Pair, stride: int, lanes: str) -> str | Non
     return None
 
 
-def rows_per_strip(rows: int, halo: int, columns: int, sms: int) -> int:
-    """Rows of a strip, all alike. Tall strips take few steps beyond their rows; short ones are more threads at work."""
-    filled = 3 * RESIDENT_THREADS * sms
+def halo_steps(taps: int, stride: int) -> int:
+    """Steps of a strip beyond its rows: they open its first outputs, or complete its last ones."""
+    return -(-taps // stride) - 1
+
+
+def rows_per_strip(rows: int, way: StripWay | StripWgradWay, side_by_side: int, sms: int) -> int:
+    """Rows of a strip, all alike: tall strips have few halo steps, short ones are more threads, as far as it helps."""
+    halo, filled = halo_steps(way.taps[0], way.stride), 3 * THREADS * way.kernel.min_blocks * sms
 
     def cost(most: int) -> float:
         strips = -(-rows // most)
-        return (-(-rows // strips) + halo) * max(columns * strips, filled)
+        return (-(-rows // strips) + halo) * max(side_by_side * strips, filled)
 
     most = min(range(MOST_ROWS, LEAST_ROWS - 1, -1), key=cost)
     return -(-rows // -(-rows // most))
@@ -185,7 +188,7 @@ def rows_per_strip(rows: int, halo: int, columns: int, sms: int) -> int:
 
 @dataclass(frozen=True)
 class StripWgradWay:
-    """The weight gradient: all taps at once, one thread per column of a strip."""
+    """wgrad: all taps at once, one thread per column of a strip."""
 
     taps: Pair
     stride: int
@@ -224,10 +227,7 @@ class StripWgradWay:
         columns_padded = round_up(area + problem.bias, 4)
         (rows, columns), channels = problem.out_size, problem.out_channels
         p = StripWgradParams(height=problem.in_size[0], width=problem.in_size[1], channels=channels)
-        p.rows, p.rows_per_strip = (
-            rows,
-            rows_per_strip(rows, -(-self.taps[0] // self.stride) - 1, columns * problem.batch * channels, sms),
-        )
+        p.rows, p.rows_per_strip = rows, rows_per_strip(rows, self, columns * problem.batch * channels, sms)
         row_strips = -(-rows // p.rows_per_strip)
         p.columns_padded, p.bias = columns_padded, problem.bias
         p.x_batch, p.x_channel = problem.x_strides[:2]
@@ -248,7 +248,7 @@ class StripWgradWay:
         slices = -(-p.strips // p.strips_per_slice)
         where = {"x": "x", "dy": "y", "partial": "workspace"}
         slots = layout.slots(StripWgradParams, **where)
-        halo = -(-self.taps[0] // self.stride) - 1
+        halo = halo_steps(self.taps[0], self.stride)
         work = Work(
             slices * channel_blocks,
             rounds * channel_blocks,
