@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyconv.algebra.lattice import Phase, forward_phases, gradient_phases
+from polyconv.algebra.lattice import Phase, dense_axis, forward_phases, gradient_phases
 from polyconv.problem import output_extent
 
 axes = st.tuples(st.integers(1, 30), st.integers(1, 7), st.integers(1, 6), st.integers(1, 6), st.integers(-3, 6))
@@ -61,3 +61,25 @@ def test_slabs_cover_a_phase(axis: tuple[int, ...], lines: int) -> None:
     for phase in gradient_phases(extent, kernel, stride, dilation, before):
         slabs = tuple(phase.cut(first, lines) for first in range(0, phase.count, lines))
         assert pairs(slabs, 10**6) == pairs((phase,), 10**6)
+
+
+@given(axes)
+def test_dense_axes_do_the_same_multiplications(axis: tuple[int, ...]) -> None:
+    extent, kernel, stride, dilation, before = axis
+    outputs = max(output_extent(extent, before, before, kernel, stride, dilation), 0)
+    both = forward_phases(outputs, kernel, stride, dilation, before), gradient_phases(extent, *axis[1:])
+    for phases, source in zip(both, (extent, outputs), strict=True):
+        for phase in phases:
+            if not phase.taps:
+                continue
+            dense = dense_axis(phase)
+            found = [
+                (dense.written_first + i * dense.written_step, c.tap_first + t * c.tap_stride, read)
+                for i in range(dense.count)
+                for c in dense.classes
+                for t in range(c.taps)
+                if 0 <= (read := c.read_first + dense.read_step * (i + dense.dilation * t)) < source
+            ]
+            assert sorted(found) == sorted(pairs((phase,), source))
+            assert dense.dilation >= 1
+            assert dense.taps == dense.classes[0].taps

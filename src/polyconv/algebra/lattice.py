@@ -7,6 +7,10 @@ Its input gradient (and so a transposed convolution) is ``dx[h] = sum w[r] * dy[
 ``h + before = o * stride + r * dilation``. Only the taps with ``r * dilation = h + before (mod stride)`` meet an output
 at all. So the positions h fall into ``stride`` residue classes, each with its own subset of taps, evenly spaced; within
 a class position and output advance together. Looping over classes, no tap is multiplied by a structural zero.
+
+A fast algorithm wants more: a dense correlation, of unit stride on both sides, taps forward. :func:`dense_axis` brings
+any phase into that form. A stride of the reading side splits the taps once more, into classes that are summed like
+channels; what dilation is left splits the positions; and taps that run backwards are read from the other end.
 """
 
 from __future__ import annotations
@@ -85,3 +89,62 @@ def gradient_phases(inputs: int, kernel: int, stride: int, dilation: int, before
             )
         )
     return tuple(phases)
+
+
+@dataclass(frozen=True, slots=True)
+class TapClass:
+    """Taps of a :class:`DenseAxis` that read the same residue of the source: tap ``t < taps`` of position i reads
+    ``read_first + read_step * (i + dilation * t)`` with kernel element ``tap_first + t * tap_stride``."""
+
+    read_first: int
+    taps: int
+    tap_first: int
+    tap_stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class DenseAxis:
+    """One phase as dense correlations, one per class of taps, that are added up.
+
+    Position ``i < count`` is written at ``written_first + i * written_step``. The positions ``i = a + dilation * q`` of
+    each ``a < dilation`` are consecutive outputs q of a correlation with consecutive taps: what F(m, r) computes.
+    """
+
+    written_first: int
+    written_step: int
+    count: int
+    read_step: int
+    dilation: int
+    classes: tuple[TapClass, ...]
+
+    @property
+    def taps(self) -> int:
+        """Of the longest class; the others are filled up with zeros."""
+        return max(c.taps for c in self.classes)
+
+
+def dense_axis(phase: Phase) -> DenseAxis:
+    """A phase with at least one tap, taps forward and both sides of unit stride."""
+    if phase.tap_step < 0:
+        last = phase.taps - 1
+        phase = replace(
+            phase,
+            read_first=phase.read_first + last * phase.tap_step,
+            tap_step=-phase.tap_step,
+            tap_first=phase.tap_first + last * phase.tap_stride,
+            tap_stride=-phase.tap_stride,
+        )
+    common = gcd(phase.read_step, phase.tap_step)
+    apart = phase.read_step // common
+    classes = tuple(
+        TapClass(
+            read_first=phase.read_first + first * phase.tap_step,
+            taps=-(-(phase.taps - first) // apart),
+            tap_first=phase.tap_first + first * phase.tap_stride,
+            tap_stride=apart * phase.tap_stride,
+        )
+        for first in range(min(apart, phase.taps))
+    )
+    return DenseAxis(
+        phase.written_first, phase.written_step, phase.count, phase.read_step, phase.tap_step // common, classes
+    )

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..problem import Problem
+from .toom import ToomAxis
 
 Dim3 = tuple[int, int, int]
 
@@ -31,12 +32,15 @@ class KernelSpec:
     threads: int
     min_blocks: int = 1
     """Blocks per multiprocessor that the registers must allow: the second launch bound."""
+    axes: tuple[ToomAxis, ...] = ()
+    """Fast algorithms whose transforms the body names; their text is emitted from the exact matrices."""
 
     def source(self) -> str:
         """Text that instantiates the kernel and nothing else."""
         return (
             f'#include "{self.stem}.cuh"\n\n'
-            f"static_assert(sizeof({self.params}) == {self.params_bytes}, "
+            + "".join(axis.text() + "\n" for axis in dict.fromkeys(self.axes))
+            + f"static_assert(sizeof({self.params}) == {self.params_bytes}, "
             f'"host and device disagree about {self.params}");\n\n'
             f'extern "C" __global__ void __launch_bounds__({self.threads}, POLYCONV_MIN_BLOCKS({self.min_blocks}))\n'
             f"{self.symbol}(const __grid_constant__ {self.params} params) {{\n"
@@ -84,8 +88,8 @@ class Schedule:
 
     launches: tuple[Launch, ...]
     workspace_bytes: int
-    longest_sum: int
-    """Additions that one element of the result goes through: what its rounding error grows with."""
+    sums: tuple[int, ...]
+    """How one element of the result is summed: so many products in sequence, so many of these sums in sequence, ..."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,8 @@ class Candidate:
     """Predicted time on the device that was planned for, by the analytic model; never a measurement."""
     rejected: str | None = None
     """Why this candidate does not run; ``None`` for the chosen one."""
-    note: str = ""
+    error: float | None = None
+    """The largest error of any element to be expected, relative to the output's scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +115,7 @@ class Plan:
     launches: tuple[Launch, ...]
     workspace_bytes: int
     expected_error: float
-    """Bound of |ours - exact| of each element, relative to the same sum taken over absolute values."""
+    """The largest |ours - exact| of any element to be expected, relative to the output's scale (algebra/error.py)."""
     cost_us: float
     candidates: tuple[Candidate, ...]
 

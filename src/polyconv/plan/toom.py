@@ -1,0 +1,146 @@
+"""How a fast kernel computes one axis, in the few numbers that its launches need, and the C++ of its transforms.
+
+The mathematics is in :mod:`polyconv.algebra`. Planning a launch needs only counts, which are arithmetic on m, the
+segments and the tiles; so the algebra is asked for the text of a kernel and for its error, and not before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..algebra.matrices import Matrix
+    from ..algebra.segments import AxisScheme
+
+
+@dataclass(frozen=True)
+class ToomAxis:
+    """F(m, longest segment) along one axis; segments of taps added up, or nested by F(tiles, segments).
+
+    ``ToomAxis(4, (4, 5), 2)`` is F(4,5) for nine taps, cut 4 + 5, nested by F(2,2). ``ToomAxis(1, (3,))`` is direct.
+    """
+
+    m: int
+    segments: tuple[int, ...]
+    """Taps of each segment."""
+    tiles: int = 1
+    """Tiles of m outputs that are computed together: more than one where segments are nested."""
+
+    @property
+    def taps(self) -> int:
+        return sum(self.segments)
+
+    @property
+    def longest(self) -> int:
+        return max(self.segments)
+
+    @property
+    def points(self) -> int:
+        """Products of the inner algorithm, and inputs of its tile."""
+        return self.m + self.longest - 1
+
+    @property
+    def passes(self) -> int:
+        """Products of the outer algorithm, over segments and tiles."""
+        return self.tiles + len(self.segments) - 1 if self.tiles > 1 else len(self.segments)
+
+    @property
+    def outputs(self) -> int:
+        """Outputs that are computed together."""
+        return self.m * self.tiles
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where the input tiles of the outer algorithm begin."""
+        if self.tiles > 1:
+            return tuple(tile * self.m for tile in range(self.passes))
+        return tuple(sum(self.segments[:s]) for s in range(len(self.segments)))
+
+    @property
+    def span(self) -> int:
+        """Inputs that are read for the outputs that are computed together."""
+        return self.offsets[-1] + self.points
+
+    @property
+    def is_direct(self) -> bool:
+        return self.m == 1
+
+    @property
+    def struct(self) -> str:
+        """The C++ name of the emitted transforms."""
+        return "Toom" + "_".join(map(str, (self.m, *self.segments, self.tiles)))
+
+    def scheme(self) -> AxisScheme:
+        """The exact algorithm."""
+        from ..algebra.segments import AxisScheme
+
+        return AxisScheme.cut(self.m, self.taps, *self.segments, tiles=self.tiles)
+
+    def text(self) -> str:
+        """The C++ struct with the transforms, for a kernel that includes toom.cuh."""
+        return _struct(self)
+
+    def __str__(self) -> str:
+        return str(self.scheme())
+
+
+@lru_cache(maxsize=256)
+def _struct(axis: ToomAxis) -> str:
+    from ..algebra.matrices import transpose
+
+    scheme = axis.scheme()
+    inner, outer = scheme.inner, scheme.outer
+    counts = {
+        "M": axis.m,
+        "Longest": axis.longest,
+        "Points": axis.points,
+        "Segments": len(axis.segments),
+        "Tiles": axis.tiles,
+        "Passes": axis.passes,
+        "OuterInputs": len(axis.offsets),
+        "Outputs": axis.outputs,
+        "Span": axis.span,
+    }
+    transforms = {
+        "input": inner.bt,
+        "output": inner.at,
+        "weights": inner.g,
+        "spread": transpose(inner.at),
+        "collect": transpose(inner.g),
+        "outer_input": outer.bt,
+        "outer_output": outer.at,
+        "outer_weights": outer.g,
+        "outer_spread": transpose(outer.at),
+        "outer_collect": transpose(outer.g),
+    }
+    first_taps = tuple(sum(axis.segments[:s]) for s in range(len(axis.segments)))
+    lines = [
+        f"// {scheme}",
+        f"struct {axis.struct} {{",
+        *(f"  static constexpr int k{name} = {value};" for name, value in counts.items()),
+        _table("offset", axis.offsets),
+        _table("first_tap", first_taps),
+        _table("taps", axis.segments),
+        *(_method(name, matrix) for name, matrix in transforms.items()),
+        "};",
+    ]
+    return "\n".join(["namespace polyconv {", *lines, "}  // namespace polyconv", ""])
+
+
+def _table(name: str, values: tuple[int, ...]) -> str:
+    """A small function from index to value: device code has no static arrays that fold to constants."""
+    choice = str(values[-1])
+    for index, value in reversed(list(enumerate(values[:-1]))):
+        choice = f"i == {index} ? {value} : {choice}"
+    return (
+        f"  static POLYCONV_INLINE constexpr int {name}({'int i' if len(values) > 1 else 'int'}) {{ return {choice}; }}"
+    )
+
+
+def _method(name: str, matrix: Matrix) -> str:
+    from ..algebra.emit import emit_transform
+
+    text = emit_transform(name, matrix, rounded=True).replace("\nPOLYCONV_INLINE", "\nstatic POLYCONV_INLINE")
+    return "".join(f"  {line}\n" for line in text.rstrip("\n").split("\n")).rstrip("\n")
