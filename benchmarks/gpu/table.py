@@ -138,6 +138,18 @@ class LaunchRow:
 
 
 @dataclass(frozen=True)
+class CutlassRow:
+    """The best of CUTLASS's tiles, by counted time."""
+
+    tile: str
+    code: str
+    grid: Dim3
+    counted_ms: float
+    layout_ms: float
+    """What converting x to NHWC and y back takes at full bandwidth, if the tensors are NCHW."""
+
+
+@dataclass(frozen=True)
 class PassRow:
     """One pass of one workload."""
 
@@ -150,10 +162,7 @@ class PassRow:
     direct_ms: float
     """What the multiplications of a direct convolution take if nothing but the FP32 pipe takes time."""
     launches: tuple[LaunchRow, ...]
-    cutlass: tuple[str, float] | None
-    """The best of CUTLASS's tiles, and its counted time."""
-    conversion_ms: float
-    """What the layout conversions that CUTLASS needs take at full bandwidth."""
+    cutlass: CutlassRow | None
 
     @property
     def counted_ms(self) -> float:
@@ -249,7 +258,6 @@ def count_pass(counter: Counter, workload: workloads.Workload, kind: Pass, cutla
         direct_ms=problem.multiplications / (V100.fp32_per_clock * V100.sms * V100.clock_mhz * 1e3),
         launches=counter.plan(plan),
         cutlass=cutlass.best(problem) if cutlass else None,
-        conversion_ms=cutlass.conversion_ms(problem) if cutlass else 0.0,
     )
     print(f"{workload.name} {kind}: {row.counted_ms:.3f} ms counted, {plan.algorithm}", file=sys.stderr, flush=True)
     return row
@@ -268,18 +276,20 @@ class Cutlass:
         with ThreadPoolExecutor(2) as pool:
             self._tiles = list(pool.map(compare.Cutlass, compare.TILES))
 
-    def best(self, problem: Problem) -> tuple[str, float] | None:
+    def best(self, problem: Problem) -> CutlassRow | None:
         """The tile with the least counted time; ``None`` if it does not support the problem."""
         top, bottom, left, right = problem.padding
-        dense = problem.groups == 1 and (top, left) == (bottom, right)
-        if problem.kind is not Pass.FPROP or not dense or min(problem.padding) < 0:
+        dense = problem.groups == 1 and (top, left) == (bottom, right) and min(problem.padding) >= 0
+        if problem.kind is not Pass.FPROP or not dense:
             return None
-        timed = [(self._compare.cutlass_row(self._volta, tile, problem)[0], tile.tile.name) for tile in self._tiles]
-        ms, name = min(timed)
-        return name, ms
-
-    def conversion_ms(self, problem: Problem) -> float:
-        return float(self._compare.conversion_ms(problem))
+        timed = [self._compare.cutlass_row(self._volta, tile, problem)[0] for tile in self._tiles]
+        ms = min(timed)
+        tile = self._tiles[timed.index(ms)]
+        (n, c, h, w), (k, _, *taps) = problem.x_shape, problem.w_shape
+        tensors = [self._volta.sparse(shape) for shape in ((n, h, w, c), (k, *taps, c), (n, *problem.out_size, k))]
+        grid = tile.prepare(self._volta, problem, *tensors).grid
+        layout = float(self._compare.conversion_ms(problem))
+        return CutlassRow(tile.tile.name, fingerprint(tile.kernel), grid, ms, layout)
 
 
 # ---- simulated figures -------------------------------------------------------------------------------------
@@ -294,8 +304,9 @@ def simulated() -> dict[tuple[str, str, Dim3], float]:
     return {(r["kernel"], r["code"], tuple(r["grid"])): float(r["ms"]) for r in results}
 
 
-def simulated_ms(row: LaunchRow) -> float | None:
-    return simulated().get((row.kernel, row.code, row.grid))
+def simulated_ms(row: LaunchRow | CutlassRow) -> float | None:
+    kernel = row.kernel if isinstance(row, LaunchRow) else "conv2d_fprop"
+    return simulated().get((kernel, row.code, row.grid))
 
 
 def simulated_pass_ms(row: PassRow) -> float | None:
@@ -325,12 +336,14 @@ def summary(rows: Sequence[PassRow]) -> str:
     """One line per pass."""
     lines = []
     for row in rows:
-        cutlass = "" if row.cutlass is None else f"{_ms(row.cutlass[1])} + {_ms(row.conversion_ms)}"
+        other = row.cutlass
+        cutlass = [_ms(other.counted_ms), _ms(simulated_ms(other)), _ms(other.layout_ms)] if other else [""] * 3
         cells = [row.workload, row.kind, row.algorithm, str(sum(launch.times for launch in row.launches))]
         cells += [f"{row.workspace_mb:.0f}", _ms(row.counted_ms), _ms(simulated_pass_ms(row)), _ms(row.direct_ms)]
-        lines.append([*cells, f"{row.direct_ms / row.counted_ms:.2f}", cutlass])
+        lines.append([*cells, f"{row.direct_ms / row.counted_ms:.2f}", *cutlass])
     headers = ["", "pass", "plan", "launches", "workspace MB", "counted ms", "simulated ms", "direct limit ms"]
-    return markdown([*headers, "limit / counted", "CUTLASS counted ms + layout"], range(3, 10), lines)
+    headers += ["limit / counted", "CUTLASS counted ms", "CUTLASS simulated ms", "its layout ms"]
+    return markdown(headers, range(3, 12), lines)
 
 
 def details(rows: Sequence[PassRow]) -> str:
@@ -374,8 +387,9 @@ def load(path: Path) -> list[PassRow]:
             LaunchRow(**{**launch, "grid": tuple(launch["grid"]), "block": tuple(launch["block"])})
             for launch in entry.pop("launches")
         )
-        best = entry.pop("cutlass")
-        rows.append(PassRow(**entry, launches=launches, cutlass=None if best is None else (best[0], best[1])))
+        other = entry.pop("cutlass")
+        cutlass = CutlassRow(**{**other, "grid": tuple(other["grid"])}) if other else None
+        rows.append(PassRow(**entry, launches=launches, cutlass=cutlass))
     return rows
 
 
