@@ -98,7 +98,9 @@ def test_simulated_figures_belong_to_their_code(
         assert table.simulated_pass_ms(whole) == total
         assert ("4.55" in table.summary([whole])) == (total is not None)
     table.simulated.cache_clear()
-    other = table.CutlassRow("128x64", "f00d", (5, 1, 1), 2.5, 0.5)
+    tiles = tuple(table.Tile(name, name, (5, 1, 1), 2.5) for name in ("one", "two"))
+    other = table.CutlassRow(tiles, 0.5)
+    assert table.simulated_cutlass_ms(other) is None
     rows = [whole, replace(whole, cutlass=other)]
     table.save(tmp_path / "table.json", rows)
     assert table.load(tmp_path / "table.json") == rows

@@ -138,13 +138,20 @@ class LaunchRow:
 
 
 @dataclass(frozen=True)
-class CutlassRow:
-    """The best of CUTLASS's tiles, by counted time."""
+class Tile:
+    """CUTLASS's kernel with one of its tiles."""
 
-    tile: str
+    name: str
     code: str
     grid: Dim3
     counted_ms: float
+
+
+@dataclass(frozen=True)
+class CutlassRow:
+    """What CUTLASS needs. Its best tile counts; counted and simulated, that may be another one."""
+
+    tiles: tuple[Tile, ...]
     layout_ms: float
     """What converting x to NHWC and y back takes at full bandwidth, if the tensors are NCHW."""
 
@@ -245,9 +252,15 @@ def fingerprint(cubin: bytes) -> str:
     return hashlib.sha256(cubin).hexdigest()[:16]
 
 
-def count_pass(counter: Counter, workload: workloads.Workload, kind: Pass, cutlass: Cutlass | None) -> PassRow:
+def count_pass(counter: Counter, workload: workloads.Workload, kind: Pass, cutlass: Cutlass | None) -> PassRow | None:
+    """``None``, and a word about it, if a kernel of the plan faults: the others are still worth their figures."""
     problem = workload.problem(kind)
     plan = plan_cuda(problem, V100, settings.current().workspace_bytes)
+    try:
+        launches = counter.plan(plan)
+    except CountingError as error:
+        print(f"{workload.name} {kind}: {error}", file=sys.stderr, flush=True)
+        return None
     row = PassRow(
         workload=workload.name,
         id=workload.id,
@@ -256,8 +269,8 @@ def count_pass(counter: Counter, workload: workloads.Workload, kind: Pass, cutla
         workspace_mb=plan.workspace_bytes / 1e6,
         expected_error=plan.expected_error,
         direct_ms=problem.multiplications / (V100.fp32_per_clock * V100.sms * V100.clock_mhz * 1e3),
-        launches=counter.plan(plan),
-        cutlass=cutlass.best(problem) if cutlass else None,
+        launches=launches,
+        cutlass=cutlass.count(problem) if cutlass else None,
     )
     print(f"{workload.name} {kind}: {row.counted_ms:.3f} ms counted, {plan.algorithm}", file=sys.stderr, flush=True)
     return row
@@ -276,20 +289,20 @@ class Cutlass:
         with ThreadPoolExecutor(2) as pool:
             self._tiles = list(pool.map(compare.Cutlass, compare.TILES))
 
-    def best(self, problem: Problem) -> CutlassRow | None:
-        """The tile with the least counted time; ``None`` if it does not support the problem."""
+    def count(self, problem: Problem) -> CutlassRow | None:
+        """Every tile; ``None`` if CUTLASS's forward convolution is not what the problem asks for."""
         top, bottom, left, right = problem.padding
         dense = problem.groups == 1 and (top, left) == (bottom, right) and min(problem.padding) >= 0
         if problem.kind is not Pass.FPROP or not dense:
             return None
-        timed = [self._compare.cutlass_row(self._volta, tile, problem)[0] for tile in self._tiles]
-        ms = min(timed)
-        tile = self._tiles[timed.index(ms)]
         (n, c, h, w), (k, _, *taps) = problem.x_shape, problem.w_shape
         tensors = [self._volta.sparse(shape) for shape in ((n, h, w, c), (k, *taps, c), (n, *problem.out_size, k))]
-        grid = tile.prepare(self._volta, problem, *tensors).grid
-        layout = float(self._compare.conversion_ms(problem))
-        return CutlassRow(tile.tile.name, fingerprint(tile.kernel), grid, ms, layout)
+        found = []
+        for tile in self._tiles:
+            grid = tile.prepare(self._volta, problem, *tensors).grid
+            counted_ms = self._compare.cutlass_row(self._volta, tile, problem)[0]
+            found.append(Tile(tile.tile.name, fingerprint(tile.kernel), grid, counted_ms))
+        return CutlassRow(tuple(found), float(self._compare.conversion_ms(problem)))
 
 
 # ---- simulated figures -------------------------------------------------------------------------------------
@@ -304,9 +317,14 @@ def simulated() -> dict[tuple[str, str, Dim3], float]:
     return {(r["kernel"], r["code"], tuple(r["grid"])): float(r["ms"]) for r in results}
 
 
-def simulated_ms(row: LaunchRow | CutlassRow) -> float | None:
-    kernel = row.kernel if isinstance(row, LaunchRow) else "conv2d_fprop"
-    return simulated().get((kernel, row.code, row.grid))
+def simulated_ms(row: LaunchRow) -> float | None:
+    return simulated().get((row.kernel, row.code, row.grid))
+
+
+def simulated_cutlass_ms(row: CutlassRow) -> float | None:
+    """The least of those tiles that were simulated."""
+    known = (simulated().get(("conv2d_fprop", tile.code, tile.grid)) for tile in row.tiles)
+    return min((ms for ms in known if ms is not None), default=None)
 
 
 def simulated_pass_ms(row: PassRow) -> float | None:
@@ -336,8 +354,10 @@ def summary(rows: Sequence[PassRow]) -> str:
     """One line per pass."""
     lines = []
     for row in rows:
-        other = row.cutlass
-        cutlass = [_ms(other.counted_ms), _ms(simulated_ms(other)), _ms(other.layout_ms)] if other else [""] * 3
+        cutlass = [""] * 3
+        if row.cutlass:
+            least = min(tile.counted_ms for tile in row.cutlass.tiles)
+            cutlass = [_ms(least), _ms(simulated_cutlass_ms(row.cutlass)), _ms(row.cutlass.layout_ms)]
         cells = [row.workload, row.kind, row.algorithm, str(sum(launch.times for launch in row.launches))]
         cells += [f"{row.workspace_mb:.0f}", _ms(row.counted_ms), _ms(simulated_pass_ms(row)), _ms(row.direct_ms)]
         lines.append([*cells, f"{row.direct_ms / row.counted_ms:.2f}", *cutlass])
@@ -388,7 +408,8 @@ def load(path: Path) -> list[PassRow]:
             for launch in entry.pop("launches")
         )
         other = entry.pop("cutlass")
-        cutlass = CutlassRow(**{**other, "grid": tuple(other["grid"])}) if other else None
+        tiles = tuple(Tile(**{**tile, "grid": tuple(tile["grid"])}) for tile in other["tiles"]) if other else ()
+        cutlass = CutlassRow(tiles, other["layout_ms"]) if other else None
         rows.append(PassRow(**entry, launches=launches, cutlass=cutlass))
     return rows
 
@@ -412,13 +433,16 @@ def main() -> None:
         cutlass = None if args.no_cutlass else Cutlass(volta)
         asked = [(w, Pass(kind)) for w in workloads.find(args.workload) for kind in args.passes.split(",")]
         with ThreadPoolExecutor(args.jobs) as pool:
-            rows = list(pool.map(lambda job: count_pass(counter, job[0], job[1], cutlass), asked))
+            counted = list(pool.map(lambda job: count_pass(counter, job[0], job[1], cutlass), asked))
+        rows = [row for row in counted if row is not None]
         args.out.mkdir(parents=True, exist_ok=True)
         save(args.out / "table.json", rows)
     print(summary(rows))
     readme = args.out / "README.md"
     if readme.is_file():
         write_readme(readme, rows)
+    if not args.render and len(rows) < len(asked):
+        sys.exit(f"{len(asked) - len(rows)} passes could not be counted")
 
 
 if __name__ == "__main__":
