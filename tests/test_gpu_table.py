@@ -5,19 +5,18 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from polyconv.plan import KernelSpec, Launch, Plan
-from polyconv.plan.plan import PointerSlot
+from polyconv.plan.plan import Work
 from polyconv.problem import Pass, Problem
 
 PATH = Path(__file__).resolve().parents[1] / "benchmarks" / "gpu" / "table.py"
 PROBLEM = Problem.make(Pass.FPROP, (4, 8, 32, 32), (16, 8, 3, 3))
-SIZES = {"x": 4 * 4 * 8 * 32 * 32, "y": 4 * 4 * 16 * 30 * 30}
 
 
 @pytest.fixture(scope="module")
@@ -35,52 +34,27 @@ def spec(symbol: str) -> KernelSpec:
     return KernelSpec(stem=symbol, symbol=symbol, body="", params="P", params_bytes=16, threads=128)
 
 
-def launch(symbol: str, grid: int, slab: int, *pointers: PointerSlot) -> Launch:
-    return Launch(spec(symbol), (grid, 1, 1), (128, 1, 1), 0, bytes([slab]) * 16, pointers)
+def launch(symbol: str, grid: int, slab: int, tiles: int) -> Launch:
+    return Launch(
+        spec(symbol), (grid, 1, 1), (128, 1, 1), 0, bytes([slab]) * 16, (), Work(grid, tiles, tiles, 8 * tiles)
+    )
 
 
 def plan(*launches: Launch) -> Plan:
     return Plan(PROBLEM, "v100", "test", launches, 3000, 1e-5, 1.0, ())
 
 
-@dataclass(frozen=True)
-class FakeReport:
-    issue_slots: int
-    l2_read_bytes: int = 10**9
-    dram_write_bytes: int = 10**9
-
-
 def test_slabs_are_counted_once_and_the_shorter_last_one_apart(table: ModuleType) -> None:
-    source, target = PointerSlot(0, "workspace", 0), PointerSlot(8, "workspace", 1000)
-    launches = [launch("prepare", 4, 0, source)]
+    launches = [launch("prepare", 4, 0, 4)]
     for slab in range(5):
-        launches += [launch("transform", 100, slab, source), launch("multiply", 80, slab, source, target)]
-
-    def probe(one: Launch) -> FakeReport:
-        return FakeReport(500 if one.kernel.symbol == "multiply" and one.params[0] == 4 else 1000 + one.params[0])
-
-    found = table.kinds(plan(*launches), probe)
+        launches += [launch("transform", 100, slab, 100), launch("multiply", 80, slab, 640 if slab < 4 else 320)]
+    found = table.kinds(plan(*launches))
     assert [(k.launch.kernel.symbol, k.times) for k in found] == [
         ("prepare", 1),
         ("transform", 5),
         ("multiply", 4),
         ("multiply", 1),
     ]
-    assert found[1].launch.params[0] == 2  # the middle one
-    assert [k.dram_bytes for k in found] == [1000, 1000, 3000, 3000]
-
-
-def test_traffic(table: ModuleType) -> None:
-    def at(image: int) -> tuple[PointerSlot, PointerSlot]:
-        return PointerSlot(0, "x", image * SIZES["x"] // 4), PointerSlot(8, "y", image * SIZES["y"] // 4)
-
-    images = plan(*(launch("k", 9, 0, *at(image)) for image in range(4)))
-    total = (SIZES["x"] + SIZES["y"]) / 4
-    assert [k.dram_bytes for k in table.kinds(images, lambda _: FakeReport(7))] == [total]
-    # Slabs that only the parameters tell apart: the blocks of one launch cannot move more than each of them does.
-    slabs = plan(*(launch("k", 9, slab, *at(0)) for slab in range(4)))
-    (kind,) = table.kinds(slabs, lambda _: FakeReport(7, 300, 200))
-    assert (kind.times, kind.dram_bytes) == (4, 9 * 500)
 
 
 def test_simulated_figures_belong_to_their_code(

@@ -12,7 +12,7 @@ import volta
 from emulate import V100, check, cubin, plan_of, run_plan
 from machine_suites import EDGES, SUITES, Shape, shapes
 from polyconv.bench import workloads
-from polyconv.inspection.counting import compulsory_bytes, count_plan
+from polyconv.inspection.counting import count_plan
 from polyconv.plan import gather, plan_cuda, pointwise_wgrad, strips
 from polyconv.plan.direct import DepthwiseWay, DepthwiseWgradWay, GatherWay, WgradWay
 from polyconv.plan.tiles import GATHER_TILES, PLANE_TILES, WGRAD_TAPS, WGRAD_TILES, PlaneTile
@@ -171,7 +171,7 @@ def test_depthwise_workloads_are_bound_by_memory(name: str, kind: Pass) -> None:
     others = {resource: counted.ms(resource) for resource in counted.cycles if resource != "DRAM"}
     assert max(others.values()) < 0.5 * counted.ms("DRAM"), others
     # 2048 bytes of L2 per clock: even if no block found its neighbour's rows there, memory would see so much.
-    assert counted.cycles["L2"] * 2048 < 1.2 * compulsory_bytes(plan, plan.launches[0])
+    assert counted.cycles["L2"] * 2048 < 1.2 * plan.launches[0].work.dram_bytes
 
 
 def test_other_depthwise_problems_are_left_to_the_general_kernels() -> None:

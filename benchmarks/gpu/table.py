@@ -17,10 +17,10 @@ import importlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from polyconv.bench import workloads
 from polyconv.cuda.cache import KernelCache
 from polyconv.cuda.cubin import kernel_info
 from polyconv.inspection import emulator
-from polyconv.inspection.counting import V100, WHOLE, WHOLE_BESIDE, Counted, CountingError, buffer_bytes, count
+from polyconv.inspection.counting import V100, Counted, CountingError, count_plan
 from polyconv.inspection.occupancy import blocks_per_sm
 from polyconv.inspection.rows import main_kernel
 from polyconv.plan import KernelSpec, Launch, Plan, plan_cuda
@@ -40,8 +40,6 @@ HERE = Path(__file__).resolve().parent
 SIMULATED = HERE / "simulated.json"
 BEGIN, END = "<!-- {}: begin -->", "<!-- {}: end -->"
 FP32 = "fp32 (fma pipe)"
-ALIKE = 0.02
-"""Launches are of one kind if their blocks' instructions differ by less than this share."""
 NEGLIGIBLE = 0.03
 """Share of a pass's counted time that may lack a simulated figure; such launches enter its sum as counted."""
 
@@ -55,62 +53,14 @@ class Kind:
 
     launch: Launch
     times: int
-    dram_bytes: float
-    """Of one of them, if it reads and writes each element once."""
 
 
-Probe = Callable[[Launch], Any]
-"""Executes the middle block of a launch and returns the emulator's report."""
-
-
-def kinds(plan: Plan, probe: Probe) -> list[Kind]:
-    """The distinct launches in the order in which they first run; the middle one of each kind stands for it.
-
-    The slabs of a plan are alike but for the last, which may have less to do, and that shows only in its parameters if
-    the blocks are persistent: so launches are alike if their middle blocks execute about as many instructions.
-    """
-    alike: dict[tuple[Any, ...], list[list[tuple[Launch, Any]]]] = {}
+def kinds(plan: Plan) -> list[Kind]:
+    """The distinct launches in the order in which they first run."""
+    alike: dict[tuple[Any, ...], list[Launch]] = {}
     for launch in plan.launches:
-        key = (launch.kernel, launch.grid, launch.block, launch.dynamic_shared)
-        report, groups = probe(launch), alike.setdefault(key, [])
-        for group in groups:
-            if math.isclose(report.issue_slots, group[0][1].issue_slots, rel_tol=ALIKE):
-                group.append((launch, report))
-                break
-        else:
-            groups.append([(launch, report)])
-    found = []
-    for group in (group for groups in alike.values() for group in groups):
-        launch, report = group[len(group) // 2]
-        found.append(Kind(launch, len(group), min(once_bytes(plan, launch), all_blocks_bytes(launch, report))))
-    return found
-
-
-def once_bytes(plan: Plan, launch: Launch) -> float:
-    """Bytes that a launch moves if the launches of its kernel together go once over each tensor that they point into.
-
-    Launches with pointers of their own share the tensor; those that point to the same place read all of it each time,
-    as far as their pointers tell. A part of the workspace reaches to the next place that any launch points to.
-    """
-    sizes = buffer_bytes(plan)
-    places = sorted({s.byte_offset for other in plan.launches for s in other.pointers if s.buffer == "workspace"})
-    total = 0.0
-    for slot in launch.pointers:
-        if slot.buffer == "workspace":
-            end = min((place for place in places if place > slot.byte_offset), default=plan.workspace_bytes)
-            total += end - slot.byte_offset
-        elif slot.buffer in sizes:
-            same = (s for other in plan.launches if other.kernel == launch.kernel for s in other.pointers)
-            total += sizes[slot.buffer] / len({s.byte_offset for s in same if s.offset == slot.offset})
-    return total
-
-
-def all_blocks_bytes(launch: Launch, report: Any) -> float:
-    """Bytes that a launch moves if no block finds in L2 what another has read. ``report``: of one block.
-
-    The other way to bound the traffic: for launches that learn from their parameters which slab is theirs.
-    """
-    return float(report.l2_read_bytes + report.dram_write_bytes) * math.prod(launch.grid)
+        alike.setdefault((launch.kernel, launch.grid, launch.dynamic_shared, launch.work), []).append(launch)
+    return [Kind(group[0], len(group)) for group in alike.values()]
 
 
 # ---- counting ----------------------------------------------------------------------------------------------
@@ -187,44 +137,11 @@ class Counter:
         return self._cache.get(spec, V100.arch)
 
     def plan(self, plan: Plan) -> tuple[LaunchRow, ...]:
-        buffers = {name: self._volta.sparse(size // 4 + 1) for name, size in buffer_bytes(plan).items()}
-
-        def run(launch: Launch, blocks: list[Dim3] | None) -> Any:
-            return self._volta.run(
-                self.cubin(launch.kernel),
-                launch.kernel.symbol,
-                launch.grid,
-                launch.block,
-                launch.bind({name: int(buffer.ctypes.data) for name, buffer in buffers.items()}),
-                shared=launch.dynamic_shared,
-                max_dynamic_shared=launch.dynamic_shared,
-                extra_buffers=list(buffers.values()),
-                blocks=blocks,
-                check=False,
-            )
-
-        prepared: set[KernelSpec] = set()
-
-        def probe(launch: Launch) -> Any:
-            x, y, z = launch.grid
-            report = run(launch, [(x // 2, y // 2, z // 2)])
-            # What a small launch writes (a table of offsets) steers later ones: it runs whole, once.
-            if launch.kernel not in prepared and report.issue_slots * x * y * z <= WHOLE:
-                run(launch, None)
-            prepared.add(launch.kernel)
-            return report
-
-        main = main_kernel(plan)
-        rows = []
-        try:
-            for kind in kinds(plan, probe):
-                whole = WHOLE_BESIDE if kind.times == 1 and kind.launch.kernel != main else WHOLE
-                execute = partial(run, kind.launch)
-                counted = count(kind.launch.grid, execute, dram_bytes=kind.dram_bytes, whole=whole)
-                rows.append(self._row(kind, counted))
-        except (self._volta.Fault, self._volta.LaunchError) as error:
-            raise CountingError(f"a launch could not be counted: {error}\n{plan.explain()}") from error
-        return tuple(rows)
+        cubins = {spec: self.cubin(spec) for spec in dict.fromkeys(plan.kernels)}
+        counted = dict(
+            zip(map(id, plan.launches), count_plan(self._volta, plan, cubins, main_kernel(plan)), strict=True)
+        )
+        return tuple(self._row(kind, counted[id(kind.launch)]) for kind in kinds(plan))
 
     def _row(self, kind: Kind, counted: Counted) -> LaunchRow:
         launch, cubin = kind.launch, self.cubin(kind.launch.kernel)
