@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
-from ..algebra.lattice import DenseAxis, dense_axis
+from ..algebra.lattice import DenseAxis, Phase, TapClass, dense_axis
 from ..problem import PaddingMode, Pass, Problem
 from . import gather, layout
 from .cost import LAUNCH_US, memory_us
@@ -55,6 +55,8 @@ K_TILES = (64, 32, 16)
 
 def segments_of(axis: ToomAxis, taps: int) -> int:
     """Segments that an algorithm cuts so many taps into: all of m taps but the last, which may have ``longest``."""
+    if axis.tiles > 1:
+        return len(axis.segments)
     return 1 if taps <= axis.longest else -(-(taps - axis.longest) // axis.m) + 1
 
 
@@ -287,13 +289,20 @@ class Chain:
         return min(range(max(1, most // 2), most + 1), key=rounds)
 
 
+def _dense(phase: Phase) -> DenseAxis:
+    """A phase as dense correlations. One that meets no tap is a correlation with none, which writes zeros."""
+    if phase.taps:
+        return dense_axis(phase)
+    return DenseAxis(phase.written_first, phase.written_step, phase.count, 1, 1, (TapClass(0, 0, 0, 0),))
+
+
 def chains(problem: Problem, h: ToomAxis, w: ToomAxis, k_tile: int) -> Iterator[Chain]:
     r = gather.roles(problem)
     for phase_h in r.phases_h:
         for phase_w in r.phases_w:
             yield Chain(
-                dense_axis(phase_h),
-                dense_axis(phase_w),
+                _dense(phase_h),
+                _dense(phase_w),
                 h,
                 w,
                 k_tile,
@@ -338,8 +347,6 @@ class SeparableWay:
         r = gather.roles(problem)
         if r.border is not PaddingMode.ZEROS:
             return f"cannot read a {r.border} border"
-        if not all(phase.taps for phase in (*r.phases_h, *r.phases_w)):
-            return "some pixels meet no tap at all"
         if any(
             abs(stride) >= 2**31 for stride in (*r.source_strides[2:], *r.written_strides[2:], *problem.w_strides[2:])
         ):
