@@ -59,11 +59,26 @@ struct HalfGemm {
     float sum[kSets][8][8];
   };
 
+  // A thread's places in the two V buffers and in the two U buffers of its warp.
+  struct Buffers {
+    float *v, *write_u;
+    const float *read_v, *read_u;
+    int parity = 0;  // which ones are read
+
+    __device__ __forceinline__ explicit Buffers(float* shared) {
+      const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+      float* u = shared + 2 * kChunkV + warp * kChunkU;
+      v = shared, read_v = v + warp * kU + lane % kLanesU * 4;
+      write_u = u + lane * 4, read_u = u + lane / kLanesU * 4;
+    }
+  };
+
   // Where the next chunk comes from, and its data on the way.
   struct Producer {
-    int tile, chunk, channels_left, kind;  // kind: 0 a tile as it is, 1 V0 - V1, 2 V2 - V1
-    u32 at[kOwnStrips];                    // this lane's columns in X
-    const float* weights;                  // this lane's weights
+    int tile, chunk, channels_left;
+    int kind, loaded_kind;  // 0 a tile as it is, 1 V0 - V1, 2 V2 - V1
+    u32 at[kOwnStrips];     // this lane's columns in X
+    const float* weights;   // this lane's weights
     float4 u[kWeightVectors];
     float v[kTasks][kInputs + kNested][kVector];
 
@@ -86,6 +101,7 @@ struct HalfGemm {
 
     // To the next chunk; past the last tile, the last chunk once more, which nobody uses.
     __device__ __forceinline__ void advance(const HalfGemmParams& p, int chunks) {
+      loaded_kind = kind;
       if (++chunk == chunks) {
         if (tile + gridDim.x < p.tiles) tile += gridDim.x;
         begin_tile(p);
@@ -117,7 +133,8 @@ struct HalfGemm {
         // Vectors 1 and 2 are the middle tile; its neighbour to the left has 0 and 1, to the right 2 and 3.
         load_vector<kVector>(from + p.part_stride, v[number][0]);
         load_vector<kVector>(from + p.next, v[number][1]);
-        if (kind) load_vector<kVector>(from + (kind == 2 ? p.part_stride + p.next : 0), v[number][2]);
+        static_assert(!kNested || kVector == 4, "one load instruction");
+        load4_if(kind != 0, from + (kind == 2 ? p.part_stride + p.next : 0), v[number][2]);
       } else {
 #pragma unroll
         for (int i = 0; i < kInputs; i++) load_vector<kVector>(from + i * p.next, v[number][i]);
@@ -132,8 +149,8 @@ struct HalfGemm {
 #pragma unroll
         for (int i = 0; i < kVector; i++) {
           const float middle = v[number][0][i], after = v[number][1][i], outer = v[number][2][i];
-          in[i] = kind == 0 ? middle : (kind == 1 ? outer : after) - middle;
-          in[kVector + i] = kind == 0 ? after : (kind == 1 ? middle : outer) - after;
+          in[i] = loaded_kind == 0 ? middle : (loaded_kind == 1 ? outer : after) - middle;
+          in[kVector + i] = loaded_kind == 0 ? after : (loaded_kind == 1 ? middle : outer) - after;
         }
       } else {
 #pragma unroll
@@ -149,35 +166,52 @@ struct HalfGemm {
     __device__ __forceinline__ void store_weights(float* to, int number) { store4(to + number * 128, u[number]); }
   };
 
-  // When in the 8 steps of a chunk the pieces of the next one are fetched and put away.
-  static constexpr int kHold = kTasks == 1 ? 6 : kTasks == 2 ? 4 : kTasks <= 4 ? 3 : 2;
-  static __device__ constexpr int fetch_step(int number) { return number * 8 / kTasks; }
-  static __device__ constexpr int store_step(int number) {
-    return fetch_step(number) + kHold < 7 ? fetch_step(number) + kHold : 7;
-  }
-
-  // Multiplies one chunk into accumulator set kSet while the next one is fetched.
-  template <int kSet>
-  static __device__ __forceinline__ void multiply_chunk(Accumulators& c, Producer& next, const HalfGemmParams& p,
-                                                        const float* u, const float* v, float* next_u, float* next_v) {
+  // One half of a chunk: four outer products.
+  template <int kSet, class Beside>
+  static __device__ __forceinline__ void multiply(Accumulators& c, const float* u, const float* v, Beside beside) {
 #pragma unroll
-    for (int step = 0; step < 8; step++) {
+    for (int step = 0; step < 4; step++) {
       float row[8], column[8];
       load_vector<4>(u + step * kK, row), load_vector<4>(u + step * kK + kK / 2, row + 4);
       load_vector<4>(v + step * kPoints * kU, column), load_vector<4>(v + step * kPoints * kU + kU / 2, column + 4);
-#pragma unroll
-      for (int task = 0; task < kTasks; task++)
-        if (fetch_step(task) == step) next.load_columns(p, task);
-      if (step < kWeightVectors) next.load_weights(step);
+      beside(step);
 #pragma unroll
       for (int i = 0; i < 8; i++)
 #pragma unroll
         for (int j = 0; j < 8; j++) c.sum[kSet][i][j] = fmaf(row[i], column[j], c.sum[kSet][i][j]);
-      if (step >= 4 && step - 4 < kWeightVectors) next.store_weights(next_u, step - 4);
-#pragma unroll
-      for (int task = 0; task < kTasks; task++)
-        if (store_step(task) == step) next.store_columns(next_v, task);
     }
+  }
+
+  // Multiplies the chunk in one buffer into accumulator set kSet, and brings the next one into the other buffer. The
+  // cursor moves on between the two halves: its branches keep the compiler from using what was loaded too early.
+  template <int kSet>
+  static __device__ __forceinline__ void multiply_chunk(Accumulators& c, Producer& next, const HalfGemmParams& p,
+                                                        int chunks, Buffers& buffers) {
+    const float* v = buffers.read_v + buffers.parity * kChunkV;
+    const float* u = buffers.read_u + buffers.parity * kPoints * kChunkU;
+    buffers.parity ^= 1;
+    float* next_v = buffers.v + buffers.parity * kChunkV;
+    float* next_u = buffers.write_u + buffers.parity * kPoints * kChunkU;
+    multiply<kSet>(c, u, v, [&](int step) {
+      if (step == 0) {
+#pragma unroll
+        for (int task = 0; task < kTasks; task++) next.load_columns(p, task);
+#pragma unroll
+        for (int i = 0; i < kWeightVectors; i++) next.load_weights(i);
+      }
+    });
+    next.advance(p, chunks);
+    multiply<kSet>(c, u + 4 * kK, v + 4 * kPoints * kU, [&](int step) {
+      if (step == 1) {
+#pragma unroll
+        for (int task = 0; task < kTasks; task++) next.store_columns(next_v, task);
+      }
+      if (step == 2) {
+#pragma unroll
+        for (int i = 0; i < kWeightVectors; i++) next.store_weights(next_u, i);
+      }
+    });
+    __syncthreads();
   }
 
   // The accumulators of one set meet in shared memory, go back along W, and out to Y.
@@ -209,7 +243,7 @@ struct HalfGemm {
 #pragma unroll
       for (int first = 0; first < kExchangeRows * kStrips; first += kPoints) {
         const u32 task = first + warp;
-        if (task >= kExchangeRows * kStrips) continue;
+        if (kExchangeRows * kStrips % kPoints && task >= kExchangeRows * kStrips) continue;
         const u32 row = task / kStrips, of_lane_k = row / kPartRows, i = part * kPartRows + row % kPartRows;
         const u32 u = task % kStrips * 32 + lane;
         const float* from = exchange + row * kU + (kU == 32 ? u ^ (of_lane_k % 2 * 16) : u);
@@ -217,10 +251,11 @@ struct HalfGemm {
 #pragma unroll
         for (int point = 0; point < kPoints; point++) points[point] = from[point * kExchangeRows * kU];
         W::output(points, out);
+        // Columns past the end are written, too: Y is filled up to whole tiles.
         const u32 k = k_tile * kK + i / 4 * (kK / 2) + of_lane_k * 4 + i % 4, n = column_tile * kU + u;
-        if (k < p.outputs && n < p.columns)
-          store_vector<kVector>(
-              p.y + ((i64(hg) * p.outputs + k) * kParts + kSet) * p.columns_filled * kVector + n * kVector, out);
+        store_vector_if<kVector>(
+            k < p.outputs, p.y + ((i64(hg) * p.outputs + k) * kParts + kSet) * p.columns_filled * kVector + n * kVector,
+            out);
       }
     }
   }
@@ -230,53 +265,44 @@ template <class W, int kK>
 __device__ __forceinline__ void half_gemm(const HalfGemmParams& p) {
   using Gemm = HalfGemm<W, kK>;
   extern __shared__ __align__(16) float shared[];
-  float* const v = shared;
-  float* const u = v + 2 * Gemm::kChunkV;
-  float* const exchange = u + 2 * Gemm::kPoints * Gemm::kChunkU;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const float* const read_v = v + warp * Gemm::kU + lane % Gemm::kLanesU * 4;
-  const float* const read_u = u + warp * Gemm::kChunkU + lane / Gemm::kLanesU * 4;
-  float* const write_u = u + warp * Gemm::kChunkU + lane * 4;
+  float* const exchange = shared + 2 * Gemm::kChunkV + 2 * Gemm::kPoints * Gemm::kChunkU;
+  typename Gemm::Buffers buffers(shared);
   const int chunks = p.chunks * (Gemm::kNested ? 3 : p.segments);
 
   typename Gemm::Producer next;
   next.tile = blockIdx.x;
   next.begin_tile(p);
 #pragma unroll
-  for (int i = 0; i < Gemm::kTasks; i++) next.load_columns(p, i), next.store_columns(v, i);
+  for (int i = 0; i < Gemm::kTasks; i++) next.load_columns(p, i);
 #pragma unroll
-  for (int i = 0; i < Gemm::kWeightVectors; i++) next.load_weights(i), next.store_weights(write_u, i);
+  for (int i = 0; i < Gemm::kWeightVectors; i++) next.load_weights(i);
+  next.advance(p, chunks);
+#pragma unroll
+  for (int i = 0; i < Gemm::kTasks; i++) next.store_columns(buffers.v, i);
+#pragma unroll
+  for (int i = 0; i < Gemm::kWeightVectors; i++) next.store_weights(buffers.write_u, i);
   __syncthreads();
 
-  int other = 0;  // the buffer that is read: 0 or 1
+  typename Gemm::Accumulators c;
 #pragma unroll 1
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
-    typename Gemm::Accumulators c;
 #pragma unroll
-    for (int set = 0; set < Gemm::kSets; set++)
+    for (int i = 0; i < 8; i++)
+#pragma unroll
+      for (int j = 0; j < 8; j++) c.sum[0][i][j] = 0.f;
+#pragma unroll 1
+    for (int chunk = Gemm::kNested ? p.chunks : chunks; chunk > 0; chunk--)
+      Gemm::template multiply_chunk<0>(c, next, p, chunks, buffers);
+    if constexpr (Gemm::kNested) {
 #pragma unroll
       for (int i = 0; i < 8; i++)
 #pragma unroll
-        for (int j = 0; j < 8; j++) c.sum[set][i][j] = 0.f;
+        for (int j = 0; j < 8; j++) c.sum[1][i][j] = c.sum[0][i][j];
 #pragma unroll 1
-    for (int chunk = 0; chunk < chunks; chunk++) {
-      const int here_v = other * Gemm::kChunkV, here_u = other * Gemm::kPoints * Gemm::kChunkU;
-      const int there_v = Gemm::kChunkV - here_v, there_u = Gemm::kPoints * Gemm::kChunkU - here_u;
-      next.advance(p, chunks);
-      if (Gemm::kNested && chunk >= p.chunks && (chunk - p.chunks) % 2) {
-        Gemm::template multiply_chunk<Gemm::kSets - 1>(c, next, p, read_u + here_u, read_v + here_v, write_u + there_u,
-                                                       v + there_v);
-      } else {
-        Gemm::template multiply_chunk<0>(c, next, p, read_u + here_u, read_v + here_v, write_u + there_u, v + there_v);
+      for (int chunk = p.chunks; chunk > 0; chunk--) {
+        Gemm::template multiply_chunk<0>(c, next, p, chunks, buffers);
+        Gemm::template multiply_chunk<1>(c, next, p, chunks, buffers);
       }
-      if (Gemm::kNested && chunk == p.chunks - 1) {
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-#pragma unroll
-          for (int j = 0; j < 8; j++) c.sum[Gemm::kSets - 1][i][j] = c.sum[0][i][j];
-      }
-      __syncthreads();
-      other ^= 1;
     }
     Gemm::template write<0>(c, p, exchange, tile);
     if constexpr (Gemm::kNested) Gemm::template write<1>(c, p, exchange, tile);

@@ -54,4 +54,27 @@ __device__ __forceinline__ void store_vector(float* to, const float* from) {
   }
 }
 
+// The same under a predicate of the instruction. An `if` around it would draw everything that leads to the store into
+// its branch, and the loads of several such stores could not overlap.
+template <int kCount>
+__device__ __forceinline__ void store_vector_if(bool wanted, float* to, const float* from) {
+  static_assert(kCount == 2 || kCount == 4, "one store instruction");
+  if constexpr (kCount == 4) {
+    asm volatile("{.reg .pred p; setp.ne.s32 p, %5, 0; @p st.global.v4.f32 [%0], {%1, %2, %3, %4};}" ::"l"(to),
+                 "f"(from[0]), "f"(from[1]), "f"(from[2]), "f"(from[3]), "r"(int(wanted))
+                 : "memory");
+  } else {
+    asm volatile("{.reg .pred p; setp.ne.s32 p, %3, 0; @p st.global.v2.f32 [%0], {%1, %2};}" ::"l"(to), "f"(from[0]),
+                 "f"(from[1]), "r"(int(wanted))
+                 : "memory");
+  }
+}
+
+// Four floats that no thread of the launch writes; left as they are if not wanted.
+__device__ __forceinline__ void load4_if(bool wanted, const float* from, float* to) {
+  asm volatile("{.reg .pred p; setp.ne.s32 p, %5, 0; @p ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];}"
+               : "+f"(to[0]), "+f"(to[1]), "+f"(to[2]), "+f"(to[3])
+               : "l"(from), "r"(int(wanted)));
+}
+
 }  // namespace polyconv

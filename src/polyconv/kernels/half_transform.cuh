@@ -1,9 +1,10 @@
 // The source, transformed along H, in the layout of half_layout.cuh. Bound by memory bandwidth.
 //
-// A thread makes kVector neighbours of one column: it reads H::kPoints rows of them and writes H::kPoints vectors.
-// Neighbouring threads write neighbouring vectors; what they read lies interleaved if the convolution is dilated, but
-// in the same lines, which L1 serves. Tiles of rows overlap: the second reading comes from L2.
-// Grid: x covers all (row, group, channel, vector) of the slab.
+// A thread makes one position: it reads H::kPoints rows of it and writes H::kPoints elements. Neighbouring threads write
+// neighbouring elements; what they read lies in short runs, interleaved, if the convolution is dilated or units are
+// wider than a vector, and the rest of a sector is soon asked for by another warp. Tiles of rows overlap: the second
+// reading comes from L2.
+// Grid: x covers all (row, group, channel, vector, element) of the slab.
 #pragma once
 
 #include "half_layout.cuh"
@@ -16,7 +17,7 @@ struct HalfTransformParams {
   i64 source_batch, source_channel;
   int source_row, source_column;
   int first_row;                // of the slab
-  u32 items;                    // vectors of one point of H in the slab
+  u32 items;                    // elements of one point of H in the slab
   FastDivisor vectors, pitch;   // of a channel; of a part of it
   FastDivisor channels;         // of a row: groups * filled-up channels
   FastDivisor channels_filled;  // of a group
@@ -32,14 +33,13 @@ template <class H, int kVector>
 __device__ __forceinline__ void half_transform(const HalfTransformParams& p) {
   const u32 item = blockIdx.x * blockDim.x + threadIdx.x;
   if (item >= p.items) return;
-  const u32 line = p.vectors.quotient(item), vector = item - line * p.vectors.divisor;
+  const u32 of_all = item / kVector, line = p.vectors.quotient(of_all), vector = of_all - line * p.vectors.divisor;
   const u32 row = p.channels.quotient(line), of_row = line - row * p.channels.divisor;
   const u32 group = p.channels_filled.quotient(of_row), channel = of_row - group * p.channels_filled.divisor;
-  float* x = p.x + i64(row) * H::kPoints * p.channels.divisor * p.vectors.divisor * kVector +
-             i64(of_row * p.vectors.divisor + vector) * kVector;
-  const i64 next_point = i64(p.channels.divisor) * p.vectors.divisor * kVector;
 
-  float in[H::kPoints][kVector];
+  float in[H::kPoints], out[H::kPoints];
+#pragma unroll
+  for (int i = 0; i < H::kPoints; i++) in[i] = 0.f;
   if (channel < p.channels_all) {
     const u32 by_class = p.source_channels.quotient(channel), part = p.classes_w.quotient(by_class);
     const SourcePart h = p.part_h[part], w = p.class_w[by_class - part * p.classes_w.divisor];
@@ -47,42 +47,26 @@ __device__ __forceinline__ void half_transform(const HalfTransformParams& p) {
     const int tile = place - phases * p.tiles.divisor, phase_h = phases - image * p.dilation_h.divisor;
     const u32 piece = p.pitch.quotient(vector), column = vector - piece * p.pitch.divisor;
     const int unit = p.dilation_w.quotient(column), phase_w = column - unit * p.dilation_w.divisor;
+    const int q = unit * p.outputs_w + piece * kVector + item % kVector;
 
-    const int step_h = p.read_step_h * p.dilation_h.divisor, step_w = p.read_step_w * p.dilation_w.divisor;
-    const int first_h = h.read_first + p.read_step_h * phase_h + step_h * tile * H::kM;
-    const int first_w = w.read_first + p.read_step_w * phase_w + step_w * (unit * p.outputs_w + int(piece) * kVector);
+    const int step_h = p.read_step_h * p.dilation_h.divisor;
+    const int at_w = w.read_first + p.read_step_w * (phase_w + int(p.dilation_w.divisor) * q);
+    int at_h = h.read_first + p.read_step_h * phase_h + step_h * tile * H::kM;
     const float* from =
         p.source + image * p.source_batch +
-        i64(group * p.source_channels.divisor + channel - by_class * p.source_channels.divisor) * p.source_channel +
-        i64(first_h) * p.source_row + i64(first_w) * p.source_column;
+        (i64(group) * p.source_channels.divisor + channel - by_class * p.source_channels.divisor) * p.source_channel +
+        i64(at_h) * p.source_row + i64(at_w) * p.source_column;
+    const i64 next_row = i64(step_h) * p.source_row;
+    const bool column_there = at_w >= 0 && at_w < w.read_end;
 #pragma unroll
-    for (int i = 0; i < H::kPoints; i++) {
-      const int at_h = first_h + i * step_h;
-      const bool row_there = at_h >= 0 && at_h < h.read_end;
-#pragma unroll
-      for (int v = 0; v < kVector; v++) {
-        const int at_w = first_w + v * step_w;
-        in[i][v] = row_there && at_w >= 0 && at_w < w.read_end ? from[i64(v) * step_w * p.source_column] : 0.f;
-      }
-      from += i64(step_h) * p.source_row;
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < H::kPoints; i++)
-#pragma unroll
-      for (int v = 0; v < kVector; v++) in[i][v] = 0.f;
+    for (int i = 0; i < H::kPoints; i++, at_h += step_h, from += next_row)
+      if (column_there && at_h >= 0 && at_h < h.read_end) in[i] = *from;
   }
+  H::input(in, out);
+  const i64 next_point = i64(p.channels.divisor) * p.vectors.divisor * kVector;
+  float* x = p.x + row * (H::kPoints - 1) * next_point + item;
 #pragma unroll
-  for (int v = 0; v < kVector; v++) {
-    float column[H::kPoints], points[H::kPoints];
-#pragma unroll
-    for (int i = 0; i < H::kPoints; i++) column[i] = in[i][v];
-    H::input(column, points);
-#pragma unroll
-    for (int i = 0; i < H::kPoints; i++) in[i][v] = points[i];
-  }
-#pragma unroll
-  for (int i = 0; i < H::kPoints; i++) store_vector<kVector>(x + i * next_point, in[i]);
+  for (int i = 0; i < H::kPoints; i++, x += next_point) *x = out[i];
 }
 
 }  // namespace polyconv

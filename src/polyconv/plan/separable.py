@@ -463,7 +463,7 @@ def _transform(r: Roles, chain: Chain, first: int, rows: int, source_at: int) ->
         source_batch=r.source_strides[0],
         source_channel=r.source_strides[1],
         first_row=first,
-        items=rows * chain.groups * channels * chain.vectors,
+        items=rows * chain.groups * channels * chain.vectors * chain.way_w.m,
         vectors=FastDivisor.of(chain.vectors),
         pitch=FastDivisor.of(chain.pitch),
         channels=FastDivisor.of(chain.groups * channels),
