@@ -73,18 +73,41 @@ struct HalfGemm {
     }
   };
 
-  // Where the next chunk comes from, and its data on the way.
-  struct Producer {
-    int tile, chunk, channels_left;
-    int kind, loaded_kind;  // 0 a tile as it is, 1 V0 - V1, 2 V2 - V1
-    u32 at[kOwnStrips];     // this lane's columns in X
-    const float* weights;   // this lane's weights
+  // This lane's weights, on their way from memory into the warp's shared memory, two chunks ahead.
+  struct Weights {
+    int tile, chunks_left;
+    const float* from;
     float4 u[kWeightVectors];
-    float v[kTasks][kInputs + kNested][kVector];
 
-    __device__ __forceinline__ void begin_tile(const HalfGemmParams& p) {
+    __device__ __forceinline__ void begin_tile(const HalfGemmParams& p, int chunks) {
       const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
       const u32 rest = p.k_tiles.quotient(tile), k_tile = tile - rest * p.k_tiles.divisor;
+      const u32 hg = p.column_tiles.quotient(rest);
+      from = p.u + i64(hg * p.k_tiles.divisor + k_tile) * chunks * kPoints * kChunkU + warp * kChunkU + lane * 4;
+      chunks_left = chunks;
+    }
+
+    __device__ __forceinline__ void advance(const HalfGemmParams& p, int chunks) {
+      from += kPoints * kChunkU;
+      if (--chunks_left) return;
+      if (tile + gridDim.x < p.tiles) tile += gridDim.x;
+      begin_tile(p, chunks);
+    }
+
+    __device__ __forceinline__ void load(int number) { u[number] = load4(from + number * 128); }
+    __device__ __forceinline__ void store(float* to, int number) { store4(to + number * 128, u[number]); }
+  };
+
+  // This lane's columns of the next chunk, on their way from memory through the transform into the other V buffer.
+  struct Columns {
+    int tile, chunks_left, channels_left;
+    int kind, loaded_kind;  // 0 a tile as it is, 1 V0 - V1, 2 V2 - V1
+    u32 at[kOwnStrips];
+    float v[kTasks][kInputs + kNested][kVector];
+
+    __device__ __forceinline__ void begin_tile(const HalfGemmParams& p, int chunks) {
+      const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+      const u32 rest = p.k_tiles.quotient(tile);
       const u32 hg = p.column_tiles.quotient(rest), column_tile = rest - hg * p.column_tiles.divisor;
 #pragma unroll
       for (int i = 0; i < kOwnStrips; i++) {
@@ -94,20 +117,17 @@ struct HalfGemm {
         const u32 row = p.row_columns.quotient(n), column = n - row * p.row_columns.divisor;
         at[i] = row * p.row_stride + hg * p.group_stride + column * kVector;
       }
-      weights = p.u + i64(hg * p.k_tiles.divisor + k_tile) * p.chunks * (kNested ? 3 : p.segments) * kPoints * kChunkU +
-                warp * kChunkU + lane * 4;
-      chunk = 0, channels_left = p.chunks, kind = 0;
+      chunks_left = chunks, channels_left = p.chunks, kind = 0;
     }
 
-    // To the next chunk; past the last tile, the last chunk once more, which nobody uses.
+    // To the next chunk; past the last tile, the last one once more, which nobody uses.
     __device__ __forceinline__ void advance(const HalfGemmParams& p, int chunks) {
       loaded_kind = kind;
-      if (++chunk == chunks) {
+      if (--chunks_left == 0) {
         if (tile + gridDim.x < p.tiles) tile += gridDim.x;
-        begin_tile(p);
+        begin_tile(p, chunks);
         return;
       }
-      weights += kPoints * kChunkU;
       int by = 8 * p.channel_stride;
       if constexpr (kNested) {
         if (kind == 1) {
@@ -126,7 +146,7 @@ struct HalfGemm {
 
     static __device__ __forceinline__ int task(int number) { return threadIdx.x / 32 + number * kPoints; }
 
-    __device__ __forceinline__ void load_columns(const HalfGemmParams& p, int number) {
+    __device__ __forceinline__ void load(const HalfGemmParams& p, int number) {
       if (kTaskCount % kPoints && number == kTasks - 1 && task(number) >= kTaskCount) return;
       const float* from = p.x + (at[number % kOwnStrips] + u32(task(number) / kStrips) * p.channel_stride);
       if constexpr (kNested) {
@@ -141,7 +161,7 @@ struct HalfGemm {
       }
     }
 
-    __device__ __forceinline__ void store_columns(float* to, int number) {
+    __device__ __forceinline__ void store(float* to, int number) {
       if (kTaskCount % kPoints && number == kTasks - 1 && task(number) >= kTaskCount) return;
       float in[kInputs * kVector], out[kPoints];
       if constexpr (kNested) {
@@ -161,9 +181,6 @@ struct HalfGemm {
 #pragma unroll
       for (int i = 0; i < kPoints; i++) to[i * kU] = out[i];
     }
-
-    __device__ __forceinline__ void load_weights(int number) { u[number] = load4(weights + number * 128); }
-    __device__ __forceinline__ void store_weights(float* to, int number) { store4(to + number * 128, u[number]); }
   };
 
   // One half of a chunk: four outer products.
@@ -183,33 +200,33 @@ struct HalfGemm {
   }
 
   // Multiplies the chunk in one buffer into accumulator set kSet, and brings the next one into the other buffer. The
-  // cursor moves on between the two halves: its branches keep the compiler from using what was loaded too early.
+  // cursors move on between the two halves: their branches keep the compiler from using what was loaded too early.
+  // Loads are spread out: a burst would fill the queues of L1, and the loads from shared memory wait behind it.
   template <int kSet>
-  static __device__ __forceinline__ void multiply_chunk(Accumulators& c, Producer& next, const HalfGemmParams& p,
-                                                        int chunks, Buffers& buffers) {
+  static __device__ __forceinline__ void multiply_chunk(Accumulators& c, Columns& columns, Weights& weights,
+                                                        const HalfGemmParams& p, int chunks, Buffers& buffers) {
     const float* v = buffers.read_v + buffers.parity * kChunkV;
     const float* u = buffers.read_u + buffers.parity * kPoints * kChunkU;
     buffers.parity ^= 1;
     float* next_v = buffers.v + buffers.parity * kChunkV;
     float* next_u = buffers.write_u + buffers.parity * kPoints * kChunkU;
     multiply<kSet>(c, u, v, [&](int step) {
-      if (step == 0) {
 #pragma unroll
-        for (int task = 0; task < kTasks; task++) next.load_columns(p, task);
+      for (int task = 0; task < kTasks; task++)
+        if (step == task * 3 / kTasks) columns.load(p, task);
 #pragma unroll
-        for (int i = 0; i < kWeightVectors; i++) next.load_weights(i);
-      }
+      for (int i = 0; i < kWeightVectors; i++)
+        if (step == i * 4 / kWeightVectors) weights.store(next_u, i);
     });
-    next.advance(p, chunks);
+    columns.advance(p, chunks);
+    weights.advance(p, chunks);
     multiply<kSet>(c, u + 4 * kK, v + 4 * kPoints * kU, [&](int step) {
-      if (step == 1) {
 #pragma unroll
-        for (int task = 0; task < kTasks; task++) next.store_columns(next_v, task);
-      }
-      if (step == 2) {
+      for (int i = 0; i < kWeightVectors; i++)
+        if (step == i * 4 / kWeightVectors) weights.load(i);
 #pragma unroll
-        for (int i = 0; i < kWeightVectors; i++) next.store_weights(next_u, i);
-      }
+      for (int task = 0; task < kTasks; task++)
+        if (step == task * 4 / kTasks + (kTasks == 1)) columns.store(next_v, task);
     });
     __syncthreads();
   }
@@ -269,18 +286,21 @@ __device__ __forceinline__ void half_gemm(const HalfGemmParams& p) {
   typename Gemm::Buffers buffers(shared);
   const int chunks = p.chunks * (Gemm::kNested ? 3 : p.segments);
 
-  typename Gemm::Producer next;
-  next.tile = blockIdx.x;
-  next.begin_tile(p);
+  typename Gemm::Columns columns;
+  typename Gemm::Weights weights;
+  columns.tile = weights.tile = blockIdx.x;
+  columns.begin_tile(p, chunks);
+  weights.begin_tile(p, chunks);
 #pragma unroll
-  for (int i = 0; i < Gemm::kTasks; i++) next.load_columns(p, i);
+  for (int i = 0; i < Gemm::kTasks; i++) columns.load(p, i);
 #pragma unroll
-  for (int i = 0; i < Gemm::kWeightVectors; i++) next.load_weights(i);
-  next.advance(p, chunks);
+  for (int i = 0; i < Gemm::kWeightVectors; i++) weights.load(i), weights.store(buffers.write_u, i);
+  columns.advance(p, chunks);
+  weights.advance(p, chunks);
 #pragma unroll
-  for (int i = 0; i < Gemm::kTasks; i++) next.store_columns(buffers.v, i);
+  for (int i = 0; i < Gemm::kWeightVectors; i++) weights.load(i);
 #pragma unroll
-  for (int i = 0; i < Gemm::kWeightVectors; i++) next.store_weights(buffers.write_u, i);
+  for (int i = 0; i < Gemm::kTasks; i++) columns.store(buffers.v, i);
   __syncthreads();
 
   typename Gemm::Accumulators c;
@@ -292,7 +312,7 @@ __device__ __forceinline__ void half_gemm(const HalfGemmParams& p) {
       for (int j = 0; j < 8; j++) c.sum[0][i][j] = 0.f;
 #pragma unroll 1
     for (int chunk = Gemm::kNested ? p.chunks : chunks; chunk > 0; chunk--)
-      Gemm::template multiply_chunk<0>(c, next, p, chunks, buffers);
+      Gemm::template multiply_chunk<0>(c, columns, weights, p, chunks, buffers);
     if constexpr (Gemm::kNested) {
 #pragma unroll
       for (int i = 0; i < 8; i++)
@@ -300,8 +320,8 @@ __device__ __forceinline__ void half_gemm(const HalfGemmParams& p) {
         for (int j = 0; j < 8; j++) c.sum[1][i][j] = c.sum[0][i][j];
 #pragma unroll 1
       for (int chunk = p.chunks; chunk > 0; chunk--) {
-        Gemm::template multiply_chunk<0>(c, next, p, chunks, buffers);
-        Gemm::template multiply_chunk<1>(c, next, p, chunks, buffers);
+        Gemm::template multiply_chunk<0>(c, columns, weights, p, chunks, buffers);
+        Gemm::template multiply_chunk<1>(c, columns, weights, p, chunks, buffers);
       }
     }
     Gemm::template write<0>(c, p, exchange, tile);

@@ -2,9 +2,9 @@
 //
 // A thread makes one position: it reads H::kPoints rows of it and writes H::kPoints elements. Neighbouring threads write
 // neighbouring elements; what they read lies in short runs, interleaved, if the convolution is dilated or units are
-// wider than a vector, and the rest of a sector is soon asked for by another warp. Tiles of rows overlap: the second
-// reading comes from L2.
-// Grid: x covers all (row, group, channel, vector, element) of the slab.
+// wider than a vector, and the rest of a sector is soon asked for by another warp. Tiles of rows overlap: they
+// follow one another, so that the second reading comes from L2.
+// Grid: x covers all (group, channel, row, vector, element) of the slab.
 #pragma once
 
 #include "half_layout.cuh"
@@ -19,7 +19,8 @@ struct HalfTransformParams {
   int first_row;                // of the slab
   u32 items;                    // elements of one point of H in the slab
   FastDivisor vectors, pitch;   // of a channel; of a part of it
-  FastDivisor channels;         // of a row: groups * filled-up channels
+  FastDivisor rows;             // of the slab
+  int channels;                 // of a row: groups * filled-up channels
   FastDivisor channels_filled;  // of a group
   FastDivisor source_channels, classes_w;
   int channels_all;  // of a group, not filled up
@@ -34,7 +35,7 @@ __device__ __forceinline__ void half_transform(const HalfTransformParams& p) {
   const u32 item = blockIdx.x * blockDim.x + threadIdx.x;
   if (item >= p.items) return;
   const u32 of_all = item / kVector, line = p.vectors.quotient(of_all), vector = of_all - line * p.vectors.divisor;
-  const u32 row = p.channels.quotient(line), of_row = line - row * p.channels.divisor;
+  const u32 of_row = p.rows.quotient(line), row = line - of_row * p.rows.divisor;
   const u32 group = p.channels_filled.quotient(of_row), channel = of_row - group * p.channels_filled.divisor;
 
   float in[H::kPoints], out[H::kPoints];
@@ -63,8 +64,9 @@ __device__ __forceinline__ void half_transform(const HalfTransformParams& p) {
       if (column_there && at_h >= 0 && at_h < h.read_end) in[i] = *from;
   }
   H::input(in, out);
-  const i64 next_point = i64(p.channels.divisor) * p.vectors.divisor * kVector;
-  float* x = p.x + row * (H::kPoints - 1) * next_point + item;
+  const i64 next_point = i64(p.channels) * p.vectors.divisor * kVector;
+  float* x =
+      p.x + row * H::kPoints * next_point + (i64(of_row) * p.vectors.divisor + vector) * kVector + item % kVector;
 #pragma unroll
   for (int i = 0; i < H::kPoints; i++, x += next_point) *x = out[i];
 }

@@ -50,7 +50,11 @@ F23, F43, F45 = ToomAxis(2, (3,)), ToomAxis(4, (3,)), ToomAxis(4, (5,))
 F45_NESTED = ToomAxis(4, (4, 5), 2)
 H_AXES = (DIRECT, F23, F43, F45)
 W_AXES = (F23, F43, F45, F45_NESTED)
-K_TILES = (64, 32, 16)
+
+
+def k_tiles(w: ToomAxis) -> tuple[int, ...]:
+    """Written channels per block of the matrix product. Two sets of accumulators leave no registers for the narrowest."""
+    return (64, 32) if w.tiles > 1 else (64, 32, 16)
 
 
 def segments_of(axis: ToomAxis, taps: int) -> int:
@@ -151,7 +155,7 @@ def gemm_shared(w: ToomAxis, k_tile: int) -> int:
 def all_kernels() -> Iterator[KernelSpec]:
     """Every instance that this planner can choose."""
     for w in W_AXES:
-        for k_tile in K_TILES:
+        for k_tile in k_tiles(w):
             yield gemm_kernel(w, k_tile)
             for h in H_AXES:
                 yield weights_kernel(h, w, k_tile)
@@ -405,7 +409,7 @@ def ways(problem: Problem) -> Iterator[SeparableWay]:
         return
     for h in H_AXES:
         for w in W_AXES:
-            for k_tile in K_TILES:
+            for k_tile in k_tiles(w):
                 yield SeparableWay(h, w, k_tile)
 
 
@@ -466,7 +470,8 @@ def _transform(r: Roles, chain: Chain, first: int, rows: int, source_at: int) ->
         items=rows * chain.groups * channels * chain.vectors * chain.way_w.m,
         vectors=FastDivisor.of(chain.vectors),
         pitch=FastDivisor.of(chain.pitch),
-        channels=FastDivisor.of(chain.groups * channels),
+        rows=FastDivisor.of(rows),
+        channels=chain.groups * channels,
         channels_filled=FastDivisor.of(channels),
         source_channels=FastDivisor.of(chain.channels),
         classes_w=FastDivisor.of(len(w.classes)),
