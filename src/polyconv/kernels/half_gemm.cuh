@@ -212,9 +212,6 @@ struct HalfGemm {
     float* next_u = buffers.write_u + buffers.parity * kPoints * kChunkU;
     multiply<kSet>(c, u, v, [&](int step) {
 #pragma unroll
-      for (int task = 0; task < kTasks; task++)
-        if (step == task * 3 / kTasks) columns.load(p, task);
-#pragma unroll
       for (int i = 0; i < kWeightVectors; i++)
         if (step == i * 4 / kWeightVectors) weights.store(next_u, i);
     });
@@ -222,11 +219,11 @@ struct HalfGemm {
     weights.advance(p, chunks);
     multiply<kSet>(c, u + 4 * kK, v + 4 * kPoints * kU, [&](int step) {
 #pragma unroll
+      for (int task = 0; task < kTasks; task++)
+        if (step == task * 4 / kTasks) columns.store(next_v, task), columns.load(p, task);
+#pragma unroll
       for (int i = 0; i < kWeightVectors; i++)
         if (step == i * 4 / kWeightVectors) weights.load(i);
-#pragma unroll
-      for (int task = 0; task < kTasks; task++)
-        if (step == task * 4 / kTasks + (kTasks == 1)) columns.store(next_v, task);
     });
     __syncthreads();
   }
@@ -300,7 +297,7 @@ __device__ __forceinline__ void half_gemm(const HalfGemmParams& p) {
 #pragma unroll
   for (int i = 0; i < Gemm::kWeightVectors; i++) weights.load(i);
 #pragma unroll
-  for (int i = 0; i < Gemm::kTasks; i++) columns.store(buffers.v, i);
+  for (int i = 0; i < Gemm::kTasks; i++) columns.store(buffers.v, i), columns.load(p, i);
   __syncthreads();
 
   typename Gemm::Accumulators c;
