@@ -21,19 +21,17 @@ struct TransformWeightsParams {
   float* u;
   i64 w_group, w_output, w_channel;
   int w_row, w_column;
-  int channels;          // of the source, per group
-  int channels_all;      // times classes and segments
-  int chunks;            // of 8 of these, the last filled up
-  int outputs, k_tiles;  // written channels of a group; tiles of kK
-  int groups, segments;  // along W
+  int channels;                  // of the source, per group
+  int channels_all;              // times classes and segments
+  int chunks;                    // of 8 of these, the last filled up
+  int outputs, k_tile, k_tiles;  // written channels of a group, of a tile; tiles
+  int groups, segments;          // along W
   FastDivisor source_channels, classes_w;
   TapPart part_h[kMaxParts], class_w[kMaxParts];
 };
 
-template <class H, class W, int kK>
+template <class H, class W>
 struct WeightTransform {
-  static constexpr int kPlane = W::kPoints * 8 * kK;  // one chunk
-
   // The taps of one segment along W, transformed along H.
   static __device__ __forceinline__ void along_h(const TransformWeightsParams& p, const float* w, const TapPart& h,
                                                  const TapPart& class_w, int segment,
@@ -55,27 +53,29 @@ struct WeightTransform {
     }
   }
 
-  static __device__ __forceinline__ void store(float* to, const float* points) {
+  static __device__ __forceinline__ void store(float* to, int next_point, const float* points) {
 #pragma unroll
-    for (int point = 0; point < W::kPoints; point++) to[point * 8 * kK] = points[point];
+    for (int point = 0; point < W::kPoints; point++) to[point * next_point] = points[point];
   }
 };
 
-template <class H, class W, int kK>
+template <class H, class W>
 __device__ __forceinline__ void transform_weights(const TransformWeightsParams& p) {
-  using Transform = WeightTransform<H, W, kK>;
+  using Transform = WeightTransform<H, W>;
   const int chunk = blockIdx.x % p.chunks, k_tile = blockIdx.x / p.chunks % p.k_tiles;
   const int group = blockIdx.x / p.chunks / p.k_tiles;
   const int in_chunk = threadIdx.x / 32, channel = chunk * 8 + in_chunk;
   const int by_class = p.source_channels.quotient(channel), part_h = p.classes_w.quotient(by_class);
   const TapPart& h = p.part_h[min(part_h, kMaxParts - 1)];
   const TapPart& w = p.class_w[by_class - part_h * p.classes_w.divisor];
-  const i64 slice = i64(p.chunks) * (W::kTiles == 2 ? 3 : p.segments) * Transform::kPlane;
+  const int next_w = 8 * p.k_tile;             // from point to point of W
+  const i64 plane = i64(W::kPoints) * next_w;  // one chunk
+  const i64 slice = i64(p.chunks) * (W::kTiles == 2 ? 3 : p.segments) * plane;
   const i64 next_point = i64(p.groups) * p.k_tiles * slice;
-  float* u = p.u + (i64(group) * p.k_tiles + k_tile) * slice + in_chunk * kK;
+  float* u = p.u + (i64(group) * p.k_tiles + k_tile) * slice + in_chunk * p.k_tile;
 
-  for (int in_tile = threadIdx.x % 32; in_tile < kK; in_tile += 32) {
-    const int k = k_tile * kK + in_tile;
+  for (int in_tile = threadIdx.x % 32; in_tile < p.k_tile; in_tile += 32) {
+    const int k = k_tile * p.k_tile + in_tile;
     const float* from = nullptr;
     if (channel < p.channels_all && k < p.outputs)
       from = p.w + group * p.w_group + k * p.w_output + i64(channel - by_class * p.channels) * p.w_channel;
@@ -92,9 +92,9 @@ __device__ __forceinline__ void transform_weights(const TransformWeightsParams& 
         W::weights(second[i], other);
 #pragma unroll
         for (int point = 0; point < W::kPoints; point++) both[point] = points[point] + other[point];
-        Transform::store(to + i64(chunk) * Transform::kPlane, both);
-        Transform::store(to + i64(p.chunks + 2 * chunk) * Transform::kPlane, points);
-        Transform::store(to + i64(p.chunks + 2 * chunk + 1) * Transform::kPlane, other);
+        Transform::store(to + chunk * plane, next_w, both);
+        Transform::store(to + (p.chunks + 2 * chunk) * plane, next_w, points);
+        Transform::store(to + (p.chunks + 2 * chunk + 1) * plane, next_w, other);
       }
     } else {
       for (int segment = 0; segment < p.segments; segment++) {
@@ -102,7 +102,7 @@ __device__ __forceinline__ void transform_weights(const TransformWeightsParams& 
 #pragma unroll
         for (int i = 0; i < H::kPoints; i++) {
           W::weights(t[i], points);
-          Transform::store(u + i * next_point + in_tile + i64(segment * p.chunks + chunk) * Transform::kPlane, points);
+          Transform::store(u + i * next_point + in_tile + (segment * p.chunks + chunk) * plane, next_w, points);
         }
       }
     }

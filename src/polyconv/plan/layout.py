@@ -165,7 +165,7 @@ class TransformWeightsParams(ctypes.Structure):
     _fields_ = [
         *_fields(pointer, "w u"),
         *_fields(c_int64, "w_group w_output w_channel"),
-        *_fields(c_int32, "w_row w_column channels channels_all chunks outputs k_tiles groups segments"),
+        *_fields(c_int32, "w_row w_column channels channels_all chunks outputs k_tile k_tiles groups segments"),
         *_fields(FastDivisor, "source_channels classes_w"),
         ("part_h", TapPart * MAX_PARTS),
         ("class_w", TapPart * MAX_PARTS),

@@ -53,7 +53,7 @@ W_AXES = (F23, F43, F45, F45_NESTED)
 
 
 def k_tiles(w: ToomAxis) -> tuple[int, ...]:
-    """Written channels per block of the matrix product. Two sets of accumulators leave no registers for the narrowest."""
+    """Written channels per block of the matrix product. Two sets of accumulators leave no registers for the least."""
     return (64, 32) if w.tiles > 1 else (64, 32, 16)
 
 
@@ -67,6 +67,8 @@ def segments_of(axis: ToomAxis, taps: int) -> int:
 def fitted(axis: ToomAxis, taps: int) -> ToomAxis:
     """What an instance does with so many taps; fewer than its algorithm takes are filled up with zeros."""
     count = segments_of(axis, taps)
+    if axis.is_direct:
+        return ToomAxis(1, (max(1, taps),))
     if axis.tiles > 1 or count == 1:
         return axis
     return ToomAxis(axis.m, (*[axis.m] * (count - 1), taps - (count - 1) * axis.m))
@@ -110,11 +112,11 @@ def inverse_kernel(h: ToomAxis, vector: int) -> KernelSpec:
     )
 
 
-def weights_kernel(h: ToomAxis, w: ToomAxis, k_tile: int) -> KernelSpec:
+def weights_kernel(h: ToomAxis, w: ToomAxis) -> KernelSpec:
     return KernelSpec(
         stem="transform_weights",
-        symbol=f"transform_weights_{h.struct.lower()}_{w.struct.lower()}_{k_tile}",
-        body=f"polyconv::transform_weights<polyconv::{h.struct}, polyconv::{w.struct}, {k_tile}>(params);",
+        symbol=f"transform_weights_{h.struct.lower()}_{w.struct.lower()}",
+        body=f"polyconv::transform_weights<polyconv::{h.struct}, polyconv::{w.struct}>(params);",
         params="polyconv::TransformWeightsParams",
         params_bytes=ctypes.sizeof(TransformWeightsParams),
         threads=WEIGHT_THREADS,
@@ -157,8 +159,8 @@ def all_kernels() -> Iterator[KernelSpec]:
     for w in W_AXES:
         for k_tile in k_tiles(w):
             yield gemm_kernel(w, k_tile)
-            for h in H_AXES:
-                yield weights_kernel(h, w, k_tile)
+        for h in H_AXES:
+            yield weights_kernel(h, w)
     for h in H_AXES:
         for vector in sorted({w.m for w in W_AXES}):
             yield transform_kernel(h, vector)
@@ -337,7 +339,7 @@ class SeparableWay:
     @property
     def kernels(self) -> tuple[KernelSpec, ...]:
         return (
-            weights_kernel(self.h, self.w, self.k_tile),
+            weights_kernel(self.h, self.w),
             transform_kernel(self.h, self.w.m),
             gemm_kernel(self.w, self.k_tile),
             inverse_kernel(self.h, self.w.m),
@@ -382,7 +384,7 @@ class SeparableWay:
             found.append(_weights(problem, r, chain))
             for first in range(0, chain.rows, rows):
                 found += _slab(problem, r, chain, first, min(rows, chain.rows - first), rows, sms)
-        return Schedule(tuple(found), used, longest)
+        return Schedule(tuple(found), used, (longest,))
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         from ..algebra.segments import Scheme2d
@@ -417,7 +419,7 @@ def ways(problem: Problem) -> Iterator[SeparableWay]:
 
 
 def _weights(problem: Problem, r: Roles, chain: Chain) -> Launch:
-    spec = weights_kernel(chain.way_h, chain.way_w, chain.k_tile)
+    spec = weights_kernel(chain.way_h, chain.way_w)
     p = TransformWeightsParams(
         w_group=problem.channels_per_group[1] * problem.w_strides[0],
         w_output=r.w_output,
@@ -428,6 +430,7 @@ def _weights(problem: Problem, r: Roles, chain: Chain) -> Launch:
         channels_all=chain.channels_all,
         chunks=chain.chunks,
         outputs=chain.outputs,
+        k_tile=chain.k_tile,
         k_tiles=chain.k_tiles,
         groups=chain.groups,
         segments=chain.segments_w,
