@@ -15,6 +15,8 @@ from .plan import PointerSlot
 
 MAX_PHASES = 8
 """Phases per axis that fit into one launch (``kMaxPhases`` in common.cuh)."""
+MAX_PARTS = 16
+"""Classes of taps per axis, times segments along H, that fit into one launch (``kMaxParts`` in half_layout.cuh)."""
 DIVIDEND_LIMIT = 2**31
 """FastDivisor is exact below this; so are flattened pixel numbers."""
 
@@ -172,6 +174,65 @@ class StripWgradParams(ctypes.Structure):
         *_fields(c_int32, "channels columns_padded bias rows rows_per_strip"),
         *_fields(c_uint32, "strips strips_per_slice"),
         *_fields(FastDivisor, "column_strips row_strips multiplier"),
+
+
+class SourcePart(ctypes.Structure):
+    _fields_ = [("read_first", c_int32), ("read_end", c_int32)]
+
+
+class TapPart(ctypes.Structure):
+    _fields_ = [("taps", c_int32), ("tap_first", c_int32), ("tap_stride", c_int32)]
+
+
+class TransformWeightsParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "w u"),
+        *_fields(c_int64, "w_group w_output w_channel"),
+        *_fields(c_int32, "w_row w_column channels channels_all chunks outputs k_tile k_tiles groups segments"),
+        *_fields(FastDivisor, "source_channels classes_w"),
+        ("part_h", TapPart * MAX_PARTS),
+        ("class_w", TapPart * MAX_PARTS),
+    ]
+
+
+class HalfTransformParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "source x"),
+        *_fields(c_int64, "source_batch source_channel"),
+        *_fields(c_int32, "source_row source_column first_row"),
+        ("items", c_uint32),
+        *_fields(FastDivisor, "vectors pitch rows"),
+        ("channels", c_int32),
+        *_fields(FastDivisor, "channels_filled source_channels classes_w"),
+        ("channels_all", c_int32),
+        *_fields(FastDivisor, "tiles dilation_h dilation_w"),
+        *_fields(c_int32, "read_step_h read_step_w outputs_w"),
+        ("part_h", SourcePart * MAX_PARTS),
+        ("class_w", SourcePart * MAX_PARTS),
+    ]
+
+
+class HalfGemmParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "x u y"),
+        ("tiles", c_int32),
+        *_fields(FastDivisor, "k_tiles column_tiles row_columns"),
+        *_fields(c_int32, "columns columns_filled row_stride group_stride channel_stride part_stride next"),
+        *_fields(c_int32, "chunks segments outputs zero"),
+    ]
+
+
+class HalfInverseParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "y bias written"),
+        *_fields(c_int64, "written_batch written_channel"),
+        *_fields(c_int32, "written_row written_column first_row outputs lines stretch_columns"),
+        *_fields(FastDivisor, "line_blocks stretches groups vectors columns"),
+        *_fields(c_int32, "row_columns columns_filled"),
+        *_fields(FastDivisor, "tiles dilation_h dilation_w"),
+        *_fields(c_int32, "outputs_w parts"),
+        ("stretch", FastDivisor),
+        *_fields(c_int32, "count_h count_w written_first_h written_step_h written_first_w written_step_w vector"),
     ]
 
 
