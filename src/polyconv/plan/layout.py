@@ -151,6 +151,37 @@ class DepthwiseWgradParams(ctypes.Structure):
     ]
 
 
+class FusedAxis(ctypes.Structure):
+    _fields_ = [
+        *_fields(c_int32, "written_first written_step read_first read_step count"),
+        *_fields(FastDivisor, "dilation tiles"),
+    ]
+
+
+class FusedParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "source weights bias written"),
+        *_fields(c_int64, "source_batch source_channel written_batch written_channel"),
+        *_fields(c_int32, "source_row source_column written_row written_column source_height source_width"),
+        *_fields(c_int32, "channels outputs"),
+        ("k_tiles", FastDivisor),
+        *_fields(FusedAxis, "h w"),
+    ]
+
+
+class FusedTaps(ctypes.Structure):
+    _fields_ = _fields(c_int32, "taps tap_first tap_stride")
+
+
+class FusedWeightsParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "w transformed"),
+        *_fields(c_int64, "w_group w_output w_channel w_row w_column"),
+        *_fields(c_int32, "channels outputs"),
+        *_fields(FusedTaps, "h w_taps"),
+    ]
+
+
 def slots(struct: type[ctypes.Structure], **buffers: str | tuple[str, int]) -> tuple[PointerSlot, ...]:
     """Pointer fields of a struct and the buffer (with a byte offset) that each one points into."""
     found = []

@@ -1,0 +1,424 @@
+// fprop and dgrad by two-dimensional Cook-Toom tiles, in one kernel and without a transformed tensor in memory:
+//   written = bias + A_h^T [ sum over channels c of  U_c * (B_h^T x_c B_w) ] A_w
+//
+// A unit is one tile of H::kM x W::kM outputs. A block owns 32 columns (32 / W::kM units side by side, several above
+// one another) and kK written channels. A point of the transform is an independent product of matrices over the
+// channels, units x channels: 32 / kLanesPoint lanes own one point, kThreadK x kThreadU sums each. Only then the sums
+// of all points meet, in slices through shared memory, and the inverse transform leaves rows of 32 outputs.
+//
+// Shared memory, two buffers of   v[kChunk][point][unit]   u[kChunk][point][k]   patch[kChunk][row][column]
+// A step multiplies chunk i (v, u of one buffer), transforms the patch of chunk i + 1 into the other buffer's v, and
+// carries u of chunk i + 1 and the patch of chunk i + 2 through registers: one barrier per step. Afterwards the same
+// memory holds   exchange[point][k of a slice][unit], units swizzled;   a warp's own part of it then stages its rows.
+//
+// Grid: x = (((image * tiles of rows) + row tile) * tiles of columns + column tile) * k tiles + k tile, y = group.
+// A dilated axis has a tile per residue of the dilation: tile = first position / positions * dilation + residue.
+#pragma once
+
+#include "toom.cuh"
+
+namespace polyconv {
+
+// Position i = residue + dilation * q of an axis is written at written_first + i * written_step and its tap t reads
+// read_first + (i + dilation * t) * read_step (algebra/lattice.py).
+struct FusedAxis {
+  int written_first, written_step, read_first, read_step, count;
+  FastDivisor dilation, tiles;
+};
+
+struct FusedParams {
+  const float* source;
+  const float* weights;  // transformed by fused_weights.cuh: [group][k tile][chunk][channel][point][k]
+  const float* bias;
+  float* written;
+  i64 source_batch, source_channel, written_batch, written_channel;
+  int source_row, source_column, written_row, written_column, source_height, source_width;
+  int channels, outputs;
+  FastDivisor k_tiles;
+  FusedAxis h, w;
+};
+
+constexpr int kFusedColumns = 32;
+constexpr int kFusedChunk = 2;  // channels per step
+
+template <class H_, class W_, int kLanesK_, int kLanesU_, int kThreadK_, int kThreadU_, int kSlices_>
+struct FusedTile {
+  using H = H_;
+  using W = W_;
+  static constexpr int kLanesK = kLanesK_, kLanesU = kLanesU_, kThreadK = kThreadK_, kThreadU = kThreadU_;
+  static constexpr int kLanesPoint = 32 / (kLanesK * kLanesU);
+  static constexpr int kPoints = H::kPoints * W::kPoints;
+  static constexpr int kWarps = kPoints / kLanesPoint, kThreads = 32 * kWarps;
+  static constexpr int kK = kLanesK * kThreadK, kUnits = kLanesU * kThreadU;
+  static constexpr int kUnitsW = kFusedColumns / W::kM, kUnitsH = kUnits / kUnitsW;
+  static constexpr int kRows = kUnitsH * H::kM;  // of outputs
+  static constexpr int kPatchRows = kRows + H::kLongest - 1;
+  static constexpr int kPatchPitch = (kFusedColumns + W::kLongest - 1 + 3) / 4 * 4;
+  static constexpr int kPatch = kPatchRows * kPatchPitch;
+  static constexpr int kV = kFusedChunk * kPoints * kUnits, kU = kFusedChunk * kPoints * kK;
+  static constexpr int kBuffer = kV + kU + kFusedChunk * kPatch;
+  static constexpr int kSlices = kSlices_, kSliceK = kK / kSlices;
+  static constexpr int kExchange = kPoints * kSliceK * kUnits;
+  static constexpr int kShared = 2 * kBuffer > kExchange ? 2 * kBuffer : kExchange;
+  static_assert(kPoints % kLanesPoint == 0, "every lane has a point");
+  static_assert(kThreadK % (4 * kSlices) == 0 && kThreadU % 4 == 0, "sums come in groups of four");
+  static_assert(kUnits % 32 == 0 && kUnits % kUnitsW == 0 && 32 % kUnitsW == 0, "a warp owns whole rows of units");
+  static_assert(kU % (4 * kThreads) == 0, "every thread copies the same share of the weights");
+  static_assert(kPoints >= 32 / kUnitsW * H::kM, "a warp's rows of outputs fit where its points were");
+};
+
+// Where a block works: its image, first positions and residues along both axes, first written channel.
+template <class Tile>
+struct FusedBlock {
+  int image, group, first_k, k_tile;
+  int residue_h, residue_w;
+  int first_h, first_w;  // q of the first output
+
+  __device__ __forceinline__ FusedBlock(const FusedParams& p, u32 block, u32 group_) : group(group_) {
+    const u32 tile = p.k_tiles.quotient(block);
+    k_tile = block - tile * p.k_tiles.divisor;
+    first_k = k_tile * Tile::kK;
+    const u32 row_tile = p.w.tiles.quotient(tile), column_tile = tile - row_tile * p.w.tiles.divisor;
+    image = p.h.tiles.quotient(row_tile);
+    const u32 of_image = row_tile - image * p.h.tiles.divisor;
+    const u32 h = p.h.dilation.quotient(of_image), w = p.w.dilation.quotient(column_tile);
+    residue_h = of_image - h * p.h.dilation.divisor;
+    residue_w = column_tile - w * p.w.dilation.divisor;
+    first_h = h * Tile::kRows;
+    first_w = w * kFusedColumns;
+  }
+};
+
+__device__ __forceinline__ int fused_read(const FusedAxis& axis, int residue, int q) {
+  return axis.read_first + axis.read_step * (residue + int(axis.dilation.divisor) * q);
+}
+__device__ __forceinline__ int fused_position(const FusedAxis& axis, int residue, int q) {
+  return residue + int(axis.dilation.divisor) * q;
+}
+
+// Brings the block's patch of the source to shared memory, one channel at a time; zeros outside the image.
+template <class Tile>
+struct PatchLoader {
+  static constexpr int kEach = (Tile::kPatch + Tile::kThreads - 1) / Tile::kThreads;
+  static constexpr int kOutside = -2147483647 - 1;
+  const float* at;
+  i64 step;
+  int left;  // channels that are still to come
+  int offset[kEach];
+  float value[kEach];
+
+  __device__ __forceinline__ PatchLoader(const FusedParams& p, const FusedBlock<Tile>& block)
+      : step(p.source_channel), left(p.channels) {
+    const int first_row = fused_read(p.h, block.residue_h, block.first_h);
+    const int first_column = fused_read(p.w, block.residue_w, block.first_w);
+    const int step_h = p.h.read_step * int(p.h.dilation.divisor), step_w = p.w.read_step * int(p.w.dilation.divisor);
+    at = p.source + block.image * p.source_batch + i64(block.group) * p.channels * p.source_channel +
+         i64(first_row) * p.source_row + i64(first_column) * p.source_column;
+#pragma unroll
+    for (int i = 0; i < kEach; i++) {
+      const int element = int(threadIdx.x) + i * Tile::kThreads;
+      const int row = element / Tile::kPatchPitch, column = element % Tile::kPatchPitch;
+      const int y = first_row + row * step_h, x = first_column + column * step_w;
+      const bool inside = element < Tile::kPatch && u32(y) < u32(p.source_height) && u32(x) < u32(p.source_width);
+      offset[i] = inside ? row * step_h * p.source_row + column * step_w * p.source_column : kOutside;
+    }
+  }
+
+  __device__ __forceinline__ void load() {
+#pragma unroll
+    for (int i = 0; i < kEach; i++) value[i] = left > 0 && offset[i] != kOutside ? at[offset[i]] : 0.f;
+    left--;
+    at += step;
+  }
+
+  __device__ __forceinline__ void store(float* patch) const {
+#pragma unroll
+    for (int i = 0; i < kEach; i++) {
+      const int element = int(threadIdx.x) + i * Tile::kThreads;
+      if ((i + 1) * Tile::kThreads <= Tile::kPatch || element < Tile::kPatch) patch[element] = value[i];
+    }
+  }
+};
+
+// Copies the transformed weights of one chunk, which lie in memory as they do here, in kParts parts.
+template <class Tile>
+struct WeightLoader {
+  static constexpr int kParts = Tile::kU / (4 * Tile::kThreads);
+  const float* at;
+  float4 value[(kParts + kFusedChunk - 1) / kFusedChunk];
+
+  // The parts that travel beside channel c of the chunk.
+  static __device__ __forceinline__ constexpr int first_part(int c) { return c * kParts / kFusedChunk; }
+
+  __device__ __forceinline__ WeightLoader(const FusedParams& p, const FusedBlock<Tile>& block) {
+    const int chunks = (p.channels + kFusedChunk - 1) / kFusedChunk;
+    at = p.weights + (i64(block.group) * p.k_tiles.divisor + block.k_tile) * chunks * Tile::kU + threadIdx.x * 4;
+  }
+  __device__ __forceinline__ void load(int c) {
+#pragma unroll
+    for (int i = first_part(c); i < first_part(c + 1); i++)
+      value[i - first_part(c)] = load4(at + i * 4 * Tile::kThreads);
+  }
+  __device__ __forceinline__ void store(float* u, int c) const {
+#pragma unroll
+    for (int i = first_part(c); i < first_part(c + 1); i++)
+      store4(u + (i * Tile::kThreads + threadIdx.x) * 4, value[i - first_part(c)]);
+  }
+  __device__ __forceinline__ void advance() { at += Tile::kU; }
+};
+
+// The two H points of a group: +p and -p share most of their arithmetic, and so do 0 and infinity the rows they need.
+template <class H>
+__device__ __forceinline__ constexpr int grouped_point(int group, int i) {
+  return group < H::kPoints / 2 - 1 ? 1 + 2 * group + i : i * (H::kPoints - 1);
+}
+
+// One group of H points of one unit: rows of the patch to v[point][unit].
+template <class Tile, int kGroup>
+__device__ __forceinline__ void transform_unit(const float* patch, float* v) {
+  using H = typename Tile::H;
+  using W = typename Tile::W;
+  constexpr int kWidth = (W::kSpan + W::kM - 1) / W::kM * W::kM;
+  float x[W::kSpan][H::kSpan];
+#pragma unroll
+  for (int row = 0; row < H::kSpan; row++) {
+    float line[kWidth];
+#pragma unroll
+    for (int j = 0; j < kWidth; j += W::kM) {
+      const float* at = patch + row * Tile::kPatchPitch + j;
+      if (W::kM == 4) {
+        const float4 four = load4(at);
+        line[j] = four.x, line[j + 1] = four.y, line[j + 2] = four.z, line[j + 3] = four.w;
+      } else {
+        const float2 two = *reinterpret_cast<const float2*>(at);
+        line[j] = two.x, line[j + 1] = two.y;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < W::kSpan; j++) x[j][row] = line[j];
+  }
+  float along_h[H::kPoints][W::kSpan];
+#pragma unroll
+  for (int j = 0; j < W::kSpan; j++) {
+    float points[H::kPoints];
+    H::input(x[j], points);
+#pragma unroll
+    for (int i = 0; i < H::kPoints; i++) along_h[i][j] = points[i];
+  }
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int point = grouped_point<H>(kGroup, i);
+    float points[W::kPoints];
+    W::input(along_h[point], points);
+#pragma unroll
+    for (int j = 0; j < W::kPoints; j++) v[(point * W::kPoints + j) * Tile::kUnits] = points[j];
+  }
+}
+
+// Transforms the patches of a chunk. A warp takes 32 units of one channel and one group of points at a time.
+template <class Tile>
+__device__ __forceinline__ void transform_chunk(const float* patches, float* v) {
+  constexpr int kGroups = Tile::H::kPoints / 2, kJobs = kGroups * kFusedChunk * (Tile::kUnits / 32);
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int first = 0; first < kJobs; first += Tile::kWarps) {
+    const int job = first + int(threadIdx.x / 32);
+    if (kJobs % Tile::kWarps != 0 && job >= kJobs) return;
+    const int group = job % kGroups, rest = job / kGroups;
+    const int c = rest % kFusedChunk, unit = rest / kFusedChunk * 32 + lane;
+    const float* patch = patches + c * Tile::kPatch + unit / Tile::kUnitsW * Tile::H::kM * Tile::kPatchPitch +
+                         unit % Tile::kUnitsW * Tile::W::kM;
+    float* to = v + c * Tile::kPoints * Tile::kUnits + unit;
+    if (group == 0) transform_unit<Tile, 0>(patch, to);
+    if (kGroups > 1 && group == 1) transform_unit<Tile, 1>(patch, to);
+    if (kGroups > 2 && group == 2) transform_unit<Tile, 2>(patch, to);
+  }
+}
+
+// A thread's point and first channel and unit.
+template <class Tile>
+struct FusedPlace {
+  int point, k, unit;
+
+  __device__ __forceinline__ explicit FusedPlace(u32 thread) {
+    const int lane = thread % 32;
+    point = thread / 32 * Tile::kLanesPoint + lane / (Tile::kLanesK * Tile::kLanesU);
+    k = lane / Tile::kLanesU % Tile::kLanesK * 4;
+    unit = lane % Tile::kLanesU * 4;
+  }
+  static __device__ __forceinline__ constexpr int offset_k(int i) { return (i / 4) * Tile::kLanesK * 4 + i % 4; }
+  static __device__ __forceinline__ constexpr int offset_unit(int j) { return (j / 4) * Tile::kLanesU * 4 + j % 4; }
+};
+
+template <class Tile>
+struct PointSums {
+  float sum[Tile::kThreadK][Tile::kThreadU];
+
+  // v and u point at this thread's own point, unit and channel.
+  __device__ __forceinline__ void multiply_add(const float* v, const float* u) {
+    float row[Tile::kThreadK], column[Tile::kThreadU];
+#pragma unroll
+    for (int i = 0; i < Tile::kThreadK; i += 4) {
+      const float4 four = load4(u + FusedPlace<Tile>::offset_k(i));
+      row[i] = four.x, row[i + 1] = four.y, row[i + 2] = four.z, row[i + 3] = four.w;
+    }
+#pragma unroll
+    for (int j = 0; j < Tile::kThreadU; j += 4) {
+      const float4 four = load4(v + FusedPlace<Tile>::offset_unit(j));
+      column[j] = four.x, column[j + 1] = four.y, column[j + 2] = four.z, column[j + 3] = four.w;
+    }
+#pragma unroll
+    for (int i = 0; i < Tile::kThreadK; i++)
+#pragma unroll
+      for (int j = 0; j < Tile::kThreadU; j++) sum[i][j] = fmaf(row[i], column[j], sum[i][j]);
+  }
+};
+
+// Quads of lanes that differ in k would meet in the same banks: every other group of four channels is turned by half.
+__device__ __forceinline__ int swizzled(int k, int unit) {
+  return unit ^ ((k >> 2 & 1) << 4);
+}
+
+// The inverse transform of one slice of channels: a warp takes 32 units of one channel at a time, leaves their outputs
+// in the memory that only it reads, as rows of 32, and stores them row by row.
+template <class Tile>
+__device__ __forceinline__ void write_slice(float* exchange, const FusedParams& p, int slice) {
+  using H = typename Tile::H;
+  using W = typename Tile::W;
+  constexpr int kPointStep = Tile::kSliceK * Tile::kUnits, kJobs = Tile::kSliceK * (Tile::kUnits / 32);
+  constexpr int kJobRows = 32 / Tile::kUnitsW * H::kM;
+  const FusedBlock<Tile> block(p, fresh_block_x(), fresh_block_y());
+  const int lane = fresh_thread() % 32;
+  const int i = fused_position(p.h, block.residue_h, block.first_h);
+  const int j = fused_position(p.w, block.residue_w, block.first_w + lane);
+  const int first_k = block.first_k + slice * Tile::kSliceK;
+  const bool inside = j < p.w.count;
+  const i64 row_step = i64(p.h.written_step) * int(p.h.dilation.divisor) * p.written_row;
+  float* corner = p.written + block.image * p.written_batch +
+                  (i64(block.group) * p.outputs + first_k) * p.written_channel +
+                  i64(p.h.written_first + i * p.h.written_step) * p.written_row +
+                  i64(p.w.written_first + j * p.w.written_step) * p.written_column;
+  const int rows = (p.h.count - i + int(p.h.dilation.divisor) - 1) / int(p.h.dilation.divisor);
+#pragma unroll 1
+  for (int job = fresh_thread() / 32; job < kJobs; job += Tile::kWarps) {
+    const int k = job % Tile::kSliceK, half = job / Tile::kSliceK;
+    if (first_k + k >= p.outputs) continue;
+    float* own = exchange + k * Tile::kUnits + half * 32;
+    float along_h[H::kM][W::kPoints];
+#pragma unroll
+    for (int q = 0; q < W::kPoints; q++) {
+      float points[H::kPoints], rows_of[H::kM];
+#pragma unroll
+      for (int h = 0; h < H::kPoints; h++) points[h] = own[(h * W::kPoints + q) * kPointStep + swizzled(k, lane)];
+      H::output(points, rows_of);
+#pragma unroll
+      for (int h = 0; h < H::kM; h++) along_h[h][q] = rows_of[h];
+    }
+    __syncwarp();
+    float* stage = own + lane / Tile::kUnitsW * H::kM * kPointStep + lane % Tile::kUnitsW * W::kM;
+#pragma unroll
+    for (int h = 0; h < H::kM; h++) {
+      float y[W::kM];
+      W::output(along_h[h], y);
+      if (W::kM == 4)
+        store4(stage + h * kPointStep, make_float4(y[0], y[1], y[2], y[3]));
+      else
+        *reinterpret_cast<float2*>(stage + h * kPointStep) = make_float2(y[0], y[1]);
+    }
+    __syncwarp();
+    float* to = corner + k * p.written_channel + half * kJobRows * row_step;
+    if (inside) {
+#pragma unroll
+      for (int row = 0; row < kJobRows; row++) {
+        if (half * kJobRows + row < rows) *to = own[row * kPointStep + lane];
+        to += row_step;
+      }
+    }
+    __syncwarp();
+  }
+}
+
+template <class Tile>
+__device__ __forceinline__ void fused(const FusedParams& p) {
+  using H = typename Tile::H;
+  using W = typename Tile::W;
+  __shared__ __align__(16) float shared[Tile::kShared];
+  const FusedBlock<Tile> block(p, blockIdx.x, blockIdx.y);
+  // Residues of the dilation differ in length; the grid is made for the longest.
+  if (fused_position(p.h, block.residue_h, block.first_h) >= p.h.count ||
+      fused_position(p.w, block.residue_w, block.first_w) >= p.w.count)
+    return;
+
+  const FusedPlace<Tile> place(threadIdx.x);
+  PointSums<Tile> sums;
+  // The polynomial that is 1 at the point 1 is constant: added there, the bias reaches each output once.
+  constexpr int kOnes = W::kPoints + 1;
+  const bool biased = p.bias && place.point == kOnes;
+#pragma unroll
+  for (int i = 0; i < Tile::kThreadK; i++) {
+    const int k = block.first_k + place.k + place.offset_k(i);
+    const float bias = biased && k < p.outputs ? p.bias[block.group * p.outputs + k] : 0.f;
+#pragma unroll
+    for (int j = 0; j < Tile::kThreadU; j++) sums.sum[i][j] = bias;
+  }
+
+  PatchLoader<Tile> patch(p, block);
+  WeightLoader<Tile> weights(p, block);
+  const int own_v = place.point * Tile::kUnits + place.unit, own_u = Tile::kV + place.point * Tile::kK + place.k;
+  constexpr int kPatches = Tile::kV + Tile::kU;
+#pragma unroll
+  for (int c = 0; c < kFusedChunk; c++) {
+    patch.load();
+    weights.load(c);
+    patch.store(shared + kPatches + c * Tile::kPatch);
+    weights.store(shared + Tile::kV, c);
+  }
+#pragma unroll
+  for (int c = 0; c < kFusedChunk; c++) {
+    patch.load();
+    patch.store(shared + Tile::kBuffer + kPatches + c * Tile::kPatch);
+  }
+  __syncthreads();
+  transform_chunk<Tile>(shared + kPatches, shared);
+  __syncthreads();
+
+  int current = 0;  // where the buffer of this step's v and u begins; the other one is at kBuffer - current
+#pragma unroll 1
+  for (int left = p.channels; left > 0; left -= kFusedChunk) {
+    float *const now = shared + current, *const next = shared + (Tile::kBuffer - current);
+    const bool more = left > kFusedChunk;
+    if (more) {
+      weights.advance();
+      transform_chunk<Tile>(next + kPatches, next);
+    }
+#pragma unroll
+    for (int c = 0; c < kFusedChunk; c++) {
+      patch.load();
+      if (more) weights.load(c);
+      sums.multiply_add(now + own_v + c * Tile::kPoints * Tile::kUnits, now + own_u + c * Tile::kPoints * Tile::kK);
+      patch.store(now + kPatches + c * Tile::kPatch);
+      if (more) weights.store(next + Tile::kV, c);
+    }
+    current = Tile::kBuffer - current;
+    __syncthreads();
+  }
+
+#pragma unroll
+  for (int slice = 0; slice < Tile::kSlices; slice++) {
+    if (slice > 0) __syncthreads();
+#pragma unroll
+    for (int i = 0; i < Tile::kThreadK / Tile::kSlices; i++) {
+      const int of_slice = place.k + place.offset_k(i);
+      float* to = shared + (place.point * Tile::kSliceK + of_slice) * Tile::kUnits;
+      const float* from = sums.sum[slice * (Tile::kThreadK / Tile::kSlices) + i];
+#pragma unroll
+      for (int j = 0; j < Tile::kThreadU; j += 4)
+        store4(to + swizzled(of_slice, place.unit + place.offset_unit(j)),
+               make_float4(from[j], from[j + 1], from[j + 2], from[j + 3]));
+    }
+    __syncthreads();
+    write_slice<Tile>(shared, p, slice);
+  }
+}
+
+}  // namespace polyconv
