@@ -32,6 +32,7 @@ struct FusedParams {
   const float* bias;
   float* written;
   i64 source_batch, source_channel, written_batch, written_channel;
+  i64 patch_step_bytes;  // from one row that a thread reads to its next
   int source_row, source_column, written_row, written_column, source_height, source_width;
   int channels, outputs;
   FastDivisor k_tiles;
@@ -96,47 +97,48 @@ __device__ __forceinline__ int fused_position(const FusedAxis& axis, int residue
   return residue + int(axis.dilation.divisor) * q;
 }
 
-// Brings the block's patch of the source to shared memory, one channel at a time; zeros outside the image.
+// Brings the block's patch of the source to shared memory, one channel at a time; zeros outside the image. A thread has
+// one column of it and every kStride-th row, so that one pointer and a step from row to row are all that it keeps.
 template <class Tile>
 struct PatchLoader {
-  static constexpr int kEach = (Tile::kPatch + Tile::kThreads - 1) / Tile::kThreads;
-  static constexpr int kOutside = -2147483647 - 1;
+  static constexpr int kStride = Tile::kThreads / Tile::kPatchPitch;
+  static constexpr int kEach = (Tile::kPatchRows + kStride - 1) / kStride;
   const float* at;
-  i64 step;
-  int left;  // channels that are still to come
-  int offset[kEach];
+  u32 inside;  // bit i: row number i of this thread's lies in the image
   float value[kEach];
 
-  __device__ __forceinline__ PatchLoader(const FusedParams& p, const FusedBlock<Tile>& block)
-      : step(p.source_channel), left(p.channels) {
-    const int first_row = fused_read(p.h, block.residue_h, block.first_h);
-    const int first_column = fused_read(p.w, block.residue_w, block.first_w);
-    const int step_h = p.h.read_step * int(p.h.dilation.divisor), step_w = p.w.read_step * int(p.w.dilation.divisor);
+  __device__ __forceinline__ PatchLoader(const FusedParams& p, const FusedBlock<Tile>& block) : inside(0) {
+    const int row = int(threadIdx.x) / Tile::kPatchPitch, column = int(threadIdx.x) % Tile::kPatchPitch;
+    const int y = fused_read(p.h, block.residue_h, block.first_h + row);
+    const int x = fused_read(p.w, block.residue_w, block.first_w + column);
+    const int step = p.h.read_step * int(p.h.dilation.divisor) * kStride;
     at = p.source + block.image * p.source_batch + i64(block.group) * p.channels * p.source_channel +
-         i64(first_row) * p.source_row + i64(first_column) * p.source_column;
+         i64(y) * p.source_row + i64(x) * p.source_column;
 #pragma unroll
-    for (int i = 0; i < kEach; i++) {
-      const int element = int(threadIdx.x) + i * Tile::kThreads;
-      const int row = element / Tile::kPatchPitch, column = element % Tile::kPatchPitch;
-      const int y = first_row + row * step_h, x = first_column + column * step_w;
-      const bool inside = element < Tile::kPatch && u32(y) < u32(p.source_height) && u32(x) < u32(p.source_width);
-      offset[i] = inside ? row * step_h * p.source_row + column * step_w * p.source_column : kOutside;
-    }
+    for (int i = 0; i < kEach; i++)
+      if (row < kStride && row + i * kStride < Tile::kPatchRows && u32(x) < u32(p.source_width) &&
+          u32(y + i * step) < u32(p.source_height))
+        inside |= 1u << i;
   }
 
-  __device__ __forceinline__ void load() {
+  // The next channel, or zeros if there is none.
+  __device__ __forceinline__ void load(const FusedParams& p, bool exists) {
+    const float* from = at;
 #pragma unroll
-    for (int i = 0; i < kEach; i++) value[i] = left > 0 && offset[i] != kOutside ? at[offset[i]] : 0.f;
-    left--;
-    at += step;
+    for (int i = 0; i < kEach; i++) {
+      value[i] = exists && (inside >> i & 1) ? *from : 0.f;
+      from = add_bytes(from, p.patch_step_bytes);
+    }
+    at += p.source_channel;
   }
 
   __device__ __forceinline__ void store(float* patch) const {
+    const int thread = fresh_thread();
 #pragma unroll
-    for (int i = 0; i < kEach; i++) {
-      const int element = int(threadIdx.x) + i * Tile::kThreads;
-      if ((i + 1) * Tile::kThreads <= Tile::kPatch || element < Tile::kPatch) patch[element] = value[i];
-    }
+    for (int i = 0; i < kEach; i++)
+      if (thread < kStride * Tile::kPatchPitch &&
+          ((i + 1) * kStride <= Tile::kPatchRows || thread / Tile::kPatchPitch + i * kStride < Tile::kPatchRows))
+        patch[thread + i * kStride * Tile::kPatchPitch] = value[i];
   }
 };
 
@@ -160,9 +162,10 @@ struct WeightLoader {
       value[i - first_part(c)] = load4(at + i * 4 * Tile::kThreads);
   }
   __device__ __forceinline__ void store(float* u, int c) const {
+    const int thread = fresh_thread();
 #pragma unroll
     for (int i = first_part(c); i < first_part(c + 1); i++)
-      store4(u + (i * Tile::kThreads + threadIdx.x) * 4, value[i - first_part(c)]);
+      store4(u + (i * Tile::kThreads + thread) * 4, value[i - first_part(c)]);
   }
   __device__ __forceinline__ void advance() { at += Tile::kU; }
 };
@@ -219,10 +222,10 @@ __device__ __forceinline__ void transform_unit(const float* patch, float* v) {
 template <class Tile>
 __device__ __forceinline__ void transform_chunk(const float* patches, float* v) {
   constexpr int kGroups = Tile::H::kPoints / 2, kJobs = kGroups * kFusedChunk * (Tile::kUnits / 32);
-  const int lane = threadIdx.x % 32;
+  const int thread = fresh_thread(), lane = thread % 32;
 #pragma unroll
   for (int first = 0; first < kJobs; first += Tile::kWarps) {
-    const int job = first + int(threadIdx.x / 32);
+    const int job = first + thread / 32;
     if (kJobs % Tile::kWarps != 0 && job >= kJobs) return;
     const int group = job % kGroups, rest = job / kGroups;
     const int c = rest % kFusedChunk, unit = rest / kFusedChunk * 32 + lane;
@@ -287,6 +290,8 @@ __device__ __forceinline__ void write_slice(float* exchange, const FusedParams& 
   using W = typename Tile::W;
   constexpr int kPointStep = Tile::kSliceK * Tile::kUnits, kJobs = Tile::kSliceK * (Tile::kUnits / 32);
   constexpr int kJobRows = 32 / Tile::kUnitsW * H::kM;
+  // The polynomial that is 1 at the point 1 of both axes is constant: added there, the bias reaches each output once.
+  constexpr int kOnes = 1;
   const FusedBlock<Tile> block(p, fresh_block_x(), fresh_block_y());
   const int lane = fresh_thread() % 32;
   const int i = fused_position(p.h, block.residue_h, block.first_h);
@@ -304,12 +309,14 @@ __device__ __forceinline__ void write_slice(float* exchange, const FusedParams& 
     const int k = job % Tile::kSliceK, half = job / Tile::kSliceK;
     if (first_k + k >= p.outputs) continue;
     float* own = exchange + k * Tile::kUnits + half * 32;
+    const float bias = p.bias ? p.bias[block.group * p.outputs + first_k + k] : 0.f;
     float along_h[H::kM][W::kPoints];
 #pragma unroll
     for (int q = 0; q < W::kPoints; q++) {
       float points[H::kPoints], rows_of[H::kM];
 #pragma unroll
       for (int h = 0; h < H::kPoints; h++) points[h] = own[(h * W::kPoints + q) * kPointStep + swizzled(k, lane)];
+      if (q == kOnes) points[kOnes] += bias;
       H::output(points, rows_of);
 #pragma unroll
       for (int h = 0; h < H::kM; h++) along_h[h][q] = rows_of[h];
@@ -340,8 +347,6 @@ __device__ __forceinline__ void write_slice(float* exchange, const FusedParams& 
 
 template <class Tile>
 __device__ __forceinline__ void fused(const FusedParams& p) {
-  using H = typename Tile::H;
-  using W = typename Tile::W;
   __shared__ __align__(16) float shared[Tile::kShared];
   const FusedBlock<Tile> block(p, blockIdx.x, blockIdx.y);
   // Residues of the dilation differ in length; the grid is made for the longest.
@@ -351,31 +356,26 @@ __device__ __forceinline__ void fused(const FusedParams& p) {
 
   const FusedPlace<Tile> place(threadIdx.x);
   PointSums<Tile> sums;
-  // The polynomial that is 1 at the point 1 is constant: added there, the bias reaches each output once.
-  constexpr int kOnes = W::kPoints + 1;
-  const bool biased = p.bias && place.point == kOnes;
 #pragma unroll
-  for (int i = 0; i < Tile::kThreadK; i++) {
-    const int k = block.first_k + place.k + place.offset_k(i);
-    const float bias = biased && k < p.outputs ? p.bias[block.group * p.outputs + k] : 0.f;
+  for (int i = 0; i < Tile::kThreadK; i++)
 #pragma unroll
-    for (int j = 0; j < Tile::kThreadU; j++) sums.sum[i][j] = bias;
-  }
+    for (int j = 0; j < Tile::kThreadU; j++) sums.sum[i][j] = 0.f;
 
   PatchLoader<Tile> patch(p, block);
   WeightLoader<Tile> weights(p, block);
-  const int own_v = place.point * Tile::kUnits + place.unit, own_u = Tile::kV + place.point * Tile::kK + place.k;
+  const int own_v = place.point * Tile::kUnits + place.unit;
+  const int own_u = Tile::kV + place.point * Tile::kK + place.k;
   constexpr int kPatches = Tile::kV + Tile::kU;
 #pragma unroll
   for (int c = 0; c < kFusedChunk; c++) {
-    patch.load();
+    patch.load(p, c < p.channels);
     weights.load(c);
     patch.store(shared + kPatches + c * Tile::kPatch);
     weights.store(shared + Tile::kV, c);
   }
 #pragma unroll
   for (int c = 0; c < kFusedChunk; c++) {
-    patch.load();
+    patch.load(p, kFusedChunk + c < p.channels);
     patch.store(shared + Tile::kBuffer + kPatches + c * Tile::kPatch);
   }
   __syncthreads();
@@ -393,7 +393,7 @@ __device__ __forceinline__ void fused(const FusedParams& p) {
     }
 #pragma unroll
     for (int c = 0; c < kFusedChunk; c++) {
-      patch.load();
+      patch.load(p, left > 2 * kFusedChunk + c);
       if (more) weights.load(c);
       sums.multiply_add(now + own_v + c * Tile::kPoints * Tile::kUnits, now + own_u + c * Tile::kPoints * Tile::kK);
       patch.store(now + kPatches + c * Tile::kPatch);

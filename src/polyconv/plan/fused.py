@@ -172,6 +172,8 @@ class FusedWay:
         p.source_batch, p.source_channel, p.source_row, p.source_column = r.source_strides
         p.written_batch, p.written_channel, p.written_row, p.written_column = r.written_strides
         p.source_height, p.source_width = r.source_size
+        pitch = round_up(COLUMNS + self.w.taps - 1, 4)
+        p.patch_step_bytes = 4 * (self.threads // pitch) * h.read_step * h.dilation * p.source_row
         p.k_tiles = FastDivisor.of(-(-r.outputs // self.tile.k))
         tiles_h, tiles_w = self._tiles(h, w)
         p.h, p.w = _axis(h, tiles_h), _axis(w, tiles_w)
