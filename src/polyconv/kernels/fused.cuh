@@ -6,10 +6,9 @@
 // channels, units x channels: 32 / kLanesPoint lanes own one point, kThreadK x kThreadU sums each. Only then the sums
 // of all points meet, in slices through shared memory, and the inverse transform leaves rows of 32 outputs.
 //
-// Shared memory, two buffers of   v[kChunk][point][unit]   u[kChunk][point][k]   patch[kChunk][row][column]
-// A step multiplies chunk i (v, u of one buffer), transforms the patch of chunk i + 1 into the other buffer's v, and
-// carries u of chunk i + 1 and the patch of chunk i + 2 through registers: one barrier per step. Afterwards the same
-// memory holds   exchange[point][k of a slice][unit], units swizzled;   a warp's own part of it then stages its rows.
+// Shared memory, two buffers of   v[kChunk][point][unit]   patch[kChunk][row][column]
+// A step multiplies chunk i (v of one buffer), transforms the patch of chunk i + 1 into the other buffer's v, and carries
+// the patch of chunk i + 2 through registers: one barrier per step. Afterwards the same memory holds   exchange[point][k of a slice][unit], units swizzled;   a warp's own part of it then stages its rows.
 //
 // Grid: x = (((image * tiles of rows) + row tile) * tiles of columns + column tile) * k tiles + k tile, y = group.
 // A dilated axis has a tile per residue of the dilation: tile = first position / positions * dilation + residue.
@@ -28,13 +27,13 @@ struct FusedAxis {
 
 struct FusedParams {
   const float* source;
-  const float* weights;  // transformed by fused_weights.cuh: [group][k tile][chunk][channel][point][k]
+  const float* weights;  // transformed by fused_weights.cuh: [group][k tile][channel][point and k]
   const float* bias;
   float* written;
   i64 source_batch, source_channel, written_batch, written_channel;
   i64 patch_step_bytes;  // from one row that a thread reads to its next
   int source_row, source_column, written_row, written_column, source_height, source_width;
-  int channels, outputs;
+  int channels, channels_padded, outputs;
   FastDivisor k_tiles;
   FusedAxis h, w;
 };
@@ -56,15 +55,15 @@ struct FusedTile {
   static constexpr int kPatchRows = kRows + H::kLongest - 1;
   static constexpr int kPatchPitch = (kFusedColumns + W::kLongest - 1 + 3) / 4 * 4;
   static constexpr int kPatch = kPatchRows * kPatchPitch;
-  static constexpr int kV = kFusedChunk * kPoints * kUnits, kU = kFusedChunk * kPoints * kK;
-  static constexpr int kBuffer = kV + kU + kFusedChunk * kPatch;
+  static constexpr int kPitchV = kUnits + 8;  // the same units of neighbouring points lie in different banks
+  static constexpr int kV = kFusedChunk * kPoints * kPitchV;
+  static constexpr int kBuffer = kV + kFusedChunk * kPatch;
   static constexpr int kSlices = kSlices_, kSliceK = kK / kSlices;
   static constexpr int kExchange = kPoints * kSliceK * kUnits;
   static constexpr int kShared = 2 * kBuffer > kExchange ? 2 * kBuffer : kExchange;
   static_assert(kPoints % kLanesPoint == 0, "every lane has a point");
   static_assert(kThreadK % (4 * kSlices) == 0 && kThreadU % 4 == 0, "sums come in groups of four");
   static_assert(kUnits % 32 == 0 && kUnits % kUnitsW == 0 && 32 % kUnitsW == 0, "a warp owns whole rows of units");
-  static_assert(kU % (4 * kThreads) == 0, "every thread copies the same share of the weights");
   static_assert(kPoints >= 32 / kUnitsW * H::kM, "a warp's rows of outputs fit where its points were");
 };
 
@@ -105,7 +104,7 @@ struct PatchLoader {
   static constexpr int kEach = (Tile::kPatchRows + kStride - 1) / kStride;
   const float* at;
   u32 inside;  // bit i: row number i of this thread's lies in the image
-  float value[kEach];
+  float value[2 * kFusedChunk][kEach];
 
   __device__ __forceinline__ PatchLoader(const FusedParams& p, const FusedBlock<Tile>& block) : inside(0) {
     const int row = int(threadIdx.x) / Tile::kPatchPitch, column = int(threadIdx.x) % Tile::kPatchPitch;
@@ -122,69 +121,41 @@ struct PatchLoader {
   }
 
   // The next channel, or zeros if there is none.
-  __device__ __forceinline__ void load(const FusedParams& p, bool exists) {
+  __device__ __forceinline__ void load(const FusedParams& p, int c, bool exists) {
     const float* from = at;
 #pragma unroll
     for (int i = 0; i < kEach; i++) {
-      value[i] = exists && (inside >> i & 1) ? *from : 0.f;
+      value[c][i] = exists && (inside >> i & 1) ? *from : 0.f;
       from = add_bytes(from, p.patch_step_bytes);
     }
     at += p.source_channel;
   }
 
-  __device__ __forceinline__ void store(float* patch) const {
+  __device__ __forceinline__ void store(float* patch, int c) const {
     const int thread = fresh_thread();
 #pragma unroll
     for (int i = 0; i < kEach; i++)
       if (thread < kStride * Tile::kPatchPitch &&
           ((i + 1) * kStride <= Tile::kPatchRows || thread / Tile::kPatchPitch + i * kStride < Tile::kPatchRows))
-        patch[thread + i * kStride * Tile::kPatchPitch] = value[i];
+        patch[thread + i * kStride * Tile::kPatchPitch] = value[c][i];
   }
 };
 
-// Copies the transformed weights of one chunk, which lie in memory as they do here, in kParts parts.
-template <class Tile>
-struct WeightLoader {
-  static constexpr int kParts = Tile::kU / (4 * Tile::kThreads);
-  const float* at;
-  float4 value[(kParts + kFusedChunk - 1) / kFusedChunk];
-
-  // The parts that travel beside channel c of the chunk.
-  static __device__ __forceinline__ constexpr int first_part(int c) { return c * kParts / kFusedChunk; }
-
-  __device__ __forceinline__ WeightLoader(const FusedParams& p, const FusedBlock<Tile>& block) {
-    const int chunks = (p.channels + kFusedChunk - 1) / kFusedChunk;
-    at = p.weights + (i64(block.group) * p.k_tiles.divisor + block.k_tile) * chunks * Tile::kU + threadIdx.x * 4;
-  }
-  __device__ __forceinline__ void load(int c) {
-#pragma unroll
-    for (int i = first_part(c); i < first_part(c + 1); i++)
-      value[i - first_part(c)] = load4(at + i * 4 * Tile::kThreads);
-  }
-  __device__ __forceinline__ void store(float* u, int c) const {
-    const int thread = fresh_thread();
-#pragma unroll
-    for (int i = first_part(c); i < first_part(c + 1); i++)
-      store4(u + (i * Tile::kThreads + thread) * 4, value[i - first_part(c)]);
-  }
-  __device__ __forceinline__ void advance() { at += Tile::kU; }
-};
-
-// The two H points of a group: +p and -p share most of their arithmetic, and so do 0 and infinity the rows they need.
+// A group of H points: +p and -p, which share most of their arithmetic, or 0 and infinity, which do not.
 template <class H>
 __device__ __forceinline__ constexpr int grouped_point(int group, int i) {
   return group < H::kPoints / 2 - 1 ? 1 + 2 * group + i : i * (H::kPoints - 1);
 }
 
-// One group of H points of one unit: rows of the patch to v[point][unit].
-template <class Tile, int kGroup>
-__device__ __forceinline__ void transform_unit(const float* patch, float* v) {
+// Points kFirst to kLast - 1 of a group, for one unit: rows of the patch to v[point][unit].
+template <class Tile, int kGroup, int kFirst, int kLast>
+__device__ __forceinline__ void transform_points(const float* patch, float* v) {
   using H = typename Tile::H;
   using W = typename Tile::W;
   constexpr int kWidth = (W::kSpan + W::kM - 1) / W::kM * W::kM;
   float x[W::kSpan][H::kSpan];
 #pragma unroll
-  for (int row = 0; row < H::kSpan; row++) {
+  for (int row = 0; row < H::kSpan; row++) {  // the compiler drops rows that these points do not need
     float line[kWidth];
 #pragma unroll
     for (int j = 0; j < kWidth; j += W::kM) {
@@ -209,12 +180,23 @@ __device__ __forceinline__ void transform_unit(const float* patch, float* v) {
     for (int i = 0; i < H::kPoints; i++) along_h[i][j] = points[i];
   }
 #pragma unroll
-  for (int i = 0; i < 2; i++) {
+  for (int i = kFirst; i < kLast; i++) {
     const int point = grouped_point<H>(kGroup, i);
     float points[W::kPoints];
     W::input(along_h[point], points);
 #pragma unroll
-    for (int j = 0; j < W::kPoints; j++) v[(point * W::kPoints + j) * Tile::kUnits] = points[j];
+    for (int j = 0; j < W::kPoints; j++) v[(point * W::kPoints + j) * Tile::kPitchV] = points[j];
+  }
+}
+
+template <class Tile, int kGroup>
+__device__ __forceinline__ void transform_unit(const float* patch, float* v) {
+  if (kGroup < Tile::H::kPoints / 2 - 1) {
+    transform_points<Tile, kGroup, 0, 2>(patch, v);
+  } else {  // one after the other: the accumulators leave no registers for both
+    transform_points<Tile, kGroup, 0, 1>(patch, v);
+    asm volatile("" ::: "memory");
+    transform_points<Tile, kGroup, 1, 2>(patch, v);
   }
 }
 
@@ -231,7 +213,7 @@ __device__ __forceinline__ void transform_chunk(const float* patches, float* v) 
     const int c = rest % kFusedChunk, unit = rest / kFusedChunk * 32 + lane;
     const float* patch = patches + c * Tile::kPatch + unit / Tile::kUnitsW * Tile::H::kM * Tile::kPatchPitch +
                          unit % Tile::kUnitsW * Tile::W::kM;
-    float* to = v + c * Tile::kPoints * Tile::kUnits + unit;
+    float* to = v + c * Tile::kPoints * Tile::kPitchV + unit;
     if (group == 0) transform_unit<Tile, 0>(patch, to);
     if (kGroups > 1 && group == 1) transform_unit<Tile, 1>(patch, to);
     if (kGroups > 2 && group == 2) transform_unit<Tile, 2>(patch, to);
@@ -253,27 +235,49 @@ struct FusedPlace {
   static __device__ __forceinline__ constexpr int offset_unit(int j) { return (j / 4) * Tile::kLanesU * 4 + j % 4; }
 };
 
+// The transformed weights of a thread's point and channels. No other warp needs them, so they come straight from memory,
+// laid out such that each of a warp's loads is one line; a quad is replaced by the next channel's as soon as it is used.
+template <class Tile>
+struct WeightStream {
+  static constexpr int kQuads = Tile::kThreadK / 4, kLine = Tile::kLanesPoint * Tile::kLanesK * 4;
+  const float* at;
+  float4 quad[kQuads];
+
+  __device__ __forceinline__ WeightStream(const FusedParams& p, const FusedBlock<Tile>& block) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    at = p.weights +
+         (i64(block.group) * p.k_tiles.divisor + block.k_tile) * p.channels_padded * Tile::kPoints * Tile::kK +
+         warp * kQuads * kLine + lane / Tile::kLanesU * 4;
+#pragma unroll
+    for (int i = 0; i < kQuads; i++) load(i);
+    at += Tile::kPoints * Tile::kK;
+  }
+  __device__ __forceinline__ void load(int i) { quad[i] = load4(at + i * kLine); }
+};
+
 template <class Tile>
 struct PointSums {
   float sum[Tile::kThreadK][Tile::kThreadU];
 
-  // v and u point at this thread's own point, unit and channel.
-  __device__ __forceinline__ void multiply_add(const float* v, const float* u) {
-    float row[Tile::kThreadK], column[Tile::kThreadU];
-#pragma unroll
-    for (int i = 0; i < Tile::kThreadK; i += 4) {
-      const float4 four = load4(u + FusedPlace<Tile>::offset_k(i));
-      row[i] = four.x, row[i + 1] = four.y, row[i + 2] = four.z, row[i + 3] = four.w;
-    }
+  // v points at this thread's own point and unit.
+  __device__ __forceinline__ void multiply_add(const float* v, WeightStream<Tile>& weights) {
+    float column[Tile::kThreadU];
 #pragma unroll
     for (int j = 0; j < Tile::kThreadU; j += 4) {
       const float4 four = load4(v + FusedPlace<Tile>::offset_unit(j));
       column[j] = four.x, column[j + 1] = four.y, column[j + 2] = four.z, column[j + 3] = four.w;
     }
 #pragma unroll
-    for (int i = 0; i < Tile::kThreadK; i++)
+    for (int q = 0; q < WeightStream<Tile>::kQuads; q++) {
+      const float4 four = weights.quad[q];
+      weights.load(q);
+      const float row[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-      for (int j = 0; j < Tile::kThreadU; j++) sum[i][j] = fmaf(row[i], column[j], sum[i][j]);
+      for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int j = 0; j < Tile::kThreadU; j++) sum[q * 4 + i][j] = fmaf(row[i], column[j], sum[q * 4 + i][j]);
+    }
+    weights.at += Tile::kPoints * Tile::kK;
   }
 };
 
@@ -362,43 +366,28 @@ __device__ __forceinline__ void fused(const FusedParams& p) {
     for (int j = 0; j < Tile::kThreadU; j++) sums.sum[i][j] = 0.f;
 
   PatchLoader<Tile> patch(p, block);
-  WeightLoader<Tile> weights(p, block);
-  const int own_v = place.point * Tile::kUnits + place.unit;
-  const int own_u = Tile::kV + place.point * Tile::kK + place.k;
-  constexpr int kPatches = Tile::kV + Tile::kU;
+  WeightStream<Tile> weights(p, block);
+  const int own_v = place.point * Tile::kPitchV + place.unit;
 #pragma unroll
-  for (int c = 0; c < kFusedChunk; c++) {
-    patch.load(p, c < p.channels);
-    weights.load(c);
-    patch.store(shared + kPatches + c * Tile::kPatch);
-    weights.store(shared + Tile::kV, c);
-  }
+  for (int c = 0; c < 2 * kFusedChunk; c++) patch.load(p, c, c < p.channels);
 #pragma unroll
-  for (int c = 0; c < kFusedChunk; c++) {
-    patch.load(p, kFusedChunk + c < p.channels);
-    patch.store(shared + Tile::kBuffer + kPatches + c * Tile::kPatch);
-  }
+  for (int c = 0; c < 2 * kFusedChunk; c++)
+    patch.store(shared + c / kFusedChunk * Tile::kBuffer + Tile::kV + c % kFusedChunk * Tile::kPatch, c);
   __syncthreads();
-  transform_chunk<Tile>(shared + kPatches, shared);
+  transform_chunk<Tile>(shared + Tile::kV, shared);
   __syncthreads();
 
-  int current = 0;  // where the buffer of this step's v and u begins; the other one is at kBuffer - current
+  int current = 0;  // where the buffer of this step's v begins; the other one is at kBuffer - current
 #pragma unroll 1
   for (int left = p.channels; left > 0; left -= kFusedChunk) {
     float *const now = shared + current, *const next = shared + (Tile::kBuffer - current);
-    const bool more = left > kFusedChunk;
-    if (more) {
-      weights.advance();
-      transform_chunk<Tile>(next + kPatches, next);
-    }
+    if (left > kFusedChunk) transform_chunk<Tile>(next + Tile::kV, next);
 #pragma unroll
-    for (int c = 0; c < kFusedChunk; c++) {
-      patch.load(p, left > 2 * kFusedChunk + c);
-      if (more) weights.load(c);
-      sums.multiply_add(now + own_v + c * Tile::kPoints * Tile::kUnits, now + own_u + c * Tile::kPoints * Tile::kK);
-      patch.store(now + kPatches + c * Tile::kPatch);
-      if (more) weights.store(next + Tile::kV, c);
-    }
+    for (int c = 0; c < kFusedChunk; c++) patch.load(p, c, left > 2 * kFusedChunk + c);
+#pragma unroll
+    for (int c = 0; c < kFusedChunk; c++) sums.multiply_add(now + own_v + c * Tile::kPoints * Tile::kPitchV, weights);
+#pragma unroll
+    for (int c = 0; c < kFusedChunk; c++) patch.store(now + Tile::kV + c * Tile::kPatch, c);
     current = Tile::kBuffer - current;
     __syncthreads();
   }

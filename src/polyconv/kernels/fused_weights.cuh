@@ -1,5 +1,6 @@
-// The weights as fused.cuh reads them: transformed along both axes, [group][k tile][chunk][channel][point][k], filled up
-// with zeros to whole tiles of written channels and whole chunks of source channels.
+// The weights as fused.cuh reads them: transformed along both axes, filled up with zeros to whole tiles of written
+// channels and whole chunks of source channels, [group][k tile][channel][warp][quad][point of the warp][lane of k][4]:
+// what a warp loads at a time is one line.
 //
 // Grid: x = k tile, y = channel, z = group. Block: one thread per k of a tile.
 #pragma once
@@ -21,9 +22,9 @@ struct FusedWeightsParams {
   FusedTaps h, w_taps;
 };
 
-template <class H, class W, int kK>
+template <class H, class W, int kLanesPoint, int kLanesK, int kThreadK>
 __device__ __forceinline__ void fused_weights(const FusedWeightsParams& p) {
-  constexpr int kPoints = H::kPoints * W::kPoints;
+  constexpr int kPoints = H::kPoints * W::kPoints, kK = kLanesK * kThreadK, kLine = kLanesPoint * kLanesK * 4;
   const int k = blockIdx.x * kK + threadIdx.x, c = blockIdx.y;
   const float* from = p.w + i64(blockIdx.z) * p.w_group + k * p.w_output + c * p.w_channel;
   float along_w[W::kPoints][H::kLongest];
@@ -41,13 +42,17 @@ __device__ __forceinline__ void fused_weights(const FusedWeightsParams& p) {
 #pragma unroll
     for (int j = 0; j < W::kPoints; j++) along_w[j][i] = points[j];
   }
-  float* to = p.transformed + ((i64(blockIdx.z) * gridDim.x + blockIdx.x) * gridDim.y + c) * kPoints * kK + threadIdx.x;
+  float* to = p.transformed + ((i64(blockIdx.z) * gridDim.x + blockIdx.x) * gridDim.y + c) * kPoints * kK +
+              threadIdx.x / (kLanesK * 4) * kLine + threadIdx.x % (kLanesK * 4);
 #pragma unroll
   for (int j = 0; j < W::kPoints; j++) {
     float points[H::kPoints];
     H::weights(along_w[j], points);
 #pragma unroll
-    for (int i = 0; i < H::kPoints; i++) to[(i * W::kPoints + j) * kK] = points[i];
+    for (int i = 0; i < H::kPoints; i++) {
+      const int point = i * W::kPoints + j;
+      to[point / kLanesPoint * (kLanesPoint * kK) + point % kLanesPoint * (kLanesK * 4)] = points[i];
+    }
   }
 }
 

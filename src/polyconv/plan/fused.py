@@ -90,13 +90,15 @@ class FusedWay:
         )
 
     def weights_kernel(self) -> KernelSpec:
+        t = self.tile
+        lanes = f"{32 // (t.lanes_k * t.lanes_u)}, {t.lanes_k}, {t.thread_k}"
         return KernelSpec(
             stem="fused_weights",
-            symbol=f"fused_weights_f{self.h.m}{self.h.taps}_f{self.w.m}{self.w.taps}_{self.tile.k}",
-            body=f"polyconv::fused_weights<polyconv::{self.h.struct}, polyconv::{self.w.struct}, {self.tile.k}>(params);",
+            symbol=f"fused_weights_f{self.h.m}{self.h.taps}_f{self.w.m}{self.w.taps}_{t.lanes_k}x{t.thread_k}",
+            body=f"polyconv::fused_weights<polyconv::{self.h.struct}, polyconv::{self.w.struct}, {lanes}>(params);",
             params="polyconv::FusedWeightsParams",
             params_bytes=ctypes.sizeof(FusedWeightsParams),
-            threads=self.tile.k,
+            threads=t.k,
             axes=(self.h, self.w),
         )
 
@@ -145,7 +147,8 @@ class FusedWay:
         """For every pair of phases its transformed weights and its convolution."""
         r = roles(problem)
         k_tiles, channels = -(-r.outputs // self.tile.k), round_up(r.channels, CHUNK)
-        each = 4 * problem.groups * k_tiles * self.tile.k * channels * self.points
+        # One channel of slack: the kernel's last loads go past the last one, and their values are not used.
+        each = 4 * (problem.groups * k_tiles * channels + 1) * self.tile.k * self.points
         found: list[Launch] = []
         at = 0
         for h, w in _pairs(r):
@@ -168,7 +171,7 @@ class FusedWay:
 
     def _convolve(self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, at: int) -> Launch:
         spec = self.kernel()
-        p = FusedParams(channels=r.channels, outputs=r.outputs)
+        p = FusedParams(channels=r.channels, channels_padded=round_up(r.channels, CHUNK), outputs=r.outputs)
         p.source_batch, p.source_channel, p.source_row, p.source_column = r.source_strides
         p.written_batch, p.written_channel, p.written_row, p.written_column = r.written_strides
         p.source_height, p.source_width = r.source_size
