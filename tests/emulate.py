@@ -56,6 +56,7 @@ def execute(
         launch.block,
         launch.bind({name: tensor.data_ptr() for name, tensor in buffers.items()}),
         shared=launch.dynamic_shared,
+        max_dynamic_shared=launch.dynamic_shared,
         extra_buffers=[buffers[name] for name in sorted(used)],
         blocks=blocks,
         check_global=check_global,

@@ -39,16 +39,18 @@ struct FusedParams {
 };
 
 constexpr int kFusedColumns = 32;
-constexpr int kFusedChunk = 2;  // channels per step
 
-template <class H_, class W_, int kLanesK_, int kLanesU_, int kThreadK_, int kThreadU_, int kSlices_>
+// kEach: points of a lane. kChunk: channels per step. kSlices: parts in which the sums meet.
+template <class H_, class W_, int kLanesK_, int kLanesU_, int kThreadK_, int kThreadU_, int kEach_, int kChunk_,
+          int kSlices_>
 struct FusedTile {
   using H = H_;
   using W = W_;
   static constexpr int kLanesK = kLanesK_, kLanesU = kLanesU_, kThreadK = kThreadK_, kThreadU = kThreadU_;
+  static constexpr int kEach = kEach_, kChunk = kChunk_;
   static constexpr int kLanesPoint = 32 / (kLanesK * kLanesU);
   static constexpr int kPoints = H::kPoints * W::kPoints;
-  static constexpr int kWarps = kPoints / kLanesPoint, kThreads = 32 * kWarps;
+  static constexpr int kWarps = kPoints / (kLanesPoint * kEach), kThreads = 32 * kWarps;
   static constexpr int kK = kLanesK * kThreadK, kUnits = kLanesU * kThreadU;
   static constexpr int kUnitsW = kFusedColumns / W::kM, kUnitsH = kUnits / kUnitsW;
   static constexpr int kRows = kUnitsH * H::kM;  // of outputs
@@ -56,12 +58,12 @@ struct FusedTile {
   static constexpr int kPatchPitch = (kFusedColumns + W::kLongest - 1 + 3) / 4 * 4;
   static constexpr int kPatch = kPatchRows * kPatchPitch;
   static constexpr int kPitchV = kUnits + 8;  // the same units of neighbouring points lie in different banks
-  static constexpr int kV = kFusedChunk * kPoints * kPitchV;
-  static constexpr int kBuffer = kV + kFusedChunk * kPatch;
+  static constexpr int kV = kChunk * kPoints * kPitchV;
+  static constexpr int kBuffer = kV + kChunk * kPatch;
   static constexpr int kSlices = kSlices_, kSliceK = kK / kSlices;
   static constexpr int kExchange = kPoints * kSliceK * kUnits;
   static constexpr int kShared = 2 * kBuffer > kExchange ? 2 * kBuffer : kExchange;
-  static_assert(kPoints % kLanesPoint == 0, "every lane has a point");
+  static_assert(kPoints % (kLanesPoint * kEach) == 0, "every lane has a point");
   static_assert(kThreadK % (4 * kSlices) == 0 && kThreadU % 4 == 0, "sums come in groups of four");
   static_assert(kUnits % 32 == 0 && kUnits % kUnitsW == 0 && 32 % kUnitsW == 0, "a warp owns whole rows of units");
   static_assert(kPoints >= 32 / kUnitsW * H::kM, "a warp's rows of outputs fit where its points were");
@@ -104,7 +106,7 @@ struct PatchLoader {
   static constexpr int kEach = (Tile::kPatchRows + kStride - 1) / kStride;
   const float* at;
   u32 inside;  // bit i: row number i of this thread's lies in the image
-  float value[2 * kFusedChunk][kEach];
+  float value[2 * Tile::kChunk][kEach];
 
   __device__ __forceinline__ PatchLoader(const FusedParams& p, const FusedBlock<Tile>& block) : inside(0) {
     const int row = int(threadIdx.x) / Tile::kPatchPitch, column = int(threadIdx.x) % Tile::kPatchPitch;
@@ -203,14 +205,14 @@ __device__ __forceinline__ void transform_unit(const float* patch, float* v) {
 // Transforms the patches of a chunk. A warp takes 32 units of one channel and one group of points at a time.
 template <class Tile>
 __device__ __forceinline__ void transform_chunk(const float* patches, float* v) {
-  constexpr int kGroups = Tile::H::kPoints / 2, kJobs = kGroups * kFusedChunk * (Tile::kUnits / 32);
+  constexpr int kGroups = Tile::H::kPoints / 2, kJobs = kGroups * Tile::kChunk * (Tile::kUnits / 32);
   const int thread = fresh_thread(), lane = thread % 32;
 #pragma unroll
   for (int first = 0; first < kJobs; first += Tile::kWarps) {
     const int job = first + thread / 32;
     if (kJobs % Tile::kWarps != 0 && job >= kJobs) return;
     const int group = job % kGroups, rest = job / kGroups;
-    const int c = rest % kFusedChunk, unit = rest / kFusedChunk * 32 + lane;
+    const int c = rest % Tile::kChunk, unit = rest / Tile::kChunk * 32 + lane;
     const float* patch = patches + c * Tile::kPatch + unit / Tile::kUnitsW * Tile::H::kM * Tile::kPatchPitch +
                          unit % Tile::kUnitsW * Tile::W::kM;
     float* to = v + c * Tile::kPoints * Tile::kPitchV + unit;
@@ -220,14 +222,14 @@ __device__ __forceinline__ void transform_chunk(const float* patches, float* v) 
   }
 }
 
-// A thread's point and first channel and unit.
+// A thread's first point, channel and unit.
 template <class Tile>
 struct FusedPlace {
   int point, k, unit;
 
   __device__ __forceinline__ explicit FusedPlace(u32 thread) {
     const int lane = thread % 32;
-    point = thread / 32 * Tile::kLanesPoint + lane / (Tile::kLanesK * Tile::kLanesU);
+    point = (thread / 32 * Tile::kLanesPoint + lane / (Tile::kLanesK * Tile::kLanesU)) * Tile::kEach;
     k = lane / Tile::kLanesU % Tile::kLanesK * 4;
     unit = lane % Tile::kLanesU * 4;
   }
@@ -235,47 +237,55 @@ struct FusedPlace {
   static __device__ __forceinline__ constexpr int offset_unit(int j) { return (j / 4) * Tile::kLanesU * 4 + j % 4; }
 };
 
-// The transformed weights of a thread's point and channels. No other warp needs them, so they come straight from memory,
-// laid out such that each of a warp's loads is one line; a quad is replaced by the next channel's as soon as it is used.
+// The transformed weights of a thread's points and channels. No other warp needs them, so they come straight from
+// memory, laid out such that a warp's loads are whole lines; a quad is replaced by the next channel's once it is used.
 template <class Tile>
 struct WeightStream {
   static constexpr int kQuads = Tile::kThreadK / 4, kLine = Tile::kLanesPoint * Tile::kLanesK * 4;
   const float* at;
-  float4 quad[kQuads];
+  float4 quad[Tile::kEach][kQuads];
 
   __device__ __forceinline__ WeightStream(const FusedParams& p, const FusedBlock<Tile>& block) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    at = p.weights +
-         (i64(block.group) * p.k_tiles.divisor + block.k_tile) * p.channels_padded * Tile::kPoints * Tile::kK +
-         warp * kQuads * kLine + lane / Tile::kLanesU * 4;
+    const i64 first = (i64(block.group) * p.k_tiles.divisor + block.k_tile) * p.channels_padded;
+    at =
+        p.weights + first * (Tile::kPoints * Tile::kK) + warp * Tile::kEach * kQuads * kLine + lane / Tile::kLanesU * 4;
 #pragma unroll
-    for (int i = 0; i < kQuads; i++) load(i);
+    for (int point = 0; point < Tile::kEach; point++)
+#pragma unroll
+      for (int i = 0; i < kQuads; i++) load(point, i);
     at += Tile::kPoints * Tile::kK;
   }
-  __device__ __forceinline__ void load(int i) { quad[i] = load4(at + i * kLine); }
+  __device__ __forceinline__ void load(int point, int i) { quad[point][i] = load4(at + (point * kQuads + i) * kLine); }
 };
 
 template <class Tile>
 struct PointSums {
-  float sum[Tile::kThreadK][Tile::kThreadU];
+  float sum[Tile::kEach][Tile::kThreadK][Tile::kThreadU];
 
-  // v points at this thread's own point and unit.
+  // One channel; v points at this thread's own first point and unit.
   __device__ __forceinline__ void multiply_add(const float* v, WeightStream<Tile>& weights) {
-    float column[Tile::kThreadU];
 #pragma unroll
-    for (int j = 0; j < Tile::kThreadU; j += 4) {
-      const float4 four = load4(v + FusedPlace<Tile>::offset_unit(j));
-      column[j] = four.x, column[j + 1] = four.y, column[j + 2] = four.z, column[j + 3] = four.w;
-    }
+    for (int point = 0; point < Tile::kEach; point++) {
+      float column[Tile::kThreadU];
 #pragma unroll
-    for (int q = 0; q < WeightStream<Tile>::kQuads; q++) {
-      const float4 four = weights.quad[q];
-      weights.load(q);
-      const float row[4] = {four.x, four.y, four.z, four.w};
+      for (int j = 0; j < Tile::kThreadU; j += 4) {
+        const float4 four = load4(v + point * Tile::kPitchV + FusedPlace<Tile>::offset_unit(j));
+        column[j] = four.x, column[j + 1] = four.y, column[j + 2] = four.z, column[j + 3] = four.w;
+      }
 #pragma unroll
-      for (int i = 0; i < 4; i++)
+      for (int q = 0; q < WeightStream<Tile>::kQuads; q++) {
+        const float4 four = weights.quad[point][q];
+        const float row[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-        for (int j = 0; j < Tile::kThreadU; j++) sum[q * 4 + i][j] = fmaf(row[i], column[j], sum[q * 4 + i][j]);
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+          for (int j = 0; j < Tile::kThreadU; j++) {
+            float& s = sum[point][q * 4 + i][j];
+            s = fmaf(row[i], column[j], s);
+          }
+        weights.load(point, q);
+      }
     }
     weights.at += Tile::kPoints * Tile::kK;
   }
@@ -351,7 +361,7 @@ __device__ __forceinline__ void write_slice(float* exchange, const FusedParams& 
 
 template <class Tile>
 __device__ __forceinline__ void fused(const FusedParams& p) {
-  __shared__ __align__(16) float shared[Tile::kShared];
+  extern __shared__ __align__(16) float shared[];
   const FusedBlock<Tile> block(p, blockIdx.x, blockIdx.y);
   // Residues of the dilation differ in length; the grid is made for the longest.
   if (fused_position(p.h, block.residue_h, block.first_h) >= p.h.count ||
@@ -361,33 +371,35 @@ __device__ __forceinline__ void fused(const FusedParams& p) {
   const FusedPlace<Tile> place(threadIdx.x);
   PointSums<Tile> sums;
 #pragma unroll
-  for (int i = 0; i < Tile::kThreadK; i++)
+  for (int point = 0; point < Tile::kEach; point++)
 #pragma unroll
-    for (int j = 0; j < Tile::kThreadU; j++) sums.sum[i][j] = 0.f;
+    for (int i = 0; i < Tile::kThreadK; i++)
+#pragma unroll
+      for (int j = 0; j < Tile::kThreadU; j++) sums.sum[point][i][j] = 0.f;
 
   PatchLoader<Tile> patch(p, block);
   WeightStream<Tile> weights(p, block);
   const int own_v = place.point * Tile::kPitchV + place.unit;
 #pragma unroll
-  for (int c = 0; c < 2 * kFusedChunk; c++) patch.load(p, c, c < p.channels);
+  for (int c = 0; c < 2 * Tile::kChunk; c++) patch.load(p, c, c < p.channels);
 #pragma unroll
-  for (int c = 0; c < 2 * kFusedChunk; c++)
-    patch.store(shared + c / kFusedChunk * Tile::kBuffer + Tile::kV + c % kFusedChunk * Tile::kPatch, c);
+  for (int c = 0; c < 2 * Tile::kChunk; c++)
+    patch.store(shared + c / Tile::kChunk * Tile::kBuffer + Tile::kV + c % Tile::kChunk * Tile::kPatch, c);
   __syncthreads();
   transform_chunk<Tile>(shared + Tile::kV, shared);
   __syncthreads();
 
   int current = 0;  // where the buffer of this step's v begins; the other one is at kBuffer - current
 #pragma unroll 1
-  for (int left = p.channels; left > 0; left -= kFusedChunk) {
+  for (int left = p.channels; left > 0; left -= Tile::kChunk) {
     float *const now = shared + current, *const next = shared + (Tile::kBuffer - current);
-    if (left > kFusedChunk) transform_chunk<Tile>(next + Tile::kV, next);
+    if (left > Tile::kChunk) transform_chunk<Tile>(next + Tile::kV, next);
 #pragma unroll
-    for (int c = 0; c < kFusedChunk; c++) patch.load(p, c, left > 2 * kFusedChunk + c);
+    for (int c = 0; c < Tile::kChunk; c++) patch.load(p, c, left > 2 * Tile::kChunk + c);
 #pragma unroll
-    for (int c = 0; c < kFusedChunk; c++) sums.multiply_add(now + own_v + c * Tile::kPoints * Tile::kPitchV, weights);
+    for (int c = 0; c < Tile::kChunk; c++) sums.multiply_add(now + own_v + c * Tile::kPoints * Tile::kPitchV, weights);
 #pragma unroll
-    for (int c = 0; c < kFusedChunk; c++) patch.store(now + Tile::kV + c * Tile::kPatch, c);
+    for (int c = 0; c < Tile::kChunk; c++) patch.store(now + Tile::kV + c * Tile::kPatch, c);
     current = Tile::kBuffer - current;
     __syncthreads();
   }
@@ -396,15 +408,17 @@ __device__ __forceinline__ void fused(const FusedParams& p) {
   for (int slice = 0; slice < Tile::kSlices; slice++) {
     if (slice > 0) __syncthreads();
 #pragma unroll
-    for (int i = 0; i < Tile::kThreadK / Tile::kSlices; i++) {
-      const int of_slice = place.k + place.offset_k(i);
-      float* to = shared + (place.point * Tile::kSliceK + of_slice) * Tile::kUnits;
-      const float* from = sums.sum[slice * (Tile::kThreadK / Tile::kSlices) + i];
+    for (int point = 0; point < Tile::kEach; point++)
 #pragma unroll
-      for (int j = 0; j < Tile::kThreadU; j += 4)
-        store4(to + swizzled(of_slice, place.unit + place.offset_unit(j)),
-               make_float4(from[j], from[j + 1], from[j + 2], from[j + 3]));
-    }
+      for (int i = 0; i < Tile::kThreadK / Tile::kSlices; i++) {
+        const int of_slice = place.k + place.offset_k(i);
+        float* to = shared + ((place.point + point) * Tile::kSliceK + of_slice) * Tile::kUnits;
+        const float* from = sums.sum[point][slice * (Tile::kThreadK / Tile::kSlices) + i];
+#pragma unroll
+        for (int j = 0; j < Tile::kThreadU; j += 4)
+          store4(to + swizzled(of_slice, place.unit + place.offset_unit(j)),
+                 make_float4(from[j], from[j + 1], from[j + 2], from[j + 3]));
+      }
     __syncthreads();
     write_slice<Tile>(shared, p, slice);
   }

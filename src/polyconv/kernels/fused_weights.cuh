@@ -1,5 +1,5 @@
 // The weights as fused.cuh reads them: transformed along both axes, filled up with zeros to whole tiles of written
-// channels and whole chunks of source channels, [group][k tile][channel][warp][quad][point of the warp][lane of k][4]:
+// channels and whole chunks of source channels, [group][k tile][channel][warp][its points][quad][point of the warp][lane of k][4]:
 // what a warp loads at a time is one line.
 //
 // Grid: x = k tile, y = channel, z = group. Block: one thread per k of a tile.
@@ -22,7 +22,7 @@ struct FusedWeightsParams {
   FusedTaps h, w_taps;
 };
 
-template <class H, class W, int kLanesPoint, int kLanesK, int kThreadK>
+template <class H, class W, int kLanesPoint, int kEach, int kLanesK, int kThreadK>
 __device__ __forceinline__ void fused_weights(const FusedWeightsParams& p) {
   constexpr int kPoints = H::kPoints * W::kPoints, kK = kLanesK * kThreadK, kLine = kLanesPoint * kLanesK * 4;
   const int k = blockIdx.x * kK + threadIdx.x, c = blockIdx.y;
@@ -51,7 +51,8 @@ __device__ __forceinline__ void fused_weights(const FusedWeightsParams& p) {
 #pragma unroll
     for (int i = 0; i < H::kPoints; i++) {
       const int point = i * W::kPoints + j;
-      to[point / kLanesPoint * (kLanesPoint * kK) + point % kLanesPoint * (kLanesK * 4)] = points[i];
+      const int lane = point / kEach, each = point % kEach;  // which lanes of all warps, which of their points
+      to[(lane / kLanesPoint * kEach + each) * (kLanesPoint * kK) + lane % kLanesPoint * (kLanesK * 4)] = points[i];
     }
   }
 }

@@ -17,8 +17,6 @@ from .layout import FastDivisor, FusedAxis, FusedParams, FusedTaps, FusedWeights
 from .plan import KernelSpec, Launch, Schedule
 from .toom import ToomAxis
 
-CHUNK = 2
-"""Channels per step (``kFusedChunk`` in fused.cuh)."""
 COLUMNS = 32
 """Columns of a block (``kFusedColumns``)."""
 LIMIT = 2**31 - 1
@@ -32,7 +30,12 @@ class FusedTile:
     lanes_u: int
     thread_k: int
     thread_u: int
+    each: int
+    """Points of a lane."""
+    chunk: int
+    """Channels per step."""
     slices: int
+    """Parts in which the sums of all points meet."""
     min_blocks: int
 
     @property
@@ -67,7 +70,15 @@ class FusedWay:
 
     @property
     def threads(self) -> int:
-        return self.points * self.tile.lanes_k * self.tile.lanes_u
+        return self.points // self.tile.each * self.tile.lanes_k * self.tile.lanes_u
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: two buffers of transformed chunks and patches, or a slice of the sums."""
+        t = self.tile
+        patch = (self.rows + self.h.taps - 1) * round_up(COLUMNS + self.w.taps - 1, 4)
+        buffers = 2 * t.chunk * (self.points * (t.units + 8) + patch)
+        return 4 * max(buffers, self.points * t.k // t.slices * t.units)
 
     @property
     def rows(self) -> int:
@@ -76,7 +87,7 @@ class FusedWay:
 
     def kernel(self) -> KernelSpec:
         t = self.tile
-        tile = ", ".join(map(str, (t.lanes_k, t.lanes_u, t.thread_k, t.thread_u, t.slices)))
+        tile = ", ".join(map(str, (t.lanes_k, t.lanes_u, t.thread_k, t.thread_u, t.each, t.chunk, t.slices)))
         return KernelSpec(
             stem="fused",
             symbol=self.name,
@@ -91,10 +102,10 @@ class FusedWay:
 
     def weights_kernel(self) -> KernelSpec:
         t = self.tile
-        lanes = f"{32 // (t.lanes_k * t.lanes_u)}, {t.lanes_k}, {t.thread_k}"
+        lanes = f"{32 // (t.lanes_k * t.lanes_u)}, {t.each}, {t.lanes_k}, {t.thread_k}"
         return KernelSpec(
             stem="fused_weights",
-            symbol=f"fused_weights_f{self.h.m}{self.h.taps}_f{self.w.m}{self.w.taps}_{t.lanes_k}x{t.thread_k}",
+            symbol=f"fused_weights_f{self.h.m}{self.h.taps}_f{self.w.m}{self.w.taps}_{t.k}x{t.each}",
             body=f"polyconv::fused_weights<polyconv::{self.h.struct}, polyconv::{self.w.struct}, {lanes}>(params);",
             params="polyconv::FusedWeightsParams",
             params_bytes=ctypes.sizeof(FusedWeightsParams),
@@ -146,7 +157,7 @@ class FusedWay:
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         """For every pair of phases its transformed weights and its convolution."""
         r = roles(problem)
-        k_tiles, channels = -(-r.outputs // self.tile.k), round_up(r.channels, CHUNK)
+        k_tiles, channels = -(-r.outputs // self.tile.k), round_up(r.channels, self.tile.chunk)
         # One channel of slack: the kernel's last loads go past the last one, and their values are not used.
         each = 4 * (problem.groups * k_tiles * channels + 1) * self.tile.k * self.points
         found: list[Launch] = []
@@ -171,7 +182,7 @@ class FusedWay:
 
     def _convolve(self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, at: int) -> Launch:
         spec = self.kernel()
-        p = FusedParams(channels=r.channels, channels_padded=round_up(r.channels, CHUNK), outputs=r.outputs)
+        p = FusedParams(channels=r.channels, channels_padded=round_up(r.channels, self.tile.chunk), outputs=r.outputs)
         p.source_batch, p.source_channel, p.source_row, p.source_column = r.source_strides
         p.written_batch, p.written_channel, p.written_row, p.written_column = r.written_strides
         p.source_height, p.source_width = r.source_size
@@ -188,7 +199,7 @@ class FusedWay:
         if problem.kind is Pass.FPROP and problem.bias:
             where["bias"] = "bias"
         grid = (self._blocks(problem, r, h, w), problem.groups, 1)
-        return Launch(spec, grid, (spec.threads, 1, 1), 0, bytes(p), layout.slots(FusedParams, **where))
+        return Launch(spec, grid, (spec.threads, 1, 1), self.shared, bytes(p), layout.slots(FusedParams, **where))
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         """The largest error to be expected, relative to the output's scale."""
@@ -205,11 +216,10 @@ class FusedWay:
     def cost_us(self, problem: Problem, device: CudaDevice, workspace: int) -> float:
         """The busiest of FP32 lanes, shared memory and DRAM, by counts per block."""
         r = roles(problem)
-        chunks = -(-r.channels // CHUNK)
         us = 0.0
         for h, w in _pairs(r):
             blocks = self._blocks(problem, r, h, w) * problem.groups
-            per_block = self._block_cycles(chunks * CHUNK, device)
+            per_block = self._block_cycles(round_up(r.channels, self.tile.chunk), device)
             resident = device.sms * self.tile.min_blocks
             cycles = waves(blocks, resident) * self.tile.min_blocks * per_block
             moved = 4.0 * problem.batch * problem.groups * (
@@ -244,11 +254,9 @@ _OUTPUT_OPS = {2: 4, 4: 10}
 
 F23, F43 = ToomAxis(2, (3,)), ToomAxis(4, (3,))
 WAYS = (
-    FusedWay(F23, F43, FusedTile(2, 4, 16, 8, 2, 2)),
-    FusedWay(F23, F43, FusedTile(2, 4, 8, 16, 2, 2)),
-    FusedWay(F23, F23, FusedTile(2, 4, 16, 8, 2, 3)),
-    FusedWay(F43, F43, FusedTile(2, 4, 16, 8, 4, 1)),
-    FusedWay(F43, F43, FusedTile(2, 4, 8, 8, 2, 2)),
+    FusedWay(F43, F43, FusedTile(4, 8, 8, 4, 3, 4, 2, 1)),
+    FusedWay(F23, F43, FusedTile(8, 4, 8, 8, 2, 4, 2, 1)),
+    FusedWay(F23, F43, FusedTile(2, 4, 16, 8, 1, 2, 2, 2)),
 )
 
 
