@@ -296,34 +296,50 @@ __device__ __forceinline__ int swizzled(int k, int unit) {
   return unit ^ ((k >> 2 & 1) << 4);
 }
 
+// Where a lane stores: column number `lane` of the block's first row, in the first written channel.
+template <class Tile>
+struct FusedStore {
+  float* corner;
+  i64 row_step;  // bytes
+  int rows, k;   // rows and written channels from there to the end
+  const float* bias;
+  bool inside;
+
+  __device__ __forceinline__ explicit FusedStore(const FusedParams& p) {
+    const FusedBlock<Tile> block(p, fresh_block_x(), fresh_block_y());
+    const int lane = fresh_thread() % 32;
+    const int i = fused_position(p.h, block.residue_h, block.first_h);
+    const int j = fused_position(p.w, block.residue_w, block.first_w + lane);
+    const i64 first = i64(block.group) * p.outputs + block.first_k;
+    inside = j < p.w.count;
+    rows = p.h.dilation.quotient(p.h.count - i + int(p.h.dilation.divisor) - 1);
+    k = p.outputs - block.first_k;
+    bias = p.bias ? p.bias + first : nullptr;
+    row_step = i64(p.h.written_step) * int(p.h.dilation.divisor) * p.written_row * 4;
+    corner = p.written + block.image * p.written_batch + first * p.written_channel +
+             i64(p.h.written_first + i * p.h.written_step) * p.written_row +
+             i64(p.w.written_first + j * p.w.written_step) * p.written_column;
+  }
+};
+
 // The inverse transform of one slice of channels: a warp takes 32 units of one channel at a time, leaves their outputs
 // in the memory that only it reads, as rows of 32, and stores them row by row.
 template <class Tile>
-__device__ __forceinline__ void write_slice(float* exchange, const FusedParams& p, int slice) {
+__device__ __forceinline__ void write_slice(float* exchange, const FusedParams& p, const FusedStore<Tile>& store,
+                                            int slice) {
   using H = typename Tile::H;
   using W = typename Tile::W;
   constexpr int kPointStep = Tile::kSliceK * Tile::kUnits, kJobs = Tile::kSliceK * (Tile::kUnits / 32);
   constexpr int kJobRows = 32 / Tile::kUnitsW * H::kM;
   // The polynomial that is 1 at the point 1 of both axes is constant: added there, the bias reaches each output once.
   constexpr int kOnes = 1;
-  const FusedBlock<Tile> block(p, fresh_block_x(), fresh_block_y());
   const int lane = fresh_thread() % 32;
-  const int i = fused_position(p.h, block.residue_h, block.first_h);
-  const int j = fused_position(p.w, block.residue_w, block.first_w + lane);
-  const int first_k = block.first_k + slice * Tile::kSliceK;
-  const bool inside = j < p.w.count;
-  const i64 row_step = i64(p.h.written_step) * int(p.h.dilation.divisor) * p.written_row;
-  float* corner = p.written + block.image * p.written_batch +
-                  (i64(block.group) * p.outputs + first_k) * p.written_channel +
-                  i64(p.h.written_first + i * p.h.written_step) * p.written_row +
-                  i64(p.w.written_first + j * p.w.written_step) * p.written_column;
-  const int rows = (p.h.count - i + int(p.h.dilation.divisor) - 1) / int(p.h.dilation.divisor);
 #pragma unroll 1
   for (int job = fresh_thread() / 32; job < kJobs; job += Tile::kWarps) {
-    const int k = job % Tile::kSliceK, half = job / Tile::kSliceK;
-    if (first_k + k >= p.outputs) continue;
-    float* own = exchange + k * Tile::kUnits + half * 32;
-    const float bias = p.bias ? p.bias[block.group * p.outputs + first_k + k] : 0.f;
+    const int k = job % Tile::kSliceK, part = job / Tile::kSliceK, of_block = slice * Tile::kSliceK + k;
+    if (of_block >= store.k) continue;
+    const float bias = store.bias ? store.bias[of_block] : 0.f;
+    float* own = exchange + k * Tile::kUnits + part * 32;
     float along_h[H::kM][W::kPoints];
 #pragma unroll
     for (int q = 0; q < W::kPoints; q++) {
@@ -347,12 +363,19 @@ __device__ __forceinline__ void write_slice(float* exchange, const FusedParams& 
         *reinterpret_cast<float2*>(stage + h * kPointStep) = make_float2(y[0], y[1]);
     }
     __syncwarp();
-    float* to = corner + k * p.written_channel + half * kJobRows * row_step;
-    if (inside) {
+    float* to = add_bytes(store.corner + of_block * p.written_channel, part * kJobRows * store.row_step);
+    const int rows = store.rows - part * kJobRows;
+    if (store.inside && rows >= kJobRows) {
 #pragma unroll
       for (int row = 0; row < kJobRows; row++) {
-        if (half * kJobRows + row < rows) *to = own[row * kPointStep + lane];
-        to += row_step;
+        *to = own[row * kPointStep + lane];
+        to = add_bytes(to, store.row_step);
+      }
+    } else if (store.inside) {
+#pragma unroll 1
+      for (int row = 0; row < rows; row++) {
+        *to = own[row * kPointStep + lane];
+        to = add_bytes(to, store.row_step);
       }
     }
     __syncwarp();
@@ -394,16 +417,17 @@ __device__ __forceinline__ void fused(const FusedParams& p) {
   for (int left = p.channels; left > 0; left -= Tile::kChunk) {
     float *const now = shared + current, *const next = shared + (Tile::kBuffer - current);
     if (left > Tile::kChunk) transform_chunk<Tile>(next + Tile::kV, next);
-#pragma unroll
-    for (int c = 0; c < Tile::kChunk; c++) patch.load(p, c, left > 2 * Tile::kChunk + c);
-#pragma unroll
-    for (int c = 0; c < Tile::kChunk; c++) sums.multiply_add(now + own_v + c * Tile::kPoints * Tile::kPitchV, weights);
-#pragma unroll
-    for (int c = 0; c < Tile::kChunk; c++) patch.store(now + Tile::kV + c * Tile::kPatch, c);
+#pragma unroll 1
+    for (int c = 0; c < Tile::kChunk; c++) {
+      patch.load(p, 0, left > 2 * Tile::kChunk + c);
+      sums.multiply_add(now + own_v + c * Tile::kPoints * Tile::kPitchV, weights);
+      patch.store(now + Tile::kV + c * Tile::kPatch, 0);
+    }
     current = Tile::kBuffer - current;
     __syncthreads();
   }
 
+  const FusedStore<Tile> store(p);
 #pragma unroll
   for (int slice = 0; slice < Tile::kSlices; slice++) {
     if (slice > 0) __syncthreads();
@@ -420,7 +444,7 @@ __device__ __forceinline__ void fused(const FusedParams& p) {
                  make_float4(from[j], from[j + 1], from[j + 2], from[j + 3]));
       }
     __syncthreads();
-    write_slice<Tile>(shared, p, slice);
+    write_slice(shared, p, store, slice);
   }
 }
 

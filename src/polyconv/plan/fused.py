@@ -257,6 +257,7 @@ WAYS = (
     FusedWay(F43, F43, FusedTile(4, 8, 8, 4, 3, 4, 2, 1)),
     FusedWay(F23, F43, FusedTile(8, 4, 8, 8, 2, 4, 2, 1)),
     FusedWay(F23, F43, FusedTile(2, 4, 16, 8, 1, 2, 2, 2)),
+    FusedWay(F23, F43, FusedTile(2, 4, 16, 8, 1, 4, 2, 2)),
 )
 
 
