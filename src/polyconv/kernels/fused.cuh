@@ -34,7 +34,8 @@ struct FusedParams {
   i64 patch_step_bytes;  // from one row that a thread reads to its next
   int source_row, source_column, written_row, written_column, source_height, source_width;
   int channels, channels_padded, outputs;
-  FastDivisor k_tiles;
+  int k_tiles, k_tiles_each;  // of all, of a block
+  FastDivisor k_splits;       // blocks that share the tiles of k
   FusedAxis h, w;
 };
 
@@ -62,24 +63,23 @@ struct FusedTile {
   static constexpr int kBuffer = kV + kChunk * kPatch;
   static constexpr int kSlices = kSlices_, kSliceK = kK / kSlices;
   static constexpr int kExchange = kPoints * kSliceK * kUnits;
-  static constexpr int kShared = 2 * kBuffer > kExchange ? 2 * kBuffer : kExchange;
   static_assert(kPoints % (kLanesPoint * kEach) == 0, "every lane has a point");
-  static_assert(kThreadK % (4 * kSlices) == 0 && kThreadU % 4 == 0, "sums come in groups of four");
+  static_assert(4 % kSlices == 0 && kThreadK % 4 == 0 && kThreadU % 4 == 0, "sums come in groups of four");
   static_assert(kUnits % 32 == 0 && kUnits % kUnitsW == 0 && 32 % kUnitsW == 0, "a warp owns whole rows of units");
   static_assert(kPoints >= 32 / kUnitsW * H::kM, "a warp's rows of outputs fit where its points were");
 };
 
-// Where a block works: its image, first positions and residues along both axes, first written channel.
+// Where a block works: its image, first positions and residues along both axes, its tiles of written channels.
 template <class Tile>
 struct FusedBlock {
-  int image, group, first_k, k_tile;
+  int image, group, first_k_tile, k_tiles;
   int residue_h, residue_w;
   int first_h, first_w;  // q of the first output
 
   __device__ __forceinline__ FusedBlock(const FusedParams& p, u32 block, u32 group_) : group(group_) {
-    const u32 tile = p.k_tiles.quotient(block);
-    k_tile = block - tile * p.k_tiles.divisor;
-    first_k = k_tile * Tile::kK;
+    const u32 tile = p.k_splits.quotient(block);
+    first_k_tile = (block - tile * p.k_splits.divisor) * p.k_tiles_each;
+    k_tiles = min(p.k_tiles_each, p.k_tiles - first_k_tile);
     const u32 row_tile = p.w.tiles.quotient(tile), column_tile = tile - row_tile * p.w.tiles.divisor;
     image = p.h.tiles.quotient(row_tile);
     const u32 of_image = row_tile - image * p.h.tiles.divisor;
@@ -105,10 +105,11 @@ struct PatchLoader {
   static constexpr int kStride = Tile::kThreads / Tile::kPatchPitch;
   static constexpr int kEach = (Tile::kPatchRows + kStride - 1) / kStride;
   const float* at;
-  u32 inside;  // bit i: row number i of this thread's lies in the image
+  u32 inside;   // bit i: row number i of this thread's lies in the image
+  int channel;  // of the next load
   float value[2 * Tile::kChunk][kEach];
 
-  __device__ __forceinline__ PatchLoader(const FusedParams& p, const FusedBlock<Tile>& block) : inside(0) {
+  __device__ __forceinline__ PatchLoader(const FusedParams& p, const FusedBlock<Tile>& block) : inside(0), channel(0) {
     const int row = int(threadIdx.x) / Tile::kPatchPitch, column = int(threadIdx.x) % Tile::kPatchPitch;
     const int y = fused_read(p.h, block.residue_h, block.first_h + row);
     const int x = fused_read(p.w, block.residue_w, block.first_w + column);
@@ -122,15 +123,20 @@ struct PatchLoader {
         inside |= 1u << i;
   }
 
-  // The next channel, or zeros if there is none.
-  __device__ __forceinline__ void load(const FusedParams& p, int c, bool exists) {
+  // The next channel; zeros where the last chunk has none; the first one again for the next tile of k.
+  __device__ __forceinline__ void load(const FusedParams& p, int c) {
     const float* from = at;
 #pragma unroll
     for (int i = 0; i < kEach; i++) {
-      value[c][i] = exists && (inside >> i & 1) ? *from : 0.f;
+      value[c][i] = channel < p.channels && (inside >> i & 1) ? *from : 0.f;
       from = add_bytes(from, p.patch_step_bytes);
     }
+    channel++;
     at += p.source_channel;
+    if (channel == p.channels_padded) {
+      channel = 0;
+      at -= p.channels_padded * p.source_channel;
+    }
   }
 
   __device__ __forceinline__ void store(float* patch, int c) const {
@@ -247,7 +253,7 @@ struct WeightStream {
 
   __device__ __forceinline__ WeightStream(const FusedParams& p, const FusedBlock<Tile>& block) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const i64 first = (i64(block.group) * p.k_tiles.divisor + block.k_tile) * p.channels_padded;
+    const i64 first = (i64(block.group) * p.k_tiles + block.first_k_tile) * p.channels_padded;
     at =
         p.weights + first * (Tile::kPoints * Tile::kK) + warp * Tile::kEach * kQuads * kLine + lane / Tile::kLanesU * 4;
 #pragma unroll
@@ -291,12 +297,12 @@ struct PointSums {
   }
 };
 
-// Quads of lanes that differ in k would meet in the same banks: every other group of four channels is turned by half.
+// Neighbouring lanes of k would meet in the same banks: every other one's units are turned by half.
 __device__ __forceinline__ int swizzled(int k, int unit) {
-  return unit ^ ((k >> 2 & 1) << 4);
+  return unit ^ ((k & 1) << 4);
 }
 
-// Where a lane stores: column number `lane` of the block's first row, in the first written channel.
+// Where a lane stores: column number `lane` of the block's first row, in the first channel of a tile of k.
 template <class Tile>
 struct FusedStore {
   float* corner;
@@ -305,15 +311,16 @@ struct FusedStore {
   const float* bias;
   bool inside;
 
-  __device__ __forceinline__ explicit FusedStore(const FusedParams& p) {
+  __device__ __forceinline__ FusedStore(const FusedParams& p, int k_tile) {
     const FusedBlock<Tile> block(p, fresh_block_x(), fresh_block_y());
     const int lane = fresh_thread() % 32;
     const int i = fused_position(p.h, block.residue_h, block.first_h);
     const int j = fused_position(p.w, block.residue_w, block.first_w + lane);
-    const i64 first = i64(block.group) * p.outputs + block.first_k;
+    const int first_k = (block.first_k_tile + k_tile) * Tile::kK;
+    const i64 first = i64(block.group) * p.outputs + first_k;
     inside = j < p.w.count;
     rows = p.h.dilation.quotient(p.h.count - i + int(p.h.dilation.divisor) - 1);
-    k = p.outputs - block.first_k;
+    k = p.outputs - first_k;
     bias = p.bias ? p.bias + first : nullptr;
     row_step = i64(p.h.written_step) * int(p.h.dilation.divisor) * p.written_row * 4;
     corner = p.written + block.image * p.written_batch + first * p.written_channel +
@@ -336,7 +343,9 @@ __device__ __forceinline__ void write_slice(float* exchange, const FusedParams& 
   const int lane = fresh_thread() % 32;
 #pragma unroll 1
   for (int job = fresh_thread() / 32; job < kJobs; job += Tile::kWarps) {
-    const int k = job % Tile::kSliceK, part = job / Tile::kSliceK, of_block = slice * Tile::kSliceK + k;
+    const int k = job % Tile::kSliceK, part = job / Tile::kSliceK;
+    const int i = k / Tile::kLanesK * Tile::kSlices + slice;  // of the lane's sums
+    const int of_block = FusedPlace<Tile>::offset_k(i) + k % Tile::kLanesK * 4;
     if (of_block >= store.k) continue;
     const float bias = store.bias ? store.bias[of_block] : 0.f;
     float* own = exchange + k * Tile::kUnits + part * 32;
@@ -385,6 +394,7 @@ __device__ __forceinline__ void write_slice(float* exchange, const FusedParams& 
 template <class Tile>
 __device__ __forceinline__ void fused(const FusedParams& p) {
   extern __shared__ __align__(16) float shared[];
+  float* const exchange = shared + 2 * Tile::kBuffer;
   const FusedBlock<Tile> block(p, blockIdx.x, blockIdx.y);
   // Residues of the dilation differ in length; the grid is made for the longest.
   if (fused_position(p.h, block.residue_h, block.first_h) >= p.h.count ||
@@ -392,19 +402,11 @@ __device__ __forceinline__ void fused(const FusedParams& p) {
     return;
 
   const FusedPlace<Tile> place(threadIdx.x);
-  PointSums<Tile> sums;
-#pragma unroll
-  for (int point = 0; point < Tile::kEach; point++)
-#pragma unroll
-    for (int i = 0; i < Tile::kThreadK; i++)
-#pragma unroll
-      for (int j = 0; j < Tile::kThreadU; j++) sums.sum[point][i][j] = 0.f;
-
+  const int own_v = place.point * Tile::kPitchV + place.unit;
   PatchLoader<Tile> patch(p, block);
   WeightStream<Tile> weights(p, block);
-  const int own_v = place.point * Tile::kPitchV + place.unit;
 #pragma unroll
-  for (int c = 0; c < 2 * Tile::kChunk; c++) patch.load(p, c, c < p.channels);
+  for (int c = 0; c < 2 * Tile::kChunk; c++) patch.load(p, c);
 #pragma unroll
   for (int c = 0; c < 2 * Tile::kChunk; c++)
     patch.store(shared + c / Tile::kChunk * Tile::kBuffer + Tile::kV + c % Tile::kChunk * Tile::kPatch, c);
@@ -414,37 +416,47 @@ __device__ __forceinline__ void fused(const FusedParams& p) {
 
   int current = 0;  // where the buffer of this step's v begins; the other one is at kBuffer - current
 #pragma unroll 1
-  for (int left = p.channels; left > 0; left -= Tile::kChunk) {
-    float *const now = shared + current, *const next = shared + (Tile::kBuffer - current);
-    if (left > Tile::kChunk) transform_chunk<Tile>(next + Tile::kV, next);
-#pragma unroll 1
-    for (int c = 0; c < Tile::kChunk; c++) {
-      patch.load(p, 0, left > 2 * Tile::kChunk + c);
-      sums.multiply_add(now + own_v + c * Tile::kPoints * Tile::kPitchV, weights);
-      patch.store(now + Tile::kV + c * Tile::kPatch, 0);
-    }
-    current = Tile::kBuffer - current;
-    __syncthreads();
-  }
-
-  const FusedStore<Tile> store(p);
-#pragma unroll
-  for (int slice = 0; slice < Tile::kSlices; slice++) {
-    if (slice > 0) __syncthreads();
+  for (int k_tile = 0; k_tile < block.k_tiles; k_tile++) {
+    PointSums<Tile> sums;
 #pragma unroll
     for (int point = 0; point < Tile::kEach; point++)
 #pragma unroll
-      for (int i = 0; i < Tile::kThreadK / Tile::kSlices; i++) {
-        const int of_slice = place.k + place.offset_k(i);
-        float* to = shared + ((place.point + point) * Tile::kSliceK + of_slice) * Tile::kUnits;
-        const float* from = sums.sum[point][slice * (Tile::kThreadK / Tile::kSlices) + i];
+      for (int i = 0; i < Tile::kThreadK; i++)
 #pragma unroll
-        for (int j = 0; j < Tile::kThreadU; j += 4)
-          store4(to + swizzled(of_slice, place.unit + place.offset_unit(j)),
-                 make_float4(from[j], from[j + 1], from[j + 2], from[j + 3]));
+        for (int j = 0; j < Tile::kThreadU; j++) sums.sum[point][i][j] = 0.f;
+
+#pragma unroll 1
+    for (int left = p.channels_padded; left > 0; left -= Tile::kChunk) {
+      float *const now = shared + current, *const next = shared + (Tile::kBuffer - current);
+      transform_chunk<Tile>(next + Tile::kV, next);
+#pragma unroll 1
+      for (int c = 0; c < Tile::kChunk; c++) {
+        patch.load(p, 0);
+        sums.multiply_add(now + own_v + c * Tile::kPoints * Tile::kPitchV, weights);
+        patch.store(now + Tile::kV + c * Tile::kPatch, 0);
       }
-    __syncthreads();
-    write_slice(shared, p, store, slice);
+      current = Tile::kBuffer - current;
+      __syncthreads();
+    }
+
+#pragma unroll
+    for (int slice = 0; slice < Tile::kSlices; slice++) {
+#pragma unroll
+      for (int point = 0; point < Tile::kEach; point++)
+#pragma unroll
+        for (int i = slice; i < Tile::kThreadK; i += Tile::kSlices) {
+          const int k = i / Tile::kSlices * Tile::kLanesK + place.k / 4;
+          float* to = exchange + ((place.point + point) * Tile::kSliceK + k) * Tile::kUnits;
+          const float* from = sums.sum[point][i];
+#pragma unroll
+          for (int j = 0; j < Tile::kThreadU; j += 4)
+            store4(to + swizzled(k, place.unit + place.offset_unit(j)),
+                   make_float4(from[j], from[j + 1], from[j + 2], from[j + 3]));
+        }
+      __syncthreads();
+      write_slice(exchange, p, FusedStore<Tile>(p, k_tile), slice);
+      __syncthreads();
+    }
   }
 }
 

@@ -20,6 +20,8 @@ from .toom import ToomAxis
 COLUMNS = 32
 """Columns of a block (``kFusedColumns``)."""
 LIMIT = 2**31 - 1
+FILLED = 4
+"""Waves of blocks that are enough to fill a device evenly."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,11 @@ class FusedWay:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: two buffers of transformed chunks and patches, or a slice of the sums."""
+        """Bytes of shared memory: two buffers of transformed chunks and patches, and a slice of the sums."""
         t = self.tile
         patch = (self.rows + self.h.taps - 1) * round_up(COLUMNS + self.w.taps - 1, 4)
         buffers = 2 * t.chunk * (self.points * (t.units + 8) + patch)
-        return 4 * max(buffers, self.points * t.k // t.slices * t.units)
+        return 4 * (buffers + self.points * t.k // t.slices * t.units)
 
     @property
     def rows(self) -> int:
@@ -131,7 +133,7 @@ class FusedWay:
             if any(d.taps > axis.taps for d in dense):
                 return f"more than {axis.taps} taps"
         for h, w in _pairs(r):
-            if self._blocks(problem, r, h, w) > LIMIT:
+            if self._blocks(problem, h, w) * -(-r.outputs // self.tile.k) > LIMIT:
                 return "more than 2^31 tiles"
             if self._reach(r, h, w) > LIMIT:
                 return "a tile reaches over more than 2^31 elements"
@@ -150,9 +152,16 @@ class FusedWay:
             -(--(-w.count // w.dilation) // COLUMNS) * w.dilation,
         )
 
-    def _blocks(self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis) -> int:
+    def _blocks(self, problem: Problem, h: DenseAxis, w: DenseAxis) -> int:
+        """Tiles of positions."""
         tiles_h, tiles_w = self._tiles(h, w)
-        return -(-r.outputs // self.tile.k) * tiles_h * tiles_w * problem.batch
+        return tiles_h * tiles_w * problem.batch
+
+    def _k_splits(self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, sms: int) -> int:
+        """Blocks that share the tiles of written channels of one tile of positions: as few as fill the device."""
+        k_tiles = -(-r.outputs // self.tile.k)
+        wanted = FILLED * sms * self.tile.min_blocks
+        return min(k_tiles, -(-wanted // (self._blocks(problem, h, w) * problem.groups)))
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         """For every pair of phases its transformed weights and its convolution."""
@@ -164,7 +173,7 @@ class FusedWay:
         at = 0
         for h, w in _pairs(r):
             found.append(self._weights(problem, r, h, w, (k_tiles, channels, problem.groups), at))
-            found.append(self._convolve(problem, r, h, w, at))
+            found.append(self._convolve(problem, r, h, w, at, sms))
             at += round_up(each, 256)
         return Schedule(tuple(found), at, r.channels + problem.bias)
 
@@ -180,7 +189,7 @@ class FusedWay:
         pointers = layout.slots(FusedWeightsParams, w="w", transformed=("workspace", at))
         return Launch(spec, grid, (spec.threads, 1, 1), 0, bytes(p), pointers)
 
-    def _convolve(self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, at: int) -> Launch:
+    def _convolve(self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, at: int, sms: int) -> Launch:
         spec = self.kernel()
         p = FusedParams(channels=r.channels, channels_padded=round_up(r.channels, self.tile.chunk), outputs=r.outputs)
         p.source_batch, p.source_channel, p.source_row, p.source_column = r.source_strides
@@ -188,7 +197,10 @@ class FusedWay:
         p.source_height, p.source_width = r.source_size
         pitch = round_up(COLUMNS + self.w.taps - 1, 4)
         p.patch_step_bytes = 4 * (self.threads // pitch) * h.read_step * h.dilation * p.source_row
-        p.k_tiles = FastDivisor.of(-(-r.outputs // self.tile.k))
+        p.k_tiles = -(-r.outputs // self.tile.k)
+        p.k_tiles_each = -(-p.k_tiles // self._k_splits(problem, r, h, w, sms))
+        splits = -(-p.k_tiles // p.k_tiles_each)
+        p.k_splits = FastDivisor.of(splits)
         tiles_h, tiles_w = self._tiles(h, w)
         p.h, p.w = _axis(h, tiles_h), _axis(w, tiles_w)
         where: dict[str, str | tuple[str, int]] = {
@@ -198,7 +210,7 @@ class FusedWay:
         }
         if problem.kind is Pass.FPROP and problem.bias:
             where["bias"] = "bias"
-        grid = (self._blocks(problem, r, h, w), problem.groups, 1)
+        grid = (self._blocks(problem, h, w) * splits, problem.groups, 1)
         return Launch(spec, grid, (spec.threads, 1, 1), self.shared, bytes(p), layout.slots(FusedParams, **where))
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
@@ -218,7 +230,7 @@ class FusedWay:
         r = roles(problem)
         us = 0.0
         for h, w in _pairs(r):
-            blocks = self._blocks(problem, r, h, w) * problem.groups
+            blocks = self._blocks(problem, h, w) * -(-r.outputs // self.tile.k) * problem.groups
             per_block = self._block_cycles(round_up(r.channels, self.tile.chunk), device)
             resident = device.sms * self.tile.min_blocks
             cycles = waves(blocks, resident) * self.tile.min_blocks * per_block
@@ -254,10 +266,8 @@ _OUTPUT_OPS = {2: 4, 4: 10}
 
 F23, F43 = ToomAxis(2, (3,)), ToomAxis(4, (3,))
 WAYS = (
-    FusedWay(F43, F43, FusedTile(4, 8, 8, 4, 3, 4, 2, 1)),
-    FusedWay(F23, F43, FusedTile(8, 4, 8, 8, 2, 4, 2, 1)),
-    FusedWay(F23, F43, FusedTile(2, 4, 16, 8, 1, 2, 2, 2)),
-    FusedWay(F23, F43, FusedTile(2, 4, 16, 8, 1, 4, 2, 2)),
+    FusedWay(F43, F43, FusedTile(4, 8, 8, 4, 3, 2, 4, 1)),
+    FusedWay(F23, F43, FusedTile(2, 4, 16, 8, 1, 2, 4, 2)),
 )
 
 
