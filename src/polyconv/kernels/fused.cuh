@@ -105,11 +105,12 @@ struct PatchLoader {
   static constexpr int kStride = Tile::kThreads / Tile::kPatchPitch;
   static constexpr int kEach = (Tile::kPatchRows + kStride - 1) / kStride;
   const float* at;
-  u32 inside;   // bit i: row number i of this thread's lies in the image
-  int channel;  // of the next load
-  float value[2 * Tile::kChunk][kEach];
+  u32 inside;  // bit i: row number i of this thread's lies in the image
+  int left;    // channels from here to the last
+  float value[Tile::kChunk][kEach];
 
-  __device__ __forceinline__ PatchLoader(const FusedParams& p, const FusedBlock<Tile>& block) : inside(0), channel(0) {
+  __device__ __forceinline__ PatchLoader(const FusedParams& p, const FusedBlock<Tile>& block)
+      : inside(0), left(p.channels) {
     const int row = int(threadIdx.x) / Tile::kPatchPitch, column = int(threadIdx.x) % Tile::kPatchPitch;
     const int y = fused_read(p.h, block.residue_h, block.first_h + row);
     const int x = fused_read(p.w, block.residue_w, block.first_w + column);
@@ -123,29 +124,34 @@ struct PatchLoader {
         inside |= 1u << i;
   }
 
-  // The next channel; zeros where the last chunk has none; the first one again for the next tile of k.
-  __device__ __forceinline__ void load(const FusedParams& p, int c) {
-    const float* from = at;
+  // The next chunk; zeros for channels that it lacks; after the last one the first again, for the next tile of k.
+  __device__ __forceinline__ void load(const FusedParams& p) {
 #pragma unroll
-    for (int i = 0; i < kEach; i++) {
-      value[c][i] = channel < p.channels && (inside >> i & 1) ? *from : 0.f;
-      from = add_bytes(from, p.patch_step_bytes);
+    for (int c = 0; c < Tile::kChunk; c++) {
+      const float* from = at;
+#pragma unroll
+      for (int i = 0; i < kEach; i++) {
+        value[c][i] = c < left && (inside >> i & 1) ? *from : 0.f;
+        from = add_bytes(from, p.patch_step_bytes);
+      }
+      at += p.source_channel;
     }
-    channel++;
-    at += p.source_channel;
-    if (channel == p.channels_padded) {
-      channel = 0;
+    left -= Tile::kChunk;
+    if (left <= 0) {
+      left = p.channels;
       at -= p.channels_padded * p.source_channel;
     }
   }
 
-  __device__ __forceinline__ void store(float* patch, int c) const {
+  __device__ __forceinline__ void store(float* patches) const {
     const int thread = fresh_thread();
+    if (thread >= kStride * Tile::kPatchPitch) return;
+    float* to = patches + thread;
 #pragma unroll
     for (int i = 0; i < kEach; i++)
-      if (thread < kStride * Tile::kPatchPitch &&
-          ((i + 1) * kStride <= Tile::kPatchRows || thread / Tile::kPatchPitch + i * kStride < Tile::kPatchRows))
-        patch[thread + i * kStride * Tile::kPatchPitch] = value[c][i];
+      if ((i + 1) * kStride <= Tile::kPatchRows || thread < (Tile::kPatchRows - i * kStride) * Tile::kPatchPitch)
+#pragma unroll
+        for (int c = 0; c < Tile::kChunk; c++) to[c * Tile::kPatch + i * kStride * Tile::kPatchPitch] = value[c][i];
   }
 };
 
@@ -311,12 +317,12 @@ struct FusedStore {
   const float* bias;
   bool inside;
 
-  __device__ __forceinline__ FusedStore(const FusedParams& p, int k_tile) {
+  __device__ __forceinline__ FusedStore(const FusedParams& p, int k_left) {
     const FusedBlock<Tile> block(p, fresh_block_x(), fresh_block_y());
     const int lane = fresh_thread() % 32;
     const int i = fused_position(p.h, block.residue_h, block.first_h);
     const int j = fused_position(p.w, block.residue_w, block.first_w + lane);
-    const int first_k = (block.first_k_tile + k_tile) * Tile::kK;
+    const int first_k = (block.first_k_tile + block.k_tiles - k_left) * Tile::kK;
     const i64 first = i64(block.group) * p.outputs + first_k;
     inside = j < p.w.count;
     rows = p.h.dilation.quotient(p.h.count - i + int(p.h.dilation.divisor) - 1);
@@ -401,22 +407,20 @@ __device__ __forceinline__ void fused(const FusedParams& p) {
       fused_position(p.w, block.residue_w, block.first_w) >= p.w.count)
     return;
 
-  const FusedPlace<Tile> place(threadIdx.x);
-  const int own_v = place.point * Tile::kPitchV + place.unit;
+  const FusedPlace<Tile> start(threadIdx.x);
   PatchLoader<Tile> patch(p, block);
   WeightStream<Tile> weights(p, block);
-#pragma unroll
-  for (int c = 0; c < 2 * Tile::kChunk; c++) patch.load(p, c);
-#pragma unroll
-  for (int c = 0; c < 2 * Tile::kChunk; c++)
-    patch.store(shared + c / Tile::kChunk * Tile::kBuffer + Tile::kV + c % Tile::kChunk * Tile::kPatch, c);
+  patch.load(p);
+  patch.store(shared + Tile::kV);
+  patch.load(p);
+  patch.store(shared + Tile::kBuffer + Tile::kV);
   __syncthreads();
   transform_chunk<Tile>(shared + Tile::kV, shared);
   __syncthreads();
 
-  int current = 0;  // where the buffer of this step's v begins; the other one is at kBuffer - current
+  int own = start.point * Tile::kPitchV + start.unit;  // this thread's place in the buffer of this step's v
 #pragma unroll 1
-  for (int k_tile = 0; k_tile < block.k_tiles; k_tile++) {
+  for (int k_left = block.k_tiles; k_left > 0; k_left--) {
     PointSums<Tile> sums;
 #pragma unroll
     for (int point = 0; point < Tile::kEach; point++)
@@ -427,18 +431,19 @@ __device__ __forceinline__ void fused(const FusedParams& p) {
 
 #pragma unroll 1
     for (int left = p.channels_padded; left > 0; left -= Tile::kChunk) {
-      float *const now = shared + current, *const next = shared + (Tile::kBuffer - current);
+      float* const next = shared + (own >= Tile::kBuffer ? 0 : Tile::kBuffer);
       transform_chunk<Tile>(next + Tile::kV, next);
-#pragma unroll 1
-      for (int c = 0; c < Tile::kChunk; c++) {
-        patch.load(p, 0);
-        sums.multiply_add(now + own_v + c * Tile::kPoints * Tile::kPitchV, weights);
-        patch.store(now + Tile::kV + c * Tile::kPatch, 0);
-      }
-      current = Tile::kBuffer - current;
+      patch.load(p);
+#pragma unroll 1  // unrolled, the turns would overlap and need more registers than there are
+      for (int c = 0; c < Tile::kChunk; c++)
+        sums.multiply_add(shared + own + c * Tile::kPoints * Tile::kPitchV, weights);
+      patch.store(shared + (own >= Tile::kBuffer ? Tile::kBuffer : 0) + Tile::kV);
+      own += own >= Tile::kBuffer ? -Tile::kBuffer : Tile::kBuffer;
       __syncthreads();
     }
 
+    const FusedPlace<Tile> place(fresh_thread());
+    const FusedStore<Tile> store(p, k_left);
 #pragma unroll
     for (int slice = 0; slice < Tile::kSlices; slice++) {
 #pragma unroll
@@ -454,7 +459,7 @@ __device__ __forceinline__ void fused(const FusedParams& p) {
                    make_float4(from[j], from[j + 1], from[j + 2], from[j + 3]));
         }
       __syncthreads();
-      write_slice(exchange, p, FusedStore<Tile>(p, k_tile), slice);
+      write_slice(exchange, p, store, slice);
       __syncthreads();
     }
   }

@@ -267,7 +267,9 @@ _OUTPUT_OPS = {2: 4, 4: 10}
 F23, F43 = ToomAxis(2, (3,)), ToomAxis(4, (3,))
 WAYS = (
     FusedWay(F43, F43, FusedTile(4, 8, 8, 4, 3, 2, 4, 1)),
-    FusedWay(F23, F43, FusedTile(2, 4, 16, 8, 1, 2, 4, 2)),
+    FusedWay(F43, F43, FusedTile(2, 16, 8, 4, 3, 1, 4, 1)),
+    FusedWay(F23, F43, FusedTile(4, 8, 8, 4, 2, 2, 4, 1)),
+    FusedWay(F23, F23, FusedTile(4, 8, 8, 4, 2, 2, 4, 2)),
 )
 
 
