@@ -41,9 +41,9 @@ struct FusedParams {
 
 constexpr int kFusedColumns = 32;
 
-// kEach: points of a lane. kChunk: channels per step. kSlices: parts in which the sums meet.
+// kEach: points of a lane. kChunk: channels per step. kMeet: of a lane's kThreadK channels, how many meet at a time.
 template <class H_, class W_, int kLanesK_, int kLanesU_, int kThreadK_, int kThreadU_, int kEach_, int kChunk_,
-          int kSlices_>
+          int kMeet_>
 struct FusedTile {
   using H = H_;
   using W = W_;
@@ -61,10 +61,10 @@ struct FusedTile {
   static constexpr int kPitchV = kUnits + 8;  // the same units of neighbouring points lie in different banks
   static constexpr int kV = kChunk * kPoints * kPitchV;
   static constexpr int kBuffer = kV + kChunk * kPatch;
-  static constexpr int kSlices = kSlices_, kSliceK = kK / kSlices;
+  static constexpr int kMeet = kMeet_, kSliceK = kMeet * kLanesK;  // channels of a slice
   static constexpr int kExchange = kPoints * kSliceK * kUnits;
   static_assert(kPoints % (kLanesPoint * kEach) == 0, "every lane has a point");
-  static_assert(4 % kSlices == 0 && kThreadK % 4 == 0 && kThreadU % 4 == 0, "sums come in groups of four");
+  static_assert(kThreadK % 4 == 0 && kThreadU % 4 == 0, "sums come in groups of four");
   static_assert(kUnits % 32 == 0 && kUnits % kUnitsW == 0 && 32 % kUnitsW == 0, "a warp owns whole rows of units");
   static_assert(kPoints >= 32 / kUnitsW * H::kM, "a warp's rows of outputs fit where its points were");
 };
@@ -339,7 +339,7 @@ struct FusedStore {
 // in the memory that only it reads, as rows of 32, and stores them row by row.
 template <class Tile>
 __device__ __forceinline__ void write_slice(float* exchange, const FusedParams& p, const FusedStore<Tile>& store,
-                                            int slice) {
+                                            int first) {
   using H = typename Tile::H;
   using W = typename Tile::W;
   constexpr int kPointStep = Tile::kSliceK * Tile::kUnits, kJobs = Tile::kSliceK * (Tile::kUnits / 32);
@@ -350,9 +350,9 @@ __device__ __forceinline__ void write_slice(float* exchange, const FusedParams& 
 #pragma unroll 1
   for (int job = fresh_thread() / 32; job < kJobs; job += Tile::kWarps) {
     const int k = job % Tile::kSliceK, part = job / Tile::kSliceK;
-    const int i = k / Tile::kLanesK * Tile::kSlices + slice;  // of the lane's sums
+    const int i = first + k / Tile::kLanesK;  // of a lane's channels
     const int of_block = FusedPlace<Tile>::offset_k(i) + k % Tile::kLanesK * 4;
-    if (of_block >= store.k) continue;
+    if (i >= Tile::kThreadK || of_block >= store.k) continue;
     const float bias = store.bias ? store.bias[of_block] : 0.f;
     float* own = exchange + k * Tile::kUnits + part * 32;
     float along_h[H::kM][W::kPoints];
@@ -445,12 +445,12 @@ __device__ __forceinline__ void fused(const FusedParams& p) {
     const FusedPlace<Tile> place(fresh_thread());
     const FusedStore<Tile> store(p, k_left);
 #pragma unroll
-    for (int slice = 0; slice < Tile::kSlices; slice++) {
+    for (int first = 0; first < Tile::kThreadK; first += Tile::kMeet) {
 #pragma unroll
       for (int point = 0; point < Tile::kEach; point++)
 #pragma unroll
-        for (int i = slice; i < Tile::kThreadK; i += Tile::kSlices) {
-          const int k = i / Tile::kSlices * Tile::kLanesK + place.k / 4;
+        for (int i = first; i < first + Tile::kMeet && i < Tile::kThreadK; i++) {
+          const int k = (i - first) * Tile::kLanesK + place.k / 4;
           float* to = exchange + ((place.point + point) * Tile::kSliceK + k) * Tile::kUnits;
           const float* from = sums.sum[point][i];
 #pragma unroll
@@ -459,7 +459,7 @@ __device__ __forceinline__ void fused(const FusedParams& p) {
                    make_float4(from[j], from[j + 1], from[j + 2], from[j + 3]));
         }
       __syncthreads();
-      write_slice(exchange, p, store, slice);
+      write_slice(exchange, p, store, first);
       __syncthreads();
     }
   }

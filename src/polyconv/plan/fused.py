@@ -36,8 +36,8 @@ class FusedTile:
     """Points of a lane."""
     chunk: int
     """Channels per step."""
-    slices: int
-    """Parts in which the sums of all points meet."""
+    meet: int
+    """Of a lane's channels, how many meet at a time: as many as keep every warp busy."""
     min_blocks: int
 
     @property
@@ -80,7 +80,7 @@ class FusedWay:
         t = self.tile
         patch = (self.rows + self.h.taps - 1) * round_up(COLUMNS + self.w.taps - 1, 4)
         buffers = 2 * t.chunk * (self.points * (t.units + 8) + patch)
-        return 4 * (buffers + self.points * t.k // t.slices * t.units)
+        return 4 * (buffers + self.points * t.lanes_k * t.meet * t.units)
 
     @property
     def rows(self) -> int:
@@ -89,7 +89,7 @@ class FusedWay:
 
     def kernel(self) -> KernelSpec:
         t = self.tile
-        tile = ", ".join(map(str, (t.lanes_k, t.lanes_u, t.thread_k, t.thread_u, t.each, t.chunk, t.slices)))
+        tile = ", ".join(map(str, (t.lanes_k, t.lanes_u, t.thread_k, t.thread_u, t.each, t.chunk, t.meet)))
         return KernelSpec(
             stem="fused",
             symbol=self.name,
@@ -266,10 +266,10 @@ _OUTPUT_OPS = {2: 4, 4: 10}
 
 F23, F43 = ToomAxis(2, (3,)), ToomAxis(4, (3,))
 WAYS = (
-    FusedWay(F43, F43, FusedTile(4, 8, 8, 4, 3, 2, 4, 1)),
-    FusedWay(F43, F43, FusedTile(2, 16, 8, 4, 3, 1, 4, 1)),
-    FusedWay(F23, F43, FusedTile(4, 8, 8, 4, 2, 2, 4, 1)),
-    FusedWay(F23, F23, FusedTile(4, 8, 8, 4, 2, 2, 4, 2)),
+    FusedWay(F43, F43, FusedTile(4, 8, 8, 4, 3, 2, 3, 1)),
+    FusedWay(F43, F43, FusedTile(2, 16, 8, 4, 3, 1, 3, 1)),
+    FusedWay(F23, F43, FusedTile(4, 8, 8, 4, 2, 2, 3, 1)),
+    FusedWay(F23, F23, FusedTile(4, 8, 8, 4, 2, 2, 2, 2)),
 )
 
 
