@@ -233,6 +233,36 @@ class HalfInverseParams(ctypes.Structure):
         *_fields(c_int32, "outputs_w parts"),
         ("stretch", FastDivisor),
         *_fields(c_int32, "count_h count_w written_first_h written_step_h written_first_w written_step_w vector"),
+
+
+class FusedAxis(ctypes.Structure):
+    _fields_ = [
+        *_fields(c_int32, "written_first written_step read_first read_step count"),
+        *_fields(FastDivisor, "dilation tiles"),
+    ]
+
+
+class FusedParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "source weights bias written"),
+        *_fields(c_int64, "source_batch source_channel written_batch written_channel patch_step_bytes"),
+        *_fields(c_int32, "source_row source_column written_row written_column source_height source_width"),
+        *_fields(c_int32, "channels channels_padded outputs k_tiles k_tiles_each"),
+        ("k_splits", FastDivisor),
+        *_fields(FusedAxis, "h w"),
+    ]
+
+
+class FusedTaps(ctypes.Structure):
+    _fields_ = _fields(c_int32, "taps tap_first tap_stride")
+
+
+class FusedWeightsParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "w transformed"),
+        *_fields(c_int64, "w_group w_output w_channel w_row w_column"),
+        *_fields(c_int32, "channels outputs"),
+        *_fields(FusedTaps, "h w_taps"),
     ]
 
 
