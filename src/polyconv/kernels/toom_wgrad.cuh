@@ -24,9 +24,10 @@
 
 namespace polyconv {
 
-constexpr int kChunk = 8;          // tiles that are multiplied between two barriers
-constexpr int kMaxInterleave = 3;  // phases along W that share a chunk; more would not fit into shared memory
-constexpr int kMaxClasses = 8;     // residue classes of taps per axis
+constexpr int kChunk = 8;             // tiles that are multiplied between two barriers
+constexpr int kMaxInterleave = 3;     // phases along W that share a chunk; more would not fit into shared memory
+constexpr int kFirstFlush = 1 << 20;  // marks the first one
+constexpr int kMaxClasses = 8;        // residue classes of taps per axis
 
 struct ToomWgradParams {
   const float* x;
@@ -67,6 +68,8 @@ struct WgradSizes {
   static_assert(W::kM == 4 && H::kTiles == 1 && W::kTiles == 1, "tiles of four along W; segments are not nested");
   static constexpr int kProducts = H::kPoints * H::kSegments;
   static constexpr int kPasses = W::kSegments;
+  // Rows of x that a product needs: 0, 2, 4, ... for the point 0, 1, 3, 5, ... for infinity, 1, 2, 3, ... for the others.
+  static constexpr int kRowsX = H::kPoints > 2 ? H::kPoints - 2 : H::kPoints;
   static constexpr int kWarps = W::kPoints * Tile::kWarpsPerPoint, kThreads = 32 * kWarps;
   static constexpr int kSteps = kChunk / Tile::kSplit;
   static constexpr int kBeyond = (W::kSpan + 3) / 4 - 1;  // blocks (per phase) that the last tile reads after its own
@@ -74,21 +77,18 @@ struct WgradSizes {
   static constexpr int kOperandV = kPasses * W::kPoints * kChunk * Tile::kTileC;
   static constexpr int kOperands = kOperandD + kOperandV;
   static constexpr int kStagedD = Tile::kTileK * kChunk * 4;
-  // Stage 1 by items: kItemsD channels of dy per warp; kItemsX of x, then the blocks beyond the chunk.
+  // Stage 1 by items: kItemsD channels of dy and kItemsX of x per warp; kItemsHead quads per thread at a row's begin.
   static constexpr int kItemsD = (Tile::kTileK + kWarps - 1) / kWarps;
   static constexpr int kItemsX = (Tile::kTileC + kWarps - 1) / kWarps;
-  static constexpr int kHaloBlocks = kThreads / (4 * Tile::kTileC);
-  static constexpr int kItemsHalo = (kBeyond * kMaxInterleave + kHaloBlocks - 1) / kHaloBlocks;
+  static constexpr int kHeadBlocks = kThreads / (4 * Tile::kTileC);
   static constexpr int kBatches = kSteps - 1;
-  static constexpr int kBatchD = (kItemsD + kBatches - 1) / kBatches;
-  static constexpr int kBatchX = (kItemsX + kItemsHalo + kBatches - 1) / kBatches;
   static constexpr int kTasksD = Tile::kTileK * kChunk, kTasksV = kPasses * Tile::kTileC * kChunk;
   static constexpr int kRoundsD = (kTasksD + kThreads - 1) / kThreads;
   static constexpr int kRoundsV = (kTasksV + kThreads - 1) / kThreads;
   static_assert(kThreads % Tile::kTileK == 0, "a thread transforms one channel of dy, whatever the tile");
 };
 
-// Row `product` of the matrix of a transform, found by applying it to unit vectors (constants, once compiled).
+// Row `point` of the matrix of a transform, found by applying it to unit vectors (constants, once compiled).
 template <class Axis, int kInputs, bool kSpread>
 __device__ __forceinline__ void coefficients(int point, float* row) {
 #pragma unroll
@@ -106,78 +106,138 @@ __device__ __forceinline__ void coefficients(int point, float* row) {
   }
 }
 
+// What a block works on. Made anew wherever it is needed, from the special register: the accumulators need the room.
+template <class Sizes, class Tile>
+struct WgradBlock {
+  int product, slice, group, channel_tile, k_tile, c_tile;
+
+  __device__ __forceinline__ explicit WgradBlock(const ToomWgradParams& p) {
+    const u32 number = fresh_block_x(), pair = number / Sizes::kProducts;
+    const u32 above = p.channel_tiles.quotient(pair), run = p.groups.quotient(above);
+    product = number % Sizes::kProducts;
+    channel_tile = pair - above * p.channel_tiles.divisor;
+    slice = run;
+    group = above - run * p.groups.divisor;
+    c_tile = p.k_tiles.quotient(channel_tile);
+    k_tile = channel_tile - c_tile * int(p.k_tiles.divisor);
+  }
+
+  __device__ __forceinline__ int first_row(const ToomWgradParams& p) const {
+    return int(i64(p.rows) * slice / p.slices);
+  }
+  __device__ __forceinline__ int end_row(const ToomWgradParams& p) const {
+    return int(i64(p.rows) * (slice + 1) / p.slices);
+  }
+};
+
+// A row of tiles, as all threads of a block see it. Lies in shared memory, one for each of two successive rows.
+struct WgradRow {
+  const float *x, *dy;  // first row of the tiles, of the block's first channels
+  int phase;            // first phase along W
+  u32 rows;             // bit n: row n of dy, bit 8 + n: row n of x is inside the image and counts
+  int x_first;          // first row of x, as a lattice position
+  int beyond;           // 1 after the block's last row
+};
+
+// What a block keeps in shared memory behind its buffers.
+struct WgradState {
+  float of_dy[4], of_x[8];  // factors of the block's product along H
+  WgradRow row[2];
+  int x_from, x_step;  // first row of x that the product needs, and distance of the next
+};
+
 // Stages 1 and 2 of a block: walks over its chunks and leaves transformed operands in shared memory.
 template <class H, class W, class Tile, bool kClassed>
 struct WgradLoader {
   using Sizes = WgradSizes<H, W, Tile>;
-  static constexpr int kRowsD = H::kM, kRowsX = H::kPoints;
+  using Block = WgradBlock<Sizes, Tile>;
+  static constexpr int kRowsD = H::kM, kRowsX = Sizes::kRowsX;
 
   const ToomWgradParams& p;
-  float of_dy[kRowsD], of_x[kRowsX];  // this block's product along H
-  int segment_row;                    // first row of the product's segment, as a lattice position
-  int k_left, c_left, first_c;
-  const float *x, *dy;  // of this group and these channels
-  float* staged;        // where stage 1 writes
-  int pitch_x;
+  WgradState& state;
+  float* staged;       // where stage 1 writes
+  int left_d, left_x;  // channels after this warp's first one
 
   // The chunk that stage 1 works on.
-  int row, end_row, tile;
-  int phase;                    // first phase along W
-  const float *x_row, *dy_row;  // first row of the tiles
-  int x_first;                  // the same as a lattice position
-  u32 x_rows, dy_rows;          // bit n: row n is inside the image and counts
-  int place;                    // this lane's position along W
-  const float *x_at, *dy_at;    // there, of the channel in turn
-  u32 x_mask, dy_mask;
-  float dy_loaded[2][Sizes::kBatchD][kRowsD], x_loaded[2][Sizes::kBatchX][kRowsX];
+  int row, tile;
+  int x_place;                // this lane's position along W
+  const float *x_at, *dy_at;  // there, of the channel in turn
+  u32 mask;
+  float dy_loaded[Sizes::kItemsD][kRowsD], x_loaded[Sizes::kItemsX][kRowsX];
 
-  __device__ __forceinline__ WgradLoader(const ToomWgradParams& params, float* buffer, int product, int group,
-                                         int first_k, int first_channel, int first_row, int last_row)
-      : p(params), first_c(first_channel), staged(buffer), row(first_row), end_row(last_row), tile(0) {
-    coefficients<H, kRowsD, true>(product % H::kPoints, of_dy);
-    coefficients<H, kRowsX, false>(product % H::kPoints, of_x);
-    segment_row = H::offset(product / H::kPoints) * p.dilation_h;
-    k_left = min(Tile::kTileK, p.outputs - first_k);
-    c_left = min(Tile::kTileC, p.channels - first_c);
-    x = p.x + i64(group) * p.classes.quotient(p.channels) * p.x_channel;
-    if (!kClassed) x += first_c * p.x_channel + p.x_first_h[0] + p.x_first_w[0];
-    dy = p.dy + (i64(group) * p.outputs + first_k) * p.dy_channel;
-    pitch_x = 4 * ((kChunk + Sizes::kBeyond * p.interleave) | 1);
-    aim_row();
-    aim_chunk();
+  __device__ __forceinline__ WgradLoader(const ToomWgradParams& params, WgradState& shared_state, float* scratch)
+      : p(params), state(shared_state), tile(0) {
+    const Block block(p);
+    const int warp = threadIdx.x / 32;
+    left_d = min(Tile::kTileK, p.outputs - block.k_tile * Tile::kTileK) - 1 - warp;
+    left_x = min(Tile::kTileC, p.channels - block.c_tile * Tile::kTileC) - 1 - warp;
+    row = block.first_row(p);
+    if (threadIdx.x == 0) {
+      float of_dy[kRowsD], of_x[H::kPoints];
+      coefficients<H, kRowsD, true>(block.product % H::kPoints, of_dy);
+      coefficients<H, H::kPoints, false>(block.product % H::kPoints, of_x);
+      state.x_from = of_x[0] == 0.f;
+      state.x_step = steps_of_two(of_x) ? 2 : 1;
+#pragma unroll
+      for (int n = 0; n < H::kPoints; n++) scratch[n] = of_x[n];
+#pragma unroll
+      for (int n = 0; n < 4; n++) state.of_dy[n] = n < kRowsD ? of_dy[n] : 0.f;
+#pragma unroll 1
+      for (int n = 0; n < 8; n++) {
+        const int from = state.x_from + n * state.x_step;
+        state.of_x[n] = n < kRowsX && from < H::kPoints ? scratch[from] : 0.f;
+      }
+      aim_row();
+    }
+    __syncthreads();
+  }
+
+  static __device__ __forceinline__ bool steps_of_two(const float* of_x) {
+    return H::kPoints > 2 && (of_x[1] == 0.f || of_x[H::kPoints > 2 ? 2 : 0] == 0.f);
+  }
+
+  static __device__ __forceinline__ int pitch_x(const ToomWgradParams& p) {
+    return 4 * ((kChunk + Sizes::kBeyond * p.interleave) | 1);
   }
 
   // Decodes `row` = ((image * phases + phase) * tiles + tile along H) * outer phases + outer phase along W.
   __device__ __forceinline__ void aim_row() {
+    const Block block(p);
+    WgradRow& to = state.row[row & 1];
     const u32 above = p.outer_phases.quotient(row), column = p.tiles_h.quotient(above);
     const int image = p.phases_h.quotient(column);
-    phase = (row - int(above * p.outer_phases.divisor)) * p.interleave;
+    to.phase = (row - int(above * p.outer_phases.divisor)) * p.interleave;
     const int first =
         int(column - image * p.phases_h.divisor) + p.dilation_h * H::kM * int(above - column * p.tiles_h.divisor);
-    dy_row = dy + image * p.dy_batch + i64(first) * p.dy_row;
-    x_first = first + segment_row;
-    x_row = x + image * p.x_batch + i64(x_first) * p.x_row;
-    dy_rows = 0;
+    const int x_first = first + (H::offset(block.product / H::kPoints) + state.x_from) * p.dilation_h;
+    to.dy = p.dy + (i64(block.group) * p.outputs + block.k_tile * Tile::kTileK) * p.dy_channel + image * p.dy_batch +
+            i64(first) * p.dy_row;
+    const float* x = p.x + i64(block.group) * p.classes.quotient(p.channels) * p.x_channel + image * p.x_batch +
+                     i64(x_first) * p.x_row;
+    to.x = kClassed ? x : x + block.c_tile * Tile::kTileC * p.x_channel + p.x_first_h[0] + p.x_first_w[0];
+    to.x_first = x_first;
+    to.beyond = row >= block.end_row(p);
+    u32 rows = 0;
 #pragma unroll
-    for (int n = 0; n < kRowsD; n++)
-      dy_rows |= u32(first + n * p.dilation_h < p.count_h && of_dy[n] != 0.f && row < end_row) << n;
-    if (!kClassed) x_rows = rows_inside(p.read_first_h[0]);
+    for (int n = 0; n < kRowsD; n++) rows |= u32(first + n * p.dilation_h < p.count_h && state.of_dy[n] != 0.f) << n;
+    if (!kClassed) rows |= rows_inside(x_first, p.read_first_h[0]);
+    to.rows = to.beyond ? 0 : rows;
   }
 
-  __device__ __forceinline__ u32 rows_inside(int read_first) const {
+  __device__ __forceinline__ u32 rows_inside(int x_first, int read_first) const {
     u32 found = 0;
 #pragma unroll
     for (int n = 0; n < kRowsX; n++) {
-      const int at = read_first + p.read_step_h * (x_first + n * p.dilation_h);
-      found |= u32(u32(at) < u32(p.height) && of_x[n] != 0.f && row < end_row) << n;
+      const int at = read_first + p.read_step_h * (x_first + n * state.x_step * p.dilation_h);
+      found |= u32(u32(at) < u32(p.height) && state.of_x[n] != 0.f) << (8 + n);
     }
     return found;
   }
 
-  // Lattice position along W of element j of block number `block` of the row.
-  __device__ __forceinline__ int position(int block, int j) const {
-    const int unit = p.interleaved.quotient(block);
-    return phase + (block - unit * p.interleave) + p.dilation_w * (4 * unit + j);
+  // Lattice position along W of element j of block number `number` of the row.
+  __device__ __forceinline__ int position(int phase, int number, int j) const {
+    const int unit = p.interleaved.quotient(number);
+    return phase + (number - unit * p.interleave) + p.dilation_w * (4 * unit + j);
   }
 
   __device__ __forceinline__ bool column_inside(int read_first, int at) const {
@@ -185,85 +245,97 @@ struct WgradLoader {
   }
 
   __device__ __forceinline__ void aim_chunk() {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    place = position(tile + lane / 4, lane % 4);
-    dy_at = dy_row + i64(place) * p.dy_column + min(warp, k_left - 1) * p.dy_channel;
-    dy_mask = place < p.count_w ? dy_rows : 0;
+    const WgradRow& at = state.row[row & 1];
+    const int lane = fresh_thread() % 32, warp = fresh_thread() / 32;
+    const int place = position(at.phase, tile + lane / 4, lane % 4);
+    dy_at = at.dy + i64(place) * p.dy_column + (warp + min(left_d, 0)) * p.dy_channel;
+    mask = place < p.count_w ? at.rows & 0xff : 0;
+    x_place = position(at.phase, tile + Sizes::kBeyond * p.interleave + lane / 4, lane % 4);
     if (!kClassed) {
-      x_at = x_row + i64(place) * p.x_column + min(warp, c_left - 1) * p.x_channel;
-      x_mask = column_inside(p.read_first_w[0], place) ? x_rows : 0;
+      x_at = at.x + i64(x_place) * p.x_column + (warp + min(left_x, 0)) * p.x_channel;
+      mask |= column_inside(p.read_first_w[0], x_place) ? at.rows & 0xff00 : 0;
     }
   }
 
+  // To the next chunk. A new row is there for all threads after the next barrier.
   __device__ __forceinline__ void advance() {
     tile += kChunk;
     if (tile >= p.tiles) {
       tile = 0;
       row++;
-      aim_row();
+      if (fresh_thread() == 0) aim_row();
     }
-    aim_chunk();
   }
 
   template <int kRows>
-  static __device__ __forceinline__ void load_rows(const float* at, i64 step, u32 mask, float* loaded) {
+  static __device__ __forceinline__ void load_rows(const float* at, i64 step, u32 inside, float* loaded) {
 #pragma unroll
     for (int n = 0; n < kRows; n++) {
-      loaded[n] = (mask >> n & 1) ? __ldg(at) : 0.f;
+      loaded[n] = (inside >> n & 1) ? __ldg(at) : 0.f;
       at = add_bytes(at, step);
     }
   }
 
   // One position of channel number c of the tile.
-  __device__ __forceinline__ void load_x(int c, int at, float* loaded) const {
-    c = min(c, c_left - 1);
-    const float* from = x_row + i64(at) * p.x_column;
-    u32 mask;
+  __device__ __forceinline__ void load_x(int c, int place, float* loaded) const {
+    const WgradRow& at = state.row[row & 1];
+    c = min(c, left_x + int(fresh_thread() / 32));
+    const float* from = at.x + i64(place) * p.x_column;
+    u32 inside;
     if (kClassed) {
-      const int channel = p.classes.quotient(first_c + c), number = first_c + c - channel * int(p.classes.divisor);
+      c += Block(p).c_tile * Tile::kTileC;
+      const int channel = p.classes.quotient(c), number = c - channel * int(p.classes.divisor);
       const int h = p.classes_w.quotient(number), w = number - h * int(p.classes_w.divisor);
       from += channel * p.x_channel + p.x_first_h[h] + p.x_first_w[w];
-      mask = column_inside(p.read_first_w[w], at) ? rows_inside(p.read_first_h[h]) : 0;
+      inside = !at.beyond && column_inside(p.read_first_w[w], place) ? rows_inside(at.x_first, p.read_first_h[h]) : 0;
     } else {
       from += c * p.x_channel;
-      mask = column_inside(p.read_first_w[0], at) ? x_rows : 0;
+      inside = column_inside(p.read_first_w[0], place) ? at.rows : 0;
     }
-    load_rows<kRowsX>(from, p.x_next_row, mask, loaded);
+    load_rows<kRowsX>(from, state.x_step * p.x_next_row, inside >> 8, loaded);
   }
 
-  // The thread's share of the blocks beyond the chunk: channel, block.
-  static __device__ __forceinline__ int halo_channel() { return threadIdx.x / 4 / Sizes::kHaloBlocks; }
-  static __device__ __forceinline__ int halo_block(int item) {
-    return kChunk + item * Sizes::kHaloBlocks + threadIdx.x / 4 % Sizes::kHaloBlocks;
-  }
-  __device__ __forceinline__ bool has_halo(int item) const {
-    return halo_block(item) < kChunk + Sizes::kBeyond * p.interleave && halo_channel() < Tile::kTileC;
+  // The first blocks of a chunk are the last ones of the chunk before; at the beginning of a row they are loaded.
+  __device__ __forceinline__ void head(const float* before) const {
+    const u32 thread = fresh_thread();
+    const int blocks = Sizes::kBeyond * p.interleave;
+    const int c = thread / 4 / Sizes::kHeadBlocks, j = thread % 4;
+    const int to = Sizes::kStagedD + c * pitch_x(p) + j;
+#pragma unroll 1
+    for (int number = thread / 4 % Sizes::kHeadBlocks; number < blocks; number += Sizes::kHeadBlocks) {
+      if (c >= Tile::kTileC) break;
+      float value;
+      if (tile > 0) {
+        value = before[to + (kChunk + number) * 4];
+      } else {
+        float loaded[kRowsX], of_x[8];
+        load_x(c, position(state.row[row & 1].phase, number, j), loaded);
+        fragment(state.of_x, (kRowsX + 3) / 4, of_x);
+        value = dot<kRowsX>(of_x, loaded);
+      }
+      staged[to + number * 4] = value;
+    }
   }
 
-  // Stage 1, first half of batch `batch`: loads.
+  // Stage 1 in batches of items, spread evenly.
+  static __device__ __forceinline__ constexpr int first_item(int items, int batch) {
+    return items * batch / Sizes::kBatches;
+  }
+
+  // First half: loads.
   __device__ __forceinline__ void load(int batch) {
-    const int warp = threadIdx.x / 32;
 #pragma unroll
-    for (int i = 0; i < Sizes::kBatchD; i++) {
-      const int item = batch * Sizes::kBatchD + i;
-      if (item >= Sizes::kItemsD) continue;
-      load_rows<kRowsD>(dy_at, p.dy_next_row, dy_mask, dy_loaded[batch & 1][i]);
-      if (warp + (item + 1) * Sizes::kWarps < k_left) dy_at = add_bytes(dy_at, p.dy_next_channel);
+    for (int item = first_item(Sizes::kItemsD, batch); item < first_item(Sizes::kItemsD, batch + 1); item++) {
+      load_rows<kRowsD>(dy_at, p.dy_next_row, mask, dy_loaded[item]);
+      if ((item + 1) * Sizes::kWarps <= left_d) dy_at = add_bytes(dy_at, p.dy_next_channel);
     }
 #pragma unroll
-    for (int i = 0; i < Sizes::kBatchX; i++) {
-      const int item = batch * Sizes::kBatchX + i;
-      float* loaded = x_loaded[batch & 1][i];
-      if (item < Sizes::kItemsX) {
-        if (kClassed) {
-          load_x(warp + item * Sizes::kWarps, place, loaded);
-        } else {
-          load_rows<kRowsX>(x_at, p.x_next_row, x_mask, loaded);
-          if (warp + (item + 1) * Sizes::kWarps < c_left) x_at = add_bytes(x_at, p.x_next_channel);
-        }
-      } else if (item < Sizes::kItemsX + Sizes::kItemsHalo) {
-        const int halo = item - Sizes::kItemsX;
-        if (has_halo(halo)) load_x(halo_channel(), position(tile + halo_block(halo), threadIdx.x % 4), loaded);
+    for (int item = first_item(Sizes::kItemsX, batch); item < first_item(Sizes::kItemsX, batch + 1); item++) {
+      if (kClassed) {
+        load_x(fresh_thread() / 32 + item * Sizes::kWarps, x_place, x_loaded[item]);
+      } else {
+        load_rows<kRowsX>(x_at, state.x_step * p.x_next_row, mask >> 8, x_loaded[item]);
+        if ((item + 1) * Sizes::kWarps <= left_x) x_at = add_bytes(x_at, p.x_next_channel);
       }
     }
   }
@@ -271,58 +343,65 @@ struct WgradLoader {
   // Second half: the product of the H transform, into `staged`. The quads of a row of dy are permuted by channel, the
   // rows of x have an odd number of quads: stage 2 reads both with its lanes in successive channels.
   __device__ __forceinline__ void combine(int batch) const {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    float* staged_x = staged + Sizes::kStagedD;
+    const u32 thread = fresh_thread();
+    const int lane = thread % 32, warp = thread / 32;
+    float of_dy[4], of_x[8];
+    fragment(state.of_dy, 1, of_dy);
+    fragment(state.of_x, (kRowsX + 3) / 4, of_x);
 #pragma unroll
-    for (int i = 0; i < Sizes::kBatchD; i++) {
-      const int item = batch * Sizes::kBatchD + i, k = warp + item * Sizes::kWarps;
-      if (item < Sizes::kItemsD && k < Tile::kTileK)
-        staged[k * 4 * kChunk + (lane ^ (k % 8 * 4))] = dot<kRowsD>(of_dy, dy_loaded[batch & 1][i]);
+    for (int item = first_item(Sizes::kItemsD, batch); item < first_item(Sizes::kItemsD, batch + 1); item++) {
+      const int k = warp + item * Sizes::kWarps;
+      if (Tile::kTileK % Sizes::kWarps == 0 || k < Tile::kTileK)
+        staged[k * 4 * kChunk + (lane ^ (k % 8 * 4))] = dot<kRowsD>(of_dy, dy_loaded[item]);
     }
+    float* const to = staged + Sizes::kStagedD + Sizes::kBeyond * p.interleave * 4 + lane;
 #pragma unroll
-    for (int i = 0; i < Sizes::kBatchX; i++) {
-      const int item = batch * Sizes::kBatchX + i, c = warp + item * Sizes::kWarps, halo = item - Sizes::kItemsX;
-      const float* loaded = x_loaded[batch & 1][i];
-      if (item < Sizes::kItemsX) {
-        if (c < Tile::kTileC) staged_x[c * pitch_x + lane] = dot<kRowsX>(of_x, loaded);
-      } else if (item < Sizes::kItemsX + Sizes::kItemsHalo && has_halo(halo)) {
-        staged_x[halo_channel() * pitch_x + halo_block(halo) * 4 + threadIdx.x % 4] = dot<kRowsX>(of_x, loaded);
-      }
+    for (int item = first_item(Sizes::kItemsX, batch); item < first_item(Sizes::kItemsX, batch + 1); item++) {
+      const int c = warp + item * Sizes::kWarps;
+      if (Tile::kTileC % Sizes::kWarps == 0 || c < Tile::kTileC) to[c * pitch_x(p)] = dot<kRowsX>(of_x, x_loaded[item]);
+    }
+  }
+
+  static __device__ __forceinline__ void fragment(const float* at, int quads, float* values) {
+#pragma unroll
+    for (int i = 0; i < quads; i++) {
+      const float4 v = load4(at + 4 * i);
+      values[4 * i] = v.x, values[4 * i + 1] = v.y, values[4 * i + 2] = v.z, values[4 * i + 3] = v.w;
     }
   }
 
   template <int kRows>
-  static __device__ __forceinline__ float dot(const float* factors, const float* values) {
-    float sum = factors[0] * values[0];
+  static __device__ __forceinline__ float dot(const float* a, const float* b) {
+    float sum = a[0] * b[0];
 #pragma unroll
-    for (int n = 1; n < kRows; n++) sum = fmaf(factors[n], values[n], sum);
+    for (int n = 1; n < kRows; n++) sum = fmaf(a[n], b[n], sum);
     return sum;
   }
 
   // Stage 2, one round: a tile of one channel per thread, dy in the first rounds and x after them.
   __device__ __forceinline__ void transform(int round, const float* from, float* operands, float& bias) const {
+    const u32 thread = fresh_thread();
     if (round < Sizes::kRoundsD) {
-      const int task = threadIdx.x + round * Sizes::kThreads;
+      const int task = thread + round * Sizes::kThreads;
       if (Sizes::kTasksD % Sizes::kThreads != 0 && task >= Sizes::kTasksD) return;
       const int k = task % Tile::kTileK, u = task / Tile::kTileK;
-      const float4 quad = load4(from + k * 4 * kChunk + (u ^ k % 8) * 4);
-      const float dy_tile[4] = {quad.x, quad.y, quad.z, quad.w};
-      float d[W::kPoints];
+      float dy_tile[4], d[W::kPoints];
+      fragment(from + k * 4 * kChunk + (u ^ k % 8) * 4, 1, dy_tile);
       W::spread(dy_tile, d);
 #pragma unroll
       for (int i = 0; i < W::kPoints; i++) operands[(i * kChunk + u) * Tile::kTileK + k] = d[i];
       bias += d[1];
       return;
     }
-    const int task = threadIdx.x + (round - Sizes::kRoundsD) * Sizes::kThreads;
+    const int task = thread + (round - Sizes::kRoundsD) * Sizes::kThreads;
     if (Sizes::kTasksV % Sizes::kThreads != 0 && task >= Sizes::kTasksV) return;
     const int c = task % Tile::kTileC, u = task / Tile::kTileC % kChunk, pass = task / (Tile::kTileC * kChunk);
-    const float* tile_at = from + Sizes::kStagedD + c * pitch_x + (u + pass * p.interleave) * 4;
-    const float4 near = load4(tile_at), far = load4(tile_at + p.interleave * 4);
-    const float inputs[8] = {near.x, near.y, near.z, near.w, far.x, far.y, far.z, far.w};
-    float v[W::kPoints];
+    const float* at = from + Sizes::kStagedD + c * pitch_x(p) + (u + pass * p.interleave) * 4;
+    float inputs[8], v[W::kPoints];
+    fragment(at, 1, inputs);
+    fragment(at + p.interleave * 4, 1, inputs + 4);
     W::input(inputs, v);
-    float* to = operands + Sizes::kOperandD + pass * W::kPoints * kChunk * Tile::kTileC + u * Tile::kTileC + c;
+    float* to = operands + Sizes::kOperandD + (pass * W::kPoints * kChunk + u) * Tile::kTileC + c;
 #pragma unroll
     for (int i = 0; i < W::kPoints; i++) to[i * kChunk * Tile::kTileC] = v[i];
   }
@@ -383,31 +462,55 @@ struct WgradSums {
   }
 };
 
+// A thread's channels inside the block's tile, and its point and share of the tiles.
+template <class W, class Tile>
+struct WgradPlace {
+  int point, split, k, c;
+
+  __device__ __forceinline__ explicit WgradPlace(u32 thread) {
+    const int lane = thread % 32, warp = thread / 32, part = warp / W::kPoints;
+    point = warp % W::kPoints;
+    split = part % Tile::kSplit;
+    k = part / Tile::kSplit % Tile::kWarpsK * (Tile::kTileK / Tile::kWarpsK) + lane % Tile::kLanesK * 4;
+    c = part / Tile::kSplit / Tile::kWarpsK * (Tile::kTileC / Tile::kWarpsC) + lane / Tile::kLanesK * 4;
+  }
+};
+
+// Where a thread's sums lie.
+template <class Sizes, class Tile, class W>
+__device__ __forceinline__ float* partial_of(const ToomWgradParams& p) {
+  const WgradBlock<Sizes, Tile> block(p);
+  const WgradPlace<W, Tile> place(fresh_thread());
+  const i64 run = (i64(block.slice) * Tile::kSplit + place.split) * p.groups.divisor + block.group;
+  const i64 product = (run * p.channel_tiles.divisor + block.channel_tile) * Sizes::kProducts + block.product;
+  return p.partial + product * (Sizes::kPasses * W::kPoints * Tile::kTileK * Tile::kTileC) +
+         (place.point * Tile::kTileK + place.k) * Tile::kTileC + place.c;
+}
+
 template <class H, class W, class Tile, bool kClassed>
 __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
   using Sizes = WgradSizes<H, W, Tile>;
   extern __shared__ __align__(16) float shared[];
 
-  const u32 pair = blockIdx.x / Sizes::kProducts, product = blockIdx.x % Sizes::kProducts;
-  const u32 above = p.channel_tiles.quotient(pair), channel_tile = pair - above * p.channel_tiles.divisor;
-  const u32 slice = p.groups.quotient(above), group = above - slice * p.groups.divisor;
-  const u32 c_tile = p.k_tiles.quotient(channel_tile), k_tile = channel_tile - c_tile * p.k_tiles.divisor;
-  const int first_row = int(i64(p.rows) * slice / p.slices), end_row = int(i64(p.rows) * (slice + 1) / p.slices);
-
   float* const operands = shared;
   float* const staged = shared + 2 * Sizes::kOperands;
-  WgradLoader<H, W, Tile, kClassed> loader(p, staged, product, group, k_tile * Tile::kTileK, c_tile * Tile::kTileC,
-                                           first_row, end_row);
-  const int staged_size = Sizes::kStagedD + Tile::kTileC * loader.pitch_x;
-  int chunks = (end_row - first_row) * ((p.tiles + kChunk - 1) / kChunk);
+  const int staged_size = Sizes::kStagedD + Tile::kTileC * WgradLoader<H, W, Tile, kClassed>::pitch_x(p);
+  WgradLoader<H, W, Tile, kClassed> loader(p, *reinterpret_cast<WgradState*>(staged + 2 * staged_size), operands);
+  int chunks;
+  {
+    const WgradBlock<Sizes, Tile> block(p);
+    chunks = (block.end_row(p) - block.first_row(p)) * ((p.tiles + kChunk - 1) / kChunk);
+  }
 
   // The first chunk through stages 1 and 2, the second through stage 1.
   float bias = 0.f;
 #pragma unroll 1
   for (int ahead = 0; ahead < 2; ahead++) {
     loader.staged = staged + ahead * staged_size;
+    loader.aim_chunk();
 #pragma unroll
     for (int batch = 0; batch < Sizes::kBatches; batch++) loader.load(batch), loader.combine(batch);
+    loader.head(staged);
     loader.advance();
     __syncthreads();
     if (ahead == 0) {
@@ -418,24 +521,12 @@ __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
   }
   __syncthreads();
 
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int point = warp % W::kPoints, part = warp / W::kPoints, split = part % Tile::kSplit;
-  const int k = part / Tile::kSplit % Tile::kWarpsK * (Tile::kTileK / Tile::kWarpsK) + lane % Tile::kLanesK * 4;
-  const int c = part / Tile::kSplit / Tile::kWarpsK * (Tile::kTileC / Tile::kWarpsC) + lane / Tile::kLanesK * 4;
-  const float* d = operands + (point * kChunk + split) * Tile::kTileK + k;
-  const float* v = operands + Sizes::kOperandD + (point * kChunk + split) * Tile::kTileC + c;
-  float* partial =
-      p.partial +
-      ((((i64(slice) * Tile::kSplit + split) * p.groups.divisor + group) * p.channel_tiles.divisor + channel_tile) *
-           Sizes::kProducts +
-       product) *
-          (Sizes::kPasses * W::kPoints * Tile::kTileK * Tile::kTileC) +
-      (point * Tile::kTileK + k) * Tile::kTileC + c;
-
+  const WgradPlace<W, Tile> place(threadIdx.x);
+  const float* d = operands + (place.point * kChunk + place.split) * Tile::kTileK + place.k;
+  const float* v = operands + Sizes::kOperandD + (place.point * kChunk + place.split) * Tile::kTileC + place.c;
   WgradSums<W, Tile> sums;
   sums.clear();
-  int turn = 0, until_flush = p.flush;
-  bool begin = true;
+  int turn = 0, until_flush = p.flush + kFirstFlush;
 #pragma unroll 1
   for (; chunks > 0; chunks--) {
     // The chunk after next goes where this one was staged; the next is transformed into the other operands.
@@ -443,6 +534,7 @@ __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
     const float* from = staged + (turn ^ 1) * staged_size;
     float* to = operands + (turn ^ 1) * Sizes::kOperands;
     const int now = turn * Sizes::kOperands;
+    loader.aim_chunk();
     constexpr int kRounds = Sizes::kRoundsD + Sizes::kRoundsV;
 #pragma unroll
     for (int step = 0; step < Sizes::kSteps; step++) {
@@ -453,27 +545,28 @@ __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
         if (round * Sizes::kSteps / kRounds == step) loader.transform(round, from, to, bias);
       if (step > 0) loader.combine(step - 1);
     }
+    loader.head(from);
     loader.advance();
     turn ^= 1;
-    if (--until_flush == 0 || chunks == 1) {
-      sums.flush(partial, begin);
+    if (--until_flush % kFirstFlush == 0 || chunks == 1) {
+      sums.flush(partial_of<Sizes, Tile, W>(p), until_flush >= kFirstFlush);
       sums.clear();
-      begin = false;
       until_flush = p.flush;
     }
     __syncthreads();
   }
 
   // The sum of dy is the product of the points 1 of both axes, where dy enters with factors 1.
-  if (p.bias_partial && product == (H::kPoints > 1 ? 1 : 0) && c_tile == 0) {
+  const WgradBlock<Sizes, Tile> block(p);
+  if (p.bias_partial && block.product == (H::kPoints > 1 ? 1 : 0) && block.c_tile == 0) {
     shared[threadIdx.x] = bias;
     __syncthreads();
-    const int channel = k_tile * Tile::kTileK + threadIdx.x;
+    const int channel = block.k_tile * Tile::kTileK + threadIdx.x;
     if (threadIdx.x < Tile::kTileK && channel < p.outputs) {
       float sum = 0.f;
 #pragma unroll
       for (int i = 0; i < Sizes::kThreads / Tile::kTileK; i++) sum += shared[threadIdx.x + i * Tile::kTileK];
-      p.bias_partial[(i64(slice) * p.groups.divisor + group) * p.outputs + channel] = sum;
+      p.bias_partial[(i64(block.slice) * p.groups.divisor + block.group) * p.outputs + channel] = sum;
     }
   }
 }

@@ -32,6 +32,8 @@ from .toom import ToomAxis
 
 CHUNK = 8
 """Tiles between two barriers (``kChunk`` in toom_wgrad.cuh)."""
+STATE_BYTES = 120
+"""``sizeof(WgradState)``: what a block keeps in shared memory behind its buffers."""
 INTERLEAVES = (3, 2, 1)
 """Phases along W that can share a chunk, best first (``kMaxInterleave``)."""
 SLICES_PER_GROUP = 8
@@ -230,7 +232,7 @@ class ToomWgradWay:
         beyond = -(-self.w.span // 4) - 1
         operands = self.w.points * CHUNK * (self.tile.k + self.w.passes * self.tile.c)
         staged = 4 * CHUNK * self.tile.k + 4 * ((CHUNK + beyond * interleave) | 1) * self.tile.c
-        return 8 * (operands + staged)
+        return 8 * (operands + staged) + STATE_BYTES
 
     def work(self, problem: Problem, sms: int, workspace: int) -> _Work:
         """Slices: enough to fill the device in whole waves, and for short sums; few enough for the workspace."""
