@@ -52,14 +52,15 @@ struct ToomWgradParams {
   FastDivisor classes, classes_w;  // of a channel; along W
 };
 
-// kTileK x kTileC channels per block, cut among kWarpsK x kWarpsC warps per point; kSplit warps take every kSplit-th
-// tile. A warp's lanes form kLanesK x (32 / kLanesK).
-template <int kTileK_, int kTileC_, int kWarpsK_, int kWarpsC_, int kSplit_, int kLanesK_>
+// kTileK x kTileC channels per block, cut among kWarpsK x kWarpsC warps per point. The segments of W are cut among
+// kWarpsPass warps, and kSplit warps take every kSplit-th tile. A warp's lanes form kLanesK x (32 / kLanesK).
+template <int kTileK_, int kTileC_, int kWarpsK_, int kWarpsC_, int kWarpsPass_, int kSplit_, int kLanesK_>
 struct WgradTile {
   static constexpr int kTileK = kTileK_, kTileC = kTileC_, kWarpsK = kWarpsK_, kWarpsC = kWarpsC_, kSplit = kSplit_;
+  static constexpr int kWarpsPass = kWarpsPass_;
   static constexpr int kLanesK = kLanesK_, kLanesC = 32 / kLanesK_;
   static constexpr int kThreadK = kTileK / kWarpsK / kLanesK, kThreadC = kTileC / kWarpsC / kLanesC;
-  static constexpr int kWarpsPerPoint = kWarpsK * kWarpsC * kSplit;
+  static constexpr int kWarpsPerPoint = kWarpsK * kWarpsC * kWarpsPass * kSplit;
   static_assert(kThreadK % 4 == 0 && kThreadC % 4 == 0, "fragments are loaded in quads");
 };
 
@@ -272,7 +273,7 @@ struct WgradLoader {
 #pragma unroll
     for (int n = 0; n < kRows; n++) {
       loaded[n] = (inside >> n & 1) ? __ldg(at) : 0.f;
-      at = add_bytes(at, step);
+      at = opaque(add_bytes(at, step));
     }
   }
 
@@ -407,10 +408,10 @@ struct WgradLoader {
   }
 };
 
-// Stage 3: the accumulators of a thread, for one point of W and all segments.
+// Stage 3: the accumulators of a thread, for one point of W and its segments.
 template <class W, class Tile>
 struct WgradSums {
-  static constexpr int kPasses = W::kSegments;
+  static constexpr int kPasses = W::kSegments / Tile::kWarpsPass;
   float sum[kPasses][Tile::kThreadK][Tile::kThreadC];
 
   __device__ __forceinline__ void clear() {
@@ -465,14 +466,16 @@ struct WgradSums {
 // A thread's channels inside the block's tile, and its point and share of the tiles.
 template <class W, class Tile>
 struct WgradPlace {
-  int point, split, k, c;
+  int point, split, k, c, pass;
 
   __device__ __forceinline__ explicit WgradPlace(u32 thread) {
     const int lane = thread % 32, warp = thread / 32, part = warp / W::kPoints;
     point = warp % W::kPoints;
     split = part % Tile::kSplit;
     k = part / Tile::kSplit % Tile::kWarpsK * (Tile::kTileK / Tile::kWarpsK) + lane % Tile::kLanesK * 4;
-    c = part / Tile::kSplit / Tile::kWarpsK * (Tile::kTileC / Tile::kWarpsC) + lane / Tile::kLanesK * 4;
+    const int column = part / Tile::kSplit / Tile::kWarpsK;
+    c = column % Tile::kWarpsC * (Tile::kTileC / Tile::kWarpsC) + lane / Tile::kLanesK * 4;
+    pass = column / Tile::kWarpsC * (W::kSegments / Tile::kWarpsPass);
   }
 };
 
@@ -484,7 +487,7 @@ __device__ __forceinline__ float* partial_of(const ToomWgradParams& p) {
   const i64 run = (i64(block.slice) * Tile::kSplit + place.split) * p.groups.divisor + block.group;
   const i64 product = (run * p.channel_tiles.divisor + block.channel_tile) * Sizes::kProducts + block.product;
   return p.partial + product * (Sizes::kPasses * W::kPoints * Tile::kTileK * Tile::kTileC) +
-         (place.point * Tile::kTileK + place.k) * Tile::kTileC + place.c;
+         ((place.pass * W::kPoints + place.point) * Tile::kTileK + place.k) * Tile::kTileC + place.c;
 }
 
 template <class H, class W, class Tile, bool kClassed>
@@ -523,7 +526,8 @@ __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
 
   const WgradPlace<W, Tile> place(threadIdx.x);
   const float* d = operands + (place.point * kChunk + place.split) * Tile::kTileK + place.k;
-  const float* v = operands + Sizes::kOperandD + (place.point * kChunk + place.split) * Tile::kTileC + place.c;
+  const float* v = operands + Sizes::kOperandD +
+                   ((place.pass * W::kPoints + place.point) * kChunk + place.split) * Tile::kTileC + place.c;
   WgradSums<W, Tile> sums;
   sums.clear();
   int turn = 0, until_flush = p.flush + kFirstFlush;

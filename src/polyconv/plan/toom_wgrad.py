@@ -62,6 +62,7 @@ class WgradTile:
     c: int
     warps_k: int
     warps_c: int
+    warps_pass: int
     split: int
     lanes_k: int
 
@@ -71,12 +72,12 @@ class WgradTile:
 
     @property
     def cpp(self) -> str:
-        sizes = (self.k, self.c, self.warps_k, self.warps_c, self.split, self.lanes_k)
+        sizes = (self.k, self.c, self.warps_k, self.warps_c, self.warps_pass, self.split, self.lanes_k)
         return f"polyconv::WgradTile<{', '.join(map(str, sizes))}>"
 
     @property
     def warps_per_point(self) -> int:
-        return self.warps_k * self.warps_c * self.split
+        return self.warps_k * self.warps_c * self.warps_pass * self.split
 
     @property
     def accumulators(self) -> int:
@@ -86,13 +87,13 @@ class WgradTile:
 
 TILES = {
     THREE: (
-        WgradTile(64, 64, 1, 2, 1, 8),
-        WgradTile(64, 32, 1, 1, 2, 8),
-        WgradTile(128, 16, 1, 1, 2, 16),
+        WgradTile(64, 64, 1, 2, 1, 1, 8),
+        WgradTile(64, 32, 1, 1, 1, 2, 8),
+        WgradTile(128, 16, 1, 1, 1, 2, 16),
     ),
-    FIVE: (WgradTile(64, 32, 1, 1, 1, 8),),
-    NINE: (WgradTile(64, 32, 1, 1, 1, 8),),
-    THIRTEEN: (WgradTile(32, 32, 1, 1, 1, 4),),
+    FIVE: (WgradTile(64, 32, 1, 1, 1, 1, 8),),
+    NINE: (WgradTile(64, 32, 1, 1, 2, 1, 8),),
+    THIRTEEN: (WgradTile(32, 32, 1, 1, 1, 1, 4),),
 }
 """Tiles for each algorithm along W."""
 
@@ -350,7 +351,7 @@ class ToomWgradWay:
         beyond = -(-self.w.span // 4) - 1
         positions_x = 4 * (CHUNK + beyond * work.interleave)
         # Per chunk and block, in warp instructions.
-        products = warps * (CHUNK // tile.split) * tile.accumulators * passes
+        products = warps * (CHUNK // tile.split) * tile.accumulators * passes // tile.warps_pass
         combines = tile.k * self.h.m + tile.c * self.h.points * positions_x / 32
         transforms = CHUNK / 32 * (tile.k * 2.5 * points / 2 + tile.c * passes * 2.5 * points)
         fp32 = (products + combines + transforms + 12 * warps) * 32 / device.fp32_per_clock
