@@ -27,7 +27,8 @@ namespace polyconv {
 constexpr int kChunk = 8;             // tiles that are multiplied between two barriers
 constexpr int kMaxInterleave = 3;     // phases along W that share a chunk; more would not fit into shared memory
 constexpr int kFirstFlush = 1 << 20;  // marks the first one
-constexpr int kMaxClasses = 8;        // residue classes of taps per axis
+constexpr int kMaxWarps = 16;
+constexpr int kMaxClasses = 8;  // residue classes of taps per axis
 
 struct ToomWgradParams {
   const float* x;
@@ -49,7 +50,8 @@ struct ToomWgradParams {
   int slices, flush;
   FastDivisor channel_tiles, k_tiles, groups;
   FastDivisor outer_phases, tiles_h, phases_h, interleaved;
-  FastDivisor classes, classes_w;  // of a channel; along W
+  FastDivisor classes, classes_w;             // of a channel; along W
+  int chunk_step, chunk_residue, chunk_wrap;  // from one chunk to the next: WgradLoader::advance
 };
 
 // kTileK x kTileC channels per block, cut among kWarpsK x kWarpsC warps per point. The segments of W are cut among
@@ -78,11 +80,13 @@ struct WgradSizes {
   static constexpr int kOperandV = kPasses * W::kPoints * kChunk * Tile::kTileC;
   static constexpr int kOperands = kOperandD + kOperandV;
   static constexpr int kStagedD = Tile::kTileK * kChunk * 4;
+  static constexpr int kPitchX = 4 * ((kChunk + kBeyond * kMaxInterleave) | 1);
+  static constexpr int kStaged = kStagedD + Tile::kTileC * kPitchX;
   // Stage 1 by items: kItemsD channels of dy and kItemsX of x per warp; kItemsHead quads per thread at a row's begin.
   static constexpr int kItemsD = (Tile::kTileK + kWarps - 1) / kWarps;
   static constexpr int kItemsX = (Tile::kTileC + kWarps - 1) / kWarps;
   static constexpr int kHeadBlocks = kThreads / (4 * Tile::kTileC);
-  static constexpr int kBatches = kSteps - 1;
+  static constexpr int kBatches = kSteps - 2;
   static constexpr int kTasksD = Tile::kTileK * kChunk, kTasksV = kPasses * Tile::kTileC * kChunk;
   static constexpr int kRoundsD = (kTasksD + kThreads - 1) / kThreads;
   static constexpr int kRoundsV = (kTasksV + kThreads - 1) / kThreads;
@@ -144,7 +148,8 @@ struct WgradRow {
 struct WgradState {
   float of_dy[4], of_x[8];  // factors of the block's product along H
   WgradRow row[2];
-  int x_from, x_step;  // first row of x that the product needs, and distance of the next
+  int x_from, x_step;                         // first row of x that the product needs, and distance of the next
+  i64 dy_warp[kMaxWarps], x_warp[kMaxWarps];  // elements to the first channel of each warp
 };
 
 // Stages 1 and 2 of a block: walks over its chunks and leaves transformed operands in shared memory.
@@ -161,7 +166,7 @@ struct WgradLoader {
 
   // The chunk that stage 1 works on.
   int row, tile;
-  int x_place;                // this lane's position along W
+  int place, residue;         // this lane's position along W in the first of the row's phases, and which phase it is in
   const float *x_at, *dy_at;  // there, of the channel in turn
   u32 mask;
   float dy_loaded[Sizes::kItemsD][kRowsD], x_loaded[Sizes::kItemsX][kRowsX];
@@ -173,6 +178,10 @@ struct WgradLoader {
     left_d = min(Tile::kTileK, p.outputs - block.k_tile * Tile::kTileK) - 1 - warp;
     left_x = min(Tile::kTileC, p.channels - block.c_tile * Tile::kTileC) - 1 - warp;
     row = block.first_row(p);
+    if (threadIdx.x % 32 == 0) {
+      state.dy_warp[warp] = (warp + min(left_d, 0)) * p.dy_channel;
+      state.x_warp[warp] = (warp + min(left_x, 0)) * p.x_channel;
+    }
     if (threadIdx.x == 0) {
       float of_dy[kRowsD], of_x[H::kPoints];
       coefficients<H, kRowsD, true>(block.product % H::kPoints, of_dy);
@@ -195,10 +204,6 @@ struct WgradLoader {
 
   static __device__ __forceinline__ bool steps_of_two(const float* of_x) {
     return H::kPoints > 2 && (of_x[1] == 0.f || of_x[H::kPoints > 2 ? 2 : 0] == 0.f);
-  }
-
-  static __device__ __forceinline__ int pitch_x(const ToomWgradParams& p) {
-    return 4 * ((kChunk + Sizes::kBeyond * p.interleave) | 1);
   }
 
   // Decodes `row` = ((image * phases + phase) * tiles + tile along H) * outer phases + outer phase along W.
@@ -235,10 +240,10 @@ struct WgradLoader {
     return found;
   }
 
-  // Lattice position along W of element j of block number `number` of the row.
-  __device__ __forceinline__ int position(int phase, int number, int j) const {
+  // Lattice position along W of element j of block number `number`, in the first of the row's phases.
+  __device__ __forceinline__ int position(int number, int j) const {
     const int unit = p.interleaved.quotient(number);
-    return phase + (number - unit * p.interleave) + p.dilation_w * (4 * unit + j);
+    return number - unit * p.interleave + p.dilation_w * (4 * unit + j);
   }
 
   __device__ __forceinline__ bool column_inside(int read_first, int at) const {
@@ -247,20 +252,31 @@ struct WgradLoader {
 
   __device__ __forceinline__ void aim_chunk() {
     const WgradRow& at = state.row[row & 1];
-    const int lane = fresh_thread() % 32, warp = fresh_thread() / 32;
-    const int place = position(at.phase, tile + lane / 4, lane % 4);
-    dy_at = at.dy + i64(place) * p.dy_column + (warp + min(left_d, 0)) * p.dy_channel;
-    mask = place < p.count_w ? at.rows & 0xff : 0;
-    x_place = position(at.phase, tile + Sizes::kBeyond * p.interleave + lane / 4, lane % 4);
+    const u32 thread = fresh_thread();
+    if (tile == 0) {
+      const int number = thread % 32 / 4;
+      place = position(number, thread % 4);
+      residue = number - p.interleaved.quotient(number) * p.interleave;
+    }
+    const int here = at.phase + place, x_here = here + Sizes::kBeyond * 4 * p.dilation_w;
+    dy_at = at.dy + state.dy_warp[thread / 32] + i64(here) * p.dy_column;
+    mask = here < p.count_w ? at.rows & 0xff : 0;
     if (!kClassed) {
-      x_at = at.x + i64(x_place) * p.x_column + (warp + min(left_x, 0)) * p.x_channel;
-      mask |= column_inside(p.read_first_w[0], x_place) ? at.rows & 0xff00 : 0;
+      x_at = at.x + state.x_warp[thread / 32] + i64(x_here) * p.x_column;
+      mask |= column_inside(p.read_first_w[0], x_here) ? at.rows & 0xff00 : 0;
     }
   }
 
-  // To the next chunk. A new row is there for all threads after the next barrier.
+  // To the next chunk: p.chunk_step positions further, and one unit less of the interleaved phases where they wrap. A
+  // new row is there for all threads after the next barrier.
   __device__ __forceinline__ void advance() {
     tile += kChunk;
+    place += p.chunk_step;
+    residue += p.chunk_residue;
+    if (residue >= p.interleave) {
+      residue -= p.interleave;
+      place += p.chunk_wrap;
+    }
     if (tile >= p.tiles) {
       tile = 0;
       row++;
@@ -278,20 +294,20 @@ struct WgradLoader {
   }
 
   // One position of channel number c of the tile.
-  __device__ __forceinline__ void load_x(int c, int place, float* loaded) const {
+  __device__ __forceinline__ void load_x(int c, int here, float* loaded) const {
     const WgradRow& at = state.row[row & 1];
     c = min(c, left_x + int(fresh_thread() / 32));
-    const float* from = at.x + i64(place) * p.x_column;
+    const float* from = at.x + i64(here) * p.x_column;
     u32 inside;
     if (kClassed) {
       c += Block(p).c_tile * Tile::kTileC;
       const int channel = p.classes.quotient(c), number = c - channel * int(p.classes.divisor);
       const int h = p.classes_w.quotient(number), w = number - h * int(p.classes_w.divisor);
       from += channel * p.x_channel + p.x_first_h[h] + p.x_first_w[w];
-      inside = !at.beyond && column_inside(p.read_first_w[w], place) ? rows_inside(at.x_first, p.read_first_h[h]) : 0;
+      inside = !at.beyond && column_inside(p.read_first_w[w], here) ? rows_inside(at.x_first, p.read_first_h[h]) : 0;
     } else {
       from += c * p.x_channel;
-      inside = column_inside(p.read_first_w[0], place) ? at.rows : 0;
+      inside = column_inside(p.read_first_w[0], here) ? at.rows : 0;
     }
     load_rows<kRowsX>(from, state.x_step * p.x_next_row, inside >> 8, loaded);
   }
@@ -301,7 +317,7 @@ struct WgradLoader {
     const u32 thread = fresh_thread();
     const int blocks = Sizes::kBeyond * p.interleave;
     const int c = thread / 4 / Sizes::kHeadBlocks, j = thread % 4;
-    const int to = Sizes::kStagedD + c * pitch_x(p) + j;
+    const int to = Sizes::kStagedD + c * Sizes::kPitchX + j;
 #pragma unroll 1
     for (int number = thread / 4 % Sizes::kHeadBlocks; number < blocks; number += Sizes::kHeadBlocks) {
       if (c >= Tile::kTileC) break;
@@ -310,7 +326,7 @@ struct WgradLoader {
         value = before[to + (kChunk + number) * 4];
       } else {
         float loaded[kRowsX], of_x[8];
-        load_x(c, position(state.row[row & 1].phase, number, j), loaded);
+        load_x(c, state.row[row & 1].phase + position(number, j), loaded);
         fragment(state.of_x, (kRowsX + 3) / 4, of_x);
         value = dot<kRowsX>(of_x, loaded);
       }
@@ -333,7 +349,8 @@ struct WgradLoader {
 #pragma unroll
     for (int item = first_item(Sizes::kItemsX, batch); item < first_item(Sizes::kItemsX, batch + 1); item++) {
       if (kClassed) {
-        load_x(fresh_thread() / 32 + item * Sizes::kWarps, x_place, x_loaded[item]);
+        load_x(fresh_thread() / 32 + item * Sizes::kWarps,
+               state.row[row & 1].phase + place + Sizes::kBeyond * 4 * p.dilation_w, x_loaded[item]);
       } else {
         load_rows<kRowsX>(x_at, state.x_step * p.x_next_row, mask >> 8, x_loaded[item]);
         if ((item + 1) * Sizes::kWarps <= left_x) x_at = add_bytes(x_at, p.x_next_channel);
@@ -359,7 +376,8 @@ struct WgradLoader {
 #pragma unroll
     for (int item = first_item(Sizes::kItemsX, batch); item < first_item(Sizes::kItemsX, batch + 1); item++) {
       const int c = warp + item * Sizes::kWarps;
-      if (Tile::kTileC % Sizes::kWarps == 0 || c < Tile::kTileC) to[c * pitch_x(p)] = dot<kRowsX>(of_x, x_loaded[item]);
+      if (Tile::kTileC % Sizes::kWarps == 0 || c < Tile::kTileC)
+        to[c * Sizes::kPitchX] = dot<kRowsX>(of_x, x_loaded[item]);
     }
   }
 
@@ -397,7 +415,7 @@ struct WgradLoader {
     const int task = thread + (round - Sizes::kRoundsD) * Sizes::kThreads;
     if (Sizes::kTasksV % Sizes::kThreads != 0 && task >= Sizes::kTasksV) return;
     const int c = task % Tile::kTileC, u = task / Tile::kTileC % kChunk, pass = task / (Tile::kTileC * kChunk);
-    const float* at = from + Sizes::kStagedD + c * pitch_x(p) + (u + pass * p.interleave) * 4;
+    const float* at = from + Sizes::kStagedD + c * Sizes::kPitchX + (u + pass * p.interleave) * 4;
     float inputs[8], v[W::kPoints];
     fragment(at, 1, inputs);
     fragment(at + p.interleave * 4, 1, inputs + 4);
@@ -497,8 +515,7 @@ __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
 
   float* const operands = shared;
   float* const staged = shared + 2 * Sizes::kOperands;
-  const int staged_size = Sizes::kStagedD + Tile::kTileC * WgradLoader<H, W, Tile, kClassed>::pitch_x(p);
-  WgradLoader<H, W, Tile, kClassed> loader(p, *reinterpret_cast<WgradState*>(staged + 2 * staged_size), operands);
+  WgradLoader<H, W, Tile, kClassed> loader(p, *reinterpret_cast<WgradState*>(staged + 2 * Sizes::kStaged), operands);
   int chunks;
   {
     const WgradBlock<Sizes, Tile> block(p);
@@ -509,7 +526,7 @@ __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
   float bias = 0.f;
 #pragma unroll 1
   for (int ahead = 0; ahead < 2; ahead++) {
-    loader.staged = staged + ahead * staged_size;
+    loader.staged = staged + ahead * Sizes::kStaged;
     loader.aim_chunk();
 #pragma unroll
     for (int batch = 0; batch < Sizes::kBatches; batch++) loader.load(batch), loader.combine(batch);
@@ -530,28 +547,30 @@ __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
                    ((place.pass * W::kPoints + place.point) * kChunk + place.split) * Tile::kTileC + place.c;
   WgradSums<W, Tile> sums;
   sums.clear();
-  int turn = 0, until_flush = p.flush + kFirstFlush;
+  int until_flush = p.flush + kFirstFlush;
+  bool turn = false;
 #pragma unroll 1
   for (; chunks > 0; chunks--) {
     // The chunk after next goes where this one was staged; the next is transformed into the other operands.
-    loader.staged = staged + turn * staged_size;
-    const float* from = staged + (turn ^ 1) * staged_size;
-    float* to = operands + (turn ^ 1) * Sizes::kOperands;
-    const int now = turn * Sizes::kOperands;
-    loader.aim_chunk();
+    loader.staged = staged + (turn ? Sizes::kStaged : 0);
+    const float* from = staged + (turn ? 0 : Sizes::kStaged);
+    float* to = operands + (turn ? 0 : Sizes::kOperands);
+    const int now = turn ? Sizes::kOperands : 0;
     constexpr int kRounds = Sizes::kRoundsD + Sizes::kRoundsV;
+    loader.aim_chunk();
 #pragma unroll
     for (int step = 0; step < Sizes::kSteps; step++) {
+      // Whatever waits for memory comes before the last products: behind them is nothing that could hide it.
       if (step < Sizes::kBatches) loader.load(step);
-      sums.multiply_add(d + now + step * Tile::kSplit * Tile::kTileK, v + now + step * Tile::kSplit * Tile::kTileC);
+      if (step >= 2) loader.combine(step - 2);
+      if (step == 1) loader.head(from);
 #pragma unroll
       for (int round = 0; round < kRounds; round++)
         if (round * Sizes::kSteps / kRounds == step) loader.transform(round, from, to, bias);
-      if (step > 0) loader.combine(step - 1);
+      if (step == Sizes::kSteps - 1) loader.advance();
+      sums.multiply_add(d + now + step * Tile::kSplit * Tile::kTileK, v + now + step * Tile::kSplit * Tile::kTileC);
     }
-    loader.head(from);
-    loader.advance();
-    turn ^= 1;
+    turn = !turn;
     if (--until_flush % kFirstFlush == 0 || chunks == 1) {
       sums.flush(partial_of<Sizes, Tile, W>(p), until_flush >= kFirstFlush);
       sums.clear();

@@ -32,7 +32,7 @@ from .toom import ToomAxis
 
 CHUNK = 8
 """Tiles between two barriers (``kChunk`` in toom_wgrad.cuh)."""
-STATE_BYTES = 120
+STATE_BYTES = 376
 """``sizeof(WgradState)``: what a block keeps in shared memory behind its buffers."""
 INTERLEAVES = (3, 2, 1)
 """Phases along W that can share a chunk, best first (``kMaxInterleave``)."""
@@ -229,10 +229,11 @@ class ToomWgradWay:
         """Sums of one tile of channels."""
         return len(self.h.segments) * self.h.points * self.w.passes * self.w.points * self.tile.k * self.tile.c
 
-    def shared_bytes(self, interleave: int) -> int:
+    @property
+    def shared_bytes(self) -> int:
         beyond = -(-self.w.span // 4) - 1
         operands = self.w.points * CHUNK * (self.tile.k + self.w.passes * self.tile.c)
-        staged = 4 * CHUNK * self.tile.k + 4 * ((CHUNK + beyond * interleave) | 1) * self.tile.c
+        staged = 4 * CHUNK * self.tile.k + 4 * ((CHUNK + beyond * INTERLEAVES[0]) | 1) * self.tile.c
         return 8 * (operands + staged) + STATE_BYTES
 
     def work(self, problem: Problem, sms: int, workspace: int) -> _Work:
@@ -287,6 +288,9 @@ class ToomWgradWay:
         p.tiles_h, p.phases_h = FastDivisor.of(work.tiles_h), FastDivisor.of(h.dilation)
         p.interleaved = FastDivisor.of(work.interleave)
         p.classes, p.classes_w = FastDivisor.of(classes), FastDivisor.of(len(w.classes))
+        units, p.chunk_residue = divmod(CHUNK, work.interleave)
+        p.chunk_step = p.chunk_residue + 4 * w.dilation * units
+        p.chunk_wrap = 4 * w.dilation - work.interleave
 
         slices = work.slices * self.tile.split
         elements = groups * work.k_tiles * work.c_tiles * self.partial_elements
@@ -295,7 +299,7 @@ class ToomWgradWay:
         if problem.bias:
             where["bias_partial"] = ("workspace", bias_at)
         grid = (int32(work.blocks * groups * work.slices, "the number of blocks"), 1, 1)
-        shared = self.shared_bytes(work.interleave)
+        shared = self.shared_bytes
         slots = layout.slots(ToomWgradParams, **where)
         found = [Launch(spec, grid, (spec.threads, 1, 1), shared, bytes(p), slots)]
         if slices > 1:
