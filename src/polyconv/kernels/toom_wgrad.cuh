@@ -316,8 +316,8 @@ struct WgradLoader {
   __device__ __forceinline__ void head(const float* before) const {
     const u32 thread = fresh_thread();
     const int blocks = Sizes::kBeyond * p.interleave;
-    const int c = thread / 4 / Sizes::kHeadBlocks, j = thread % 4;
-    const int to = Sizes::kStagedD + c * Sizes::kPitchX + j;
+    const u32 c = thread / 4 / Sizes::kHeadBlocks, j = thread % 4;
+    const u32 to = Sizes::kStagedD + c * Sizes::kPitchX + j;
 #pragma unroll 1
     for (int number = thread / 4 % Sizes::kHeadBlocks; number < blocks; number += Sizes::kHeadBlocks) {
       if (c >= Tile::kTileC) break;
@@ -334,20 +334,23 @@ struct WgradLoader {
     }
   }
 
-  // Stage 1 in batches of items, spread evenly.
-  static __device__ __forceinline__ constexpr int first_item(int items, int batch) {
-    return items * batch / Sizes::kBatches;
+  // Stage 1 in batches of items, spread evenly and so that dy and x alternate where there are fewer items than batches.
+  static __device__ __forceinline__ constexpr int first_d(int batch) {
+    return Sizes::kItemsD * batch / Sizes::kBatches;
+  }
+  static __device__ __forceinline__ constexpr int first_x(int batch) {
+    return (Sizes::kItemsX * batch + Sizes::kBatches - 1) / Sizes::kBatches;
   }
 
   // First half: loads.
   __device__ __forceinline__ void load(int batch) {
 #pragma unroll
-    for (int item = first_item(Sizes::kItemsD, batch); item < first_item(Sizes::kItemsD, batch + 1); item++) {
+    for (int item = first_d(batch); item < first_d(batch + 1); item++) {
       load_rows<kRowsD>(dy_at, p.dy_next_row, mask, dy_loaded[item]);
       if ((item + 1) * Sizes::kWarps <= left_d) dy_at = add_bytes(dy_at, p.dy_next_channel);
     }
 #pragma unroll
-    for (int item = first_item(Sizes::kItemsX, batch); item < first_item(Sizes::kItemsX, batch + 1); item++) {
+    for (int item = first_x(batch); item < first_x(batch + 1); item++) {
       if (kClassed) {
         load_x(fresh_thread() / 32 + item * Sizes::kWarps,
                state.row[row & 1].phase + place + Sizes::kBeyond * 4 * p.dilation_w, x_loaded[item]);
@@ -361,21 +364,20 @@ struct WgradLoader {
   // Second half: the product of the H transform, into `staged`. The quads of a row of dy are permuted by channel, the
   // rows of x have an odd number of quads: stage 2 reads both with its lanes in successive channels.
   __device__ __forceinline__ void combine(int batch) const {
-    const u32 thread = fresh_thread();
-    const int lane = thread % 32, warp = thread / 32;
+    const u32 thread = fresh_thread(), lane = thread % 32, warp = thread / 32;
     float of_dy[4], of_x[8];
     fragment(state.of_dy, 1, of_dy);
     fragment(state.of_x, (kRowsX + 3) / 4, of_x);
 #pragma unroll
-    for (int item = first_item(Sizes::kItemsD, batch); item < first_item(Sizes::kItemsD, batch + 1); item++) {
-      const int k = warp + item * Sizes::kWarps;
+    for (int item = first_d(batch); item < first_d(batch + 1); item++) {
+      const u32 k = warp + item * Sizes::kWarps;
       if (Tile::kTileK % Sizes::kWarps == 0 || k < Tile::kTileK)
         staged[k * 4 * kChunk + (lane ^ (k % 8 * 4))] = dot<kRowsD>(of_dy, dy_loaded[item]);
     }
     float* const to = staged + Sizes::kStagedD + Sizes::kBeyond * p.interleave * 4 + lane;
 #pragma unroll
-    for (int item = first_item(Sizes::kItemsX, batch); item < first_item(Sizes::kItemsX, batch + 1); item++) {
-      const int c = warp + item * Sizes::kWarps;
+    for (int item = first_x(batch); item < first_x(batch + 1); item++) {
+      const u32 c = warp + item * Sizes::kWarps;
       if (Tile::kTileC % Sizes::kWarps == 0 || c < Tile::kTileC)
         to[c * Sizes::kPitchX] = dot<kRowsX>(of_x, x_loaded[item]);
     }
@@ -401,9 +403,9 @@ struct WgradLoader {
   __device__ __forceinline__ void transform(int round, const float* from, float* operands, float& bias) const {
     const u32 thread = fresh_thread();
     if (round < Sizes::kRoundsD) {
-      const int task = thread + round * Sizes::kThreads;
+      const u32 task = thread + round * Sizes::kThreads;
       if (Sizes::kTasksD % Sizes::kThreads != 0 && task >= Sizes::kTasksD) return;
-      const int k = task % Tile::kTileK, u = task / Tile::kTileK;
+      const u32 k = task % Tile::kTileK, u = task / Tile::kTileK;
       float dy_tile[4], d[W::kPoints];
       fragment(from + k * 4 * kChunk + (u ^ k % 8) * 4, 1, dy_tile);
       W::spread(dy_tile, d);
@@ -412,9 +414,9 @@ struct WgradLoader {
       bias += d[1];
       return;
     }
-    const int task = thread + (round - Sizes::kRoundsD) * Sizes::kThreads;
+    const u32 task = thread + (round - Sizes::kRoundsD) * Sizes::kThreads;
     if (Sizes::kTasksV % Sizes::kThreads != 0 && task >= Sizes::kTasksV) return;
-    const int c = task % Tile::kTileC, u = task / Tile::kTileC % kChunk, pass = task / (Tile::kTileC * kChunk);
+    const u32 c = task % Tile::kTileC, u = task / Tile::kTileC % kChunk, pass = task / (Tile::kTileC * kChunk);
     const float* at = from + Sizes::kStagedD + c * Sizes::kPitchX + (u + pass * p.interleave) * 4;
     float inputs[8], v[W::kPoints];
     fragment(at, 1, inputs);
@@ -484,14 +486,14 @@ struct WgradSums {
 // A thread's channels inside the block's tile, and its point and share of the tiles.
 template <class W, class Tile>
 struct WgradPlace {
-  int point, split, k, c, pass;
+  u32 point, split, k, c, pass;
 
   __device__ __forceinline__ explicit WgradPlace(u32 thread) {
-    const int lane = thread % 32, warp = thread / 32, part = warp / W::kPoints;
+    const u32 lane = thread % 32, warp = thread / 32, part = warp / W::kPoints;
     point = warp % W::kPoints;
     split = part % Tile::kSplit;
     k = part / Tile::kSplit % Tile::kWarpsK * (Tile::kTileK / Tile::kWarpsK) + lane % Tile::kLanesK * 4;
-    const int column = part / Tile::kSplit / Tile::kWarpsK;
+    const u32 column = part / Tile::kSplit / Tile::kWarpsK;
     c = column % Tile::kWarpsC * (Tile::kTileC / Tile::kWarpsC) + lane / Tile::kLanesK * 4;
     pass = column / Tile::kWarpsC * (W::kSegments / Tile::kWarpsPass);
   }
@@ -522,21 +524,23 @@ __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
     chunks = (block.end_row(p) - block.first_row(p)) * ((p.tiles + kChunk - 1) / kChunk);
   }
 
-  // The first chunk through stages 1 and 2, the second through stage 1.
+  // The first chunk through stages 1 and 2, the second through stage 1. Chunks are counted backwards, and the parity of
+  // a chunk's number tells its buffers.
+  const int odd = chunks % 2;
   float bias = 0.f;
 #pragma unroll 1
   for (int ahead = 0; ahead < 2; ahead++) {
-    loader.staged = staged + ahead * Sizes::kStaged;
+    loader.staged = staged + (ahead == odd ? 0 : Sizes::kStaged);
     loader.aim_chunk();
 #pragma unroll
     for (int batch = 0; batch < Sizes::kBatches; batch++) loader.load(batch), loader.combine(batch);
-    loader.head(staged);
+    loader.head(staged + (odd ? Sizes::kStaged : 0));
     loader.advance();
     __syncthreads();
     if (ahead == 0) {
 #pragma unroll
       for (int round = 0; round < Sizes::kRoundsD + Sizes::kRoundsV; round++)
-        loader.transform(round, staged, operands, bias);
+        loader.transform(round, loader.staged, operands + (odd ? Sizes::kOperands : 0), bias);
     }
   }
   __syncthreads();
@@ -548,10 +552,10 @@ __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
   WgradSums<W, Tile> sums;
   sums.clear();
   int until_flush = p.flush + kFirstFlush;
-  bool turn = false;
 #pragma unroll 1
   for (; chunks > 0; chunks--) {
     // The chunk after next goes where this one was staged; the next is transformed into the other operands.
+    const bool turn = chunks % 2 != 0;
     loader.staged = staged + (turn ? Sizes::kStaged : 0);
     const float* from = staged + (turn ? 0 : Sizes::kStaged);
     float* to = operands + (turn ? 0 : Sizes::kOperands);
@@ -570,7 +574,6 @@ __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
       if (step == Sizes::kSteps - 1) loader.advance();
       sums.multiply_add(d + now + step * Tile::kSplit * Tile::kTileK, v + now + step * Tile::kSplit * Tile::kTileC);
     }
-    turn = !turn;
     if (--until_flush % kFirstFlush == 0 || chunks == 1) {
       sums.flush(partial_of<Sizes, Tile, W>(p), until_flush >= kFirstFlush);
       sums.clear();

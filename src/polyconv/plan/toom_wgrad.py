@@ -85,17 +85,21 @@ class WgradTile:
         return self.k * self.c // (32 * self.warps_k * self.warps_c)
 
 
-TILES = {
-    THREE: (
-        WgradTile(64, 64, 1, 2, 1, 1, 8),
-        WgradTile(64, 32, 1, 1, 1, 2, 8),
-        WgradTile(128, 16, 1, 1, 1, 2, 16),
-    ),
-    FIVE: (WgradTile(64, 32, 1, 1, 1, 1, 8),),
-    NINE: (WgradTile(64, 32, 1, 1, 2, 1, 8),),
-    THIRTEEN: (WgradTile(32, 32, 1, 1, 1, 1, 4),),
-}
-"""Tiles for each algorithm along W."""
+SQUARE = WgradTile(64, 64, 1, 2, 1, 1, 8)
+HALVES = WgradTile(64, 32, 1, 1, 1, 2, 8)
+TALL = WgradTile(128, 16, 1, 1, 1, 2, 16)
+POINTS = WgradTile(64, 32, 1, 1, 1, 1, 8)
+SEGMENTS = WgradTile(64, 32, 1, 1, 2, 1, 8)
+SMALL = WgradTile(32, 32, 1, 1, 1, 1, 4)
+
+
+def tiles(h: ToomAxis, w: ToomAxis, classed: bool) -> tuple[WgradTile, ...]:
+    """The tiles that are instantiated for a pair of algorithms, with or without classes of taps (strides)."""
+    if classed and (h.taps > 5 or w.taps > 5):
+        return ()
+    if w == THREE:
+        return (HALVES, TALL) if classed else (SQUARE, HALVES, TALL) if h in (THREE, FIVE) else (HALVES,)
+    return (POINTS,) if w == FIVE else (SEGMENTS,) if w == NINE else (SMALL,)
 
 
 def kernel(h: ToomAxis, w: ToomAxis, tile: WgradTile, classed: bool) -> KernelSpec:
@@ -140,8 +144,8 @@ def all_kernels() -> Iterator[KernelSpec]:
     for h in ALONG_H:
         for w in ALONG_W:
             yield finish_kernel(h, w)
-            for tile in TILES[w]:
-                for classed in (False, True):
+            for classed in (False, True):
+                for tile in tiles(h, w, classed):
                     yield kernel(h, w, tile, classed)
 
 
@@ -213,7 +217,17 @@ class ToomWgradWay:
             return f"a stride of more than {MAX_CLASSES} classes of taps"
         if axis_for(h.taps, ALONG_H) != self.h or axis_for(w.taps, ALONG_W) != self.w:
             return f"another algorithm fits {h.taps} x {w.taps} taps"
+        if self.tile not in tiles(self.h, self.w, len(h.classes) * len(w.classes) > 1):
+            return "no such tile"
+        if self.multiplications >= problem.kernel[0] * problem.kernel[1]:
+            return f"{problem.kernel[0]} x {problem.kernel[1]} taps: saves no multiplications"
         return None
+
+    @property
+    def multiplications(self) -> float:
+        """Per output and pair of channels."""
+        h = len(self.h.segments) * self.h.points / self.h.m
+        return h * self.w.passes * self.w.points / self.w.m
 
     def channels(self, problem: Problem) -> int:
         """Of a group, each as often as it has classes of taps."""
@@ -394,5 +408,5 @@ def ways(problem: Problem) -> Iterator[ToomWgradWay]:
     along_h, along_w = axis_for(h.taps, ALONG_H), axis_for(w.taps, ALONG_W)
     if along_h is None or along_w is None:
         return
-    for tile in TILES[along_w]:
+    for tile in tiles(along_h, along_w, len(h.classes) * len(w.classes) > 1):
         yield ToomWgradWay(along_h, along_w, tile)
