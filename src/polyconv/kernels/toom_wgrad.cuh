@@ -86,7 +86,9 @@ struct WgradSizes {
   static constexpr int kItemsD = (Tile::kTileK + kWarps - 1) / kWarps;
   static constexpr int kItemsX = (Tile::kTileC + kWarps - 1) / kWarps;
   static constexpr int kHeadBlocks = kThreads / (4 * Tile::kTileC);
-  static constexpr int kBatches = kSteps - 2;
+  // Steps between a batch's loads and their use: with sixteen warps one is long enough, and registers are scarce.
+  static constexpr int kAhead = kWarps >= 16 ? 1 : 2;
+  static constexpr int kBatches = kSteps - kAhead;
   static constexpr int kTasksD = Tile::kTileK * kChunk, kTasksV = kPasses * Tile::kTileC * kChunk;
   static constexpr int kRoundsD = (kTasksD + kThreads - 1) / kThreads;
   static constexpr int kRoundsV = (kTasksV + kThreads - 1) / kThreads;
@@ -149,6 +151,7 @@ struct WgradState {
   float of_dy[4], of_x[8];  // factors of the block's product along H
   WgradRow row[2];
   int x_from, x_step;                         // first row of x that the product needs, and distance of the next
+  i64 x_next_row;                             // the same distance in bytes
   i64 dy_warp[kMaxWarps], x_warp[kMaxWarps];  // elements to the first channel of each warp
 };
 
@@ -161,8 +164,8 @@ struct WgradLoader {
 
   const ToomWgradParams& p;
   WgradState& state;
-  float* staged;       // where stage 1 writes
-  int left_d, left_x;  // channels after this warp's first one
+  float* staged;  // where stage 1 writes
+  u32 more;       // bit i: item i of dy, bit 16 + i: item i of x is not the last that has a channel
 
   // The chunk that stage 1 works on.
   int row, tile;
@@ -175,8 +178,14 @@ struct WgradLoader {
       : p(params), state(shared_state), tile(0) {
     const Block block(p);
     const int warp = threadIdx.x / 32;
-    left_d = min(Tile::kTileK, p.outputs - block.k_tile * Tile::kTileK) - 1 - warp;
-    left_x = min(Tile::kTileC, p.channels - block.c_tile * Tile::kTileC) - 1 - warp;
+    const int left_d = min(Tile::kTileK, p.outputs - block.k_tile * Tile::kTileK) - 1 - warp;
+    const int left_x = min(Tile::kTileC, p.channels - block.c_tile * Tile::kTileC) - 1 - warp;
+    more = 0;
+#pragma unroll
+    for (int item = 0; item < 16; item++) {
+      more |= u32((item + 1) * Sizes::kWarps <= left_d) << item;
+      more |= u32((item + 1) * Sizes::kWarps <= left_x) << (16 + item);
+    }
     row = block.first_row(p);
     if (threadIdx.x % 32 == 0) {
       state.dy_warp[warp] = (warp + min(left_d, 0)) * p.dy_channel;
@@ -188,6 +197,7 @@ struct WgradLoader {
       coefficients<H, H::kPoints, false>(block.product % H::kPoints, of_x);
       state.x_from = of_x[0] == 0.f;
       state.x_step = steps_of_two(of_x) ? 2 : 1;
+      state.x_next_row = state.x_step * p.x_next_row;
 #pragma unroll
       for (int n = 0; n < H::kPoints; n++) scratch[n] = of_x[n];
 #pragma unroll
@@ -296,11 +306,12 @@ struct WgradLoader {
   // One position of channel number c of the tile.
   __device__ __forceinline__ void load_x(int c, int here, float* loaded) const {
     const WgradRow& at = state.row[row & 1];
-    c = min(c, left_x + int(fresh_thread() / 32));
+    const int first = Block(p).c_tile * Tile::kTileC;
+    c = min(c, p.channels - first - 1);
     const float* from = at.x + i64(here) * p.x_column;
     u32 inside;
     if (kClassed) {
-      c += Block(p).c_tile * Tile::kTileC;
+      c += first;
       const int channel = p.classes.quotient(c), number = c - channel * int(p.classes.divisor);
       const int h = p.classes_w.quotient(number), w = number - h * int(p.classes_w.divisor);
       from += channel * p.x_channel + p.x_first_h[h] + p.x_first_w[w];
@@ -309,7 +320,7 @@ struct WgradLoader {
       from += c * p.x_channel;
       inside = column_inside(p.read_first_w[0], here) ? at.rows : 0;
     }
-    load_rows<kRowsX>(from, state.x_step * p.x_next_row, inside >> 8, loaded);
+    load_rows<kRowsX>(from, state.x_next_row, inside >> 8, loaded);
   }
 
   // The first blocks of a chunk are the last ones of the chunk before; at the beginning of a row they are loaded.
@@ -347,7 +358,7 @@ struct WgradLoader {
 #pragma unroll
     for (int item = first_d(batch); item < first_d(batch + 1); item++) {
       load_rows<kRowsD>(dy_at, p.dy_next_row, mask, dy_loaded[item]);
-      if ((item + 1) * Sizes::kWarps <= left_d) dy_at = add_bytes(dy_at, p.dy_next_channel);
+      if (more >> item & 1) dy_at = add_bytes(dy_at, p.dy_next_channel);
     }
 #pragma unroll
     for (int item = first_x(batch); item < first_x(batch + 1); item++) {
@@ -355,8 +366,8 @@ struct WgradLoader {
         load_x(fresh_thread() / 32 + item * Sizes::kWarps,
                state.row[row & 1].phase + place + Sizes::kBeyond * 4 * p.dilation_w, x_loaded[item]);
       } else {
-        load_rows<kRowsX>(x_at, state.x_step * p.x_next_row, mask >> 8, x_loaded[item]);
-        if ((item + 1) * Sizes::kWarps <= left_x) x_at = add_bytes(x_at, p.x_next_channel);
+        load_rows<kRowsX>(x_at, state.x_next_row, mask >> 8, x_loaded[item]);
+        if (more >> (16 + item) & 1) x_at = add_bytes(x_at, p.x_next_channel);
       }
     }
   }
@@ -561,13 +572,13 @@ __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
     float* to = operands + (turn ? 0 : Sizes::kOperands);
     const int now = turn ? Sizes::kOperands : 0;
     constexpr int kRounds = Sizes::kRoundsD + Sizes::kRoundsV;
+    loader.head(from);
     loader.aim_chunk();
 #pragma unroll
     for (int step = 0; step < Sizes::kSteps; step++) {
       // Whatever waits for memory comes before the last products: behind them is nothing that could hide it.
+      if (step >= Sizes::kAhead) loader.combine(step - Sizes::kAhead);
       if (step < Sizes::kBatches) loader.load(step);
-      if (step >= 2) loader.combine(step - 2);
-      if (step == 1) loader.head(from);
 #pragma unroll
       for (int round = 0; round < kRounds; round++)
         if (round * Sizes::kSteps / kRounds == step) loader.transform(round, from, to, bias);
