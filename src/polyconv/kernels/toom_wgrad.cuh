@@ -577,6 +577,7 @@ __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
 #pragma unroll
     for (int step = 0; step < Sizes::kSteps; step++) {
       // Whatever waits for memory comes before the last products: behind them is nothing that could hide it.
+      if (step % 2 == 0 && step > 0) __syncwarp();  // keeps the compiler from moving loads far ahead, into spills
       if (step >= Sizes::kAhead) loader.combine(step - Sizes::kAhead);
       if (step < Sizes::kBatches) loader.load(step);
 #pragma unroll
