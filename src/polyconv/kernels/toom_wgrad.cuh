@@ -66,7 +66,7 @@ struct WgradTile {
   static_assert(kThreadK % 4 == 0 && kThreadC % 4 == 0, "fragments are loaded in quads");
 };
 
-template <class H, class W, class Tile>
+template <class H, class W, class Tile, bool kClassed>
 struct WgradSizes {
   static_assert(W::kM == 4 && H::kTiles == 1 && W::kTiles == 1, "tiles of four along W; segments are not nested");
   static constexpr int kProducts = H::kPoints * H::kSegments;
@@ -86,8 +86,9 @@ struct WgradSizes {
   static constexpr int kItemsD = (Tile::kTileK + kWarps - 1) / kWarps;
   static constexpr int kItemsX = (Tile::kTileC + kWarps - 1) / kWarps;
   static constexpr int kHeadBlocks = kThreads / (4 * Tile::kTileC);
-  // Steps between a batch's loads and their use: with sixteen warps one is long enough, and registers are scarce.
-  static constexpr int kAhead = kWarps >= 16 ? 1 : 2;
+  // Steps between a batch's loads and their use: with sixteen warps one is long enough, and registers are scarce there
+  // and where classes of taps need them.
+  static constexpr int kAhead = kWarps >= 16 || kClassed ? 1 : 2;
   static constexpr int kBatches = kSteps - kAhead;
   static constexpr int kTasksD = Tile::kTileK * kChunk, kTasksV = kPasses * Tile::kTileC * kChunk;
   static constexpr int kRoundsD = (kTasksD + kThreads - 1) / kThreads;
@@ -158,7 +159,7 @@ struct WgradState {
 // Stages 1 and 2 of a block: walks over its chunks and leaves transformed operands in shared memory.
 template <class H, class W, class Tile, bool kClassed>
 struct WgradLoader {
-  using Sizes = WgradSizes<H, W, Tile>;
+  using Sizes = WgradSizes<H, W, Tile, kClassed>;
   using Block = WgradBlock<Sizes, Tile>;
   static constexpr int kRowsD = H::kM, kRowsX = Sizes::kRowsX;
 
@@ -523,7 +524,7 @@ __device__ __forceinline__ float* partial_of(const ToomWgradParams& p) {
 
 template <class H, class W, class Tile, bool kClassed>
 __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
-  using Sizes = WgradSizes<H, W, Tile>;
+  using Sizes = WgradSizes<H, W, Tile, kClassed>;
   extern __shared__ __align__(16) float shared[];
 
   float* const operands = shared;

@@ -20,7 +20,6 @@ from .device import CudaDevice
 from .errors import int32
 from .gather import pixel_strides, roles, round_up
 from .layout import (
-    DIVIDEND_LIMIT,
     MAX_CLASSES,
     FastDivisor,
     ToomWgradFinishParams,
@@ -256,8 +255,8 @@ class ToomWgradWay:
         k = problem.channels_per_group[1]
         interleave = next(e for e in INTERLEAVES if w.dilation % e == 0)
         outer = w.dilation // interleave
-        tiles_h = -(-(-(-h.count // h.dilation)) // self.h.m)
-        tiles = -(-(-(-w.count // w.dilation)) // 4) * interleave
+        tiles_h = round_up(h.count, h.dilation * self.h.m) // (h.dilation * self.h.m)
+        tiles = round_up(w.count, w.dilation * 4) // (w.dilation * 4) * interleave
         rows = problem.batch * h.dilation * tiles_h * outer
         k_tiles, c_tiles = -(-k // self.tile.k), -(-self.channels(problem) // self.tile.c)
         products = len(self.h.segments) * self.h.points
@@ -309,7 +308,7 @@ class ToomWgradWay:
         slices = work.slices * self.tile.split
         elements = groups * work.k_tiles * work.c_tiles * self.partial_elements
         bias_at = 4 * elements * slices
-        where = {"x": "x", "dy": "y", "partial": "workspace"}
+        where: dict[str, str | tuple[str, int]] = {"x": "x", "dy": "y", "partial": "workspace"}
         if problem.bias:
             where["bias_partial"] = ("workspace", bias_at)
         grid = (int32(work.blocks * groups * work.slices, "the number of blocks"), 1, 1)
@@ -373,8 +372,11 @@ class ToomWgradWay:
         combines = tile.k * self.h.m + tile.c * self.h.points * positions_x / 32
         transforms = CHUNK / 32 * (tile.k * 2.5 * points / 2 + tile.c * passes * 2.5 * points)
         fp32 = (products + combines + transforms + 12 * warps) * 32 / device.fp32_per_clock
-        fragments = warps * (CHUNK // tile.split) * (_side(tile.k, tile.warps_k, tile.lanes_k)
-                    + passes * _side(tile.c, tile.warps_c, 32 // tile.lanes_k))
+        fragments = (
+            warps
+            * (CHUNK // tile.split)
+            * (_side(tile.k, tile.warps_k, tile.lanes_k) + passes * _side(tile.c, tile.warps_c, 32 // tile.lanes_k))
+        )
         stores = CHUNK / 32 * points * (tile.k + passes * tile.c) + (tile.k + tile.c * positions_x / 32)
         loads = 1.5 * combines
         memory = 4 * fragments + stores + loads
