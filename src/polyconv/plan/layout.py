@@ -263,6 +263,46 @@ class FusedWeightsParams(ctypes.Structure):
         *_fields(c_int64, "w_group w_output w_channel w_row w_column"),
         *_fields(c_int32, "channels outputs"),
         *_fields(FusedTaps, "h w_taps"),
+
+
+MAX_CLASSES = 8
+"""Residue classes of taps per axis of a fast weight gradient (``kMaxClasses`` in toom_wgrad.cuh)."""
+
+
+class ToomWgradParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "x dy partial bias_partial"),
+        *_fields(c_int64, "x_batch x_channel dy_batch dy_channel"),
+        *_fields(c_int64, "x_next_row dy_next_row x_next_channel dy_next_channel"),
+        ("x_first_h", c_int64 * MAX_CLASSES),
+        ("x_first_w", c_int64 * MAX_CLASSES),
+        ("read_first_h", c_int32 * MAX_CLASSES),
+        ("read_first_w", c_int32 * MAX_CLASSES),
+        *_fields(c_int32, "x_row x_column dy_row dy_column read_step_h read_step_w height width count_h count_w"),
+        *_fields(c_int32, "dilation_h dilation_w interleave channels outputs rows tiles slices flush"),
+        *_fields(FastDivisor, "channel_tiles k_tiles groups outer_phases tiles_h phases_h interleaved"),
+        *_fields(FastDivisor, "classes classes_w"),
+        *_fields(c_int32, "chunk_step chunk_residue chunk_wrap"),
+    ]
+
+
+class ToomWgradSumParams(ctypes.Structure):
+    _fields_ = [("partial", pointer), ("elements", c_int64), ("slices", c_int32)]
+
+
+class ToomWgradFinishParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "partial bias_partial dw db"),
+        *_fields(c_int64, "dw_k dw_channel"),
+        *_fields(c_int32, "dw_row dw_column slices outputs all_outputs pairs"),
+        *_fields(FastDivisor, "channels outputs_divisor tile_k tile_c"),
+        *_fields(c_int32, "k_tiles channel_tiles"),
+        *_fields(FastDivisor, "classes classes_w"),
+        ("taps_h", c_int32 * MAX_CLASSES),
+        ("tap_first_h", c_int32 * MAX_CLASSES),
+        ("taps_w", c_int32 * MAX_CLASSES),
+        ("tap_first_w", c_int32 * MAX_CLASSES),
+        *_fields(c_int32, "tap_stride_h tap_stride_w"),
     ]
 
 
