@@ -81,7 +81,9 @@ def check(way: FusedWay, shape: Shape, kind: Pass) -> bool:
     channels = problem.channels_per_group[kind is Pass.DGRAD]
     scale = (channels * taps) ** 0.5 * float(source.double().square().mean().sqrt() * w.double().square().mean().sqrt())
     scale = max(scale, float(want.square().mean().sqrt()), float(want.abs().max()) / 4)
-    assert float(error.max()) <= plan.expected_error * scale, f"off by {error.max():.2e}, more than predicted: {problem}"
+    assert float(error.max()) <= plan.expected_error * scale, (
+        f"off by {error.max():.2e}, more than predicted: {problem}"
+    )
     return True
 
 
@@ -149,7 +151,6 @@ def test_refusals(reason: str) -> None:
     shape, kind = REFUSED[reason]
     x, w, _, dy = shape.tensors()
     assert {way.refusal(shape.problem(kind, x, w, dy)) for way in fused.WAYS} == {reason}
-
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -116,7 +116,12 @@ def _unevenness(launch: Launch, device: CudaDevice) -> float:
     if work.tiles > work.blocks:  # persistent: blocks walk over tiles
         return -(-work.tiles // work.blocks) * work.blocks / work.tiles
     slots = device.sms * launch.kernel.min_blocks
-    whole, rest = divmod(work.blocks, slots)
-    # A last partial wave takes less than a whole one: fewer blocks share each multiprocessor.
-    last = 0.0 if not rest else max(rest / slots, 0.5 if whole else 1.0 / launch.kernel.min_blocks)
-    return (whole + last) * slots / work.blocks
+    if work.blocks <= device.sms:
+        return device.sms / work.blocks
+    return waves(work.blocks, slots) * slots / work.blocks
+
+
+def waves(blocks: int, slots: int) -> float:
+    """Waves that the device needs. A last partial one takes less than a whole one: fewer blocks share what there is."""
+    whole, rest = divmod(blocks, slots)
+    return whole + (0.0 if rest == 0 else max(rest / slots, 0.5))

@@ -8,7 +8,7 @@ from functools import lru_cache
 from types import ModuleType
 
 from ..problem import PaddingMode, Pass, Problem
-from . import direct, pointwise_wgrad, strips
+from . import direct, fused, pointwise_wgrad, separable, strips, toom_wgrad
 from .cost import schedule_us
 from .device import CudaDevice
 from .errors import PlanError
@@ -17,7 +17,7 @@ from .ways import Way
 
 DEFAULT_WORKSPACE = 64 * 2**20
 """Bytes of scratch memory that a plan may take for partial sums."""
-FAMILIES: tuple[ModuleType, ...] = (direct, strips, pointwise_wgrad)
+FAMILIES: tuple[ModuleType, ...] = (direct, strips, pointwise_wgrad, separable, fused, toom_wgrad)
 """Modules with ``ways(problem)`` and ``all_kernels()``."""
 
 

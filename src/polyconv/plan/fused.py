@@ -10,12 +10,11 @@ from math import sqrt
 from ..algebra.lattice import DenseAxis, dense_axis
 from ..problem import PaddingMode, Pass, Problem
 from . import layout
-from .cost import LAUNCH_US, memory_us, waves
-from .device import CudaDevice
 from .gather import MOST_GROUPS, Roles, roles, round_up
 from .layout import FastDivisor, FusedAxis, FusedParams, FusedTaps, FusedWeightsParams
-from .plan import KernelSpec, Launch, Schedule
+from .plan import KernelSpec, Launch, Schedule, Work
 from .toom import ToomAxis
+from .traffic import moved_bytes
 
 COLUMNS = 32
 """Columns of a block (``kFusedColumns``)."""
@@ -147,10 +146,8 @@ class FusedWay:
 
     def _tiles(self, h: DenseAxis, w: DenseAxis) -> tuple[int, int]:
         """Tiles along both axes, those of every residue of the dilation counted like the longest."""
-        return (
-            -(--(-h.count // h.dilation) // self.rows) * h.dilation,
-            -(--(-w.count // w.dilation) // COLUMNS) * w.dilation,
-        )
+        longest_h, longest_w = -(-h.count // h.dilation), -(-w.count // w.dilation)
+        return -(-longest_h // self.rows) * h.dilation, -(-longest_w // COLUMNS) * w.dilation
 
     def _blocks(self, problem: Problem, h: DenseAxis, w: DenseAxis) -> int:
         """Tiles of positions."""
@@ -175,7 +172,7 @@ class FusedWay:
             found.append(self._weights(problem, r, h, w, (k_tiles, channels, problem.groups), at))
             found.append(self._convolve(problem, r, h, w, at, sms))
             at += round_up(each, 256)
-        return Schedule(tuple(found), at, r.channels + problem.bias)
+        return Schedule(tuple(found), at, (r.channels + problem.bias,))
 
     def _weights(
         self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, grid: tuple[int, int, int], at: int
@@ -187,7 +184,9 @@ class FusedWay:
         p.w_row, p.w_column = problem.w_strides[2:]
         p.h, p.w_taps = (FusedTaps(c.taps, c.tap_first, c.tap_stride) for (c,) in (h.classes, w.classes))
         pointers = layout.slots(FusedWeightsParams, w="w", transformed=("workspace", at))
-        return Launch(spec, grid, (spec.threads, 1, 1), 0, bytes(p), pointers)
+        blocks = grid[0] * grid[1] * grid[2]
+        work = Work(blocks, blocks, blocks, 4 * blocks * self.tile.k * (self.points + p.h.taps * p.w_taps.taps))
+        return Launch(spec, grid, (spec.threads, 1, 1), 0, bytes(p), pointers, work)
 
     def _convolve(self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, at: int, sms: int) -> Launch:
         spec = self.kernel()
@@ -211,7 +210,12 @@ class FusedWay:
         if problem.kind is Pass.FPROP and problem.bias:
             where["bias"] = "bias"
         grid = (self._blocks(problem, h, w) * splits, problem.groups, 1)
-        return Launch(spec, grid, (spec.threads, 1, 1), self.shared, bytes(p), layout.slots(FusedParams, **where))
+        blocks = grid[0] * problem.groups
+        tiles = self._blocks(problem, h, w) * p.k_tiles * problem.groups
+        moved = moved_bytes(problem) // (len(r.phases_h) * len(r.phases_w))
+        work = Work(blocks, tiles, tiles * (p.channels_padded // self.tile.chunk), moved)
+        slots = layout.slots(FusedParams, **where)
+        return Launch(spec, grid, (spec.threads, 1, 1), self.shared, bytes(p), slots, work)
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         """The largest error to be expected, relative to the output's scale."""
@@ -225,46 +229,9 @@ class FusedWay:
         fewest = min(h.taps * w.taps for h, w in _pairs(r))
         return predicted_error(scheme, r.channels * full) * sqrt(full / fewest)
 
-    def cost_us(self, problem: Problem, device: CudaDevice, workspace: int) -> float:
-        """The busiest of FP32 lanes, shared memory and DRAM, by counts per block."""
-        r = roles(problem)
-        us = 0.0
-        for h, w in _pairs(r):
-            blocks = self._blocks(problem, h, w) * -(-r.outputs // self.tile.k) * problem.groups
-            per_block = self._block_cycles(round_up(r.channels, self.tile.chunk), device)
-            resident = device.sms * self.tile.min_blocks
-            cycles = waves(blocks, resident) * self.tile.min_blocks * per_block
-            moved = 4.0 * problem.batch * problem.groups * (
-                r.channels * r.source_size[0] * r.source_size[1] / len(r.phases_h) / len(r.phases_w)
-                + r.outputs * h.count * w.count
-            )
-            weights = 4.0 * problem.groups * -(-r.outputs // self.tile.k) * self.tile.k * r.channels * self.points
-            us += max(cycles / device.clock_mhz, memory_us(moved, device)) + 2 * LAUNCH_US + memory_us(weights, device)
-        return us
 
-    def _block_cycles(self, channels: int, device: CudaDevice) -> float:
-        """Cycles of a multiprocessor for one block that shares it with as many as fit."""
-        k, units = self.tile.k, self.tile.units
-        pairs = k * units
-        inputs = _INPUT_OPS[self.h.m] * self.w.points + _INPUT_OPS[self.w.m] * self.h.points
-        outputs = _OUTPUT_OPS[self.h.m] * self.w.points + _OUTPUT_OPS[self.w.m] * self.h.m
-        multiply_adds = channels * (self.points * pairs + inputs * units) + outputs * pairs
-        fp32 = multiply_adds / device.fp32_per_clock
-        words = (1 / self.tile.thread_k + 1 / self.tile.thread_u) * self.points * pairs * channels
-        words += channels * (2.5 * self.points * units + 2 * self.points * k)
-        words += pairs * (2 * self.points + 4 * self.h.m * self.w.m)
-        return max(fp32 / FP32_SHARE, words / 32 / SHARED_SHARE) + BLOCK_CYCLES
-
-
-FP32_SHARE = 0.8
-"""Share of the FP32 lanes that the main loop keeps busy."""
-SHARED_SHARE = 0.9
-BLOCK_CYCLES = 300
-"""Start and end of a block, as far as other blocks do not hide it."""
-_INPUT_OPS = {2: 4, 4: 12}
-_OUTPUT_OPS = {2: 4, 4: 10}
-
-F23, F43 = ToomAxis(2, (3,)), ToomAxis(4, (3,))
+F23 = ToomAxis(2, (3,))
+F43 = ToomAxis(4, (3,))
 WAYS = (
     FusedWay(F43, F43, FusedTile(4, 8, 8, 4, 3, 2, 3, 1)),
     FusedWay(F43, F43, FusedTile(2, 16, 8, 4, 3, 1, 3, 1)),
@@ -275,7 +242,8 @@ WAYS = (
 
 def ways(problem: Problem) -> Iterator[FusedWay]:
     """Every way of this family."""
-    yield from WAYS
+    if problem.kind is not Pass.WGRAD:
+        yield from WAYS
 
 
 def all_kernels() -> Iterator[KernelSpec]:

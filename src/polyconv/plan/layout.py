@@ -15,8 +15,6 @@ from .plan import PointerSlot
 
 MAX_PHASES = 8
 """Phases per axis that fit into one launch (``kMaxPhases`` in common.cuh)."""
-MAX_PARTS = 16
-"""Classes of taps per axis, times segments along H, that fit into one launch (``kMaxParts`` in half_layout.cuh)."""
 DIVIDEND_LIMIT = 2**31
 """FastDivisor is exact below this; so are flattened pixel numbers."""
 
@@ -174,6 +172,11 @@ class StripWgradParams(ctypes.Structure):
         *_fields(c_int32, "channels columns_padded bias rows rows_per_strip"),
         *_fields(c_uint32, "strips strips_per_slice"),
         *_fields(FastDivisor, "column_strips row_strips multiplier"),
+    ]
+
+
+MAX_PARTS = 16
+"""Classes of taps per axis, times segments along H, that fit into one launch (``kMaxParts`` in half_layout.cuh)."""
 
 
 class SourcePart(ctypes.Structure):
@@ -233,6 +236,7 @@ class HalfInverseParams(ctypes.Structure):
         *_fields(c_int32, "outputs_w parts"),
         ("stretch", FastDivisor),
         *_fields(c_int32, "count_h count_w written_first_h written_step_h written_first_w written_step_w vector"),
+    ]
 
 
 class FusedAxis(ctypes.Structure):
@@ -263,6 +267,7 @@ class FusedWeightsParams(ctypes.Structure):
         *_fields(c_int64, "w_group w_output w_channel w_row w_column"),
         *_fields(c_int32, "channels outputs"),
         *_fields(FusedTaps, "h w_taps"),
+    ]
 
 
 MAX_CLASSES = 8

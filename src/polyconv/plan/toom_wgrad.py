@@ -15,8 +15,7 @@ from functools import lru_cache
 from ..algebra.lattice import DenseAxis, dense_axis
 from ..problem import PaddingMode, Pass, Problem
 from . import layout
-from .cost import DRAM_SHARE, LAUNCH_US, waves
-from .device import CudaDevice
+from .cost import waves
 from .errors import int32
 from .gather import pixel_strides, roles, round_up
 from .layout import (
@@ -26,8 +25,9 @@ from .layout import (
     ToomWgradParams,
     ToomWgradSumParams,
 )
-from .plan import KernelSpec, Launch, Schedule
+from .plan import KernelSpec, Launch, Schedule, Work
 from .toom import ToomAxis
+from .traffic import moved_bytes
 
 CHUNK = 8
 """Tiles between two barriers (``kChunk`` in toom_wgrad.cuh)."""
@@ -314,15 +314,18 @@ class ToomWgradWay:
         grid = (int32(work.blocks * groups * work.slices, "the number of blocks"), 1, 1)
         shared = self.shared_bytes
         slots = layout.slots(ToomWgradParams, **where)
-        found = [Launch(spec, grid, (spec.threads, 1, 1), shared, bytes(p), slots)]
+        steps = grid[0] // work.slices * work.rows * work.chunks
+        done = Work(grid[0], grid[0] // work.slices * work.rows, steps, moved_bytes(problem) + bias_at)
+        found = [Launch(spec, grid, (spec.threads, 1, 1), shared, bytes(p), slots, done)]
         if slices > 1:
             s = ToomWgradSumParams(elements=elements, slices=slices)
             grid = (-(-elements // (4 * SUM.threads)), 1, 1)
             slots = layout.slots(ToomWgradSumParams, partial="workspace")
-            found.append(Launch(SUM, grid, (SUM.threads, 1, 1), 0, bytes(s), slots))
+            done = Work(grid[0], grid[0], grid[0] * slices, 4 * elements * (slices + 1))
+            found.append(Launch(SUM, grid, (SUM.threads, 1, 1), 0, bytes(s), slots, done))
         found.append(self._finish(problem, work, bias_at))
-        longest = work.flush * CHUNK + work.chunks_per_slice // work.flush + slices
-        return Schedule(tuple(found), bias_at + 4 * work.slices * problem.out_channels * problem.bias, longest)
+        sums = (work.flush * CHUNK, -(-work.chunks_per_slice // work.flush), slices)
+        return Schedule(tuple(found), bias_at + 4 * work.slices * problem.out_channels * problem.bias, sums)
 
     def _finish(self, problem: Problem, work: _Work, bias_at: int) -> Launch:
         h, w = lattices(problem)
@@ -344,7 +347,12 @@ class ToomWgradWay:
         if problem.bias:
             where |= {"bias_partial": ("workspace", bias_at), "db": "db"}
         grid = (-(-p.pairs // spec.threads), 1, 1)
-        return Launch(spec, grid, (spec.threads, 1, 1), 0, bytes(p), layout.slots(ToomWgradFinishParams, **where))
+        taps = problem.kernel[0] * problem.kernel[1]
+        done = Work(
+            grid[0], grid[0], grid[0], 4 * p.pairs * (taps + self.partial_elements // (self.tile.k * self.tile.c))
+        )
+        slots = layout.slots(ToomWgradFinishParams, **where)
+        return Launch(spec, grid, (spec.threads, 1, 1), 0, bytes(p), slots, done)
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         """The largest error that is to be expected, relative to the scale of dw."""
@@ -360,43 +368,6 @@ class ToomWgradWay:
         outputs = problem.out_channels * self.channels(problem) * self.h.taps * self.w.taps
         return predicted_error(scheme, reduction, form="weight gradient", blocks=blocks, outputs=float(outputs))
 
-    def cost_us(self, problem: Problem, device: CudaDevice, workspace: int) -> float:
-        """An analytic estimate: the FP32 pipe (products and transforms), the L1, L2 and DRAM, whichever is slowest."""
-        work = self.work(problem, device.sms, workspace)
-        tile, points, passes = self.tile, self.w.points, self.w.passes
-        warps = points * tile.warps_per_point
-        beyond = -(-self.w.span // 4) - 1
-        positions_x = 4 * (CHUNK + beyond * work.interleave)
-        # Per chunk and block, in warp instructions.
-        products = warps * (CHUNK // tile.split) * tile.accumulators * passes // tile.warps_pass
-        combines = tile.k * self.h.m + tile.c * self.h.points * positions_x / 32
-        transforms = CHUNK / 32 * (tile.k * 2.5 * points / 2 + tile.c * passes * 2.5 * points)
-        fp32 = (products + combines + transforms + 12 * warps) * 32 / device.fp32_per_clock
-        fragments = (
-            warps
-            * (CHUNK // tile.split)
-            * (_side(tile.k, tile.warps_k, tile.lanes_k) + passes * _side(tile.c, tile.warps_c, 32 // tile.lanes_k))
-        )
-        stores = CHUNK / 32 * points * (tile.k + passes * tile.c) + (tile.k + tile.c * positions_x / 32)
-        loads = 1.5 * combines
-        memory = 4 * fragments + stores + loads
-        cycles = max(fp32, memory) / 0.88
-        blocks = work.blocks * problem.groups * work.slices
-        us = waves(blocks, device.sms) * work.chunks_per_slice * cycles / device.clock_mhz
-        once = 4.0 * (_elements(problem.x_shape) + _elements(problem.y_shape))
-        sums = 4.0 * blocks * tile.split * self.partial_elements / work.products * 3
-        return max(us, (once + sums) / (device.dram_gbs * DRAM_SHARE * 1e3)) + 3 * LAUNCH_US
-
-
-def _side(tile: int, warps: int, lanes: int) -> float:
-    """Fragment loads of 16 bytes along one side of a thread's tile."""
-    return tile / warps / lanes / 4
-
-
-def _elements(shape: tuple[int, int, int, int]) -> float:
-    n, c, h, w = shape
-    return float(n) * c * h * w
-
 
 def _reach(axis: DenseAxis) -> int:
     """One past the last source position that any output reads."""
@@ -406,6 +377,8 @@ def _reach(axis: DenseAxis) -> int:
 
 def ways(problem: Problem) -> Iterator[ToomWgradWay]:
     """Every tile with the algorithms that fit the problem's taps."""
+    if problem.kind is not Pass.WGRAD:
+        return
     h, w = lattices(problem)
     along_h, along_w = axis_for(h.taps, ALONG_H), axis_for(w.taps, ALONG_W)
     if along_h is None or along_w is None:
