@@ -22,6 +22,7 @@ from polyconv.inspection.counting import buffer_bytes, emulator
 from polyconv.plan import DEVICES, Launch, Plan, strips
 from polyconv.plan.cost import L2_BYTES_PER_CLOCK, Spent
 from polyconv.plan.cuda import all_kernels, ways
+from polyconv.plan.plan import Schedule
 from polyconv.plan.ways import Way
 from polyconv.problem import PaddingMode, Pass, Problem
 
@@ -30,6 +31,8 @@ RESOURCES = Spent("fp32 (fma pipe)", "alu pipe", "issue slots", "lsu / L1", "L2"
 FILE = Path(__file__).resolve().parents[2] / "src/polyconv/plan/profiles.json"
 MOST_INSTRUCTIONS = 15_000_000
 SMS = 2
+ENOUGH = 8
+"""Launches of a kernel after which no more are sought."""
 
 
 def problems() -> list[Problem]:
@@ -79,12 +82,9 @@ def _channels_last(p: Problem) -> Problem:
     return replace(p, x_strides=strides(p.x_shape), y_strides=strides(p.y_shape))
 
 
-def observe(volta, way: Way, problem: Problem, wanted: str, cache: KernelCache):
+def observe(volta, way: Way, problem: Problem, schedule: Schedule, cache: KernelCache):
     """(symbol, (blocks, tiles, steps), cycles by resource) of every launch of one way."""
-    schedule = way.schedule(problem, SMS, 2**26)
     plan = Plan(problem, V100.name, way.name, schedule.launches, schedule.workspace_bytes, 0.0, 0.0, ())
-    if not any(wanted in launch.kernel.symbol for launch in plan.launches):
-        return
     buffers = {name: volta.sparse(size // 4 + 1) for name, size in buffer_bytes(plan).items()}
     addresses = {name: int(buffer.ctypes.data) for name, buffer in buffers.items()}
     for launch in plan.launches:
@@ -147,7 +147,11 @@ def main(wanted: str = "") -> None:
             problem = replace(forward, kind=kind)
             for way in ways(problem):
                 if way.refusal(problem) is None:
-                    for symbol, features, cycles in observe(volta, way, problem, wanted, cache) or ():
+                    schedule = way.schedule(problem, SMS, 2**26)
+                    symbols = {launch.kernel.symbol for launch in schedule.launches if wanted in launch.kernel.symbol}
+                    if all(len(seen[symbol]) >= ENOUGH for symbol in symbols):
+                        continue
+                    for symbol, features, cycles in observe(volta, way, problem, schedule, cache):
                         if wanted in symbol:
                             seen[symbol].append((features, cycles))
     kernels = json.loads(FILE.read_text())["kernels"] if wanted and FILE.exists() else {}
