@@ -80,8 +80,9 @@ def check(way: FusedWay, shape: Shape, kind: Pass) -> bool:
     source, taps = (x if kind is Pass.FPROP else dy), shape.kernel[0] * shape.kernel[1]
     channels = problem.channels_per_group[kind is Pass.DGRAD]
     scale = (channels * taps) ** 0.5 * float(source.double().square().mean().sqrt() * w.double().square().mean().sqrt())
+    # A bias, and sums of a few terms, make outputs larger than random data of many terms would be.
     scale = max(scale, float(want.square().mean().sqrt()), float(want.abs().max()) / 4)
-    assert float(error.max()) <= plan.expected_error * scale, f"off by {error.max():.2e}, more than predicted: {problem}"
+    assert float(error.max()) <= plan.expected_error * scale, f"{error.max():.2e} was not predicted: {problem}"
     return True
 
 
@@ -149,7 +150,6 @@ def test_refusals(reason: str) -> None:
     shape, kind = REFUSED[reason]
     x, w, _, dy = shape.tensors()
     assert {way.refusal(shape.problem(kind, x, w, dy)) for way in fused.WAYS} == {reason}
-
 
 
 @pytest.mark.parametrize("arch", ARCHS)

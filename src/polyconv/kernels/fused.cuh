@@ -2,15 +2,17 @@
 //   written = bias + A_h^T [ sum over channels c of  U_c * (B_h^T x_c B_w) ] A_w
 //
 // A unit is one tile of H::kM x W::kM outputs. A block owns 32 columns (32 / W::kM units side by side, several above
-// one another) and kK written channels. A point of the transform is an independent product of matrices over the
-// channels, units x channels: 32 / kLanesPoint lanes own one point, kThreadK x kThreadU sums each. Only then the sums
-// of all points meet, in slices through shared memory, and the inverse transform leaves rows of 32 outputs.
+// one another) and goes through the written channels in tiles of kK. A point of the transform is an independent product
+// of matrices, units x channels; a lane owns kEach points with kThreadK x kThreadU sums of each. Only then the sums of
+// all points meet, a few channels at a time, and the inverse transform leaves rows of 32 outputs.
 //
 // Shared memory, two buffers of   v[kChunk][point][unit]   patch[kChunk][row][column]
 // A step multiplies chunk i (v of one buffer), transforms the patch of chunk i + 1 into the other buffer's v, and carries
-// the patch of chunk i + 2 through registers: one barrier per step. Afterwards the same memory holds   exchange[point][k of a slice][unit], units swizzled;   a warp's own part of it then stages its rows.
+// the patch of chunk i + 2 through registers: one barrier per step. After the last chunk comes the first one again, for
+// the next tile of channels, so that no load is waited for there. Behind the buffers the sums meet in
+//   exchange[point][k of a slice][unit], units swizzled;   a warp's own part of it then stages its rows of outputs.
 //
-// Grid: x = (((image * tiles of rows) + row tile) * tiles of columns + column tile) * k tiles + k tile, y = group.
+// Grid: x = (((image * tiles of rows) + row tile) * tiles of columns + column tile) * k splits + k split, y = group.
 // A dilated axis has a tile per residue of the dilation: tile = first position / positions * dilation + residue.
 #pragma once
 
@@ -250,7 +252,7 @@ struct FusedPlace {
 };
 
 // The transformed weights of a thread's points and channels. No other warp needs them, so they come straight from
-// memory, laid out such that a warp's loads are whole lines; a quad is replaced by the next channel's once it is used.
+// memory, laid out such that a warp's loads are consecutive; a quad is replaced by the next channel's once it is used.
 template <class Tile>
 struct WeightStream {
   static constexpr int kQuads = Tile::kThreadK / 4, kLine = Tile::kLanesPoint * Tile::kLanesK * 4;
@@ -344,7 +346,7 @@ __device__ __forceinline__ void write_slice(float* exchange, const FusedParams& 
   using W = typename Tile::W;
   constexpr int kPointStep = Tile::kSliceK * Tile::kUnits, kJobs = Tile::kSliceK * (Tile::kUnits / 32);
   constexpr int kJobRows = 32 / Tile::kUnitsW * H::kM;
-  // The polynomial that is 1 at the point 1 of both axes is constant: added there, the bias reaches each output once.
+  // The point 1 of both axes enters every output of a unit with factor 1: so does a bias that is added to it.
   constexpr int kOnes = 1;
   const int lane = fresh_thread() % 32;
 #pragma unroll 1

@@ -133,7 +133,7 @@ class FusedWay:
             if any(d.taps > axis.taps for d in dense):
                 return f"more than {axis.taps} taps"
         for h, w in _pairs(r):
-            if self._blocks(problem, h, w) * -(-r.outputs // self.tile.k) > LIMIT:
+            if self._blocks(problem, h, w) * ceil_div(r.outputs, self.tile.k) > LIMIT:
                 return "more than 2^31 tiles"
             if self._reach(r, h, w) > LIMIT:
                 return "a tile reaches over more than 2^31 elements"
@@ -147,10 +147,9 @@ class FusedWay:
 
     def _tiles(self, h: DenseAxis, w: DenseAxis) -> tuple[int, int]:
         """Tiles along both axes, those of every residue of the dilation counted like the longest."""
-        return (
-            -(--(-h.count // h.dilation) // self.rows) * h.dilation,
-            -(--(-w.count // w.dilation) // COLUMNS) * w.dilation,
-        )
+        tiles_h = ceil_div(ceil_div(h.count, h.dilation), self.rows)
+        tiles_w = ceil_div(ceil_div(w.count, w.dilation), COLUMNS)
+        return tiles_h * h.dilation, tiles_w * w.dilation
 
     def _blocks(self, problem: Problem, h: DenseAxis, w: DenseAxis) -> int:
         """Tiles of positions."""
@@ -159,14 +158,14 @@ class FusedWay:
 
     def _k_splits(self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, sms: int) -> int:
         """Blocks that share the tiles of written channels of one tile of positions: as few as fill the device."""
-        k_tiles = -(-r.outputs // self.tile.k)
+        k_tiles = ceil_div(r.outputs, self.tile.k)
         wanted = FILLED * sms * self.tile.min_blocks
-        return min(k_tiles, -(-wanted // (self._blocks(problem, h, w) * problem.groups)))
+        return min(k_tiles, ceil_div(wanted, self._blocks(problem, h, w) * problem.groups))
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         """For every pair of phases its transformed weights and its convolution."""
         r = roles(problem)
-        k_tiles, channels = -(-r.outputs // self.tile.k), round_up(r.channels, self.tile.chunk)
+        k_tiles, channels = ceil_div(r.outputs, self.tile.k), round_up(r.channels, self.tile.chunk)
         # One channel of slack: the kernel's last loads go past the last one, and their values are not used.
         each = 4 * (problem.groups * k_tiles * channels + 1) * self.tile.k * self.points
         found: list[Launch] = []
@@ -197,9 +196,9 @@ class FusedWay:
         p.source_height, p.source_width = r.source_size
         pitch = round_up(COLUMNS + self.w.taps - 1, 4)
         p.patch_step_bytes = 4 * (self.threads // pitch) * h.read_step * h.dilation * p.source_row
-        p.k_tiles = -(-r.outputs // self.tile.k)
-        p.k_tiles_each = -(-p.k_tiles // self._k_splits(problem, r, h, w, sms))
-        splits = -(-p.k_tiles // p.k_tiles_each)
+        p.k_tiles = ceil_div(r.outputs, self.tile.k)
+        p.k_tiles_each = ceil_div(p.k_tiles, self._k_splits(problem, r, h, w, sms))
+        splits = ceil_div(p.k_tiles, p.k_tiles_each)
         p.k_splits = FastDivisor.of(splits)
         tiles_h, tiles_w = self._tiles(h, w)
         p.h, p.w = _axis(h, tiles_h), _axis(w, tiles_w)
@@ -230,15 +229,20 @@ class FusedWay:
         r = roles(problem)
         us = 0.0
         for h, w in _pairs(r):
-            blocks = self._blocks(problem, h, w) * -(-r.outputs // self.tile.k) * problem.groups
+            blocks = self._blocks(problem, h, w) * ceil_div(r.outputs, self.tile.k) * problem.groups
             per_block = self._block_cycles(round_up(r.channels, self.tile.chunk), device)
             resident = device.sms * self.tile.min_blocks
             cycles = waves(blocks, resident) * self.tile.min_blocks * per_block
-            moved = 4.0 * problem.batch * problem.groups * (
-                r.channels * r.source_size[0] * r.source_size[1] / len(r.phases_h) / len(r.phases_w)
-                + r.outputs * h.count * w.count
+            moved = (
+                4.0
+                * problem.batch
+                * problem.groups
+                * (
+                    r.channels * r.source_size[0] * r.source_size[1] / len(r.phases_h) / len(r.phases_w)
+                    + r.outputs * h.count * w.count
+                )
             )
-            weights = 4.0 * problem.groups * -(-r.outputs // self.tile.k) * self.tile.k * r.channels * self.points
+            weights = 4.0 * problem.groups * ceil_div(r.outputs, self.tile.k) * self.tile.k * r.channels * self.points
             us += max(cycles / device.clock_mhz, memory_us(moved, device)) + 2 * LAUNCH_US + memory_us(weights, device)
         return us
 
@@ -281,6 +285,10 @@ def ways(problem: Problem) -> Iterator[FusedWay]:
 def all_kernels() -> Iterator[KernelSpec]:
     """Every instance that this planner can choose."""
     yield from dict.fromkeys(spec for way in WAYS for spec in (way.weights_kernel(), way.kernel()))
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
 
 
 def _pairs(r: Roles) -> Iterator[tuple[DenseAxis, DenseAxis]]:
