@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import sqrt
 
 from ..algebra.lattice import DenseAxis, dense_axis
 from ..problem import PaddingMode, Pass, Problem
@@ -174,7 +173,7 @@ class FusedWay:
             found.append(self._weights(problem, r, h, w, (k_tiles, channels, problem.groups), at))
             found.append(self._convolve(problem, r, h, w, at, sms))
             at += round_up(each, 256)
-        return Schedule(tuple(found), at, r.channels + problem.bias)
+        return Schedule(tuple(found), at, (r.channels,))
 
     def _weights(
         self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, grid: tuple[int, int, int], at: int
@@ -216,15 +215,10 @@ class FusedWay:
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         """The largest error to be expected, relative to the output's scale."""
-        from ..algebra.error import predicted_error
         from ..algebra.segments import Scheme2d
+        from .accuracy import error_of
 
-        r = roles(problem)
-        scheme = Scheme2d(self.h.scheme(), self.w.scheme())
-        full = self.h.taps * self.w.taps
-        # Taps that are filled up with zeros take from the output's scale, and less from the error.
-        fewest = min(h.taps * w.taps for h, w in _pairs(r))
-        return predicted_error(scheme, r.channels * full) * sqrt(full / fewest)
+        return error_of(problem, Scheme2d(self.h.scheme(), self.w.scheme()), roles(problem).channels, ())
 
     def cost_us(self, problem: Problem, device: CudaDevice, workspace: int) -> float:
         """Arithmetic and stores per block, or DRAM where that takes longer."""
