@@ -2,15 +2,17 @@
 //   written = bias + A_h^T [ sum over channels c of  U_c * (B_h^T x_c B_w) ] A_w
 //
 // A unit is one tile of H::kM x W::kM outputs. A block owns 32 columns (32 / W::kM units side by side, several above
-// one another) and kK written channels. A point of the transform is an independent product of matrices over the
-// channels, units x channels: 32 / kLanesPoint lanes own one point, kThreadK x kThreadU sums each. Only then the sums
-// of all points meet, in slices through shared memory, and the inverse transform leaves rows of 32 outputs.
+// one another) and goes through the written channels in tiles of kK. A point of the transform is an independent product
+// of matrices, units x channels; a lane owns kEach points with kThreadK x kThreadU sums of each. Only then the sums of
+// all points meet, a few channels at a time, and the inverse transform leaves rows of 32 outputs.
 //
 // Shared memory, two buffers of   v[kChunk][point][unit]   patch[kChunk][row][column]
-// A step multiplies chunk i (v of one buffer), transforms the patch of chunk i + 1 into the other buffer's v, and carries
-// the patch of chunk i + 2 through registers: one barrier per step. Afterwards the same memory holds   exchange[point][k of a slice][unit], units swizzled;   a warp's own part of it then stages its rows.
+// A step multiplies chunk i (v of one buffer), transforms the patch of chunk i + 1 into the other buffer's v, and takes
+// the patch of chunk i + 2 through registers: one barrier per step. After the last chunk comes the first one again, for
+// the next tile of channels, so that no load is waited for there. Behind the buffers the sums meet in
+//   exchange[point][k of a slice][unit], units swizzled;   a warp's own part of it then stages its rows of outputs.
 //
-// Grid: x = (((image * tiles of rows) + row tile) * tiles of columns + column tile) * k tiles + k tile, y = group.
+// Grid: x = (((image * tiles of rows) + row tile) * tiles of columns + column tile) * k splits + k split, y = group.
 // A dilated axis has a tile per residue of the dilation: tile = first position / positions * dilation + residue.
 #pragma once
 
@@ -31,7 +33,8 @@ struct FusedParams {
   const float* bias;
   float* written;
   i64 source_batch, source_channel, written_batch, written_channel;
-  i64 patch_step_bytes;  // from one row that a thread reads to its next
+  i64 source_channel_bytes, source_rewind_bytes;  // to the next channel, from behind the last chunk to the first
+  i64 patch_step_bytes;                           // from one row that a thread reads to its next
   int source_row, source_column, written_row, written_column, source_height, source_width;
   int channels, channels_padded, outputs;
   int k_tiles, k_tiles_each;  // of all, of a block
@@ -134,12 +137,12 @@ struct PatchLoader {
         value[c][i] = c < left && (inside >> i & 1) ? *from : 0.f;
         from = add_bytes(from, p.patch_step_bytes);
       }
-      at += p.source_channel;
+      at = add_bytes(at, p.source_channel_bytes);
     }
     left -= Tile::kChunk;
     if (left <= 0) {
       left = p.channels;
-      at -= p.channels_padded * p.source_channel;
+      at = add_bytes(at, p.source_rewind_bytes);
     }
   }
 
@@ -174,7 +177,7 @@ __device__ __forceinline__ void transform_points(const float* patch, float* v) {
 #pragma unroll
     for (int j = 0; j < kWidth; j += W::kM) {
       const float* at = patch + row * Tile::kPatchPitch + j;
-      if (W::kM == 4) {
+      if constexpr (W::kM == 4) {
         const float4 four = load4(at);
         line[j] = four.x, line[j + 1] = four.y, line[j + 2] = four.z, line[j + 3] = four.w;
       } else {
@@ -205,7 +208,7 @@ __device__ __forceinline__ void transform_points(const float* patch, float* v) {
 
 template <class Tile, int kGroup>
 __device__ __forceinline__ void transform_unit(const float* patch, float* v) {
-  if (kGroup < Tile::H::kPoints / 2 - 1) {
+  if constexpr (kGroup < Tile::H::kPoints / 2 - 1) {
     transform_points<Tile, kGroup, 0, 2>(patch, v);
   } else {  // one after the other: the accumulators leave no registers for both
     transform_points<Tile, kGroup, 0, 1>(patch, v);
@@ -229,8 +232,10 @@ __device__ __forceinline__ void transform_chunk(const float* patches, float* v) 
                          unit % Tile::kUnitsW * Tile::W::kM;
     float* to = v + c * Tile::kPoints * Tile::kPitchV + unit;
     if (group == 0) transform_unit<Tile, 0>(patch, to);
-    if (kGroups > 1 && group == 1) transform_unit<Tile, 1>(patch, to);
-    if (kGroups > 2 && group == 2) transform_unit<Tile, 2>(patch, to);
+    if constexpr (kGroups > 1)
+      if (group == 1) transform_unit<Tile, 1>(patch, to);
+    if constexpr (kGroups > 2)
+      if (group == 2) transform_unit<Tile, 2>(patch, to);
   }
 }
 
@@ -250,7 +255,7 @@ struct FusedPlace {
 };
 
 // The transformed weights of a thread's points and channels. No other warp needs them, so they come straight from
-// memory, laid out such that a warp's loads are whole lines; a quad is replaced by the next channel's once it is used.
+// memory, laid out such that a warp's loads are consecutive; a quad is replaced by the next channel's once it is used.
 template <class Tile>
 struct WeightStream {
   static constexpr int kQuads = Tile::kThreadK / 4, kLine = Tile::kLanesPoint * Tile::kLanesK * 4;
@@ -344,7 +349,7 @@ __device__ __forceinline__ void write_slice(float* exchange, const FusedParams& 
   using W = typename Tile::W;
   constexpr int kPointStep = Tile::kSliceK * Tile::kUnits, kJobs = Tile::kSliceK * (Tile::kUnits / 32);
   constexpr int kJobRows = 32 / Tile::kUnitsW * H::kM;
-  // The polynomial that is 1 at the point 1 of both axes is constant: added there, the bias reaches each output once.
+  // The point 1 of both axes enters every output of a unit with factor 1: so does a bias that is added to it.
   constexpr int kOnes = 1;
   const int lane = fresh_thread() % 32;
 #pragma unroll 1
@@ -372,7 +377,7 @@ __device__ __forceinline__ void write_slice(float* exchange, const FusedParams& 
     for (int h = 0; h < H::kM; h++) {
       float y[W::kM];
       W::output(along_h[h], y);
-      if (W::kM == 4)
+      if constexpr (W::kM == 4)
         store4(stage + h * kPointStep, make_float4(y[0], y[1], y[2], y[3]));
       else
         *reinterpret_cast<float2*>(stage + h * kPointStep) = make_float2(y[0], y[1]);

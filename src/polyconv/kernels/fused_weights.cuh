@@ -1,6 +1,7 @@
 // The weights as fused.cuh reads them: transformed along both axes, filled up with zeros to whole tiles of written
-// channels and whole chunks of source channels, [group][k tile][channel][warp][its points][quad][point of the warp][lane of k][4]:
-// what a warp loads at a time is one line.
+// channels and whole chunks of source channels,
+//   [group][k tile][channel][warp][its points][quad][lanes that own a point][lane of k][4]
+// so that what a warp loads is consecutive.
 //
 // Grid: x = k tile, y = channel, z = group. Block: one thread per k of a tile.
 #pragma once

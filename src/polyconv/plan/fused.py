@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import sqrt
 
 from ..algebra.lattice import DenseAxis, dense_axis
 from ..problem import PaddingMode, Pass, Problem
@@ -132,7 +131,7 @@ class FusedWay:
             if any(d.taps > axis.taps for d in dense):
                 return f"more than {axis.taps} taps"
         for h, w in _pairs(r):
-            if self._blocks(problem, h, w) * -(-r.outputs // self.tile.k) > LIMIT:
+            if self._blocks(problem, h, w) * ceil_div(r.outputs, self.tile.k) > LIMIT:
                 return "more than 2^31 tiles"
             if self._reach(r, h, w) > LIMIT:
                 return "a tile reaches over more than 2^31 elements"
@@ -146,8 +145,9 @@ class FusedWay:
 
     def _tiles(self, h: DenseAxis, w: DenseAxis) -> tuple[int, int]:
         """Tiles along both axes, those of every residue of the dilation counted like the longest."""
-        longest_h, longest_w = -(-h.count // h.dilation), -(-w.count // w.dilation)
-        return -(-longest_h // self.rows) * h.dilation, -(-longest_w // COLUMNS) * w.dilation
+        tiles_h = ceil_div(ceil_div(h.count, h.dilation), self.rows)
+        tiles_w = ceil_div(ceil_div(w.count, w.dilation), COLUMNS)
+        return tiles_h * h.dilation, tiles_w * w.dilation
 
     def _blocks(self, problem: Problem, h: DenseAxis, w: DenseAxis) -> int:
         """Tiles of positions."""
@@ -156,14 +156,14 @@ class FusedWay:
 
     def _k_splits(self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, sms: int) -> int:
         """Blocks that share the tiles of written channels of one tile of positions: as few as fill the device."""
-        k_tiles = -(-r.outputs // self.tile.k)
+        k_tiles = ceil_div(r.outputs, self.tile.k)
         wanted = FILLED * sms * self.tile.min_blocks
-        return min(k_tiles, -(-wanted // (self._blocks(problem, h, w) * problem.groups)))
+        return min(k_tiles, ceil_div(wanted, self._blocks(problem, h, w) * problem.groups))
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         """For every pair of phases its transformed weights and its convolution."""
         r = roles(problem)
-        k_tiles, channels = -(-r.outputs // self.tile.k), round_up(r.channels, self.tile.chunk)
+        k_tiles, channels = ceil_div(r.outputs, self.tile.k), round_up(r.channels, self.tile.chunk)
         # One channel of slack: the kernel's last loads go past the last one, and their values are not used.
         each = 4 * (problem.groups * k_tiles * channels + 1) * self.tile.k * self.points
         found: list[Launch] = []
@@ -172,7 +172,7 @@ class FusedWay:
             found.append(self._weights(problem, r, h, w, (k_tiles, channels, problem.groups), at))
             found.append(self._convolve(problem, r, h, w, at, sms))
             at += round_up(each, 256)
-        return Schedule(tuple(found), at, (r.channels + problem.bias,))
+        return Schedule(tuple(found), at, (r.channels,))
 
     def _weights(
         self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, grid: tuple[int, int, int], at: int
@@ -194,11 +194,13 @@ class FusedWay:
         p.source_batch, p.source_channel, p.source_row, p.source_column = r.source_strides
         p.written_batch, p.written_channel, p.written_row, p.written_column = r.written_strides
         p.source_height, p.source_width = r.source_size
+        p.source_channel_bytes = 4 * p.source_channel
+        p.source_rewind_bytes = -p.channels_padded * p.source_channel_bytes
         pitch = round_up(COLUMNS + self.w.taps - 1, 4)
         p.patch_step_bytes = 4 * (self.threads // pitch) * h.read_step * h.dilation * p.source_row
-        p.k_tiles = -(-r.outputs // self.tile.k)
-        p.k_tiles_each = -(-p.k_tiles // self._k_splits(problem, r, h, w, sms))
-        splits = -(-p.k_tiles // p.k_tiles_each)
+        p.k_tiles = ceil_div(r.outputs, self.tile.k)
+        p.k_tiles_each = ceil_div(p.k_tiles, self._k_splits(problem, r, h, w, sms))
+        splits = ceil_div(p.k_tiles, p.k_tiles_each)
         p.k_splits = FastDivisor.of(splits)
         tiles_h, tiles_w = self._tiles(h, w)
         p.h, p.w = _axis(h, tiles_h), _axis(w, tiles_w)
@@ -219,15 +221,10 @@ class FusedWay:
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         """The largest error to be expected, relative to the output's scale."""
-        from ..algebra.error import predicted_error
         from ..algebra.segments import Scheme2d
+        from .accuracy import error_of
 
-        r = roles(problem)
-        scheme = Scheme2d(self.h.scheme(), self.w.scheme())
-        full = self.h.taps * self.w.taps
-        # Taps that are filled up with zeros take from the output's scale, and less from the error.
-        fewest = min(h.taps * w.taps for h, w in _pairs(r))
-        return predicted_error(scheme, r.channels * full) * sqrt(full / fewest)
+        return error_of(problem, Scheme2d(self.h.scheme(), self.w.scheme()), roles(problem).channels, ())
 
 
 F23 = ToomAxis(2, (3,))
@@ -242,13 +239,16 @@ WAYS = (
 
 def ways(problem: Problem) -> Iterator[FusedWay]:
     """Every way of this family."""
-    if problem.kind is not Pass.WGRAD:
-        yield from WAYS
+    yield from WAYS
 
 
 def all_kernels() -> Iterator[KernelSpec]:
     """Every instance that this planner can choose."""
     yield from dict.fromkeys(spec for way in WAYS for spec in (way.weights_kernel(), way.kernel()))
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
 
 
 def _pairs(r: Roles) -> Iterator[tuple[DenseAxis, DenseAxis]]:
