@@ -65,6 +65,11 @@ def problems() -> list[Problem]:
     ]
     found.append(_channels_last(make(2, 64, (14, 14), 64, (3, 3), padding=(1, 1, 1, 1))))
     found.append(_channels_last(make(1, 32, (20, 20), 48, (3, 3), padding=(1, 1, 1, 1))))
+    for r in (1, 3, 5, 9, 13):
+        for s in (3, 5, 9, 13):
+            pad = (r // 2, r // 2, s // 2, s // 2)
+            found += [make(1, 32, (20, 50), 64, (r, s), padding=pad), make(1, 64, (26, 34), 64, (r, s), padding=pad)]
+            found.append(make(1, 16, (30, 60), 64, (2 * r - 1, 2 * s - 1), stride=(2, 2), padding=pad))
     for (lanes, stride), kernels in strips.KERNELS.items():
         for taps in kernels:
             for rows in (30, 70):
