@@ -95,7 +95,7 @@ struct HalfGemm {
     }
 
     __device__ __forceinline__ void load(int number) {
-      u[number] = __ldcg(reinterpret_cast<const float4*>(from + number * 128));
+      u[number] = load4(from + number * 128);
     }
     __device__ __forceinline__ void store(float* to, int number) { store4(to + number * 128, u[number]); }
   };

@@ -41,6 +41,8 @@ CHUNK = 8
 THREADS = 256
 """Of the kernels that only move and transform."""
 INVERSE_THREADS = 128
+LEAST_SHARED = 96 * 1024
+"""Bytes of shared memory that a multiprocessor has at least."""
 STRETCH_VECTORS = 256
 """Vectors of a channel that a block of half_inverse.cuh takes at most."""
 WEIGHT_THREADS = 32 * CHUNK
@@ -132,14 +134,14 @@ def gemm_kernel(w: ToomAxis, k_tile: int) -> KernelSpec:
         params="polyconv::HalfGemmParams",
         params_bytes=ctypes.sizeof(HalfGemmParams),
         threads=32 * w.points,
-        min_blocks=gemm_blocks(w),
+        min_blocks=gemm_blocks(w, k_tile),
         axes=(w,),
     )
 
 
-def gemm_blocks(w: ToomAxis) -> int:
-    """Blocks per multiprocessor: few points make small blocks, of which several share the four schedulers evenly."""
-    return 2 if w.points <= 6 else 1
+def gemm_blocks(w: ToomAxis, k_tile: int) -> int:
+    """Blocks per multiprocessor: few points make small blocks, two of which share the four schedulers evenly."""
+    return 2 if w.points <= 6 and 2 * gemm_shared(w, k_tile) <= LEAST_SHARED else 1
 
 
 def columns_of(k_tile: int) -> int:
@@ -284,7 +286,7 @@ class Chain:
     def slab_rows(self, sms: int, workspace: int) -> int:
         """Rows of a slab: as few rounds of the persistent blocks as possible, then as few slabs."""
         most = self.most_rows(workspace)
-        blocks = sms * gemm_blocks(self.way_w)
+        blocks = sms * gemm_blocks(self.way_w, self.k_tile)
 
         def rounds(rows: int) -> tuple[int, int]:
             slabs, left = divmod(self.rows, rows)
@@ -597,8 +599,8 @@ def chain_us(chain: Chain, rows: int, device: CudaDevice) -> float:
     )
     read = 4.0 * chain.batch * chain.groups * chain.channels_all / chain.segments_h * chain.h.count * chain.w.count
     result = 4.0 * chain.batch * chain.groups * chain.outputs * chain.h.count * chain.w.count
-    blocks = device.sms * gemm_blocks(chain.way_w)
-    rounds = slabs * ceil(chain.gemm_tiles(min(rows, chain.rows)) / blocks) * gemm_blocks(chain.way_w)
+    blocks = device.sms * gemm_blocks(chain.way_w, chain.k_tile)
+    rounds = slabs * ceil(chain.gemm_tiles(min(rows, chain.rows)) / blocks) * gemm_blocks(chain.way_w, chain.k_tile)
     # Cycles of a block alone on its multiprocessor: multiplications, transforms on the way in, the way out.
     lanes = device.fp32_per_clock
     steps = chain.chunks * CHUNK * chain.passes
