@@ -21,7 +21,7 @@ from ctypes import c_int32, c_int64, c_uint32, c_uint64
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
-from math import gcd
+from math import gcd, prod
 from typing import Any, NamedTuple, NoReturn, Tuple
 
 import torch
@@ -866,30 +866,18 @@ struct WgradLoader {
   }
 };
 
-template <class Tile, bool kVector, bool kBordered>
-__device__ __forceinline__ void wgrad_gemm(const WgradParams& p) {
-  using Loader = WgradLoader<Tile, kVector, kBordered>;
+// The block's slice of the sum, whatever loads its operands, and its partial sums.
+template <class Tile, class Loader>
+__device__ __forceinline__ void wgrad_slice(const WgradParams& p, Loader& loader, int pixels) {
   __shared__ __align__(16) float a[2][kDepth * Loader::kPitchM];
   __shared__ __align__(16) float b[2][kDepth * Loader::kPitchN];
-  __shared__ __align__(16) int4 table[Tile::kN];
-
-  {
-    const int first_column = p.k_tiles.quotient(blockIdx.x) * Tile::kN;
-    for (int n = threadIdx.x; n < Tile::kN; n += Tile::kThreads)
-      table[n] = wgrad_column(first_column + n, p, kBordered);
-  }
-  __syncthreads();
-
-  const int first = blockIdx.z * p.pixels_per_slice, end = min(first + p.pixels_per_slice, p.pixels);
-  const int first_k = (blockIdx.x - p.k_tiles.quotient(blockIdx.x) * p.k_tiles.divisor) * Tile::kM;
   Accumulators<Tile> c;
-  Loader loader(p, table, first_k, first, end);
   loader.load();
   loader.store(a[0], b[0]);
   __syncthreads();
   int buffer = 0;
 #pragma unroll 1
-  for (int left = end - first; left > 0; left -= kDepth) {
+  for (int left = pixels; left > 0; left -= kDepth) {
     loader.load();  // past the end: zeros
     const TilePlace<Tile> place(threadIdx.x);
     c.template multiply_add<Loader::kPitchM, Loader::kPitchN>(a[buffer] + place.m, b[buffer] + place.n);
@@ -898,7 +886,7 @@ __device__ __forceinline__ void wgrad_gemm(const WgradParams& p) {
     __syncthreads();
   }
 
-  // The partial sums, four columns at a time; the padding columns are written too and never read.
+  // Four columns at a time; the padding columns are written too and never read.
   const TilePlace<Tile> place(fresh_thread());
   const u32 x = fresh_block_x(), column_tile = p.k_tiles.quotient(x);
   const int k = (x - column_tile * p.k_tiles.divisor) * Tile::kM + place.m, column = column_tile * Tile::kN + place.n;
@@ -910,6 +898,22 @@ __device__ __forceinline__ void wgrad_gemm(const WgradParams& p) {
       if (k + c.offset_m(i) < p.k && column + c.offset_n(j) < p.columns_padded)
         store4_global(to + i64(c.offset_m(i)) * p.columns_padded + c.offset_n(j), c.sum[i][j], c.sum[i][j + 1],
                       c.sum[i][j + 2], c.sum[i][j + 3]);
+}
+
+template <class Tile, bool kVector, bool kBordered>
+__device__ __forceinline__ void wgrad_gemm(const WgradParams& p) {
+  __shared__ __align__(16) int4 table[Tile::kN];
+  {
+    const int first_column = p.k_tiles.quotient(blockIdx.x) * Tile::kN;
+    for (int n = threadIdx.x; n < Tile::kN; n += Tile::kThreads)
+      table[n] = wgrad_column(first_column + n, p, kBordered);
+  }
+  __syncthreads();
+
+  const int first = blockIdx.z * p.pixels_per_slice, end = min(first + p.pixels_per_slice, p.pixels);
+  const int first_k = (blockIdx.x - p.k_tiles.quotient(blockIdx.x) * p.k_tiles.divisor) * Tile::kM;
+  WgradLoader<Tile, kVector, kBordered> loader(p, table, first_k, first, end);
+  wgrad_slice<Tile>(p, loader, end - first);
 }
 
 }  // namespace polyconv
@@ -987,9 +991,9 @@ gather_rows_256x32(const __grid_constant__ polyconv::GatherParams params) {
   polyconv::gather_gemm<polyconv::GemmTile<4, 1, 8, 8, 8>, polyconv::RowLoader<polyconv::GemmTile<4, 1, 8, 8, 8>, polyconv::Gather::kZeros>>(params);
 }
 
-extern "C" __global__ void __launch_bounds__(128, POLYCONV_MIN_BLOCKS(3))
-wgrad_64x128_vector(const __grid_constant__ polyconv::WgradParams params) {
-  polyconv::wgrad_gemm<polyconv::GemmTile<2, 2, 4, 8, 8>, true, false>(params);
+extern "C" __global__ void __launch_bounds__(64, POLYCONV_MIN_BLOCKS(4))
+wgrad_64x64_vector(const __grid_constant__ polyconv::WgradParams params) {
+  polyconv::wgrad_gemm<polyconv::GemmTile<2, 1, 4, 8, 8>, true, false>(params);
 }
 
 extern "C" __global__ void __launch_bounds__(256, POLYCONV_MIN_BLOCKS(1))
@@ -997,9 +1001,9 @@ reduce_partials(const __grid_constant__ polyconv::ReduceParams params) {
   polyconv::reduce_partials(params);
 }
 
-extern "C" __global__ void __launch_bounds__(128, POLYCONV_MIN_BLOCKS(3))
-wgrad_64x128(const __grid_constant__ polyconv::WgradParams params) {
-  polyconv::wgrad_gemm<polyconv::GemmTile<2, 2, 4, 8, 8>, false, false>(params);
+extern "C" __global__ void __launch_bounds__(64, POLYCONV_MIN_BLOCKS(4))
+wgrad_64x64(const __grid_constant__ polyconv::WgradParams params) {
+  polyconv::wgrad_gemm<polyconv::GemmTile<2, 1, 4, 8, 8>, false, false>(params);
 }
 
 // ---- Launching ------------------------------------------------------------------------------------------------------
@@ -1023,9 +1027,9 @@ const std::map<std::string, Kernel> kernels = {
     {"gather_rows_128x64", {reinterpret_cast<const void*>(&gather_rows_128x64), sizeof(polyconv::GatherParams)}},
     {"gather_taps_256x32", {reinterpret_cast<const void*>(&gather_taps_256x32), sizeof(polyconv::GatherParams)}},
     {"gather_rows_256x32", {reinterpret_cast<const void*>(&gather_rows_256x32), sizeof(polyconv::GatherParams)}},
-    {"wgrad_64x128_vector", {reinterpret_cast<const void*>(&wgrad_64x128_vector), sizeof(polyconv::WgradParams)}},
+    {"wgrad_64x64_vector", {reinterpret_cast<const void*>(&wgrad_64x64_vector), sizeof(polyconv::WgradParams)}},
     {"reduce_partials", {reinterpret_cast<const void*>(&reduce_partials), sizeof(polyconv::ReduceParams)}},
-    {"wgrad_64x128", {reinterpret_cast<const void*>(&wgrad_64x128), sizeof(polyconv::WgradParams)}},
+    {"wgrad_64x64", {reinterpret_cast<const void*>(&wgrad_64x64), sizeof(polyconv::WgradParams)}},
 };
 }  // namespace
 
@@ -1135,6 +1139,10 @@ class Problem:
     @property
     def x_shape(self) -> tuple[int, int, int, int]:
         return (self.batch, self.in_channels, *self.in_size)
+
+    @property
+    def y_shape(self) -> tuple[int, int, int, int]:
+        return (self.batch, self.out_channels, *self.out_size)
 
     @property
     def channels_per_group(self) -> Pair:
@@ -1351,6 +1359,20 @@ class PointerSlot:
 
 
 @dataclass(frozen=True)
+class Work:
+    """How much a launch does, in the units that its kernel's instructions are counted in (plan/cost.py)."""
+
+    blocks: int = 0
+    """Blocks that do anything."""
+    tiles: int = 0
+    """Tiles that they walk over, all blocks together; for kernels whose blocks do one each, as many as blocks."""
+    steps: int = 0
+    """Rounds of the innermost loop that loads, all blocks together."""
+    dram_bytes: int = 0
+    """Memory traffic if each element is read and written once."""
+
+
+@dataclass(frozen=True)
 class Launch:
     """One kernel launch of a plan."""
 
@@ -1360,6 +1382,7 @@ class Launch:
     dynamic_shared: int
     params: bytes = field(repr=False)
     pointers: tuple[PointerSlot, ...] = field(repr=False)
+    work: Work = field(default=Work(), repr=False)
 
     def bind(self, addresses: Mapping[str, int]) -> bytes:
         """The parameter bytes with the addresses of this call's buffers in place. An absent buffer becomes null."""
@@ -1623,6 +1646,24 @@ class GemmTile:
         return max(1, threads[weight] // self.threads)
 
 
+# ---- The memory traffic that no kernel can avoid.
+
+
+def moved_bytes(problem: Problem) -> int:
+    """Every element of x and of y once: read or written, but for the rows of x that a large stride skips."""
+    return int(4 * (prod(problem.x_shape) * _rows_read(problem) + prod(problem.y_shape)))
+
+
+def _rows_read(problem: Problem) -> float:
+    """Share of the rows of x that a pass touches: not all, if the stride is larger than the kernel."""
+    height, top = problem.in_size[0], problem.padding[0]
+    if problem.kind is Pass.DGRAD or problem.stride[0] == 1:
+        return 1.0
+    taps = [tap * problem.dilation[0] - top for tap in range(problem.kernel[0])]
+    rows = {out * problem.stride[0] + tap for out in range(problem.out_size[0]) for tap in taps}
+    return sum(0 <= row < height for row in rows) / height
+
+
 # ---- Plans for fprop and dgrad as one implicit GEMM (kernels/gather_gemm.cuh).
 
 DEPTH = 8
@@ -1856,7 +1897,11 @@ def _pack(
     if loader.tabulated:
         where["table"] = ("workspace", table_at)
     grid = (int32(p.output_tiles * problem.groups, "the number of weight tiles"), -(-r.channels // 8), phases)
-    return Launch(PACK, grid, (PACK.threads, 1, 1), 0, bytes(p), slots(PackParams, w="w", **where))
+    blocks, elements = grid[0] * grid[1] * grid[2], problem.groups * tables.rows * outputs_padded
+    work = Work(
+        blocks, blocks, grid[0] * grid[1] * sum(h.taps * w.taps for h in tables.h for w in tables.w), 8 * elements
+    )
+    return Launch(PACK, grid, (PACK.threads, 1, 1), 0, bytes(p), slots(PackParams, w="w", **where), work)
 
 
 def _gather(
@@ -1908,6 +1953,19 @@ def _gather(
                 p.phase_h[i] = AxisPhase.of(h.cut(min(first_line, h.count), lines))
                 p.phase_h[i].count.divisor = max(0, min(lines, h.count - first_line))
             tiles = -(-p.batch * min(lines, most_rows) * most_columns // tile.m) * channel_tiles
+            blocks = steps = 0
+            for i in range(len(tables.h)):
+                for w in tables.w:
+                    rows = round_up(tables.h[i].taps * w.taps * r.channels, DEPTH)
+                    here = -(-p.batch * p.phase_h[i].count.divisor * w.count // tile.m) * channel_tiles * problem.groups
+                    blocks, steps = blocks + here, steps + here * rows // DEPTH
+            part = p.batch * min(lines, most_rows) / (problem.batch * most_rows)
+            work = Work(
+                blocks,
+                blocks,
+                steps,
+                int(part * moved_bytes(problem)) + 4 * problem.groups * tables.rows * outputs_padded,
+            )
             written = (r.written, 4 * first_image * r.written_strides[0])
             source = (r.source, 4 * first_image * r.source_strides[0])
             yield Launch(
@@ -1917,6 +1975,7 @@ def _gather(
                 0,
                 bytes(p),
                 slots(GatherParams, **{**where, "source": source, "written": written}),
+                work,
             )
 
 
@@ -2047,7 +2106,11 @@ def wgrad_launches(problem: Problem, tile: GemmTile, vector: bool, sms: int, wor
             "partial": ("workspace", 4 * slices * problem.out_channels * columns_padded),
         }
         grid = (k_tiles * column_tiles, problem.groups, here)
-        found.append(Launch(spec, grid, (tile.threads, 1, 1), 0, bytes(p), slots(WgradParams, **where)))
+        blocks = grid[0] * grid[1] * here
+        part = p.pixels / (problem.batch * out_h * out_w)
+        moved = int(part * moved_bytes(problem)) + 4 * here * problem.out_channels * columns_padded
+        work = Work(blocks, blocks, -(-p.pixels // 8) * grid[0] * grid[1], moved)
+        found.append(Launch(spec, grid, (tile.threads, 1, 1), 0, bytes(p), slots(WgradParams, **where), work))
         slices += here
     found.append(reduction(problem, slices, columns, columns_padded))
     scratch = 4 * slices * problem.out_channels * columns_padded
@@ -2066,7 +2129,8 @@ def reduction(problem: Problem, slices: int, columns: int, columns_padded: int) 
     if problem.bias:
         where["db"] = "db"
     grid = (-(-p.elements // REDUCE.threads), 1, 1)
-    return Launch(REDUCE, grid, (REDUCE.threads, 1, 1), 0, bytes(p), slots(ReduceParams, **where))
+    work = Work(grid[0], grid[0], grid[0] * slices, 4 * (slices + 1) * p.elements)
+    return Launch(REDUCE, grid, (REDUCE.threads, 1, 1), 0, bytes(p), slots(ReduceParams, **where), work)
 
 
 # ---- The ways that sum the products of the definition: implicit GEMMs, and channel by channel for depthwise problems.
@@ -2131,16 +2195,16 @@ EXPORTED = "8x32x512x512, 64 channels, kernel 5x9, padding 2x4, dilation 2x3"
 # Chosen by polyconv's cost model for a Tesla V100.
 WAYS = {
     Pass.FPROP: [
-        GatherWay(GemmTile(4, 1, 4, 8, 8), TAPS),
-        GatherWay(GemmTile(4, 1, 4, 8, 8), ROWS),
+        GatherWay(tile=GemmTile(4, 1, 4, 8, 8), loader=TAPS),
+        GatherWay(tile=GemmTile(4, 1, 4, 8, 8), loader=ROWS),
     ],
     Pass.DGRAD: [
-        GatherWay(GemmTile(4, 1, 8, 8, 8), TAPS),
-        GatherWay(GemmTile(4, 1, 8, 8, 8), ROWS),
+        GatherWay(tile=GemmTile(4, 1, 8, 8, 8), loader=TAPS),
+        GatherWay(tile=GemmTile(4, 1, 8, 8, 8), loader=ROWS),
     ],
     Pass.WGRAD: [
-        WgradWay(GemmTile(2, 2, 4, 8, 8), vector=True, bordered=False),
-        WgradWay(GemmTile(2, 2, 4, 8, 8), vector=False, bordered=False),
+        WgradWay(tile=GemmTile(2, 1, 4, 8, 8), vector=True, bordered=False),
+        WgradWay(tile=GemmTile(2, 1, 4, 8, 8), vector=False, bordered=False),
     ],
 }
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from polyconv.plan import strips
 from polyconv.problem import Pass, Problem, channels_last_strides, output_extent
 
 MODES = ("zeros", "reflect", "replicate", "circular")
@@ -145,12 +146,28 @@ DEPTHWISE = {
     "31x31": Shape((1, 2, 36, 36), 2, (31, 31), padding=(15, 15, 15, 15), groups=2),
     "3x1": Shape((2, 4, 40, 33), 4, (3, 1), groups=4, bias=False),
     "3x7, no padding": Shape((1, 3, 18, 70), 3, (3, 7), groups=3, bias=False),
+    "5x5": Shape((2, 3, 19, 11), 3, (5, 5), padding=(2, 2, 2, 2), groups=3),
+    "1x5 and one row": Shape((3, 2, 1, 37), 2, (1, 5), padding=(0, 0, 2, 2), groups=2),
+    "1x3, no bias": Shape((1, 3, 9, 8), 3, (1, 3), groups=3, bias=False),
+    "5x1 and one column": Shape((2, 3, 70, 1), 3, (5, 1), padding=(4, 4, 0, 0), groups=3),
+    "7x3": Shape((1, 4, 12, 9), 4, (7, 3), padding=(3, 3, 1, 1), groups=4),
+    "3x3 stride two, odd padding": Shape((2, 3, 14, 17), 3, (3, 3), (2, 2), (1, 0, 0, 1), groups=3),
+    "3x3 stride two, cropped": Shape((1, 3, 15, 18), 3, (3, 3), (2, 2), (-3, 1, -1, 2), groups=3),
+    "stride two beyond the image": Shape((1, 2, 4, 5), 2, (5, 5), (2, 2), (6, 7, 5, 8), groups=2),
+    "taller than a strip": Shape((1, 2, 131, 5), 2, (3, 3), padding=(1, 1, 1, 1), groups=2),
     "dilation 6": Shape((1, 3, 33, 33), 3, (3, 3), padding=(6, 6, 6, 6), dilation=(6, 6), groups=3),
     "dilation 18": Shape((1, 2, 33, 33), 2, (3, 3), padding=(18, 18, 18, 18), dilation=(18, 18), groups=2),
     "halo too large for a tile": Shape((1, 2, 70, 150), 2, (3, 3), (1, 1), (40, 40, 99, 99), (40, 99), groups=2),
     "stride three, dilation two": Shape((1, 3, 25, 26), 3, (3, 4), (3, 3), (2, 1, 0, 3), (2, 2), groups=3),
     "stride nine": Shape((1, 2, 40, 40), 2, (3, 3), (9, 9), (1, 1, 1, 1), groups=2),
     "channels_last": Shape((2, 6, 9, 9), 6, (3, 3), padding=(1, 1, 1, 1), groups=6, layout="channels_last"),
+    "channels_last, 7x7": Shape((1, 33, 8, 9), 33, (7, 7), padding=(3, 3, 3, 3), groups=33, layout="channels_last"),
+    "channels_last, 5x5 stride two": Shape(
+        (1, 35, 11, 10), 35, (5, 5), (2, 2), (2, 1, 0, 3), groups=35, layout="channels_last"
+    ),
+    "channels_last, multiplier": Shape(
+        (2, 6, 9, 7), 12, (3, 3), padding=(1, 1, 1, 1), groups=6, layout="channels_last"
+    ),
     "windows": Shape((2, 4, 9, 9), 4, (3, 3), padding=(1, 1, 1, 1), groups=4, layout="sliced"),
     "gradient of a sum": Shape((2, 4, 9, 9), 4, (3, 3), padding=(1, 1, 1, 1), groups=4, layout="expanded"),
     "cropped": Shape((1, 3, 20, 20), 3, (3, 3), padding=(-3, 1, 2, -4), groups=3),
@@ -209,6 +226,9 @@ def shapes(draw: st.DrawFn) -> Shape:
         channels, outputs = draw(st.sampled_from([1, 2, 3, 8])), draw(st.integers(1, 9))
     else:
         groups, channels, outputs = draw(st.integers(2, 6)), 1, draw(st.integers(1, 3))
+        if draw(st.booleans()):  # one of the kernels that have instances of their own
+            (_, each), kernels = draw(st.sampled_from(list(strips.KERNELS.items())))
+            kernel, stride, dilation, outputs = draw(st.sampled_from(kernels)), (each, each), (1, 1), 1
     size, sides = [], []
     for axis in (0, 1):
         reach = dilation[axis] * (kernel[axis] - 1) + 1

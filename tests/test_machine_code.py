@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, seed, settings
 
-from emulate import V100, check, plan_of, run_plan
+import volta
+from emulate import V100, check, cubin, plan_of, run_plan
 from machine_suites import EDGES, SUITES, Shape, shapes
-from polyconv.plan import gather, plan_cuda
+from polyconv.bench import workloads
+from polyconv.inspection.counting import count_plan
+from polyconv.plan import gather, plan_cuda, pointwise_wgrad, strips
 from polyconv.plan.direct import DepthwiseWay, DepthwiseWgradWay, GatherWay, WgradWay
 from polyconv.plan.tiles import GATHER_TILES, PLANE_TILES, WGRAD_TAPS, WGRAD_TILES, PlaneTile
+from polyconv.plan.ways import Way
 from polyconv.problem import Pass
 
 PASSES = tuple(Pass)
@@ -113,6 +119,69 @@ def test_every_depthwise_variant(kind: Pass, tile: PlaneTile) -> None:
             check(problem, x, w, bias, dy, plan_of(problem, way, sms=2, workspace=2**20))
 
 
+def _strip_variants() -> list[Any]:
+    found = []
+    for kind in PASSES:
+        for (lanes, stride), kernels in strips.KERNELS.items():
+            for taps in kernels:
+                scatters = kind is Pass.DGRAD and stride > 1
+                way: Way = strips.StripWgradWay(taps, stride, lanes)
+                if kind is not Pass.WGRAD:
+                    way = strips.StripWay(taps, stride, lanes, scatters)
+                found.append(pytest.param(kind, way, id=f"{kind} {way.name}"))
+    return found
+
+
+@pytest.mark.parametrize(("kind", "way"), _strip_variants())
+def test_every_strip_variant(kind: Pass, way: strips.StripWay | strips.StripWgradWay) -> None:
+    """Strips of several heights: one multiprocessor wants tall ones, eighty want short ones."""
+    layout, channels = ("channels_last", 34) if way.lanes == strips.CHANNELS else ("contiguous", 3)
+    stride = (way.stride, way.stride)
+    shape = Shape((2, channels, 21, 13), channels, way.taps, stride, (2, 1, 3, 0), groups=channels, layout=layout)
+    x, w, bias, dy = shape.tensors()
+    problem = shape.problem(kind, x, w, dy)
+    for sms in (1, V100.sms):
+        check(problem, x, w, bias, dy, plan_of(problem, way, sms=sms, workspace=2**20))
+
+
+@pytest.mark.parametrize("tile", pointwise_wgrad.TILES, ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param(Shape((3, 20, 6, 6), 36, (1, 1)), id="ragged in channels and pixels"),
+        pytest.param(Shape((9, 64, 2, 4), 128, (1, 1), bias=False), id="an image each step"),
+        pytest.param(Shape((2, 24, 8, 8), 40, (1, 1), groups=2), id="groups"),
+    ],
+)
+def test_every_pointwise_wgrad_variant(shape: Shape, tile: gather.GemmTile) -> None:
+    x, w, bias, dy = shape.tensors()
+    problem = shape.problem(Pass.WGRAD, x, w, dy)
+    way = pointwise_wgrad.PointwiseWgradWay(tile)
+    for sms in (1, V100.sms):
+        check(problem, x, w, bias, dy, plan_of(problem, way, sms=sms, workspace=2**20))
+
+
+@pytest.mark.parametrize("kind", PASSES, ids=str)
+@pytest.mark.parametrize("name", ["kb82", "kb83", "kb84", "kb85", "kb86"])
+def test_depthwise_workloads_are_bound_by_memory(name: str, kind: Pass) -> None:
+    """Counted at full size: DRAM binds, no other resource takes half its time, and L2 sees little more than it must."""
+    plan = plan_cuda(workloads.find(name)[0].problem(kind), V100)
+    assert "strip" in plan.algorithm
+    counted = count_plan(volta, plan, {spec: cubin(spec) for spec in plan.kernels}, plan.kernels[0])[0]
+    others = {resource: counted.ms(resource) for resource in counted.cycles if resource != "DRAM"}
+    assert max(others.values()) < 0.5 * counted.ms("DRAM"), others
+    # 2048 bytes of L2 per clock: even if no block found its neighbour's rows there, memory would see so much.
+    assert counted.cycles["L2"] * 2048 < 1.2 * plan.launches[0].work.dram_bytes
+
+
+def test_other_depthwise_problems_are_left_to_the_general_kernels() -> None:
+    for name in ("dilation 6", "31x31", "gradient of a sum"):
+        shape = SUITES["depthwise"][name]
+        x, w, _, dy = shape.tensors()
+        for kind in (Pass.DGRAD, Pass.WGRAD):
+            assert "strip" not in plan_cuda(shape.problem(kind, x, w, dy), V100).algorithm
+
+
 # ---- Properties of the results
 
 
@@ -154,3 +223,20 @@ def test_infinities_stay_where_they_belong(kind: Pass) -> None:
         x[1] = 0
         run_plan(plan_cuda(problem, V100), {"y": dy, "x": x, "dw": outputs["dw"]})
         assert torch.isfinite(outputs["dw"][[0, 1, 2, 4, 5, 6]]).all()
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_infinities_stay_in_their_strips(layout: str) -> None:
+    """Depthwise: neither other channels nor other images see one, nor outputs and taps that do not reach it."""
+    shape = Shape((2, 5, 80, 9), 5, (3, 3), groups=5, bias=False, layout=layout)
+    x, w, _, dy = shape.tensors()
+    y, dx, dw = torch.empty_like(dy), torch.empty_like(x), torch.empty_like(w)
+    x[1, 2, 0, 4] = dy[1, 2, 0, 3] = torch.inf
+    run_plan(plan_cuda(shape.problem(Pass.FPROP, x, w, dy), V100), {"x": x, "w": w, "y": y})
+    assert (~torch.isfinite(y)).nonzero().tolist() == [[1, 2, 0, column] for column in (2, 3, 4)]
+    run_plan(plan_cuda(shape.problem(Pass.DGRAD, x, w, dy), V100), {"y": dy, "w": w, "x": dx})
+    reached = [[1, 2, row, column] for row in (0, 1, 2) for column in (3, 4, 5)]
+    assert (~torch.isfinite(dx)).nonzero().tolist() == reached
+    dy[1, 2, 0, 3] = 0.5
+    run_plan(plan_cuda(shape.problem(Pass.WGRAD, x, w, dy), V100), {"y": dy, "x": x, "dw": dw})
+    assert (~torch.isfinite(dw)).nonzero().tolist() == [[2, 0, 0, column] for column in (0, 1, 2)]

@@ -56,6 +56,7 @@ class Launch(ctypes.Structure):
         ("trace_path", ctypes.c_char_p),
         ("trace_name", ctypes.c_char_p),
         ("trace_id", ctypes.c_int32),
+        ("trace_limit", ctypes.c_uint64),
     ]
 
 

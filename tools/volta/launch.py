@@ -278,6 +278,7 @@ class Device:
         blocks: Iterable[Sequence[int]] | None = None,
         max_dynamic_shared: int | None = None,
         trace: str | Path | None = None,
+        trace_limit: int = 0,
         extra_buffers: Iterable[Any] = (),
         check: bool = True,
         check_global: bool = False,
@@ -296,7 +297,19 @@ class Device:
         _check_limits(kernel, grid3, block3, shared, max_dynamic_shared)
         chosen = None if blocks is None else [_dim(tuple(b), "block coordinate") for b in _coordinates(blocks, grid3)]
         return self._launch(
-            cubin, kernel, grid3, block3, params, buffers, shared, chosen, trace, check, check_global, max_instructions
+            cubin,
+            kernel,
+            grid3,
+            block3,
+            params,
+            buffers,
+            shared,
+            chosen,
+            None if trace is None else Path(trace),
+            trace_limit,
+            check,
+            check_global,
+            max_instructions,
         )
 
     def _launch(
@@ -309,7 +322,8 @@ class Device:
         buffers: list[Buffer],
         dynamic_shared: int,
         blocks: list[tuple[int, int, int]] | None,
-        trace: str | Path | None,
+        trace: Path | None,
+        trace_limit: int,
         check: bool,
         check_global: bool,
         max_instructions: int,
@@ -346,7 +360,8 @@ class Device:
             coordinates = (ctypes.c_uint32 * max(3 * len(blocks), 1))(*(c for b in blocks for c in b))
             launch.blocks, launch.block_count = coordinates, len(blocks)
         if trace is not None:
-            self._open_trace(launch, kernel.name, Path(trace), buffers)
+            self._open_trace(launch, kernel.name, trace, buffers)
+            launch.trace_limit = trace_limit
 
         counters = (_core.Counters * len(program.text))()
         result = _core.Result(counters=counters)
@@ -373,14 +388,16 @@ class Device:
 
     def _open_trace(self, launch: _core.Launch, name: str, directory: Path, buffers: list[Buffer]) -> None:
         directory.mkdir(parents=True, exist_ok=True)
+        listing = directory / "kernelslist.g"
+        if not listing.exists():  # somebody cleared the directory, or it is new
+            self._traced.pop(directory, None)
         index = self._traced[directory] = self._traced.get(directory, 0) + 1
         launch.trace_path = str(directory / f"kernel-{index}.traceg").encode()
         launch.trace_name, launch.trace_id = name.encode(), index
-        with open(directory / "kernelslist.g", "w" if index == 1 else "a") as listing:
-            if index == 1:
-                for b in buffers:
-                    listing.write(f"MemcpyHtoD,0x{b.address:016x},{b.size}\n")
-            listing.write(f"kernel-{index}.traceg\n")
+        copied = dict.fromkeys(f"MemcpyHtoD,0x{b.address:016x},{b.size}" for b in buffers)
+        before = listing.read_text().splitlines() if index > 1 else []
+        new = [*(line for line in copied if line not in before), f"kernel-{index}.traceg"]
+        listing.write_text("".join(f"{line}\n" for line in (*before, *new)))
 
 
 def _coordinates(blocks: Iterable[Sequence[int]], grid: tuple[int, int, int]) -> Iterable[Sequence[int]]:
@@ -424,6 +441,7 @@ def run(
     blocks: Iterable[Sequence[int]] | None = None,
     max_dynamic_shared: int | None = None,
     trace: str | Path | None = None,
+    trace_limit: int = 0,
     extra_buffers: Iterable[Any] = (),
     check: bool = True,
     check_global: bool = False,
@@ -435,7 +453,8 @@ def run(
     (:func:`i32`, :func:`f32` ...), ctypes or numpy ones; structures are ctypes; or the whole parameter block as bytes.
     ``extra_buffers``: memory reached through pointers that are not arguments of their own.
     ``shared``: dynamic shared memory; ``max_dynamic_shared``: the opt-in attribute, needed above 48 KiB.
-    ``blocks``: run only these (x, y, z). ``trace``: a directory for Accel-Sim traces.
+    ``blocks``: run only these (x, y, z). ``trace``: a directory for Accel-Sim traces;
+    ``trace_limit``: cut each block's trace short after about so many instructions per warp (the block itself runs on).
     ``check``: races and uninitialised reads of shared memory. ``check_global``: also that no two threads store to
     one global word, and that no block loads what another has stored.
     Raises :class:`LaunchError` if a driver would refuse the launch, a :class:`Fault` if the kernel misbehaves.
@@ -450,6 +469,7 @@ def run(
         blocks=blocks,
         max_dynamic_shared=max_dynamic_shared,
         trace=trace,
+        trace_limit=trace_limit,
         extra_buffers=extra_buffers,
         check=check,
         check_global=check_global,

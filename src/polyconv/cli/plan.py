@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", choices=["cpu", *sorted(DEVICES)], default="v100", help="plan for it (default: v100)"
     )
     parser.add_argument("--json", action="store_true", help="print a list of plans, with every candidate, as JSON")
-    parser.add_argument("-v", "--verbose", action="store_true", help="every candidate that was not chosen, and why")
+    parser.add_argument("-v", "--verbose", action="store_true", help="name every candidate that cannot run, too")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,8 +42,35 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([_as_json(workload, plan) for workload, plan in plans], indent=2))
     else:
-        print("\n".join(f"{workload.name}: {plan.explain(verbose=args.verbose)}" for workload, plan in plans))
+        print("\n".join(f"{workload.name}: {_in_words(plan, verbose=args.verbose)}" for workload, plan in plans))
     return 0
+
+
+def _in_words(plan: Plan | CpuPlan, *, verbose: bool) -> str:
+    if isinstance(plan, CpuPlan):
+        return plan.explain(verbose=verbose)
+    return "\n".join([*plan.summary(), *_candidates(plan, verbose=verbose)])
+
+
+def _candidates(plan: Plan, *, verbose: bool) -> list[str]:
+    """Every candidate with its cost, error and reason, cheapest first; those that cannot run, by reason."""
+    able = sorted((c for c in plan.candidates if c.cost_us is not None), key=lambda c: c.cost_us or 0.0)
+    inexact = [c for c in plan.candidates if c.cost_us is None and c.error is not None]
+    width = max(len(c.name) for c in [*able, *inexact])
+    lines = [f"  {'candidate':{width}}  {'cost us':>9}  {'error':>7}  why"]
+    for c in [*able, *inexact]:
+        cost = "" if c.cost_us is None else f"{c.cost_us:9.0f}"
+        lines.append(
+            f"  {c.name:{width}}  {cost:>9}  {c.error or 0.0:7.1e}  {c.rejected or 'runs: the least modelled cost'}"
+        )
+    refused: dict[str, list[str]] = {}
+    for c in plan.candidates:
+        if c.error is None:
+            refused.setdefault(c.rejected or "", []).append(c.name)
+    for reason, names in refused.items():
+        listed = ", ".join(names) if verbose else f"{names[0]} and {len(names) - 1} more" if names[1:] else names[0]
+        lines.append(f"  cannot run: {listed}: {reason}")
+    return lines
 
 
 def _plan(problem: Problem, device: str) -> Plan | CpuPlan:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..plan.ways import Way
 from ..problem import Pass
+from .within import Launcher
 
 EXPORTED = ""
-WAYS: dict[Pass, list[Way]] = {}
+WAYS: dict[Pass, list[Launcher]] = {}
 """In an exported file: what :mod:`polyconv.export.choice` chose."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import textwrap
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 from ..plan import gather
 from ..plan.device import CudaDevice
-from ..plan.direct import DepthwiseWay, DepthwiseWgradWay, GatherWay, WgradWay
-from ..plan.tiles import GemmTile, PlaneTile
-from ..plan.ways import Way
 from ..version import __version__
 from .bundle import bundle
-from .choice import Ways, choose, kernels_of
+from .choice import Choice, choose
 from .kernels import cuda_source
 from .models import Model
 
@@ -28,58 +27,54 @@ _DROPPED = (
 
 def exported_file(model: Model, device: CudaDevice) -> str:
     """The text of a self-contained Python file: ``ModelNew``, its kernels, and nothing imported but torch."""
-    ways = choose((layer.problem for layer in model.layers), device)
-    source = cuda_source(kernels_of(ways))
+    choice = choose((layer.problem for layer in model.layers), device)
+    source = cuda_source(choice.kernels)
     replaced = {
         "polyconv.export.cuda_source": f'"""CUDA kernels."""\n\nCUDA_SOURCE = r"""\n{source}"""\n',
-        "polyconv.export.chosen": _chosen(model, ways, device),
+        "polyconv.export.chosen": _chosen(model, choice, device),
     }
     return bundle(_entry(model, device), package="polyconv", replaced=replaced, dropped=_DROPPED)
 
 
-def _chosen(model: Model, ways: Ways, device: CudaDevice) -> str:
-    used = {type(way).__name__ for each in ways.values() for way in each}
+def _chosen(model: Model, choice: Choice, device: CudaDevice) -> str:
+    imports: dict[str, set[str]] = {"..problem": {"Pass"}}
+    spelled = {kind: [_spelled(way, imports) for way in each] for kind, each in choice.ways.items()}
     lines = [
         '"""What runs, by pass, in order of preference: the first that does not refuse the tensors at hand is taken.',
         "",
         '"""',
-        "from ..plan.gather import " + ", ".join(_loader_names()),
-        "from ..plan.tiles import GemmTile, PlaneTile",
-        "from ..problem import Pass",
-        f"from ..plan.direct import {', '.join(sorted(used))}",
+        *(f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(imports.items())),
         "",
         f'EXPORTED = "{"; ".join(str(layer.problem).removeprefix("fprop ") for layer in model.layers)}"',
         f"# Chosen by polyconv's cost model for a {device.name}.",
         "WAYS = {",
     ]
-    for kind, each in ways.items():
-        if len(each) == 1:
-            lines.append(f"    Pass.{kind.name}: [{_way(each[0])}],")
-        else:
-            lines += [f"    Pass.{kind.name}: [", *(f"        {_way(way)}," for way in each), "    ],"]
+    for kind, each in spelled.items():
+        lines += [f"    Pass.{kind.name}: [", *(f"        {way}," for way in each), "    ],"]
     return "\n".join([*lines, "}", ""])
 
 
-def _way(way: Way) -> str:
-    if isinstance(way, GatherWay):
-        loader = next(name for name, loader in _loader_names().items() if loader is way.loader)
-        return f"GatherWay({_tile(way.tile)}, {loader})"
-    if isinstance(way, WgradWay):
-        return f"WgradWay({_tile(way.tile)}, vector={way.vector}, bordered={way.bordered})"
-    if isinstance(way, DepthwiseWay):
-        return f"DepthwiseWay({_tile(way.tile)})"
-    assert isinstance(way, DepthwiseWgradWay)
-    return f"DepthwiseWgradWay({_tile(way.tile)}, taps={way.taps})"
-
-
-def _loader_names() -> dict[str, gather.LoaderKind]:
-    return {name: value for name, value in vars(gather).items() if isinstance(value, gather.LoaderKind)}
-
-
-def _tile(tile: GemmTile | PlaneTile) -> str:
-    if isinstance(tile, PlaneTile):
-        return f"PlaneTile({tile.height}, {tile.width}, {tile.threads})"
-    return f"GemmTile({tile.warps_m}, {tile.warps_n}, {tile.lanes_m}, {tile.thread_m}, {tile.thread_n})"
+def _spelled(value: Any, imports: dict[str, set[str]], indent: int = 8) -> str:
+    """A way, or a part of one, as Python text; the names that it needs are added to ``imports``, by module."""
+    if isinstance(value, gather.LoaderKind):  # has long texts in it: called by its name
+        name = next(name for name, loader in vars(gather).items() if loader is value)
+        imports.setdefault("..plan.gather", set()).add(name)
+        return name
+    if is_dataclass(value):
+        kind = type(value)
+        module = kind.__module__.replace("polyconv.export.", ".").replace("polyconv.", "..")
+        imports.setdefault(module, set()).add(kind.__name__)
+        parts = [(f.name, getattr(value, f.name)) for f in fields(value)]
+        plain = all(type(part) is int for _, part in parts)
+        inside = [("" if plain else f"{name}=") + _spelled(part, imports, indent + 4) for name, part in parts]
+        line = f"{kind.__name__}({', '.join(inside)})"
+        if indent + len(line) < 120 and "\n" not in line:
+            return line
+        space = " " * indent
+        return f"{kind.__name__}(\n" + "".join(f"{space}    {part},\n" for part in inside) + f"{space})"
+    if isinstance(value, tuple):
+        return f"({', '.join(_spelled(each, imports) for each in value)}{',' * (len(value) == 1)})"
+    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 _ENTRY = '''\

@@ -22,7 +22,7 @@ from typing import Any
 
 from ..plan import DEVICES, KernelSpec, Launch, Plan
 from ..plan.plan import Dim3
-from ..problem import Pass, Problem, Strides
+from ..problem import Strides
 
 COUNTED_ARCH = "sm_70"
 V100 = DEVICES["v100"]
@@ -166,11 +166,19 @@ def count(grid: Dim3, execute: Execute, *, dram_bytes: float, whole: int = WHOLE
 
 
 def count_plan(volta: Any, plan: Plan, cubins: Mapping[KernelSpec, bytes], main: KernelSpec) -> list[Counted]:
-    """Count every launch of a plan, in order, on zero tensors of full size."""
+    """Count every launch of a plan, in order, on zero tensors of full size.
+
+    Slabs of a large problem repeat a launch with other addresses: equal work is counted once.
+    """
     buffers = {name: volta.sparse(size // 4 + 1) for name, size in buffer_bytes(plan).items()}
     addresses = {name: int(buffer.ctypes.data) for name, buffer in buffers.items()}
     found = []
+    known: dict[object, Counted] = {}
     for launch in plan.launches:
+        same = (launch.kernel, launch.grid, launch.work)
+        if same in known:
+            found.append(known[same])
+            continue
 
         def execute(blocks: list[Dim3], launch: Launch = launch) -> Any:
             return volta.run(
@@ -188,11 +196,12 @@ def count_plan(volta: Any, plan: Plan, cubins: Mapping[KernelSpec, bytes], main:
 
         whole = WHOLE if launch.kernel == main else WHOLE_BESIDE
         try:
-            found.append(count(launch.grid, execute, dram_bytes=compulsory_bytes(plan, launch), whole=whole))
+            known[same] = count(launch.grid, execute, dram_bytes=launch.work.dram_bytes, whole=whole)
         except volta.ToolchainError as error:
             raise EmulatorError(str(error)) from error
         except (volta.Fault, volta.LaunchError) as error:
             raise CountingError(f"{launch.kernel.symbol} could not be counted: {error}") from error
+        found.append(known[same])
     return found
 
 
@@ -214,29 +223,3 @@ def buffer_bytes(plan: Plan) -> dict[str, int]:
 
 def _extent(shape: tuple[int, int, int, int], strides: Strides) -> int:
     return 4 * (1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)))
-
-
-def compulsory_bytes(plan: Plan, launch: Launch) -> float:
-    """Bytes that a launch moves if it reads and writes each element once.
-
-    Several launches may share a buffer (the images of a large batch, parts of the workspace). A pointer's part of it
-    reaches to the next place that any launch of the plan points to, or to the end.
-    """
-    sizes = buffer_bytes(plan)
-    total = 0.0
-    for slot in launch.pointers:
-        places = {s.byte_offset for other in plan.launches for s in other.pointers if s.buffer == slot.buffer}
-        end = min((at for at in places if at > slot.byte_offset), default=sizes[slot.buffer])
-        share = _rows_read(plan.problem) if slot.buffer == "x" else 1.0
-        total += share * (end - slot.byte_offset)
-    return total
-
-
-def _rows_read(problem: Problem) -> float:
-    """Share of the rows of x that a pass touches: not all, if the stride is larger than the kernel."""
-    if problem.kind is Pass.DGRAD:
-        return 1.0
-    height, top = problem.in_size[0], problem.padding[0]
-    taps = [tap * problem.dilation[0] - top for tap in range(problem.kernel[0])]
-    rows = {out * problem.stride[0] + tap for out in range(problem.out_size[0]) for tap in taps}
-    return sum(0 <= row < height for row in rows) / height

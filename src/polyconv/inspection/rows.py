@@ -14,6 +14,7 @@ from ..cuda.cache import KernelCache
 from ..cuda.compile import in_threads
 from ..cuda.cubin import KernelInfo, kernel_info
 from ..plan import DEVICES, CudaDevice, KernelSpec, Launch, Plan, plan_cuda
+from ..plan.cost import bound_us
 from ..problem import Pass
 from .counting import COUNTED_ARCH, Counted, count_plan
 from .occupancy import blocks_per_sm
@@ -78,11 +79,11 @@ def device_of(arch: str) -> CudaDevice:
 
 
 def main_kernel(plan: Plan) -> KernelSpec:
-    """The kernel that multiplies: the one that the plan is named after, else that of the largest launch."""
-    for spec in plan.kernels:
-        if f"({spec.symbol})" in plan.algorithm:
-            return spec
-    return max(plan.launches, key=_blocks).kernel
+    """The kernel that takes most of the modelled time, all its launches together."""
+    took: dict[KernelSpec, float] = {}
+    for launch in plan.launches:
+        took[launch.kernel] = took.get(launch.kernel, 0.0) + bound_us(launch, DEVICES["v100"])
+    return max(took, key=lambda spec: took[spec])
 
 
 def inspect_kernels(specs: Sequence[KernelSpec], arch: str, cache: KernelCache, listener: Listener) -> list[Row]:

@@ -129,30 +129,18 @@ struct WgradLoader {
   }
 };
 
-template <class Tile, bool kVector, bool kBordered>
-__device__ __forceinline__ void wgrad_gemm(const WgradParams& p) {
-  using Loader = WgradLoader<Tile, kVector, kBordered>;
+// The block's slice of the sum, whatever loads its operands, and its partial sums.
+template <class Tile, class Loader>
+__device__ __forceinline__ void wgrad_slice(const WgradParams& p, Loader& loader, int pixels) {
   __shared__ __align__(16) float a[2][kDepth * Loader::kPitchM];
   __shared__ __align__(16) float b[2][kDepth * Loader::kPitchN];
-  __shared__ __align__(16) int4 table[Tile::kN];
-
-  {
-    const int first_column = p.k_tiles.quotient(blockIdx.x) * Tile::kN;
-    for (int n = threadIdx.x; n < Tile::kN; n += Tile::kThreads)
-      table[n] = wgrad_column(first_column + n, p, kBordered);
-  }
-  __syncthreads();
-
-  const int first = blockIdx.z * p.pixels_per_slice, end = min(first + p.pixels_per_slice, p.pixels);
-  const int first_k = (blockIdx.x - p.k_tiles.quotient(blockIdx.x) * p.k_tiles.divisor) * Tile::kM;
   Accumulators<Tile> c;
-  Loader loader(p, table, first_k, first, end);
   loader.load();
   loader.store(a[0], b[0]);
   __syncthreads();
   int buffer = 0;
 #pragma unroll 1
-  for (int left = end - first; left > 0; left -= kDepth) {
+  for (int left = pixels; left > 0; left -= kDepth) {
     loader.load();  // past the end: zeros
     const TilePlace<Tile> place(threadIdx.x);
     c.template multiply_add<Loader::kPitchM, Loader::kPitchN>(a[buffer] + place.m, b[buffer] + place.n);
@@ -161,7 +149,7 @@ __device__ __forceinline__ void wgrad_gemm(const WgradParams& p) {
     __syncthreads();
   }
 
-  // The partial sums, four columns at a time; the padding columns are written too and never read.
+  // Four columns at a time; the padding columns are written too and never read.
   const TilePlace<Tile> place(fresh_thread());
   const u32 x = fresh_block_x(), column_tile = p.k_tiles.quotient(x);
   const int k = (x - column_tile * p.k_tiles.divisor) * Tile::kM + place.m, column = column_tile * Tile::kN + place.n;
@@ -173,6 +161,22 @@ __device__ __forceinline__ void wgrad_gemm(const WgradParams& p) {
       if (k + c.offset_m(i) < p.k && column + c.offset_n(j) < p.columns_padded)
         store4_global(to + i64(c.offset_m(i)) * p.columns_padded + c.offset_n(j), c.sum[i][j], c.sum[i][j + 1],
                       c.sum[i][j + 2], c.sum[i][j + 3]);
+}
+
+template <class Tile, bool kVector, bool kBordered>
+__device__ __forceinline__ void wgrad_gemm(const WgradParams& p) {
+  __shared__ __align__(16) int4 table[Tile::kN];
+  {
+    const int first_column = p.k_tiles.quotient(blockIdx.x) * Tile::kN;
+    for (int n = threadIdx.x; n < Tile::kN; n += Tile::kThreads)
+      table[n] = wgrad_column(first_column + n, p, kBordered);
+  }
+  __syncthreads();
+
+  const int first = blockIdx.z * p.pixels_per_slice, end = min(first + p.pixels_per_slice, p.pixels);
+  const int first_k = (blockIdx.x - p.k_tiles.quotient(blockIdx.x) * p.k_tiles.divisor) * Tile::kM;
+  WgradLoader<Tile, kVector, kBordered> loader(p, table, first_k, first, end);
+  wgrad_slice<Tile>(p, loader, end - first);
 }
 
 }  // namespace polyconv

@@ -1,68 +1,127 @@
-"""An analytic estimate of a kernel's time: pure arithmetic on the device's figures, never a measurement.
+"""What a schedule would take: from counted instructions and bytes, and the device's figures. Never a measurement.
 
-A kernel is bound by whichever is slowest: its FP32 pipe, its shared-memory port, its issue slots or the memory. Blocks
-come in waves; a last wave that does not fill the device still takes its whole time. The figures rank candidates; they
-do not promise milliseconds.
+Each kernel has been executed as machine code on small problems, and everything that it spent was counted and divided
+among its blocks, tiles and steps (``profiles.json``, written by ``benchmarks/gpu/profile_kernels.py``). A launch says
+how many of these it has, so its counts follow for any problem, and from them the time that each resource needs: the
+FP32 pipe, the integer pipe, issue slots, the L1 with its shared memory, the L2 and the memory. The largest is the
+*bound*: no schedule of the same instructions is faster. Then comes what the bound leaves out: latencies that are not
+hidden (a share by kind of kernel, from simulation), a last wave that does not fill the device, and the launch itself.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
 
 from .device import CudaDevice
-from .tiles import GemmTile
+from .errors import PlanError
+from .plan import KernelSpec, Launch
 
 LAUNCH_US = 3.0
 """What a launch costs beside its work."""
-DRAM_SHARE = 0.85
+L2_BYTES_PER_CLOCK = 2048 / 80
+"""Of one multiprocessor's share of the L2; the profiles count in cycles of a V100."""
+
+
+class Spent(NamedTuple):
+    """Cycles of one multiprocessor of a V100, by resource."""
+
+    fp32: float
+    integer: float
+    issue: float
+    l1: float
+    l2: float
+
+
+class Profile(NamedTuple):
+    """What a kernel spends on one block, one tile and one step."""
+
+    block: Spent
+    tile: Spent
+    step: Spent
+
+
+EFFICIENCY = {"gather_gemm": 0.94, "wgrad_gemm": 0.85}
+"""Share of its bound that a kernel reaches where arithmetic, issue slots or shared memory bind, by stem: simulated."""
+OTHER_EFFICIENCY = 0.8
+IN_THE_WAY = 0.05
+"""Share of the other resources' time that adds to the scarcest one's: of two equal bounds, the leaner kernel wins."""
+DRAM_EFFICIENCY = 0.85
 """Share of the data-sheet bandwidth that streaming kernels reach."""
 
 
-@dataclass(frozen=True, slots=True)
-class GemmWork:
-    """What a step of eight reduction rows costs a block beside the multiplications and the shared-memory tile."""
-
-    gather_instructions: float
-    """Integer and load instructions per gathered element of the larger operand."""
-    lines: float
-    """128-byte lines of global memory that the block's loads of one step touch: cycles of the L1."""
+@lru_cache(maxsize=1)
+def profiles() -> Mapping[str, Profile]:
+    """By the kernel's symbol."""
+    found = json.loads(Path(__file__).with_name("profiles.json").read_text(encoding="utf-8"))
+    return {symbol: Profile(*(Spent(*part) for part in parts)) for symbol, parts in found["kernels"].items()}
 
 
-def gemm_step_cycles(tile: GemmTile, work: GemmWork, device: CudaDevice) -> float:
-    """Multiprocessor cycles that one block's step of eight reduction rows takes at full occupancy."""
-    warps = tile.threads / 32
-    ffma = tile.thread_m * tile.thread_n * 8
-    loads = (tile.thread_m + tile.thread_n) / 4 * 8
-    gathered = tile.m * 8 / tile.threads
-    packed = tile.n * 8 / 4 / tile.threads
-    other = loads + gathered * (2 + work.gather_instructions) + 4 * packed + 30
-    # Address arithmetic is partly integer multiply-adds, which share the FP32 pipe: fitted to what tools/volta counts.
-    fp32 = warps * (ffma + 5 + gathered * (1.5 + 0.15 * work.gather_instructions)) * 32 / device.fp32_per_clock
-    issue = warps * (ffma + other) / 4
-    # Shared memory and L1 are one unit: a quarter of a 16-byte fragment load, a stored row or a line per cycle.
-    stores = (tile.m + tile.n) * 8 / 32
-    memory = warps * loads * 4 + stores + work.lines
-    return max(fp32, issue, memory)
+def profile_of(kernel: KernelSpec) -> Profile:
+    try:
+        return profiles()[kernel.symbol]
+    except KeyError:
+        raise PlanError(
+            f"{kernel.symbol} has not been counted: run benchmarks/gpu/profile_kernels.py, which writes profiles.json"
+        ) from None
+
+
+def resource_us(launch: Launch, device: CudaDevice) -> dict[str, float]:
+    """Microseconds that each resource needs, everything else being free and all multiprocessors evenly filled."""
+    work, profile = launch.work, profile_of(launch.kernel)
+    amounts = (work.blocks, work.tiles, work.steps)
+    cycles = Spent(
+        *(sum(n * part for n, part in zip(amounts, parts, strict=True)) for parts in zip(*profile, strict=True))
+    )
+    cycles = cycles._replace(fp32=cycles.fp32 * 64 / device.fp32_per_clock)
+    found = {name: spent / device.sms / device.clock_mhz for name, spent in cycles._asdict().items()}
+    return {**found, "memory": work.dram_bytes / (device.dram_gbs * 1e3)}
+
+
+def bound_us(launch: Launch, device: CudaDevice) -> float:
+    """The least time that a launch can take: that of the resource it needs most."""
+    return max(resource_us(launch, device).values())
+
+
+def launch_us(launch: Launch, device: CudaDevice) -> float:
+    """The bound, with what it leaves out."""
+    resources = resource_us(launch, device)
+    memory = resources.pop("memory") / DRAM_EFFICIENCY
+    most = max(resources.values())
+    crowded = most + IN_THE_WAY * (sum(resources.values()) - most)
+    inside = crowded / EFFICIENCY.get(launch.kernel.stem, OTHER_EFFICIENCY)
+    return max(inside * _unevenness(launch, device), memory) + LAUNCH_US
+
+
+def schedule_us(launches: Iterable[Launch], device: CudaDevice) -> float:
+    """All launches, one after another. Slabs repeat the same launch, so equal ones are reckoned once."""
+    known: dict[tuple[str, int, object], float] = {}
+    total = 0.0
+    for launch in launches:
+        key = (launch.kernel.symbol, launch.grid[0], launch.work)
+        if key not in known:
+            known[key] = launch_us(launch, device)
+        total += known[key]
+    return total
+
+
+def _unevenness(launch: Launch, device: CudaDevice) -> float:
+    """How much longer the busiest multiprocessor works than the average one."""
+    work = launch.work
+    if not work.blocks:
+        return 1.0
+    if work.tiles > work.blocks:  # persistent: blocks walk over tiles
+        return -(-work.tiles // work.blocks) * work.blocks / work.tiles
+    slots = device.sms * launch.kernel.min_blocks
+    if work.blocks <= device.sms:
+        return device.sms / work.blocks
+    return waves(work.blocks, slots) * slots / work.blocks
 
 
 def waves(blocks: int, slots: int) -> float:
-    """Waves that the device needs, counting a last partial wave as the share of a wave that its latency costs."""
+    """Waves that the device needs. A last partial one takes less than a whole one: fewer blocks share what there is."""
     whole, rest = divmod(blocks, slots)
-    return whole + (0.0 if rest == 0 else max(rest / slots, 0.5 if whole else 1.0))
-
-
-def gemm_us(
-    tile: GemmTile, work: GemmWork, blocks: int, steps: float, resident: int, moved_bytes: float, device: CudaDevice
-) -> float:
-    """Microseconds for ``blocks`` blocks of ``steps`` steps, ``resident`` of them on a multiprocessor at a time."""
-    prologue = 400 + 8 * tile.thread_m * tile.thread_n
-    per_block = steps * gemm_step_cycles(tile, work, device) + prologue
-    # Fewer than thirteen warps on a multiprocessor hide less of the latency of loads and barriers.
-    present = min(resident, -(-blocks // device.sms)) * tile.threads / 32
-    hidden = min(1.0, 0.6 + 0.4 * present / 13)
-    cycles = waves(blocks, device.sms * resident) * resident * per_block / hidden
-    return max(cycles / device.clock_mhz, memory_us(moved_bytes, device)) + LAUNCH_US
-
-
-def memory_us(moved_bytes: float, device: CudaDevice) -> float:
-    return moved_bytes / (device.dram_gbs * DRAM_SHARE * 1e3)
+    return whole + (0.0 if rest == 0 else max(rest / slots, 0.5))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from types import ModuleType
 
 from ..problem import PaddingMode, Pass, Problem
-from . import direct
+from . import direct, fused, pointwise_wgrad, separable, strips, toom_wgrad
+from .cost import schedule_us
 from .device import CudaDevice
 from .errors import PlanError
 from .plan import Candidate, KernelSpec, Plan
@@ -15,7 +17,7 @@ from .ways import Way
 
 DEFAULT_WORKSPACE = 64 * 2**20
 """Bytes of scratch memory that a plan may take for partial sums."""
-FAMILIES = (direct,)
+FAMILIES: tuple[ModuleType, ...] = (direct, strips, pointwise_wgrad, separable, fused, toom_wgrad)
 """Modules with ``ways(problem)`` and ``all_kernels()``."""
 
 
@@ -46,10 +48,13 @@ def plan_cuda(problem: Problem, device: CudaDevice, workspace: int = DEFAULT_WOR
 
 
 def choose(
-    problem: Problem, device: CudaDevice, workspace: int = DEFAULT_WORKSPACE
+    problem: Problem,
+    device: CudaDevice,
+    workspace: int = DEFAULT_WORKSPACE,
+    families: tuple[ModuleType, ...] = FAMILIES,
 ) -> tuple[Way, Candidate, list[Candidate]]:
     """The way of least modelled cost among those that take the problem and keep its tolerance; and what all cost."""
-    offered = list(ways(problem))
+    offered = list(ways(problem, families))
     every = [_weigh(way, problem, device, workspace) for way in offered]
     usable = [(c.cost_us or 0.0, i) for i, c in enumerate(every) if c.rejected is None]
     if not usable:
@@ -84,9 +89,9 @@ def _plan_cropped(problem: Problem, device: CudaDevice, workspace: int) -> Plan:
     return replace(plan, problem=problem, launches=moved)
 
 
-def ways(problem: Problem) -> Iterator[Way]:
+def ways(problem: Problem, families: tuple[ModuleType, ...] = FAMILIES) -> Iterator[Way]:
     """Every way that some family of kernels offers for the problem's pass."""
-    for family in FAMILIES:
+    for family in families:
         yield from family.ways(problem)
 
 
@@ -98,7 +103,8 @@ def _weigh(way: Way, problem: Problem, device: CudaDevice, workspace: int) -> Ca
     if not way.direct and error > problem.tolerance:
         reason = f"its predicted error {error:.1e} exceeds the tolerance {problem.tolerance:.1e}"
         return Candidate(way.name, rejected=reason, error=error)
-    return Candidate(way.name, way.cost_us(problem, device, workspace), error=error)
+    launches = way.schedule(problem, device.sms, workspace).launches
+    return Candidate(way.name, schedule_us(launches, device), error=error)
 
 
 def _slower(candidate: Candidate, best: Candidate) -> Candidate:

@@ -11,8 +11,9 @@ from . import layout
 from .errors import int32
 from .gather import BORDERS, Roles, pixel_strides, roles, round_up
 from .layout import AxisPhase, DepthwiseParams, DepthwiseWgradParams, FastDivisor, HaloShape
-from .plan import KernelSpec, Launch, Schedule
+from .plan import KernelSpec, Launch, Schedule, Work
 from .tiles import CARRY, PLANE_TILES, WGRAD_TAPS, PlaneTile
+from .traffic import moved_bytes
 from .wgrad import bordered, reduction
 
 MOST_SHARED = 48 * 1024
@@ -125,7 +126,14 @@ def launches(problem: Problem, tile: PlaneTile, sms: int) -> Schedule:
         where["bias"] = "bias"
     slots = layout.slots(DepthwiseParams, **where)
     spec = kernel(tile)
-    launch = Launch(spec, grid, (tile.threads, 1, 1), _shared(r, height, width), bytes(p), slots)
+    blocks, taps = (
+        grid[0] * grid[1] * grid[2],
+        sum(h.taps * w.taps for h in r.phases_h for w in r.phases_w) * r.channels,
+    )
+    walked = tiles * problem.batch * channels
+    rounds = -(-height * width // tile.threads) * r.channels  # of loading a tile's source
+    work = Work(blocks, walked * phases * rounds, walked * taps, moved_bytes(problem))
+    launch = Launch(spec, grid, (tile.threads, 1, 1), _shared(r, height, width), bytes(p), slots, work)
     return Schedule((launch,), 0, (taps_of(r) + problem.bias,))
 
 
@@ -200,6 +208,12 @@ def wgrad_launches(problem: Problem, tile: PlaneTile, taps: int, sms: int, works
         _wgrad_shared(tile, height, width),
         bytes(p),
         layout.slots(DepthwiseWgradParams, **where),
+        Work(
+            slices * problem.out_channels * chunks,
+            jobs * problem.out_channels * chunks * -(-height * width // tile.threads),
+            jobs * problem.out_channels * chunks * taps,
+            moved_bytes(problem) + 4 * slices * problem.out_channels * columns_padded,
+        ),
     )
     second = reduction(problem, slices, area, columns_padded)
     in_thread = -(-per_slice * tile.positions // tile.threads)

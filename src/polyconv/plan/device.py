@@ -30,6 +30,8 @@ KIB = 1024
 DEVICES = {
     "v100": CudaDevice("Tesla V100", "sm_70", 80, 1530, 900.0, 96 * KIB, 96 * KIB, 65536, 6 * KIB * KIB),
     "a100": CudaDevice("A100", "sm_80", 108, 1410, 1555.0, 164 * KIB, 163 * KIB, 65536, 40 * KIB * KIB),
+    "rtx3090": CudaDevice("RTX 3090", "sm_86", 82, 1695, 936.0, 100 * KIB, 99 * KIB, 65536, 6 * KIB * KIB),
+    "rtx4090": CudaDevice("RTX 4090", "sm_89", 128, 2520, 1008.0, 100 * KIB, 99 * KIB, 65536, 72 * KIB * KIB),
     "h100": CudaDevice("H100", "sm_90", 132, 1755, 3350.0, 228 * KIB, 227 * KIB, 65536, 50 * KIB * KIB),
     "b200": CudaDevice("B200", "sm_100", 148, 1850, 8000.0, 228 * KIB, 227 * KIB, 65536, 126 * KIB * KIB),
     "rtx5090": CudaDevice("RTX 5090", "sm_120", 170, 2400, 1792.0, 100 * KIB, 99 * KIB, 65536, 96 * KIB * KIB),

@@ -11,8 +11,9 @@ from ..problem import PaddingMode, Pair, Pass, Problem, Strides
 from . import layout
 from .errors import int32
 from .layout import DIVIDEND_LIMIT, MAX_PHASES, AxisPhase, FastDivisor, GatherParams, PackParams
-from .plan import KernelSpec, Launch, Schedule
+from .plan import KernelSpec, Launch, Schedule, Work
 from .tiles import GATHER_TILES, GemmTile
+from .traffic import moved_bytes
 
 DEPTH = 8
 """Reduction rows per step (``kDepth`` in gemm_tile.cuh)."""
@@ -254,7 +255,11 @@ def _pack(
     if loader.tabulated:
         where["table"] = ("workspace", table_at)
     grid = (int32(p.output_tiles * problem.groups, "the number of weight tiles"), -(-r.channels // 8), phases)
-    return Launch(PACK, grid, (PACK.threads, 1, 1), 0, bytes(p), layout.slots(PackParams, w="w", **where))
+    blocks, elements = grid[0] * grid[1] * grid[2], problem.groups * tables.rows * outputs_padded
+    work = Work(
+        blocks, blocks, grid[0] * grid[1] * sum(h.taps * w.taps for h in tables.h for w in tables.w), 8 * elements
+    )
+    return Launch(PACK, grid, (PACK.threads, 1, 1), 0, bytes(p), layout.slots(PackParams, w="w", **where), work)
 
 
 def _gather(
@@ -306,6 +311,19 @@ def _gather(
                 p.phase_h[i] = AxisPhase.of(h.cut(min(first_line, h.count), lines))
                 p.phase_h[i].count.divisor = max(0, min(lines, h.count - first_line))
             tiles = -(-p.batch * min(lines, most_rows) * most_columns // tile.m) * channel_tiles
+            blocks = steps = 0
+            for i in range(len(tables.h)):
+                for w in tables.w:
+                    rows = round_up(tables.h[i].taps * w.taps * r.channels, DEPTH)
+                    here = -(-p.batch * p.phase_h[i].count.divisor * w.count // tile.m) * channel_tiles * problem.groups
+                    blocks, steps = blocks + here, steps + here * rows // DEPTH
+            part = p.batch * min(lines, most_rows) / (problem.batch * most_rows)
+            work = Work(
+                blocks,
+                blocks,
+                steps,
+                int(part * moved_bytes(problem)) + 4 * problem.groups * tables.rows * outputs_padded,
+            )
             written = (r.written, 4 * first_image * r.written_strides[0])
             source = (r.source, 4 * first_image * r.source_strides[0])
             yield Launch(
@@ -315,6 +333,7 @@ def _gather(
                 0,
                 bytes(p),
                 layout.slots(GatherParams, **{**where, "source": source, "written": written}),
+                work,
             )
 
 

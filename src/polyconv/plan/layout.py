@@ -15,8 +15,6 @@ from .plan import PointerSlot
 
 MAX_PHASES = 8
 """Phases per axis that fit into one launch (``kMaxPhases`` in common.cuh)."""
-MAX_PARTS = 16
-"""Classes of taps per axis, times segments along H, that fit into one launch (``kMaxParts`` in half_layout.cuh)."""
 DIVIDEND_LIMIT = 2**31
 """FastDivisor is exact below this; so are flattened pixel numbers."""
 
@@ -153,6 +151,34 @@ class DepthwiseWgradParams(ctypes.Structure):
     ]
 
 
+class StripParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "source w bias written"),
+        *_fields(c_int64, "source_batch source_channel written_batch written_channel"),
+        *_fields(c_int64, "w_channel w_first w_row w_column"),
+        *_fields(c_int32, "source_row source_column written_row written_column"),
+        *_fields(c_int32, "source_height source_width written_height written_width"),
+        *_fields(c_int32, "first_row first_column cell_row cell_column rows columns rows_per_strip"),
+        ("strips", c_uint32),
+        *_fields(FastDivisor, "column_strips row_strips channels multiplier"),
+    ]
+
+
+class StripWgradParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "x dy partial"),
+        *_fields(c_int64, "x_batch x_channel dy_batch dy_channel"),
+        *_fields(c_int32, "x_row x_column dy_row dy_column height width pad_top pad_left"),
+        *_fields(c_int32, "channels columns_padded bias rows rows_per_strip"),
+        *_fields(c_uint32, "strips strips_per_slice"),
+        *_fields(FastDivisor, "column_strips row_strips multiplier"),
+    ]
+
+
+MAX_PARTS = 16
+"""Classes of taps per axis, times segments along H, that fit into one launch (``kMaxParts`` in half_layout.cuh)."""
+
+
 class SourcePart(ctypes.Structure):
     _fields_ = [("read_first", c_int32), ("read_end", c_int32)]
 
@@ -210,6 +236,78 @@ class HalfInverseParams(ctypes.Structure):
         *_fields(c_int32, "outputs_w parts"),
         ("stretch", FastDivisor),
         *_fields(c_int32, "count_h count_w written_first_h written_step_h written_first_w written_step_w vector"),
+    ]
+
+
+class FusedAxis(ctypes.Structure):
+    _fields_ = [
+        *_fields(c_int32, "written_first written_step read_first read_step count"),
+        *_fields(FastDivisor, "dilation tiles"),
+    ]
+
+
+class FusedParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "source weights bias written"),
+        *_fields(c_int64, "source_batch source_channel written_batch written_channel patch_step_bytes"),
+        *_fields(c_int32, "source_row source_column written_row written_column source_height source_width"),
+        *_fields(c_int32, "channels channels_padded outputs k_tiles k_tiles_each"),
+        ("k_splits", FastDivisor),
+        *_fields(FusedAxis, "h w"),
+    ]
+
+
+class FusedTaps(ctypes.Structure):
+    _fields_ = _fields(c_int32, "taps tap_first tap_stride")
+
+
+class FusedWeightsParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "w transformed"),
+        *_fields(c_int64, "w_group w_output w_channel w_row w_column"),
+        *_fields(c_int32, "channels outputs"),
+        *_fields(FusedTaps, "h w_taps"),
+    ]
+
+
+MAX_CLASSES = 8
+"""Residue classes of taps per axis of a fast weight gradient (``kMaxClasses`` in toom_wgrad.cuh)."""
+
+
+class ToomWgradParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "x dy partial bias_partial"),
+        *_fields(c_int64, "x_batch x_channel dy_batch dy_channel"),
+        *_fields(c_int64, "x_next_row dy_next_row x_next_channel dy_next_channel"),
+        ("x_first_h", c_int64 * MAX_CLASSES),
+        ("x_first_w", c_int64 * MAX_CLASSES),
+        ("read_first_h", c_int32 * MAX_CLASSES),
+        ("read_first_w", c_int32 * MAX_CLASSES),
+        *_fields(c_int32, "x_row x_column dy_row dy_column read_step_h read_step_w height width count_h count_w"),
+        *_fields(c_int32, "dilation_h dilation_w interleave channels outputs rows tiles slices flush"),
+        *_fields(FastDivisor, "channel_tiles k_tiles groups outer_phases tiles_h phases_h interleaved"),
+        *_fields(FastDivisor, "classes classes_w"),
+        *_fields(c_int32, "chunk_step chunk_residue chunk_wrap"),
+    ]
+
+
+class ToomWgradSumParams(ctypes.Structure):
+    _fields_ = [("partial", pointer), ("elements", c_int64), ("slices", c_int32)]
+
+
+class ToomWgradFinishParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "partial bias_partial dw db"),
+        *_fields(c_int64, "dw_k dw_channel"),
+        *_fields(c_int32, "dw_row dw_column slices outputs all_outputs pairs"),
+        *_fields(FastDivisor, "channels outputs_divisor tile_k tile_c"),
+        *_fields(c_int32, "k_tiles channel_tiles"),
+        *_fields(FastDivisor, "classes classes_w"),
+        ("taps_h", c_int32 * MAX_CLASSES),
+        ("tap_first_h", c_int32 * MAX_CLASSES),
+        ("taps_w", c_int32 * MAX_CLASSES),
+        ("tap_first_w", c_int32 * MAX_CLASSES),
+        *_fields(c_int32, "tap_stride_h tap_stride_w"),
     ]
 
 

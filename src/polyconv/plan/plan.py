@@ -60,6 +60,20 @@ class PointerSlot:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """How much a launch does, in the units that its kernel's instructions are counted in (plan/cost.py)."""
+
+    blocks: int = 0
+    """Blocks that do anything."""
+    tiles: int = 0
+    """Tiles that they walk over, all blocks together; for kernels whose blocks do one each, as many as blocks."""
+    steps: int = 0
+    """Rounds of the innermost loop that loads, all blocks together."""
+    dram_bytes: int = 0
+    """Memory traffic if each element is read and written once."""
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """One kernel launch of a plan."""
 
@@ -69,6 +83,7 @@ class Launch:
     dynamic_shared: int
     params: bytes = field(repr=False)
     pointers: tuple[PointerSlot, ...] = field(repr=False)
+    work: Work = field(default=Work(), repr=False)
 
     def bind(self, addresses: Mapping[str, int]) -> bytes:
         """The parameter bytes with the addresses of this call's buffers in place. An absent buffer becomes null."""
@@ -123,15 +138,22 @@ class Plan:
     def kernels(self) -> tuple[KernelSpec, ...]:
         return tuple(launch.kernel for launch in self.launches)
 
-    def explain(self, *, verbose: bool = False) -> str:
-        """The plan in words: what runs, and why other candidates do not: the three next best, or all (verbose)."""
+    def summary(self) -> list[str]:
+        """What runs, in lines: the problem, the algorithm with its figures, the launches (those that repeat, once)."""
         lines = [
             f"{self.problem}",
             f"  runs {self.algorithm} on {self.device}: {len(self.launches)} launches, "
             f"workspace {self.workspace_bytes / 2**20:.1f} MiB, expected error {self.expected_error:.1e}, "
             f"modelled cost {self.cost_us:.0f} us",
         ]
-        lines += [f"    {launch}" for launch in self.launches]
+        times: dict[str, int] = {}
+        for launch in self.launches:
+            times[str(launch)] = times.get(str(launch), 0) + 1
+        return lines + [f"    {text}" + (f", {n} times" if n > 1 else "") for text, n in times.items()]
+
+    def explain(self, *, verbose: bool = False) -> str:
+        """The plan in words: what runs, and why other candidates do not: the three next best, or all (verbose)."""
+        lines = self.summary()
         others = [c for c in self.candidates if c.rejected]
         shown = others
         if not verbose:

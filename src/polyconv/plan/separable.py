@@ -13,13 +13,10 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil
 
 from ..algebra.lattice import DenseAxis, Phase, TapClass, dense_axis
 from ..problem import PaddingMode, Pass, Problem
 from . import gather, layout
-from .cost import LAUNCH_US, memory_us
-from .device import CudaDevice
 from .errors import int32
 from .gather import Roles, pixel_strides, round_up
 from .layout import (
@@ -33,7 +30,7 @@ from .layout import (
     TapPart,
     TransformWeightsParams,
 )
-from .plan import KernelSpec, Launch, Schedule
+from .plan import KernelSpec, Launch, Schedule, Work
 from .toom import ToomAxis
 
 CHUNK = 8
@@ -399,13 +396,6 @@ class SeparableWay:
             worst = max(worst, error_of(problem, scheme, count, ()))
         return worst
 
-    def cost_us(self, problem: Problem, device: CudaDevice, workspace: int) -> float:
-        workspace = max(workspace, self.least_workspace(problem))
-        return sum(
-            chain_us(chain, chain.slab_rows(device.sms, workspace), device)
-            for chain in chains(problem, self.h, self.w, self.k_tile)
-        )
-
 
 def ways(problem: Problem) -> Iterator[SeparableWay]:
     """Every way that may be of use for a problem: refused ones, too, so that the planner can say why."""
@@ -450,7 +440,9 @@ def _weights(problem: Problem, r: Roles, chain: Chain) -> Launch:
         p.class_w[number] = TapPart(taps.taps, taps.tap_first, taps.tap_stride)
     grid = (int32(chain.groups * chain.k_tiles * chain.chunks, "the number of weight tiles"), 1, 1)
     slots = layout.slots(TransformWeightsParams, w="w", u=("workspace", 0))
-    return Launch(spec, grid, (spec.threads, 1, 1), 0, bytes(p), slots)
+    read = 4 * chain.groups * chain.channels * chain.outputs * problem.kernel[0] * problem.kernel[1]
+    work = Work(grid[0], grid[0], grid[0] * chain.segments_w, read + chain.weight_bytes)
+    return Launch(spec, grid, (spec.threads, 1, 1), 0, bytes(p), slots, work)
 
 
 def _slab(
@@ -497,7 +489,11 @@ def _transform(r: Roles, chain: Chain, first: int, rows: int, source_at: int) ->
         p.class_w[number] = _source_part(w, number, r.source_size[1], 0)
     spec = transform_kernel(chain.way_h, chain.way_w.m)
     slots = layout.slots(HalfTransformParams, source=r.source, x=("workspace", source_at))
-    return Launch(spec, (-(-p.items // THREADS), 1, 1), (THREADS, 1, 1), 0, bytes(p), slots)
+    blocks = -(-p.items // THREADS)
+    height, width = r.source_size
+    read = 4 * chain.batch * chain.groups * chain.channels * height * width * rows // chain.rows
+    work = Work(blocks, blocks, blocks, read + chain.source_bytes(rows))
+    return Launch(spec, (blocks, 1, 1), (THREADS, 1, 1), 0, bytes(p), slots, work)
 
 
 def _source_part(axis: DenseAxis, number: int, extent: int, shift: int) -> SourcePart:
@@ -529,7 +525,9 @@ def _gemm(chain: Chain, rows: int, source_at: int, written_at: int, sms: int) ->
     )
     grid = (min(p.tiles, sms * spec.min_blocks), 1, 1)
     slots = layout.slots(HalfGemmParams, x=("workspace", source_at), u=("workspace", 0), y=("workspace", written_at))
-    return Launch(spec, grid, (spec.threads, 1, 1), gemm_shared(chain.way_w, chain.k_tile), bytes(p), slots)
+    moved = chain.source_bytes(rows) + chain.written_bytes(rows) + chain.weight_bytes
+    work = Work(grid[0], p.tiles, p.tiles * chain.chunks * chain.passes, moved)
+    return Launch(spec, grid, (spec.threads, 1, 1), gemm_shared(chain.way_w, chain.k_tile), bytes(p), slots, work)
 
 
 def _inverse(problem: Problem, r: Roles, chain: Chain, first: int, rows: int, written_at: int) -> Launch:
@@ -584,35 +582,8 @@ def _inverse(problem: Problem, r: Roles, chain: Chain, first: int, rows: int, wr
         where["bias"] = "bias"
     grid = (int32(rows * chain.groups * line_blocks * stretches, "the number of blocks"), 1, 1)
     shared = 4 * lines * chain.way_h.m * stretch
-    return Launch(spec, grid, (INVERSE_THREADS, 1, 1), shared, bytes(p), layout.slots(HalfInverseParams, **where))
-
-
-# ----------------------------------------------------------------------------------------------------------------- cost
-
-
-def chain_us(chain: Chain, rows: int, device: CudaDevice) -> float:
-    """Modelled microseconds of a chain in slabs of ``rows``."""
-    slabs = ceil(chain.rows / rows)
-    source = 4.0 * chain.rows * chain.row_stride
-    written = (
-        4.0 * chain.rows * chain.row_columns * chain.way_w.outputs * chain.way_h.points * chain.groups * chain.outputs
-    )
-    read = 4.0 * chain.batch * chain.groups * chain.channels_all / chain.segments_h * chain.h.count * chain.w.count
-    result = 4.0 * chain.batch * chain.groups * chain.outputs * chain.h.count * chain.w.count
-    blocks = device.sms * gemm_blocks(chain.way_w, chain.k_tile)
-    rounds = slabs * ceil(chain.gemm_tiles(min(rows, chain.rows)) / blocks) * gemm_blocks(chain.way_w, chain.k_tile)
-    # Cycles of a block alone on its multiprocessor: multiplications, transforms on the way in, the way out.
-    lanes = device.fp32_per_clock
-    steps = chain.chunks * CHUNK * chain.passes
-    tile = (
-        steps * (64.0 + 6.0) * 32 * chain.way_w.points / lanes
-        + 64.0 * chain.way_w.tiles * 12 * chain.way_w.points * 32 / 64
-    )
-    gemm = max(rounds * tile * 1.25 / device.clock_mhz, memory_us(source + written, device))
-    return (
-        memory_us(read + source, device)
-        + gemm
-        + memory_us(written + result, device)
-        + LAUNCH_US * (1 + 3 * slabs)
-        + memory_us(2.0 * chain.weight_bytes, device)
-    )
+    result = 4 * chain.batch * chain.groups * chain.outputs * h.count * w.count * rows // chain.rows
+    rounds = -(-lines * parts * columns // INVERSE_THREADS)
+    work = Work(grid[0], grid[0], grid[0] * rounds, chain.written_bytes(rows) + result)
+    slots = layout.slots(HalfInverseParams, **where)
+    return Launch(spec, grid, (INVERSE_THREADS, 1, 1), shared, bytes(p), slots, work)

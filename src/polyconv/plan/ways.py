@@ -1,8 +1,9 @@
 """What every family of kernels offers the planner: ways to compute a problem.
 
 A way is a kernel (or a chain of them) with its template arguments settled and nothing else: it can be asked about any
-problem whether it takes it, what it would cost, how far it would stray, and what to launch. So the planner, the
-exporter and the tests treat all kernels alike, and a new family is one module with a ``ways(problem)``.
+problem whether it takes it, how far it would stray, and what to launch; the launches say how much work they are, from
+which plan/cost.py knows what they cost. So the planner, the exporter and the tests treat all kernels alike, and a new
+family is one module with ``ways(problem)`` and ``all_kernels()``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 from typing import Protocol
 
 from ..problem import Problem
-from .device import CudaDevice
 from .plan import Schedule
 
 
@@ -33,6 +33,3 @@ class Way(Protocol):
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         """The largest error of any element to be expected, relative to the output's scale."""
-
-    def cost_us(self, problem: Problem, device: CudaDevice, workspace: int) -> float:
-        """Modelled microseconds."""

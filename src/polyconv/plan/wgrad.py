@@ -10,8 +10,9 @@ from . import layout
 from .errors import int32
 from .gather import BORDERS, pixel_strides, round_up
 from .layout import DIVIDEND_LIMIT, FastDivisor, ReduceParams, WgradParams
-from .plan import KernelSpec, Launch, Schedule
+from .plan import KernelSpec, Launch, Schedule, Work
 from .tiles import WGRAD_TILES, GemmTile
+from .traffic import moved_bytes
 
 MOST_PIXELS_PER_SLICE = 16384
 """Longest sum in one accumulator: keeps the rounding error of sums over millions of pixels small."""
@@ -115,7 +116,11 @@ def launches(problem: Problem, tile: GemmTile, vector: bool, sms: int, workspace
             "partial": ("workspace", 4 * slices * problem.out_channels * columns_padded),
         }
         grid = (k_tiles * column_tiles, problem.groups, here)
-        found.append(Launch(spec, grid, (tile.threads, 1, 1), 0, bytes(p), layout.slots(WgradParams, **where)))
+        blocks = grid[0] * grid[1] * here
+        part = p.pixels / (problem.batch * out_h * out_w)
+        moved = int(part * moved_bytes(problem)) + 4 * here * problem.out_channels * columns_padded
+        work = Work(blocks, blocks, -(-p.pixels // 8) * grid[0] * grid[1], moved)
+        found.append(Launch(spec, grid, (tile.threads, 1, 1), 0, bytes(p), layout.slots(WgradParams, **where), work))
         slices += here
     found.append(reduction(problem, slices, columns, columns_padded))
     scratch = 4 * slices * problem.out_channels * columns_padded
@@ -134,4 +139,5 @@ def reduction(problem: Problem, slices: int, columns: int, columns_padded: int) 
     if problem.bias:
         where["db"] = "db"
     grid = (-(-p.elements // REDUCE.threads), 1, 1)
-    return Launch(REDUCE, grid, (REDUCE.threads, 1, 1), 0, bytes(p), layout.slots(ReduceParams, **where))
+    work = Work(grid[0], grid[0], grid[0] * slices, 4 * (slices + 1) * p.elements)
+    return Launch(REDUCE, grid, (REDUCE.threads, 1, 1), 0, bytes(p), layout.slots(ReduceParams, **where), work)

@@ -34,6 +34,7 @@ struct VoltaLaunch {
   const char* trace_path;  // null: no trace
   const char* trace_name;
   int32_t trace_id;
+  uint64_t trace_limit;  // warp instructions per warp; 0: all
 };
 
 struct VoltaResult {
@@ -109,10 +110,15 @@ VOLTA_API int volta_launch(const VoltaLaunch* launch, VoltaResult* result) {
       Tracer::Header h;
       h.kernel_name = launch->trace_name;
       memcpy(h.grid, launch->grid, sizeof h.grid);
+      if (launch->blocks) {  // the simulator takes as many blocks from the file as the grid has
+        h.grid[0] = static_cast<uint32_t>(launch->block_count);
+        h.grid[1] = h.grid[2] = 1;
+      }
       memcpy(h.block, launch->block, sizeof h.block);
       h.shared_bytes = launch->shared_bytes;
       h.registers = launch->registers;
       h.id = launch->trace_id;
+      h.limit = launch->trace_limit;
       tracer = std::make_unique<Tracer>(launch->trace_path, h, kernel.sass);
       m.tracer = tracer.get();
     }

@@ -120,7 +120,7 @@ void Machine::run_block(const uint32_t id[3]) {
     races.start_block(static_cast<int>(warps), shared.size(), kernel.byte_shared ? 1 : 4, kernel.partial_barriers);
   for (BlockBarrier& b : barrier) b = BlockBarrier{};
   executed = 0;
-  if (tracer) tracer->start_block(warps);
+  if (tracer) tracer->start_block(threads);
   for (uint32_t i = 0; i < warps; i++) start_warp(warp[i], static_cast<int>(i));
   try {
     while (true) {

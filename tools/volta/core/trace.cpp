@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "machine.h"
 #include "sass.h"
 
 namespace volta {
@@ -72,24 +73,27 @@ void append_register(std::string& out, int number) {
 
 }  // namespace
 
-Tracer::Tracer(const std::string& path, const Header& h, const std::vector<SassInstruction>& program) {
+Tracer::Tracer(const std::string& path, const Header& h, const std::vector<SassInstruction>& program)
+    : limit_(h.limit) {
   file_ = std::fopen(path.c_str(), "w");
   if (!file_) throw std::runtime_error("cannot write the trace " + path);
   std::fprintf(
       file_,
       "-kernel name = %s\n-kernel id = %d\n-grid dim = (%u,%u,%u)\n-block dim = (%u,%u,%u)\n-shmem = %u\n"
-      "-nregs = %u\n-binary version = 70\n-cuda stream id = 0\n-shmem base_addr = 0x00007effee000000\n"
-      "-local mem base_addr = 0x00007efff0000000\n-nvbit version = 1.5.5\n-accelsim tracer version = 4\n"
+      "-nregs = %u\n-binary version = 70\n-cuda stream id = 0\n-shmem base_addr = 0x%016llx\n"
+      "-local mem base_addr = 0x%016llx\n-nvbit version = 1.5.5\n-accelsim tracer version = 4\n"
       "-enable lineinfo = 0\n\n#traces format = PC mask dest_num [reg_dests] opcode src_num [reg_srcs] mem_width "
       "[adrrescompress?] [mem_addresses] immediate\n\n",
       h.kernel_name.c_str(), h.id, h.grid[0], h.grid[1], h.grid[2], h.block[0], h.block[1], h.block[2], h.shared_bytes,
-      h.registers);
+      h.registers, static_cast<unsigned long long>(kSharedWindow), static_cast<unsigned long long>(kLocalWindow));
   for (const SassInstruction& in : program) {
     Line line;
-    line.pc = in.pc;
     line.memory_bytes = access_bytes(in);
     std::vector<int> written, read;
     registers_of(in, line.memory_bytes, written, read);
+    line.is_barrier = in.mnemonic.rfind("BAR.SYNC", 0) == 0 || in.mnemonic.rfind("BAR.RED", 0) == 0;
+    line.is_exit = in.opcode == "EXIT";
+    if (line.is_exit) exit_pc_ = in.pc;
     char pc[16];
     std::snprintf(pc, sizeof pc, "%04x ", in.pc);
     line.before = pc;
@@ -105,15 +109,29 @@ Tracer::~Tracer() {
   if (file_) std::fclose(file_);
 }
 
-void Tracer::start_block(uint32_t warps) {
-  text_.assign(warps, "");
-  count_.assign(warps, 0);
+void Tracer::start_block(uint32_t threads) {
+  streams_.assign((threads + kLanes - 1) / kLanes, Stream{});
+  for (size_t w = 0; w < streams_.size(); w++) {
+    uint32_t lanes = std::min<uint32_t>(threads - static_cast<uint32_t>(w) * kLanes, kLanes);
+    streams_[w].end.alive = lanes == kLanes ? ~0u : (1u << lanes) - 1;
+  }
 }
 
 void Tracer::record(int warp, uint32_t index, uint32_t mask, const uint64_t* address, bool skipped) {
   const Line& line = lines_[index];
-  std::string& out = text_[warp];
-  count_[warp]++;
+  Stream& stream = streams_[warp];
+  if (limit_ && stream.end.instructions >= limit_) {
+    stream.complete = false;
+    return;
+  }
+  append(stream.text, line, mask, address, skipped);
+  stream.end.instructions++;
+  stream.end.characters = stream.text.size();
+  if (line.is_exit && !skipped) stream.end.alive &= ~mask;
+  if (line.is_barrier && !skipped) stream.barriers.push_back(stream.end);
+}
+
+void Tracer::append(std::string& out, const Line& line, uint32_t mask, const uint64_t* address, bool skipped) {
   char number[64];
   std::snprintf(number, sizeof number, "%08x", mask);
   out += line.before;
@@ -128,11 +146,13 @@ void Tracer::record(int warp, uint32_t index, uint32_t mask, const uint64_t* add
     return;
   }
   out += std::to_string(line.memory_bytes) + " ";
-  // One stride if the active lanes are consecutive and evenly spaced, else differences lane by lane.
+  // One stride if the active lanes are consecutive and evenly spaced, else differences lane by lane. Readers keep the
+  // stride in an int, the differences in 64 bits.
   int first = __builtin_ctz(mask), last = 31 - __builtin_clz(mask);
   uint32_t run = (last - first == 31 ? 0xffffffffu : ((1u << (last - first + 1)) - 1)) << first;
   bool even = mask == run;
   long long stride = last > first ? static_cast<long long>(address[first + 1] - address[first]) : 0;
+  even = even && stride == static_cast<int>(stride);
   for (int l = first + 1; even && l <= last; l++) even = static_cast<long long>(address[l] - address[l - 1]) == stride;
   std::snprintf(number, sizeof number, "%d 0x%llx ", even ? 1 : 2, static_cast<unsigned long long>(address[first]));
   out += number;
@@ -150,11 +170,34 @@ void Tracer::record(int warp, uint32_t index, uint32_t mask, const uint64_t* add
   out += "0\n";
 }
 
+// Ends every warp that did not end by itself behind the same barrier, the last that all of them have recorded, so that
+// none waits there for ever; without barriers, where the limit stopped it.
+void Tracer::shorten() {
+  size_t common = SIZE_MAX;
+  for (const Stream& s : streams_)
+    if (!s.complete) common = std::min(common, s.barriers.size());
+  for (Stream& s : streams_) {
+    if (common && s.barriers.size() >= common) {
+      if (s.complete && s.barriers.size() == common) continue;
+      s.end = s.barriers[common - 1];
+    } else if (s.complete) {
+      continue;
+    }
+    s.text.resize(s.end.characters);
+    char line[64];
+    std::snprintf(line, sizeof line, "%04x %08x 0 EXIT 0 0 0\n", exit_pc_, s.end.alive);
+    s.text += line;
+    s.end.instructions++;
+  }
+}
+
 void Tracer::finish_block(const uint32_t id[3]) {
   std::fprintf(file_, "#BEGIN_TB\n\nthread block = %u,%u,%u\n\n", id[0], id[1], id[2]);
-  for (size_t w = 0; w < text_.size(); w++) {
-    std::fprintf(file_, "warp = %zu\ninsts = %llu\n", w, static_cast<unsigned long long>(count_[w]));
-    std::fwrite(text_[w].data(), 1, text_[w].size(), file_);
+  if (std::any_of(streams_.begin(), streams_.end(), [](const Stream& s) { return !s.complete; })) shorten();
+  for (size_t w = 0; w < streams_.size(); w++) {
+    const Stream& s = streams_[w];
+    std::fprintf(file_, "warp = %zu\ninsts = %llu\n", w, static_cast<unsigned long long>(s.end.instructions));
+    std::fwrite(s.text.data(), 1, s.text.size(), file_);
     std::fprintf(file_, "\n");
   }
   std::fprintf(file_, "#END_TB\n\n");

@@ -1,0 +1,60 @@
+"""The cost model's bounds against counted ones: every Conv2d workload, three passes, planned for a V100.
+
+    python benchmarks/gpu/check_cost_model.py                 # all workloads
+    python benchmarks/gpu/check_cost_model.py W1,models       # these
+
+Predicted: instructions and bytes per block, tile and step (profiles.json) times what the launches say they do.
+Counted: sampled blocks of the full-size launches, executed as sm_70 machine code. Both are sums over the launches of a
+plan of the time that the scarcest resource needs. Exit code 1 if any differs by more than 15 %.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+from polyconv.bench import workloads
+from polyconv.cuda.cache import KernelCache
+from polyconv.inspection.counting import count_plan, emulator
+from polyconv.plan import DEVICES, plan_cuda
+from polyconv.plan.cost import bound_us
+from polyconv.problem import Pass
+
+V100 = DEVICES["v100"]
+TOLERANCE = 0.15
+
+
+def main(names: str = "all12,models") -> int:
+    volta = emulator()
+    assert volta is not None, "tools/volta is not there"
+    cache = KernelCache()
+    wrong = []
+    compared = 0
+    for workload in workloads.find(names):
+        for kind in Pass:
+            problem = workload.problem(kind)
+            plan = plan_cuda(problem, V100)
+            specs = list(dict.fromkeys(plan.kernels))
+            cubins = dict(zip(specs, cache.get_many(specs, V100.arch), strict=True))
+            main_kernel = max(plan.launches, key=lambda launch: bound_us(launch, V100)).kernel
+            counted = count_plan(volta, plan, cubins, main_kernel)
+            predicted_ms = sum(bound_us(launch, V100) for launch in plan.launches) / 1e3
+            counted_ms = sum(one.bound_ms for one in counted)
+            off = predicted_ms / counted_ms - 1
+            compared += 1
+            if abs(off) > TOLERANCE:
+                wrong.append((workload.name, str(kind)))
+            kernels = ", ".join(
+                f"{symbol} x{n}" for symbol, n in Counter(one.kernel.symbol for one in plan.launches).items()
+            )
+            print(
+                f"{workload.name:20} {kind!s:6} predicted {predicted_ms:9.4f} ms  counted {counted_ms:9.4f} ms "
+                f"{off:+7.1%}  {kernels}",
+                flush=True,
+            )
+    print(f"{compared} problems compared, {len(wrong)} differ by more than {TOLERANCE:.0%}: {wrong}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:]))

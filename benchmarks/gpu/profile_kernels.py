@@ -1,0 +1,168 @@
+"""Counts what every kernel spends per block, tile and step, and writes ``src/polyconv/plan/profiles.json``.
+
+    python benchmarks/gpu/profile_kernels.py            # all kernels, some minutes
+    python benchmarks/gpu/profile_kernels.py gather     # only those whose symbol has this word; the others stay
+
+Every way of every family runs some small problems as sm_70 machine code in tools/volta, whole launches, and the counts
+are fitted to the launches' own numbers of blocks, tiles and steps, with no negative part.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from polyconv.cuda.cache import KernelCache
+from polyconv.inspection.counting import buffer_bytes, emulator
+from polyconv.plan import DEVICES, Launch, Plan, strips
+from polyconv.plan.cost import L2_BYTES_PER_CLOCK, Spent
+from polyconv.plan.cuda import all_kernels, ways
+from polyconv.plan.ways import Way
+from polyconv.problem import PaddingMode, Pass, Problem
+
+V100 = DEVICES["v100"]
+RESOURCES = Spent("fp32 (fma pipe)", "alu pipe", "issue slots", "lsu / L1", "L2")  # type: ignore[arg-type]
+FILE = Path(__file__).resolve().parents[2] / "src/polyconv/plan/profiles.json"
+MOST_INSTRUCTIONS = 15_000_000
+SMS = 2
+
+
+def problems() -> list[Problem]:
+    """Small images with the channels, kernels and strides of real layers."""
+
+    def make(
+        n: int, c: int, size: tuple[int, int], k: int, kernel: tuple[int, int], groups: int = 1, **more
+    ) -> Problem:
+        return Problem.make(Pass.FPROP, (n, c, *size), (k, c // groups, *kernel), groups=groups, bias=True, **more)
+
+    found = [
+        make(1, 32, (40, 66), 64, (5, 9), padding=(2, 2, 4, 4), dilation=(2, 3)),
+        make(1, 16, (40, 66), 128, (3, 3)),
+        make(2, 64, (28, 28), 64, (3, 3), padding=(1, 1, 1, 1)),
+        make(1, 64, (24, 40), 128, (5, 7)),
+        make(1, 128, (14, 14), 128, (3, 3), padding=(1, 1, 1, 1)),
+        make(1, 3, (63, 63), 96, (11, 11), stride=(4, 4), padding=(2, 2, 2, 2)),
+        make(1, 64, (28, 28), 64, (3, 3), stride=(2, 2), padding=(1, 1, 1, 1)),
+        make(1, 64, (32, 64), 128, (1, 1)),
+        make(1, 256, (16, 16), 64, (1, 1)),
+        make(1, 24, (20, 32), 20, (1, 9)),
+        make(1, 24, (20, 32), 20, (9, 1)),
+        make(2, 16, (40, 130), 16, (3, 3), groups=16),
+        make(1, 8, (64, 96), 8, (5, 5), groups=8, padding=(2, 2, 2, 2)),
+        make(1, 8, (64, 96), 8, (3, 3), groups=8, dilation=(2, 2)),
+        make(1, 3, (31, 31), 3, (31, 31), groups=3, padding=(15, 15, 15, 15)),
+        make(1, 64, (20, 40), 21, (15, 1), padding=(7, 7, 0, 0)),
+        make(1, 32, (20, 36), 40, (3, 3), padding=(1, 1, 1, 1), padding_mode=PaddingMode.REFLECT),
+        make(1, 8, (24, 36), 24, (3, 3), padding=(1, 1, 1, 1), padding_mode=PaddingMode.REPLICATE),
+    ]
+    found.append(_channels_last(make(2, 64, (14, 14), 64, (3, 3), padding=(1, 1, 1, 1))))
+    found.append(_channels_last(make(1, 32, (20, 20), 48, (3, 3), padding=(1, 1, 1, 1))))
+    for (lanes, stride), kernels in strips.KERNELS.items():
+        for taps in kernels:
+            for rows in (30, 70):
+                pad = (taps[0] // 2, taps[0] // 2, taps[1] // 2, taps[1] // 2)
+                p = make(1, 32, (rows, 75), 32, taps, groups=32, stride=(stride, stride), padding=pad)
+                found.append(p if lanes == strips.COLUMNS else _channels_last(p))
+    return found
+
+
+def _channels_last(p: Problem) -> Problem:
+    def strides(shape: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+        _, c, h, w = shape
+        return (c * h * w, 1, c * w, c)
+
+    return replace(p, x_strides=strides(p.x_shape), y_strides=strides(p.y_shape))
+
+
+def observe(volta, way: Way, problem: Problem, wanted: str, cache: KernelCache):
+    """(symbol, (blocks, tiles, steps), cycles by resource) of every launch of one way."""
+    schedule = way.schedule(problem, SMS, 2**26)
+    plan = Plan(problem, V100.name, way.name, schedule.launches, schedule.workspace_bytes, 0.0, 0.0, ())
+    if not any(wanted in launch.kernel.symbol for launch in plan.launches):
+        return
+    buffers = {name: volta.sparse(size // 4 + 1) for name, size in buffer_bytes(plan).items()}
+    addresses = {name: int(buffer.ctypes.data) for name, buffer in buffers.items()}
+    for launch in plan.launches:
+
+        def run(blocks=None, launch: Launch = launch):
+            return volta.run(
+                cache.get(launch.kernel, "sm_70"),
+                launch.kernel.symbol,
+                launch.grid,
+                launch.block,
+                launch.bind(addresses),
+                shared=launch.dynamic_shared,
+                max_dynamic_shared=launch.dynamic_shared,
+                extra_buffers=list(buffers.values()),
+                blocks=blocks,
+                check=False,
+            )
+
+        if not launch.work.blocks:
+            raise SystemExit(f"{launch.kernel.symbol} does not say how much work it is")
+        one = run([(launch.grid[0] // 2, 0, 0)]).issue_slots
+        if one * launch.work.blocks > MOST_INSTRUCTIONS:
+            continue
+        light = run().speed_of_light(sms=1, l2_bytes_per_clk=L2_BYTES_PER_CLOCK)
+        yield (
+            launch.kernel.symbol,
+            (launch.work.blocks, launch.work.tiles, launch.work.steps),
+            [light.row(name).cycles for name in RESOURCES],
+        )
+
+
+def fit(rows: list[tuple[tuple[int, int, int], list[float]]]) -> list[list[float]]:
+    """Cycles per block, tile and step, by resource: least squares of relative deviations, nothing negative."""
+    features = np.array([f for f, _ in rows], dtype=float)
+    counts = np.array([c for _, c in rows], dtype=float)
+    parts = np.zeros((3, counts.shape[1]))
+    for resource in range(counts.shape[1]):
+        target = counts[:, resource]
+        if not target.any():
+            continue
+        scale = 1 / np.maximum(target, 1e-9 + target.max() * 1e-6)
+        active = [0, 2] if (features[:, 0] == features[:, 1]).all() else [0, 1, 2]
+        active = [i for i in active if features[:, i].any()]
+        while active:
+            found, *_ = np.linalg.lstsq(features[:, active] * scale[:, None], target * scale, rcond=None)
+            if (found >= 0).all():
+                parts[active, resource] = found
+                break
+            active.pop(int(np.argmin(found)))
+    return [[float(f"{value:.5g}") for value in part] for part in parts]
+
+
+def main(wanted: str = "") -> None:
+    volta = emulator()
+    assert volta is not None, "tools/volta is not there"
+    cache = KernelCache()
+    seen: dict[str, list] = defaultdict(list)
+    for forward in problems():
+        for kind in Pass:
+            problem = replace(forward, kind=kind)
+            for way in ways(problem):
+                if way.refusal(problem) is None:
+                    for symbol, features, cycles in observe(volta, way, problem, wanted, cache) or ():
+                        if wanted in symbol:
+                            seen[symbol].append((features, cycles))
+    kernels = json.loads(FILE.read_text())["kernels"] if wanted and FILE.exists() else {}
+    kernels.update({symbol: fit(rows) for symbol, rows in seen.items()})
+    known = {kernel.symbol for kernel in all_kernels()}
+    kernels = {symbol: parts for symbol, parts in sorted(kernels.items()) if symbol in known}
+    about = "Cycles of one V100 multiprocessor per block, tile and step, by resource; benchmarks/gpu/profile_kernels.py"
+    lines = ",\n".join(f"    {json.dumps(symbol)}: {json.dumps(parts)}" for symbol, parts in kernels.items())
+    FILE.write_text(
+        f'{{\n  "about": "{about}",\n  "resources": {json.dumps(Spent._fields)},\n  "kernels": {{\n{lines}\n  }}\n}}\n'
+    )
+    print(f"{len(seen)} kernels counted; {len(kernels)} of {len(known)} known")
+    for symbol in sorted(known - kernels.keys()):
+        print(f"not counted: {symbol}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,366 @@
+"""What polyconv's plans cost a V100: counted, simulated where that was done, and beside CUTLASS. Needs no GPU.
+
+    python benchmarks/gpu/table.py                                     # all workloads and passes: table.json, README.md
+    python benchmarks/gpu/table.py --workload W1 --passes fprop --out /tmp/x   # some of them, into another directory
+    python benchmarks/gpu/table.py --render                            # README.md from table.json and simulated.json
+
+Each distinct launch of a plan (same kernel, grid and shared memory) is counted once and multiplied: a plan that works
+in slabs repeats the same few launches many times. Simulated figures are read from ``simulated.json``; one is shown only
+if it was made with the machine code that is planned now. CUTLASS needs ``benchmarks/cutlass/requirements.txt``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from polyconv import settings
+from polyconv.bench import workloads
+from polyconv.cuda.cache import KernelCache
+from polyconv.cuda.cubin import kernel_info
+from polyconv.inspection import emulator
+from polyconv.inspection.counting import V100, Counted, CountingError, count_plan
+from polyconv.inspection.occupancy import blocks_per_sm
+from polyconv.inspection.rows import main_kernel
+from polyconv.plan import KernelSpec, Launch, Plan, plan_cuda
+from polyconv.plan.plan import Dim3
+from polyconv.problem import Pass, Problem
+
+HERE = Path(__file__).resolve().parent
+SIMULATED = HERE / "simulated.json"
+BEGIN, END = "<!-- {}: begin -->", "<!-- {}: end -->"
+FP32 = "fp32 (fma pipe)"
+NEGLIGIBLE = 0.03
+"""Share of a pass's counted time that may lack a simulated figure; such launches enter its sum as counted."""
+
+
+# ---- launches of a kind ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Launches of a plan that do the same on other data, and the one that stands for them."""
+
+    launch: Launch
+    times: int
+
+
+def kinds(plan: Plan) -> list[Kind]:
+    """The distinct launches in the order in which they first run."""
+    alike: dict[tuple[Any, ...], list[Launch]] = {}
+    for launch in plan.launches:
+        alike.setdefault((launch.kernel, launch.grid, launch.dynamic_shared, launch.work), []).append(launch)
+    return [Kind(group[0], len(group)) for group in alike.values()]
+
+
+# ---- counting ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LaunchRow:
+    """Some launches of a kind. Times are of one of them."""
+
+    kernel: str
+    code: str
+    """Identifies the machine code, so that a simulated figure is not shown for another kernel."""
+    grid: Dim3
+    block: Dim3
+    times: int
+    registers: int
+    shared_bytes: int
+    blocks_per_sm: int | None
+    counted_ms: float
+    binding: str
+    fp32_pipe: float
+    """Share of the counted time in which the FP32 pipe is busy."""
+    dram_mb: float
+    resources_ms: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """CUTLASS's kernel with one of its tiles."""
+
+    name: str
+    code: str
+    grid: Dim3
+    counted_ms: float
+
+
+@dataclass(frozen=True)
+class CutlassRow:
+    """What CUTLASS needs. Its best tile counts; counted and simulated, that may be another one."""
+
+    tiles: tuple[Tile, ...]
+    layout_ms: float
+    """What converting x to NHWC and y back takes at full bandwidth, if the tensors are NCHW."""
+
+
+@dataclass(frozen=True)
+class PassRow:
+    """One pass of one workload."""
+
+    workload: str
+    id: str
+    kind: str
+    algorithm: str
+    workspace_mb: float
+    expected_error: float
+    direct_ms: float
+    """What the multiplications of a direct convolution take if nothing but the FP32 pipe takes time."""
+    launches: tuple[LaunchRow, ...]
+    cutlass: CutlassRow | None
+
+    @property
+    def counted_ms(self) -> float:
+        return sum(row.times * row.counted_ms for row in self.launches)
+
+
+class Counter:
+    """Counts plans on one emulator; a kernel is compiled once."""
+
+    def __init__(self, volta: Any, cache: KernelCache) -> None:
+        self._volta = volta
+        self._cache = cache
+
+    def cubin(self, spec: KernelSpec) -> bytes:
+        return self._cache.get(spec, V100.arch)
+
+    def plan(self, plan: Plan) -> tuple[LaunchRow, ...]:
+        cubins = {spec: self.cubin(spec) for spec in dict.fromkeys(plan.kernels)}
+        counted = dict(
+            zip(map(id, plan.launches), count_plan(self._volta, plan, cubins, main_kernel(plan)), strict=True)
+        )
+        return tuple(self._row(kind, counted[id(kind.launch)]) for kind in kinds(plan))
+
+    def _row(self, kind: Kind, counted: Counted) -> LaunchRow:
+        launch, cubin = kind.launch, self.cubin(kind.launch.kernel)
+        info = kernel_info(cubin, launch.kernel.symbol)
+        threads, shared = math.prod(launch.block), info.static_shared + launch.dynamic_shared
+        return LaunchRow(
+            kernel=launch.kernel.symbol,
+            code=fingerprint(cubin),
+            grid=launch.grid,
+            block=launch.block,
+            times=kind.times,
+            registers=info.registers,
+            shared_bytes=shared,
+            blocks_per_sm=blocks_per_sm(V100.arch, info.registers, threads, shared),
+            counted_ms=counted.bound_ms,
+            binding=counted.binding,
+            fp32_pipe=counted.cycles[FP32] / counted.bound_cycles if counted.bound_cycles else 0.0,
+            dram_mb=counted.ms("DRAM") * V100.dram_gbs,
+            resources_ms={name: counted.ms(name) for name in counted.cycles},
+        )
+
+
+def fingerprint(cubin: bytes) -> str:
+    """Names a kernel's machine code."""
+    return hashlib.sha256(cubin).hexdigest()[:16]
+
+
+def count_pass(counter: Counter, workload: workloads.Workload, kind: Pass, cutlass: Cutlass | None) -> PassRow | None:
+    """``None``, and a word about it, if a kernel of the plan faults: the others are still worth their figures."""
+    problem = workload.problem(kind)
+    plan = plan_cuda(problem, V100, settings.current().workspace_bytes)
+    try:
+        launches = counter.plan(plan)
+    except CountingError as error:
+        print(f"{workload.name} {kind}: {error}", file=sys.stderr, flush=True)
+        return None
+    row = PassRow(
+        workload=workload.name,
+        id=workload.id,
+        kind=str(kind),
+        algorithm=plan.algorithm,
+        workspace_mb=plan.workspace_bytes / 1e6,
+        expected_error=plan.expected_error,
+        direct_ms=problem.multiplications / (V100.fp32_per_clock * V100.sms * V100.clock_mhz * 1e3),
+        launches=launches,
+        cutlass=cutlass.count(problem) if cutlass else None,
+    )
+    print(f"{workload.name} {kind}: {row.counted_ms:.3f} ms counted, {plan.algorithm}", file=sys.stderr, flush=True)
+    return row
+
+
+# ---- CUTLASS -----------------------------------------------------------------------------------------------
+
+
+class Cutlass:
+    """CUTLASS's FP32 forward convolution without tensor cores, as ``benchmarks/cutlass`` compiles and counts it."""
+
+    def __init__(self, volta: Any) -> None:
+        sys.path.insert(0, str(HERE.parent / "cutlass"))
+        compare: Any = importlib.import_module("compare")
+        self._volta, self._compare = volta, compare
+        with ThreadPoolExecutor(2) as pool:
+            self._tiles = list(pool.map(compare.Cutlass, compare.TILES))
+
+    def count(self, problem: Problem) -> CutlassRow | None:
+        """Every tile; ``None`` if CUTLASS's forward convolution is not what the problem asks for."""
+        top, bottom, left, right = problem.padding
+        dense = problem.groups == 1 and (top, left) == (bottom, right) and min(problem.padding) >= 0
+        if problem.kind is not Pass.FPROP or not dense:
+            return None
+        (n, c, h, w), (k, _, *taps) = problem.x_shape, problem.w_shape
+        tensors = [self._volta.sparse(shape) for shape in ((n, h, w, c), (k, *taps, c), (n, *problem.out_size, k))]
+        found = []
+        for tile in self._tiles:
+            grid = tile.prepare(self._volta, problem, *tensors).grid
+            counted_ms = self._compare.cutlass_row(self._volta, tile, problem)[0]
+            found.append(Tile(tile.tile.name, fingerprint(tile.kernel), grid, counted_ms))
+        return CutlassRow(tuple(found), float(self._compare.conversion_ms(problem)))
+
+
+# ---- simulated figures -------------------------------------------------------------------------------------
+
+
+@cache
+def simulated() -> dict[tuple[str, str, Dim3], float]:
+    """(kernel, code, grid) -> milliseconds of one launch."""
+    if not SIMULATED.is_file():
+        return {}
+    results = json.loads(SIMULATED.read_text(encoding="utf-8"))["results"]
+    return {(r["kernel"], r["code"], tuple(r["grid"])): float(r["ms"]) for r in results}
+
+
+def simulated_ms(row: LaunchRow) -> float | None:
+    return simulated().get((row.kernel, row.code, row.grid))
+
+
+def simulated_cutlass_ms(row: CutlassRow) -> float | None:
+    """The least of those tiles that were simulated."""
+    known = (simulated().get(("conv2d_fprop", tile.code, tile.grid)) for tile in row.tiles)
+    return min((ms for ms in known if ms is not None), default=None)
+
+
+def simulated_pass_ms(row: PassRow) -> float | None:
+    """The sum; launches without a figure enter as counted, if they hardly matter."""
+    known = [(launch, simulated_ms(launch)) for launch in row.launches]
+    missing = sum(launch.times * launch.counted_ms for launch, ms in known if ms is None)
+    if missing > NEGLIGIBLE * row.counted_ms:
+        return None
+    return sum(launch.times * (launch.counted_ms if ms is None else ms) for launch, ms in known)
+
+
+# ---- output ------------------------------------------------------------------------------------------------
+
+
+def markdown(headers: Sequence[str], right: Iterable[int], rows: Iterable[Sequence[str]]) -> str:
+    rule = ["---:" if i in set(right) else "---" for i in range(len(headers))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [headers, rule, *rows])
+
+
+def _ms(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
+
+
+def summary(rows: Sequence[PassRow]) -> str:
+    """One line per pass."""
+    lines = []
+    for row in rows:
+        cutlass = [""] * 3
+        if row.cutlass:
+            least = min(tile.counted_ms for tile in row.cutlass.tiles)
+            cutlass = [_ms(least), _ms(simulated_cutlass_ms(row.cutlass)), _ms(row.cutlass.layout_ms)]
+        cells = [row.workload, row.kind, row.algorithm, str(sum(launch.times for launch in row.launches))]
+        cells += [f"{row.workspace_mb:.0f}", _ms(row.counted_ms), _ms(simulated_pass_ms(row)), _ms(row.direct_ms)]
+        lines.append([*cells, f"{row.direct_ms / row.counted_ms:.2f}", *cutlass])
+    headers = ["", "pass", "plan", "launches", "workspace MB", "counted ms", "simulated ms", "direct limit ms"]
+    headers += ["limit / counted", "CUTLASS counted ms", "CUTLASS simulated ms", "its layout ms"]
+    return markdown(headers, range(3, 12), lines)
+
+
+def details(rows: Sequence[PassRow]) -> str:
+    """One line per kind of launch."""
+    lines = []
+    for row in rows:
+        for launch in row.launches:
+            x, y, z = launch.grid
+            cells = [row.workload, row.kind, launch.kernel, str(launch.times), f"{x} x {y} x {z}"]
+            cells += [str(launch.registers), str(launch.shared_bytes), str(launch.blocks_per_sm or "")]
+            cells += [_ms(launch.counted_ms), launch.binding, f"{100 * launch.fp32_pipe:.0f} %"]
+            lines.append([*cells, f"{launch.dram_mb:.1f}", _ms(simulated_ms(launch))])
+    headers = ["", "pass", "kernel", "launches", "grid", "registers", "shared B", "blocks/SM"]
+    headers += ["counted ms each", "bound by", "FP32 pipe", "DRAM MB each", "simulated ms each"]
+    return markdown(headers, [3, 5, 6, 7, 8, 10, 11, 12], lines)
+
+
+def write_readme(path: Path, rows: Sequence[PassRow]) -> None:
+    text = path.read_text(encoding="utf-8")
+    for name, table in (("summary", summary(rows)), ("launches", details(rows))):
+        begin, end = BEGIN.format(name), END.format(name)
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n{table}\n{end}{rest.partition(end)[2]}"
+    path.write_text(text, encoding="utf-8")
+
+
+def save(path: Path, rows: Sequence[PassRow]) -> None:
+    about = (
+        "Counted by executing a sample of each distinct launch of the planned kernels (sm_70) in tools/volta: "
+        f"lower bounds for {V100.sms} SMs, {V100.clock_mhz} MHz, {V100.dram_gbs:.0f} GB/s. Nothing here was measured."
+    )
+    content = {"about": about, "passes": [{**asdict(row), "counted_ms": row.counted_ms} for row in rows]}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def load(path: Path) -> list[PassRow]:
+    rows = []
+    for entry in json.loads(path.read_text(encoding="utf-8"))["passes"]:
+        del entry["counted_ms"]
+        launches = tuple(
+            LaunchRow(**{**launch, "grid": tuple(launch["grid"]), "block": tuple(launch["block"])})
+            for launch in entry.pop("launches")
+        )
+        other = entry.pop("cutlass")
+        tiles = tuple(Tile(**{**tile, "grid": tuple(tile["grid"])}) for tile in other["tiles"]) if other else ()
+        cutlass = CutlassRow(tiles, other["layout_ms"]) if other else None
+        rows.append(PassRow(**entry, launches=launches, cutlass=cutlass))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--workload", default="headline,all12", help="names and groups (default: headline,all12)")
+    parser.add_argument("--passes", default="fprop,dgrad,wgrad", help="default: all three")
+    parser.add_argument("--jobs", type=int, default=2, help="plans counted at a time (default: 2)")
+    parser.add_argument("--no-cutlass", action="store_true", help="leave CUTLASS's column empty")
+    parser.add_argument("--render", action="store_true", help="count nothing: write the tables of what was counted")
+    parser.add_argument("--out", type=Path, default=HERE, help="directory of table.json and README.md")
+    args = parser.parse_args()
+    if args.render:
+        rows = load(args.out / "table.json")
+    else:
+        volta = emulator()
+        if volta is None:
+            sys.exit("counted figures need a source checkout (tools/volta)")
+        counter = Counter(volta, KernelCache())
+        cutlass = None if args.no_cutlass else Cutlass(volta)
+        asked = [(w, Pass(kind)) for w in workloads.find(args.workload) for kind in args.passes.split(",")]
+        with ThreadPoolExecutor(args.jobs) as pool:
+            counted = list(pool.map(lambda job: count_pass(counter, job[0], job[1], cutlass), asked))
+        rows = [row for row in counted if row is not None]
+        args.out.mkdir(parents=True, exist_ok=True)
+        save(args.out / "table.json", rows)
+    print(summary(rows))
+    readme = args.out / "README.md"
+    if readme.is_file():
+        write_readme(readme, rows)
+    if not args.render and len(rows) < len(asked):
+        sys.exit(f"{len(asked) - len(rows)} passes could not be counted")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+// The weights as fused.cuh reads them: transformed along both axes, filled up with zeros to whole tiles of written
+// channels and whole chunks of source channels, [group][k tile][channel][warp][its points][quad][point of the warp][lane of k][4]:
+// what a warp loads at a time is one line.
+//
+// Grid: x = k tile, y = channel, z = group. Block: one thread per k of a tile.
+#pragma once
+
+#include "toom.cuh"
+
+namespace polyconv {
+
+// Taps of one axis: kernel element tap_first + t * tap_stride for t < taps, zero for the others.
+struct FusedTaps {
+  int taps, tap_first, tap_stride;
+};
+
+struct FusedWeightsParams {
+  const float* w;
+  float* transformed;
+  i64 w_group, w_output, w_channel, w_row, w_column;
+  int channels, outputs;
+  FusedTaps h, w_taps;
+};
+
+template <class H, class W, int kLanesPoint, int kEach, int kLanesK, int kThreadK>
+__device__ __forceinline__ void fused_weights(const FusedWeightsParams& p) {
+  constexpr int kPoints = H::kPoints * W::kPoints, kK = kLanesK * kThreadK, kLine = kLanesPoint * kLanesK * 4;
+  const int k = blockIdx.x * kK + threadIdx.x, c = blockIdx.y;
+  const float* from = p.w + i64(blockIdx.z) * p.w_group + k * p.w_output + c * p.w_channel;
+  float along_w[W::kPoints][H::kLongest];
+#pragma unroll
+  for (int i = 0; i < H::kLongest; i++) {
+    float taps[W::kLongest], points[W::kPoints];
+#pragma unroll
+    for (int j = 0; j < W::kLongest; j++) {
+      const bool used = k < p.outputs && c < p.channels && i < p.h.taps && j < p.w_taps.taps;
+      taps[j] = used ? from[(p.h.tap_first + i * p.h.tap_stride) * p.w_row +
+                            (p.w_taps.tap_first + j * p.w_taps.tap_stride) * p.w_column]
+                     : 0.f;
+    }
+    W::weights(taps, points);
+#pragma unroll
+    for (int j = 0; j < W::kPoints; j++) along_w[j][i] = points[j];
+  }
+  float* to = p.transformed + ((i64(blockIdx.z) * gridDim.x + blockIdx.x) * gridDim.y + c) * kPoints * kK +
+              threadIdx.x / (kLanesK * 4) * kLine + threadIdx.x % (kLanesK * 4);
+#pragma unroll
+  for (int j = 0; j < W::kPoints; j++) {
+    float points[H::kPoints];
+    H::weights(along_w[j], points);
+#pragma unroll
+    for (int i = 0; i < H::kPoints; i++) {
+      const int point = i * W::kPoints + j;
+      const int lane = point / kEach, each = point % kEach;  // which lanes of all warps, which of their points
+      to[(lane / kLanesPoint * kEach + each) * (kLanesPoint * kK) + lane % kLanesPoint * (kLanesK * 4)] = points[i];
+    }
+  }
+}
+
+}  // namespace polyconv

@@ -1,0 +1,131 @@
+// What follows toom_wgrad.cuh: the slices' partial sums are added, always in the same order, then transformed to taps.
+//
+// toom_wgrad_sum: one thread per four elements of `partial[slice]`. Slices are added in groups and the groups' sums
+// after them, so that no element goes through more than about 2 sqrt(slices) additions in sequence.
+// toom_wgrad_finish: one thread per pair of channels: G^T along W, then along H, and dw is written wherever its strides
+// and the classes of taps (of a strided convolution) want it. The bias gradient's partial sums are added here.
+#pragma once
+
+#include "toom.cuh"
+
+namespace polyconv {
+
+constexpr int kSlicesPerGroup = 8;
+constexpr int kMaxTapClasses = 8;
+
+struct ToomWgradSumParams {
+  float* partial;  // [slice][elements]; slice 0 becomes the sum
+  i64 elements;
+  int slices;
+};
+
+struct ToomWgradFinishParams {
+  const float* partial;       // [group][channel tile][product][segment][point][tile_k][tile_c]
+  const float* bias_partial;  // [slice][group * outputs]
+  float* dw;
+  float* db;  // null: no bias gradient
+  i64 dw_k, dw_channel;
+  int dw_row, dw_column;
+  int slices, outputs, all_outputs, pairs;  // outputs of a group, of all groups; pairs of channels
+  FastDivisor channels, outputs_divisor;    // of a group
+  FastDivisor tile_k, tile_c;
+  int k_tiles, channel_tiles;
+  FastDivisor classes, classes_w;
+  int taps_h[kMaxTapClasses], tap_first_h[kMaxTapClasses];  // of each class; one stride for all
+  int taps_w[kMaxTapClasses], tap_first_w[kMaxTapClasses];
+  int tap_stride_h, tap_stride_w;
+};
+
+__device__ __forceinline__ float4 add4(float4 a, float4 b) {
+  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+__device__ __forceinline__ void toom_wgrad_sum(const ToomWgradSumParams& p) {
+  const i64 element = 4 * (i64(blockIdx.x) * blockDim.x + threadIdx.x);
+  if (element >= p.elements) return;
+  float* const to = p.partial + element;
+  const float* from = to;
+  float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 1
+  for (int first = 0; first < p.slices; first += kSlicesPerGroup) {
+    float4 group = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+    for (int i = 0; i < kSlicesPerGroup; i++) {
+      if (first + i < p.slices) group = add4(group, load4(from));
+      from += p.elements;
+    }
+    sum = add4(sum, group);
+  }
+  store4(to, sum);
+}
+
+// Adds up the bias gradient's partial sums of one channel.
+__device__ __forceinline__ float sum_of_bias(const ToomWgradFinishParams& p, int channel) {
+  const float* from = p.bias_partial + channel;
+  float sum = 0.f;
+#pragma unroll 1
+  for (int first = 0; first < p.slices; first += kSlicesPerGroup) {
+    float group = 0.f;
+#pragma unroll
+    for (int i = 0; i < kSlicesPerGroup; i++) {
+      if (first + i < p.slices) group += *from;
+      from += p.all_outputs;
+    }
+    sum += group;
+  }
+  return sum;
+}
+
+template <class H, class W>
+__device__ __forceinline__ void toom_wgrad_finish(const ToomWgradFinishParams& p) {
+  constexpr int kTapsW = W::first_tap(W::kSegments - 1) + W::taps(W::kSegments - 1);
+  const int pair = blockIdx.x * blockDim.x + threadIdx.x;
+  if (p.db && pair < p.all_outputs) p.db[pair] = sum_of_bias(p, pair);
+  if (pair >= p.pairs) return;
+
+  const int output = p.channels.quotient(pair), c = pair - output * int(p.channels.divisor);
+  const int group = p.outputs_divisor.quotient(output), k = output - group * p.outputs;
+  const int k_tile = p.tile_k.quotient(k), c_tile = p.tile_c.quotient(c);
+  const int point_size = p.tile_k.divisor * p.tile_c.divisor, product_size = W::kSegments * W::kPoints * point_size;
+  const float* from =
+      p.partial +
+      i64(group * p.channel_tiles + c_tile * p.k_tiles + k_tile) * (H::kSegments * H::kPoints * product_size) +
+      (k - k_tile * int(p.tile_k.divisor)) * int(p.tile_c.divisor) + c - c_tile * int(p.tile_c.divisor);
+
+  const int channel = p.classes.quotient(c), number = c - channel * int(p.classes.divisor);
+  const int class_h = p.classes_w.quotient(number), class_w = number - class_h * int(p.classes_w.divisor);
+  float* const dw = p.dw + output * p.dw_k + channel * p.dw_channel + i64(p.tap_first_h[class_h]) * p.dw_row +
+                    i64(p.tap_first_w[class_w]) * p.dw_column;
+  const int taps_h = p.taps_h[class_h], taps_w = p.taps_w[class_w];
+
+#pragma unroll 1
+  for (int segment = 0; segment < H::kSegments; segment++) {
+    float along_w[kTapsW][H::kPoints];
+#pragma unroll
+    for (int product = 0; product < H::kPoints; product++) {
+#pragma unroll
+      for (int pass = 0; pass < W::kSegments; pass++) {
+        float sums[W::kPoints], taps[W::kLongest];
+#pragma unroll
+        for (int i = 0; i < W::kPoints; i++) sums[i] = from[(pass * W::kPoints + i) * point_size];
+        W::collect(sums, taps);
+#pragma unroll
+        for (int t = 0; t < W::taps(pass); t++) along_w[W::first_tap(pass) + t][product] = taps[t];
+      }
+      from += product_size;
+    }
+#pragma unroll
+    for (int s = 0; s < kTapsW; s++) {
+      float taps[H::kLongest];
+      H::collect(along_w[s], taps);
+#pragma unroll
+      for (int t = 0; t < H::kLongest; t++) {
+        const int r = H::first_tap(segment) + t;
+        if (t < H::taps(segment) && r < taps_h && s < taps_w)
+          dw[i64(r * p.tap_stride_h) * p.dw_row + i64(s * p.tap_stride_w) * p.dw_column] = taps[t];
+      }
+    }
+  }
+}
+
+}  // namespace polyconv

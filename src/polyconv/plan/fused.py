@@ -1,0 +1,270 @@
+"""Plans for fprop and dgrad of up to 3x3 taps as one fast kernel without a transformed tensor (kernels/fused.cuh)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import sqrt
+
+from ..algebra.lattice import DenseAxis, dense_axis
+from ..problem import PaddingMode, Pass, Problem
+from . import layout
+from .gather import MOST_GROUPS, Roles, roles, round_up
+from .layout import FastDivisor, FusedAxis, FusedParams, FusedTaps, FusedWeightsParams
+from .plan import KernelSpec, Launch, Schedule, Work
+from .toom import ToomAxis
+from .traffic import moved_bytes
+
+COLUMNS = 32
+"""Columns of a block (``kFusedColumns``)."""
+LIMIT = 2**31 - 1
+FILLED = 4
+"""Waves of blocks that are enough to fill a device evenly."""
+
+
+@dataclass(frozen=True)
+class FusedTile:
+    """How the sums of one point are spread over lanes: ``FusedTile`` of fused.cuh."""
+
+    lanes_k: int
+    lanes_u: int
+    thread_k: int
+    thread_u: int
+    each: int
+    """Points of a lane."""
+    chunk: int
+    """Channels per step."""
+    meet: int
+    """Of a lane's channels, how many meet at a time: as many as keep every warp busy."""
+    min_blocks: int
+
+    @property
+    def k(self) -> int:
+        """Written channels of a block."""
+        return self.lanes_k * self.thread_k
+
+    @property
+    def units(self) -> int:
+        return self.lanes_u * self.thread_u
+
+
+@dataclass(frozen=True)
+class FusedWay:
+    """F(h) x F(w) with tiles of so many written channels and units: one of :data:`WAYS`."""
+
+    h: ToomAxis
+    w: ToomAxis
+    tile: FusedTile
+
+    @property
+    def name(self) -> str:
+        return f"fused_f{self.h.m}{self.h.taps}_f{self.w.m}{self.w.taps}_{self.tile.k}x{self.tile.units}"
+
+    @property
+    def direct(self) -> bool:
+        return False
+
+    @property
+    def points(self) -> int:
+        return self.h.points * self.w.points
+
+    @property
+    def threads(self) -> int:
+        return self.points // self.tile.each * self.tile.lanes_k * self.tile.lanes_u
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: two buffers of transformed chunks and patches, and a slice of the sums."""
+        t = self.tile
+        patch = (self.rows + self.h.taps - 1) * round_up(COLUMNS + self.w.taps - 1, 4)
+        buffers = 2 * t.chunk * (self.points * (t.units + 8) + patch)
+        return 4 * (buffers + self.points * t.lanes_k * t.meet * t.units)
+
+    @property
+    def rows(self) -> int:
+        """Rows of outputs of a block."""
+        return self.tile.units * self.w.m // COLUMNS * self.h.m
+
+    def kernel(self) -> KernelSpec:
+        t = self.tile
+        tile = ", ".join(map(str, (t.lanes_k, t.lanes_u, t.thread_k, t.thread_u, t.each, t.chunk, t.meet)))
+        return KernelSpec(
+            stem="fused",
+            symbol=self.name,
+            body=f"polyconv::fused<polyconv::FusedTile<polyconv::{self.h.struct}, polyconv::{self.w.struct}, {tile}>>"
+            "(params);",
+            params="polyconv::FusedParams",
+            params_bytes=ctypes.sizeof(FusedParams),
+            threads=self.threads,
+            min_blocks=t.min_blocks,
+            axes=(self.h, self.w),
+        )
+
+    def weights_kernel(self) -> KernelSpec:
+        t = self.tile
+        lanes = f"{32 // (t.lanes_k * t.lanes_u)}, {t.each}, {t.lanes_k}, {t.thread_k}"
+        return KernelSpec(
+            stem="fused_weights",
+            symbol=f"fused_weights_f{self.h.m}{self.h.taps}_f{self.w.m}{self.w.taps}_{t.k}x{t.each}",
+            body=f"polyconv::fused_weights<polyconv::{self.h.struct}, polyconv::{self.w.struct}, {lanes}>(params);",
+            params="polyconv::FusedWeightsParams",
+            params_bytes=ctypes.sizeof(FusedWeightsParams),
+            threads=t.k,
+            axes=(self.h, self.w),
+        )
+
+    def refusal(self, problem: Problem) -> str | None:
+        """Why this way cannot solve the problem, or None."""
+        if problem.kind is Pass.WGRAD:
+            return "only for fprop and dgrad"
+        r = roles(problem)
+        if r.border is not PaddingMode.ZEROS:
+            return f"cannot read a {r.border} border"
+        if problem.groups > MOST_GROUPS or r.channels > MOST_GROUPS:
+            return f"more than {MOST_GROUPS} groups or channels of a group"
+        for phases, axis in ((r.phases_h, self.h), (r.phases_w, self.w)):
+            if any(phase.taps == 0 for phase in phases):
+                return "a stride that leaves positions without taps"
+            dense = [dense_axis(phase) for phase in phases]
+            if any(len(d.classes) > 1 for d in dense):
+                return "the source is read with a stride"
+            if any(d.taps > axis.taps for d in dense):
+                return f"more than {axis.taps} taps"
+        for h, w in _pairs(r):
+            if self._blocks(problem, h, w) * -(-r.outputs // self.tile.k) > LIMIT:
+                return "more than 2^31 tiles"
+            if self._reach(r, h, w) > LIMIT:
+                return "a tile reaches over more than 2^31 elements"
+        return None
+
+    def _reach(self, r: Roles, h: DenseAxis, w: DenseAxis) -> int:
+        """Elements from the first to the last that a block reads of a channel; strides of zero and more are allowed."""
+        rows, columns = self.rows + self.h.taps, COLUMNS + self.w.taps + 3
+        row, column = r.source_strides[2:]
+        return rows * h.read_step * h.dilation * row + columns * w.read_step * w.dilation * column
+
+    def _tiles(self, h: DenseAxis, w: DenseAxis) -> tuple[int, int]:
+        """Tiles along both axes, those of every residue of the dilation counted like the longest."""
+        longest_h, longest_w = -(-h.count // h.dilation), -(-w.count // w.dilation)
+        return -(-longest_h // self.rows) * h.dilation, -(-longest_w // COLUMNS) * w.dilation
+
+    def _blocks(self, problem: Problem, h: DenseAxis, w: DenseAxis) -> int:
+        """Tiles of positions."""
+        tiles_h, tiles_w = self._tiles(h, w)
+        return tiles_h * tiles_w * problem.batch
+
+    def _k_splits(self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, sms: int) -> int:
+        """Blocks that share the tiles of written channels of one tile of positions: as few as fill the device."""
+        k_tiles = -(-r.outputs // self.tile.k)
+        wanted = FILLED * sms * self.tile.min_blocks
+        return min(k_tiles, -(-wanted // (self._blocks(problem, h, w) * problem.groups)))
+
+    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
+        """For every pair of phases its transformed weights and its convolution."""
+        r = roles(problem)
+        k_tiles, channels = -(-r.outputs // self.tile.k), round_up(r.channels, self.tile.chunk)
+        # One channel of slack: the kernel's last loads go past the last one, and their values are not used.
+        each = 4 * (problem.groups * k_tiles * channels + 1) * self.tile.k * self.points
+        found: list[Launch] = []
+        at = 0
+        for h, w in _pairs(r):
+            found.append(self._weights(problem, r, h, w, (k_tiles, channels, problem.groups), at))
+            found.append(self._convolve(problem, r, h, w, at, sms))
+            at += round_up(each, 256)
+        return Schedule(tuple(found), at, (r.channels + problem.bias,))
+
+    def _weights(
+        self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, grid: tuple[int, int, int], at: int
+    ) -> Launch:
+        spec = self.weights_kernel()
+        p = FusedWeightsParams(channels=r.channels, outputs=r.outputs)
+        p.w_group = problem.channels_per_group[1] * problem.w_strides[0]
+        p.w_output, p.w_channel = r.w_output, r.w_channel
+        p.w_row, p.w_column = problem.w_strides[2:]
+        p.h, p.w_taps = (FusedTaps(c.taps, c.tap_first, c.tap_stride) for (c,) in (h.classes, w.classes))
+        pointers = layout.slots(FusedWeightsParams, w="w", transformed=("workspace", at))
+        blocks = grid[0] * grid[1] * grid[2]
+        work = Work(blocks, blocks, blocks, 4 * blocks * self.tile.k * (self.points + p.h.taps * p.w_taps.taps))
+        return Launch(spec, grid, (spec.threads, 1, 1), 0, bytes(p), pointers, work)
+
+    def _convolve(self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, at: int, sms: int) -> Launch:
+        spec = self.kernel()
+        p = FusedParams(channels=r.channels, channels_padded=round_up(r.channels, self.tile.chunk), outputs=r.outputs)
+        p.source_batch, p.source_channel, p.source_row, p.source_column = r.source_strides
+        p.written_batch, p.written_channel, p.written_row, p.written_column = r.written_strides
+        p.source_height, p.source_width = r.source_size
+        pitch = round_up(COLUMNS + self.w.taps - 1, 4)
+        p.patch_step_bytes = 4 * (self.threads // pitch) * h.read_step * h.dilation * p.source_row
+        p.k_tiles = -(-r.outputs // self.tile.k)
+        p.k_tiles_each = -(-p.k_tiles // self._k_splits(problem, r, h, w, sms))
+        splits = -(-p.k_tiles // p.k_tiles_each)
+        p.k_splits = FastDivisor.of(splits)
+        tiles_h, tiles_w = self._tiles(h, w)
+        p.h, p.w = _axis(h, tiles_h), _axis(w, tiles_w)
+        where: dict[str, str | tuple[str, int]] = {
+            "source": r.source,
+            "weights": ("workspace", at),
+            "written": r.written,
+        }
+        if problem.kind is Pass.FPROP and problem.bias:
+            where["bias"] = "bias"
+        grid = (self._blocks(problem, h, w) * splits, problem.groups, 1)
+        blocks = grid[0] * problem.groups
+        tiles = self._blocks(problem, h, w) * p.k_tiles * problem.groups
+        moved = moved_bytes(problem) // (len(r.phases_h) * len(r.phases_w))
+        work = Work(blocks, tiles, tiles * (p.channels_padded // self.tile.chunk), moved)
+        slots = layout.slots(FusedParams, **where)
+        return Launch(spec, grid, (spec.threads, 1, 1), self.shared, bytes(p), slots, work)
+
+    def error(self, problem: Problem, sms: int, workspace: int) -> float:
+        """The largest error to be expected, relative to the output's scale."""
+        from ..algebra.error import predicted_error
+        from ..algebra.segments import Scheme2d
+
+        r = roles(problem)
+        scheme = Scheme2d(self.h.scheme(), self.w.scheme())
+        full = self.h.taps * self.w.taps
+        # Taps that are filled up with zeros take from the output's scale, and less from the error.
+        fewest = min(h.taps * w.taps for h, w in _pairs(r))
+        return predicted_error(scheme, r.channels * full) * sqrt(full / fewest)
+
+
+F23 = ToomAxis(2, (3,))
+F43 = ToomAxis(4, (3,))
+WAYS = (
+    FusedWay(F43, F43, FusedTile(4, 8, 8, 4, 3, 2, 3, 1)),
+    FusedWay(F43, F43, FusedTile(2, 16, 8, 4, 3, 1, 3, 1)),
+    FusedWay(F23, F43, FusedTile(4, 8, 8, 4, 2, 2, 3, 1)),
+    FusedWay(F23, F23, FusedTile(4, 8, 8, 4, 2, 2, 2, 2)),
+)
+
+
+def ways(problem: Problem) -> Iterator[FusedWay]:
+    """Every way of this family."""
+    if problem.kind is not Pass.WGRAD:
+        yield from WAYS
+
+
+def all_kernels() -> Iterator[KernelSpec]:
+    """Every instance that this planner can choose."""
+    yield from dict.fromkeys(spec for way in WAYS for spec in (way.weights_kernel(), way.kernel()))
+
+
+def _pairs(r: Roles) -> Iterator[tuple[DenseAxis, DenseAxis]]:
+    """Each pair of phases with any position is a convolution of its own."""
+    for h in r.phases_h:
+        for w in r.phases_w:
+            yield dense_axis(h), dense_axis(w)
+
+
+def _axis(axis: DenseAxis, tiles: int) -> FusedAxis:
+    return FusedAxis(
+        axis.written_first,
+        axis.written_step,
+        axis.classes[0].read_first,
+        axis.read_step,
+        axis.count,
+        FastDivisor.of(axis.dilation),
+        FastDivisor.of(tiles),
+    )

@@ -1,0 +1,285 @@
+"""Plans for depthwise convolutions with common kernels: one thread per strip of rows, bound by memory alone.
+
+Forward and input gradient are kernels/depthwise_strip.cuh; the input gradient of a strided convolution is
+kernels/depthwise_scatter.cuh; the weight gradient is kernels/depthwise_strip_wgrad.cuh. Whatever these refuse is left
+to the general kernels of plan/depthwise.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..problem import PaddingMode, Pair, Pass, Problem
+from . import layout
+from .depthwise import MOST_CHANNELS
+from .direct import direct_error
+from .gather import pixel_strides, roles, round_up
+from .layout import DIVIDEND_LIMIT, FastDivisor, StripParams, StripWgradParams
+from .plan import KernelSpec, Launch, Schedule, Work
+from .traffic import moved_bytes
+from .ways import Way
+from .wgrad import reduction
+
+THREADS = 128
+MOST_ROWS = 64
+"""Rows of a strip: its halo rows, which the strip below reads again, are few among so many."""
+LEAST_ROWS = 4
+COLUMNS = "columns"
+"""Lanes of a warp are neighbouring columns (``Lanes`` in strip.cuh)."""
+CHANNELS = "channels"
+"""Lanes are channels, which are neighbours in channels_last tensors."""
+KERNELS: dict[tuple[str, int], tuple[Pair, ...]] = {
+    (COLUMNS, 1): ((3, 3), (5, 5), (7, 7), (3, 1), (1, 3), (5, 1), (1, 5), (3, 7), (7, 3)),
+    (COLUMNS, 2): ((3, 3), (5, 5)),
+    (CHANNELS, 1): ((3, 3), (5, 5), (7, 7)),
+    (CHANNELS, 2): ((3, 3), (5, 5)),
+}
+"""Lanes and the stride along both axes -> the kernels that are compiled for them."""
+
+
+def _variant(stem: str, taps: Pair, stride: int, lanes: str) -> str:
+    symbol = f"{stem}_{taps[0]}x{taps[1]}"
+    return symbol + f"_stride{stride}" * (stride > 1) + "_channels_last" * (lanes == CHANNELS)
+
+
+def _fitting(blocks: tuple[int, int, int], taps: int) -> int:
+    """Blocks per multiprocessor that leave registers enough for up to 9, 25 and 49 taps."""
+    return blocks[0] if taps <= 9 else blocks[1] if taps <= 25 else blocks[2]
+
+
+def _arguments(taps: Pair, stride: int, lanes: str) -> str:
+    return f"{taps[0]}, {taps[1]}, {stride}, polyconv::Lanes::k{lanes.capitalize()}"
+
+
+@dataclass(frozen=True)
+class StripWay:
+    """fprop or dgrad, one thread per strip."""
+
+    taps: Pair
+    stride: int
+    lanes: str
+    scatters: bool
+    """dgrad of a strided convolution: each position writes a cell of stride x stride elements."""
+    direct = True
+
+    @property
+    def name(self) -> str:
+        return self.kernel.symbol
+
+    @property
+    def kernel(self) -> KernelSpec:
+        (h, w), stem = self.taps, "depthwise_scatter" if self.scatters else "depthwise_strip"
+        wide = self._columns > 1
+        return KernelSpec(
+            stem=stem,
+            symbol=_variant(stem, self.taps, self.stride, self.lanes),
+            body=f"polyconv::{stem}<{_arguments(self.taps, self.stride, self.lanes)}>(params);",
+            params="polyconv::StripParams",
+            params_bytes=ctypes.sizeof(StripParams),
+            threads=THREADS,
+            min_blocks=_fitting((8, 6 if self.scatters or wide else 8, 3 if wide else 5), h * w),
+        )
+
+    def refusal(self, problem: Problem) -> str | None:
+        reason = _refusal(problem, self.taps, self.stride, self.lanes)
+        if reason is not None:
+            return reason
+        if self.scatters != (problem.kind is Pass.DGRAD and self.stride > 1):
+            return "only the gradient of a strided convolution is scattered"
+        if problem.kind is Pass.DGRAD and problem.channels_per_group[1] > 1:
+            return "the gradient of a channel sums over several outputs"
+        rows, columns = self._positions(problem)
+        planes = problem.batch * problem.groups * roles(problem).outputs
+        if planes * columns * -(-rows // LEAST_ROWS) >= DIVIDEND_LIMIT:
+            return "too many strips to number"
+        return None
+
+    @property
+    def _columns(self) -> int:
+        """Positions side by side that one thread computes (``kColumns`` in depthwise_strip.cuh)."""
+        return 4 if self.lanes == CHANNELS and not self.scatters else 1
+
+    def _positions(self, problem: Problem) -> Pair:
+        """Positions along a column and along a row: written elements, or cells of them."""
+        if not self.scatters:
+            return roles(problem).written_size
+        (height, width), (top, _, left, _) = problem.in_size, problem.padding
+        first_h, first_w = top // self.stride, left // self.stride
+        return (height - 1 + top) // self.stride - first_h + 1, (width - 1 + left) // self.stride - first_w + 1
+
+    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
+        """The one launch; no workspace."""
+        r = roles(problem)
+        channels = problem.groups * r.outputs
+        rows, columns = self._positions(problem)
+        column_strips = -(-columns // self._columns)
+        side_by_side = column_strips * problem.batch * channels
+        p = StripParams(rows=rows, columns=columns)
+        p.rows_per_strip = rows_per_strip(rows, self, side_by_side, sms)
+        row_strips = -(-rows // p.rows_per_strip)
+        p.strips = side_by_side * row_strips
+        p.source_batch, p.source_channel = r.source_strides[:2]
+        p.written_batch, p.written_channel = r.written_strides[:2]
+        p.source_row, p.source_column = pixel_strides(r.source_strides, r.source)
+        p.written_row, p.written_column = pixel_strides(r.written_strides, r.written)
+        p.source_height, p.source_width = r.source_size
+        p.written_height, p.written_width = r.written_size
+        p.w_channel, p.w_row, p.w_column = problem.w_strides[0], problem.w_strides[2], problem.w_strides[3]
+        top, _, left, _ = problem.padding
+        if self.scatters:
+            p.first_row, p.first_column = top // self.stride, left // self.stride
+            p.cell_row, p.cell_column = p.first_row * self.stride - top, p.first_column * self.stride - left
+        elif problem.kind is Pass.DGRAD:
+            # Taps run against the outputs: the last one meets the first output.
+            last_h, last_w = self.taps[0] - 1, self.taps[1] - 1
+            p.first_row, p.first_column = top - last_h, left - last_w
+            p.w_first = last_h * p.w_row + last_w * p.w_column
+            p.w_row, p.w_column = -p.w_row, -p.w_column
+        else:
+            p.first_row, p.first_column = -top, -left
+        p.column_strips, p.row_strips = FastDivisor.of(column_strips), FastDivisor.of(row_strips)
+        p.channels, p.multiplier = FastDivisor.of(channels), FastDivisor.of(r.outputs)
+        where = {"source": r.source, "w": "w", "written": r.written}
+        if problem.kind is Pass.FPROP and problem.bias:
+            where["bias"] = "bias"
+        grid = (-(-p.strips // THREADS), 1, 1)
+        halo = halo_steps(self.taps[0], self.stride)
+        work = Work(grid[0], grid[0], grid[0] * (p.rows_per_strip + halo), moved_bytes(problem))
+        launch = Launch(self.kernel, grid, (THREADS, 1, 1), 0, bytes(p), layout.slots(StripParams, **where), work)
+        return Schedule((launch,), 0, (self.taps[0] * self.taps[1] + problem.bias,))
+
+    def error(self, problem: Problem, sms: int, workspace: int) -> float:
+        return direct_error(problem, self.schedule(problem, sms, workspace))
+
+
+def _refusal(problem: Problem, taps: Pair, stride: int, lanes: str) -> str | None:
+    if not problem.depthwise:
+        return f"{problem.in_channels} input channels in {problem.groups} groups are not depthwise"
+    if problem.kernel != taps or problem.stride != (stride, stride):
+        return f"made for a kernel of {taps[0]}x{taps[1]} with stride {stride}"
+    if any(problem.dilation[axis] > 1 and taps[axis] > 1 for axis in (0, 1)):
+        return "the taps are not neighbours"
+    if problem.padding_mode is not PaddingMode.ZEROS and any(problem.padding):
+        return f"a {problem.padding_mode} border"
+    inner = 3 if lanes == COLUMNS else 1
+    if any(strides[inner] != 1 for strides in (problem.x_strides, problem.y_strides)):
+        return f"{lanes} are not neighbours in memory"
+    return None
+
+
+def halo_steps(taps: int, stride: int) -> int:
+    """Steps of a strip beyond its rows: they open its first outputs, or complete its last ones."""
+    return -(-taps // stride) - 1
+
+
+def rows_per_strip(rows: int, way: StripWay | StripWgradWay, side_by_side: int, sms: int) -> int:
+    """Rows of a strip, all alike: tall strips have few halo steps, short ones are more threads, as far as it helps."""
+    halo, filled = halo_steps(way.taps[0], way.stride), 3 * THREADS * way.kernel.min_blocks * sms
+
+    def cost(most: int) -> float:
+        strips = -(-rows // most)
+        return (-(-rows // strips) + halo) * max(side_by_side * strips, filled)
+
+    most = min(range(MOST_ROWS, LEAST_ROWS - 1, -1), key=cost)
+    return -(-rows // -(-rows // most))
+
+
+@dataclass(frozen=True)
+class StripWgradWay:
+    """wgrad: all taps at once, one thread per column of a strip."""
+
+    taps: Pair
+    stride: int
+    lanes: str
+    direct = True
+
+    @property
+    def name(self) -> str:
+        return self.kernel.symbol
+
+    @property
+    def kernel(self) -> KernelSpec:
+        h, w = self.taps
+        arguments = _arguments(self.taps, self.stride, self.lanes)
+        return KernelSpec(
+            stem="depthwise_strip_wgrad",
+            symbol=_variant("depthwise_strip_wgrad", self.taps, self.stride, self.lanes),
+            body=f"polyconv::depthwise_strip_wgrad<{arguments}, {THREADS}>(params);",
+            params="polyconv::StripWgradParams",
+            params_bytes=ctypes.sizeof(StripWgradParams),
+            threads=THREADS,
+            min_blocks=_fitting((8, 4 if self.stride == 1 else 3, 3), h * w),
+        )
+
+    def refusal(self, problem: Problem) -> str | None:
+        reason = _refusal(problem, self.taps, self.stride, self.lanes)
+        if reason is None and problem.out_channels > MOST_CHANNELS:
+            reason = f"more than {MOST_CHANNELS} channels"
+        if reason is None and problem.batch * problem.out_size[1] * problem.out_size[0] >= DIVIDEND_LIMIT:
+            reason = "too many strips to number"
+        return reason
+
+    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
+        """The partial sums, then their reduction."""
+        area = self.taps[0] * self.taps[1]
+        columns_padded = round_up(area + problem.bias, 4)
+        (rows, columns), channels = problem.out_size, problem.out_channels
+        p = StripWgradParams(height=problem.in_size[0], width=problem.in_size[1], channels=channels)
+        p.rows, p.rows_per_strip = rows, rows_per_strip(rows, self, columns * problem.batch * channels, sms)
+        row_strips = -(-rows // p.rows_per_strip)
+        p.columns_padded, p.bias = columns_padded, problem.bias
+        p.x_batch, p.x_channel = problem.x_strides[:2]
+        p.dy_batch, p.dy_channel = problem.y_strides[:2]
+        p.x_row, p.x_column = pixel_strides(problem.x_strides, "x")
+        p.dy_row, p.dy_column = pixel_strides(problem.y_strides, "the gradient of y")
+        p.pad_top, p.pad_left = problem.padding[0], problem.padding[2]
+        p.column_strips, p.row_strips = FastDivisor.of(columns), FastDivisor.of(row_strips)
+        p.multiplier = FastDivisor.of(problem.channels_per_group[1])
+        p.strips = problem.batch * row_strips * columns
+        # Strips that a block walks over at a time, and channels that it sums for.
+        at_once, together = (THREADS, 1) if self.lanes == COLUMNS else (THREADS // 32, 32)
+        channel_blocks = -(-channels // together)
+        # As many rounds of a block as leave 32 blocks per multiprocessor, and partial sums that fit the workspace.
+        rounds = -(-p.strips // at_once)
+        most = max(1, min(workspace // (4 * channels * columns_padded), -(-32 * sms // channel_blocks)))
+        p.strips_per_slice = at_once * -(-rounds // most)
+        slices = -(-p.strips // p.strips_per_slice)
+        where = {"x": "x", "dy": "y", "partial": "workspace"}
+        slots = layout.slots(StripWgradParams, **where)
+        halo = halo_steps(self.taps[0], self.stride)
+        work = Work(
+            slices * channel_blocks,
+            rounds * channel_blocks,
+            rounds * channel_blocks * (p.rows_per_strip + halo),
+            moved_bytes(problem) + 4 * slices * channels * columns_padded,
+        )
+        first = Launch(self.kernel, (slices, channel_blocks, 1), (THREADS, 1, 1), 0, bytes(p), slots, work)
+        second = reduction(problem, slices, area, columns_padded)
+        in_thread = p.rows_per_strip * (p.strips_per_slice // at_once)
+        in_warp = (2, 2, 2, 2, 2) if self.lanes == COLUMNS else ()
+        sums = (in_thread, *in_warp, THREADS // 32, slices)
+        return Schedule((first, second), 4 * slices * channels * columns_padded, sums)
+
+    def error(self, problem: Problem, sms: int, workspace: int) -> float:
+        return direct_error(problem, self.schedule(problem, sms, workspace))
+
+
+def _all(kind: Pass) -> Iterator[StripWay | StripWgradWay]:
+    for (lanes, stride), kernels in KERNELS.items():
+        for taps in kernels:
+            if kind is Pass.WGRAD:
+                yield StripWgradWay(taps, stride, lanes)
+            else:
+                yield StripWay(taps, stride, lanes, scatters=kind is Pass.DGRAD and stride > 1)
+
+
+def all_kernels() -> Iterator[KernelSpec]:
+    """Every instance that this planner can choose."""
+    yield from dict.fromkeys(way.kernel for kind in Pass for way in _all(kind))
+
+
+def ways(problem: Problem) -> Iterator[Way]:
+    """What is compiled for the problem's kernel; other problems are none of this family's."""
+    yield from (way for way in _all(problem.kind) if way.taps == problem.kernel and problem.depthwise)

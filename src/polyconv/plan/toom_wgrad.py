@@ -1,0 +1,387 @@
+"""Plans for the weight gradient in its own fast form (kernels/toom_wgrad.cuh, toom_wgrad_finish.cuh).
+
+Two operands of any size meet in a result that is small. So nothing is transformed in memory beforehand: each product of
+the algorithm along H has blocks of its own, which combine the rows that they need as they read them (mostly from L2,
+since all products of a row run at about the same time). Scratch memory holds nothing but sums.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..algebra.lattice import DenseAxis, dense_axis
+from ..problem import PaddingMode, Pass, Problem
+from . import layout
+from .cost import waves
+from .errors import int32
+from .gather import pixel_strides, roles, round_up
+from .layout import (
+    MAX_CLASSES,
+    FastDivisor,
+    ToomWgradFinishParams,
+    ToomWgradParams,
+    ToomWgradSumParams,
+)
+from .plan import KernelSpec, Launch, Schedule, Work
+from .toom import ToomAxis
+from .traffic import moved_bytes
+
+CHUNK = 8
+"""Tiles between two barriers (``kChunk`` in toom_wgrad.cuh)."""
+STATE_BYTES = 384
+"""``sizeof(WgradState)``: what a block keeps in shared memory behind its buffers."""
+INTERLEAVES = (3, 2, 1)
+"""Phases along W that can share a chunk, best first (``kMaxInterleave``)."""
+SLICES_PER_GROUP = 8
+"""``kSlicesPerGroup`` in toom_wgrad_finish.cuh."""
+FLUSH = 192
+"""Tiles that an accumulator sums before it is added to the block's partial sums: more would round more, fewer would
+move more memory."""
+MOST_WAVES = 8
+"""Slices make at most so many full waves of blocks."""
+
+DIRECT = ToomAxis(1, (1,))
+THREE = ToomAxis(4, (3,))
+FIVE = ToomAxis(4, (5,))
+NINE = ToomAxis(4, (4, 5))
+THIRTEEN = ToomAxis(4, (4, 4, 5))
+ALONG_H = (DIRECT, THREE, FIVE, NINE, THIRTEEN)
+"""Algorithms along H; a kernel takes the first one that has enough taps."""
+ALONG_W = (THREE, FIVE, NINE, THIRTEEN)
+
+
+@dataclass(frozen=True)
+class WgradTile:
+    """One ``polyconv::WgradTile``: ``k`` output by ``c`` source channels per block."""
+
+    k: int
+    c: int
+    warps_k: int
+    warps_c: int
+    warps_pass: int
+    split: int
+    lanes_k: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.k}x{self.c}"
+
+    @property
+    def cpp(self) -> str:
+        sizes = (self.k, self.c, self.warps_k, self.warps_c, self.warps_pass, self.split, self.lanes_k)
+        return f"polyconv::WgradTile<{', '.join(map(str, sizes))}>"
+
+    @property
+    def warps_per_point(self) -> int:
+        return self.warps_k * self.warps_c * self.warps_pass * self.split
+
+    @property
+    def accumulators(self) -> int:
+        """Per thread and segment."""
+        return self.k * self.c // (32 * self.warps_k * self.warps_c)
+
+
+SQUARE = WgradTile(64, 64, 1, 2, 1, 1, 8)
+HALVES = WgradTile(64, 32, 1, 1, 1, 2, 8)
+TALL = WgradTile(128, 16, 1, 1, 1, 2, 16)
+POINTS = WgradTile(64, 32, 1, 1, 1, 1, 8)
+SEGMENTS = WgradTile(64, 32, 1, 1, 2, 1, 8)
+SMALL = WgradTile(32, 32, 1, 1, 1, 1, 4)
+
+
+def tiles(h: ToomAxis, w: ToomAxis, classed: bool) -> tuple[WgradTile, ...]:
+    """The tiles that are instantiated for a pair of algorithms, with or without classes of taps (strides)."""
+    if classed and (h.taps > 5 or w.taps > 5):
+        return ()
+    if w == THREE:
+        return (HALVES, TALL) if classed else (SQUARE, HALVES, TALL) if h in (THREE, FIVE) else (HALVES,)
+    return (POINTS,) if w == FIVE else (SEGMENTS,) if w == NINE else (SMALL,)
+
+
+def kernel(h: ToomAxis, w: ToomAxis, tile: WgradTile, classed: bool) -> KernelSpec:
+    strided = "_strided" if classed else ""
+    return KernelSpec(
+        stem="toom_wgrad",
+        symbol=f"toom_wgrad_{h.struct}_{w.struct}_{tile.name}{strided}",
+        body=f"polyconv::toom_wgrad<polyconv::{h.struct}, polyconv::{w.struct}, {tile.cpp}, "
+        f"{'true' if classed else 'false'}>(params);",
+        params="polyconv::ToomWgradParams",
+        params_bytes=ctypes.sizeof(ToomWgradParams),
+        threads=32 * w.points * tile.warps_per_point,
+        axes=(h, w),
+    )
+
+
+SUM = KernelSpec(
+    stem="toom_wgrad_finish",
+    symbol="toom_wgrad_sum",
+    body="polyconv::toom_wgrad_sum(params);",
+    params="polyconv::ToomWgradSumParams",
+    params_bytes=ctypes.sizeof(ToomWgradSumParams),
+    threads=256,
+)
+
+
+def finish_kernel(h: ToomAxis, w: ToomAxis) -> KernelSpec:
+    return KernelSpec(
+        stem="toom_wgrad_finish",
+        symbol=f"toom_wgrad_finish_{h.struct}_{w.struct}",
+        body=f"polyconv::toom_wgrad_finish<polyconv::{h.struct}, polyconv::{w.struct}>(params);",
+        params="polyconv::ToomWgradFinishParams",
+        params_bytes=ctypes.sizeof(ToomWgradFinishParams),
+        threads=128,
+        axes=(h, w),
+    )
+
+
+def all_kernels() -> Iterator[KernelSpec]:
+    """Every instance that this planner can choose."""
+    yield SUM
+    for h in ALONG_H:
+        for w in ALONG_W:
+            yield finish_kernel(h, w)
+            for classed in (False, True):
+                for tile in tiles(h, w, classed):
+                    yield kernel(h, w, tile, classed)
+
+
+@lru_cache(maxsize=4096)
+def lattices(problem: Problem) -> tuple[DenseAxis, DenseAxis]:
+    """Both axes of the forward convolution whose weights are wanted."""
+    r = roles(problem.for_pass(Pass.FPROP))
+    return dense_axis(r.phases_h[0]), dense_axis(r.phases_w[0])
+
+
+def axis_for(taps: int, among: tuple[ToomAxis, ...]) -> ToomAxis | None:
+    """The first algorithm with enough taps; what it has beyond is computed and left out."""
+    return next((axis for axis in among if axis.taps >= taps), None)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """How a problem is cut into rows of tiles, slices and sums."""
+
+    rows: int
+    tiles: int
+    tiles_h: int
+    interleave: int
+    outer_phases: int
+    k_tiles: int
+    c_tiles: int
+    products: int
+    slices: int
+    flush: int
+
+    @property
+    def chunks(self) -> int:
+        """Of one row."""
+        return -(-self.tiles // CHUNK)
+
+    @property
+    def chunks_per_slice(self) -> int:
+        return -(-self.rows // self.slices) * self.chunks
+
+    @property
+    def blocks(self) -> int:
+        """Per slice and group."""
+        return self.k_tiles * self.c_tiles * self.products
+
+
+@dataclass(frozen=True)
+class ToomWgradWay:
+    """F(m, r) along both axes of the weight gradient, with one tile of channels."""
+
+    h: ToomAxis
+    w: ToomAxis
+    tile: WgradTile
+    direct: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"toom_wgrad_{self.h.struct}_{self.w.struct}_{self.tile.name}"
+
+    def refusal(self, problem: Problem) -> str | None:
+        """Why this way cannot run, or None."""
+        if problem.kind is not Pass.WGRAD:
+            return "only for the weight gradient"
+        if problem.depthwise:
+            return "depthwise: every output channel has one source channel"
+        if problem.padding_mode is not PaddingMode.ZEROS and any(problem.padding):
+            return f"cannot read a {problem.padding_mode} border"
+        h, w = lattices(problem)
+        if max(len(h.classes), len(w.classes)) > MAX_CLASSES:
+            return f"a stride of more than {MAX_CLASSES} classes of taps"
+        if axis_for(h.taps, ALONG_H) != self.h or axis_for(w.taps, ALONG_W) != self.w:
+            return f"another algorithm fits {h.taps} x {w.taps} taps"
+        if self.tile not in tiles(self.h, self.w, len(h.classes) * len(w.classes) > 1):
+            return "no such tile"
+        if self.multiplications >= problem.kernel[0] * problem.kernel[1]:
+            return f"{problem.kernel[0]} x {problem.kernel[1]} taps: saves no multiplications"
+        return None
+
+    @property
+    def multiplications(self) -> float:
+        """Per output and pair of channels."""
+        h = len(self.h.segments) * self.h.points / self.h.m
+        return h * self.w.passes * self.w.points / self.w.m
+
+    def channels(self, problem: Problem) -> int:
+        """Of a group, each as often as it has classes of taps."""
+        h, w = lattices(problem)
+        return problem.channels_per_group[0] * len(h.classes) * len(w.classes)
+
+    def spec(self, problem: Problem) -> KernelSpec:
+        h, w = lattices(problem)
+        return kernel(self.h, self.w, self.tile, len(h.classes) * len(w.classes) > 1)
+
+    @property
+    def partial_elements(self) -> int:
+        """Sums of one tile of channels."""
+        return len(self.h.segments) * self.h.points * self.w.passes * self.w.points * self.tile.k * self.tile.c
+
+    @property
+    def shared_bytes(self) -> int:
+        beyond = -(-self.w.span // 4) - 1
+        operands = self.w.points * CHUNK * (self.tile.k + self.w.passes * self.tile.c)
+        staged = 4 * CHUNK * self.tile.k + 4 * ((CHUNK + beyond * INTERLEAVES[0]) | 1) * self.tile.c
+        return 8 * (operands + staged) + STATE_BYTES
+
+    def work(self, problem: Problem, sms: int, workspace: int) -> _Work:
+        """Slices: enough to fill the device in whole waves, and for short sums; few enough for the workspace."""
+        h, w = lattices(problem)
+        k = problem.channels_per_group[1]
+        interleave = next(e for e in INTERLEAVES if w.dilation % e == 0)
+        outer = w.dilation // interleave
+        tiles_h = round_up(h.count, h.dilation * self.h.m) // (h.dilation * self.h.m)
+        tiles = round_up(w.count, w.dilation * 4) // (w.dilation * 4) * interleave
+        rows = problem.batch * h.dilation * tiles_h * outer
+        k_tiles, c_tiles = -(-k // self.tile.k), -(-self.channels(problem) // self.tile.c)
+        products = len(self.h.segments) * self.h.points
+        per_slice = k_tiles * c_tiles * products * problem.groups
+        bytes_per_slice = 4 * self.tile.split * k_tiles * c_tiles * problem.groups * self.partial_elements
+        most = max(1, min(rows, workspace // (bytes_per_slice + 4 * problem.out_channels)))
+        best = min(
+            (max(1, min(most, count * sms // per_slice)) for count in range(1, MOST_WAVES + 1)),
+            key=lambda slices: (round(waves(per_slice * slices, sms) * -(-rows // slices), 6), -slices),
+        )
+        flush = max(1, FLUSH * self.tile.split // CHUNK)
+        return _Work(rows, tiles, tiles_h, interleave, outer, k_tiles, c_tiles, products, best, flush)
+
+    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
+        """The launches: the sums of all slices, their sum, and the transform to taps."""
+        work = self.work(problem, sms, workspace)
+        h, w = lattices(problem)
+        channels, k = self.channels(problem), problem.channels_per_group[1]
+        groups, classes = problem.groups, len(h.classes) * len(w.classes)
+        spec = self.spec(problem)
+        int32(work.rows * work.chunks, "the number of tiles")
+        p = ToomWgradParams(channels=channels, outputs=k, count_h=h.count, count_w=w.count)
+        p.x_batch, p.x_channel, _, _ = problem.x_strides
+        p.dy_batch, p.dy_channel, _, _ = problem.y_strides
+        x_row, x_column = pixel_strides(problem.x_strides, "x")
+        p.dy_row, p.dy_column = pixel_strides(problem.y_strides, "the gradient of y")
+        p.x_row = int32(x_row * h.read_step, "the row stride of x")
+        p.x_column = int32(x_column * w.read_step, "the column stride of x")
+        p.x_next_row, p.dy_next_row = 4 * p.x_row * h.dilation, 4 * p.dy_row * h.dilation
+        warps = spec.threads // 32
+        p.x_next_channel, p.dy_next_channel = 4 * warps * p.x_channel, 4 * warps * p.dy_channel
+        for i, tap_class in enumerate(h.classes):
+            p.read_first_h[i], p.x_first_h[i] = tap_class.read_first, tap_class.read_first * x_row
+        for i, tap_class in enumerate(w.classes):
+            p.read_first_w[i], p.x_first_w[i] = tap_class.read_first, tap_class.read_first * x_column
+        p.read_step_h, p.read_step_w = h.read_step, w.read_step
+        p.height, p.width = min(problem.in_size[0], _reach(h)), min(problem.in_size[1], _reach(w))
+        p.dilation_h, p.dilation_w, p.interleave = h.dilation, w.dilation, work.interleave
+        p.rows, p.tiles, p.slices, p.flush = work.rows, work.tiles, work.slices, work.flush
+        p.channel_tiles, p.k_tiles = FastDivisor.of(work.k_tiles * work.c_tiles), FastDivisor.of(work.k_tiles)
+        p.groups, p.outer_phases = FastDivisor.of(groups), FastDivisor.of(work.outer_phases)
+        p.tiles_h, p.phases_h = FastDivisor.of(work.tiles_h), FastDivisor.of(h.dilation)
+        p.interleaved = FastDivisor.of(work.interleave)
+        p.classes, p.classes_w = FastDivisor.of(classes), FastDivisor.of(len(w.classes))
+        units, p.chunk_residue = divmod(CHUNK, work.interleave)
+        p.chunk_step = p.chunk_residue + 4 * w.dilation * units
+        p.chunk_wrap = 4 * w.dilation - work.interleave
+
+        slices = work.slices * self.tile.split
+        elements = groups * work.k_tiles * work.c_tiles * self.partial_elements
+        bias_at = 4 * elements * slices
+        where: dict[str, str | tuple[str, int]] = {"x": "x", "dy": "y", "partial": "workspace"}
+        if problem.bias:
+            where["bias_partial"] = ("workspace", bias_at)
+        grid = (int32(work.blocks * groups * work.slices, "the number of blocks"), 1, 1)
+        shared = self.shared_bytes
+        slots = layout.slots(ToomWgradParams, **where)
+        steps = grid[0] // work.slices * work.rows * work.chunks
+        done = Work(grid[0], grid[0] // work.slices * work.rows, steps, moved_bytes(problem) + bias_at)
+        found = [Launch(spec, grid, (spec.threads, 1, 1), shared, bytes(p), slots, done)]
+        if slices > 1:
+            s = ToomWgradSumParams(elements=elements, slices=slices)
+            grid = (-(-elements // (4 * SUM.threads)), 1, 1)
+            slots = layout.slots(ToomWgradSumParams, partial="workspace")
+            done = Work(grid[0], grid[0], grid[0] * slices, 4 * elements * (slices + 1))
+            found.append(Launch(SUM, grid, (SUM.threads, 1, 1), 0, bytes(s), slots, done))
+        found.append(self._finish(problem, work, bias_at))
+        sums = (work.flush * CHUNK, -(-work.chunks_per_slice // work.flush), slices)
+        return Schedule(tuple(found), bias_at + 4 * work.slices * problem.out_channels * problem.bias, sums)
+
+    def _finish(self, problem: Problem, work: _Work, bias_at: int) -> Launch:
+        h, w = lattices(problem)
+        channels, k = self.channels(problem), problem.channels_per_group[1]
+        p = ToomWgradFinishParams(slices=work.slices, outputs=k, all_outputs=problem.out_channels)
+        p.pairs = int32(problem.out_channels * channels, "the number of pairs of channels")
+        p.dw_k, p.dw_channel, _, _ = problem.w_strides
+        p.dw_row, p.dw_column = pixel_strides(problem.w_strides, "the weight")
+        p.channels, p.outputs_divisor = FastDivisor.of(channels), FastDivisor.of(k)
+        p.tile_k, p.tile_c = FastDivisor.of(self.tile.k), FastDivisor.of(self.tile.c)
+        p.k_tiles, p.channel_tiles = work.k_tiles, work.k_tiles * work.c_tiles
+        p.classes, p.classes_w = FastDivisor.of(len(h.classes) * len(w.classes)), FastDivisor.of(len(w.classes))
+        for i, tap_class in enumerate(h.classes):
+            p.taps_h[i], p.tap_first_h[i], p.tap_stride_h = tap_class.taps, tap_class.tap_first, tap_class.tap_stride
+        for i, tap_class in enumerate(w.classes):
+            p.taps_w[i], p.tap_first_w[i], p.tap_stride_w = tap_class.taps, tap_class.tap_first, tap_class.tap_stride
+        spec = finish_kernel(self.h, self.w)
+        where: dict[str, str | tuple[str, int]] = {"partial": "workspace", "dw": "dw"}
+        if problem.bias:
+            where |= {"bias_partial": ("workspace", bias_at), "db": "db"}
+        grid = (-(-p.pairs // spec.threads), 1, 1)
+        taps = problem.kernel[0] * problem.kernel[1]
+        done = Work(
+            grid[0], grid[0], grid[0], 4 * p.pairs * (taps + self.partial_elements // (self.tile.k * self.tile.c))
+        )
+        slots = layout.slots(ToomWgradFinishParams, **where)
+        return Launch(spec, grid, (spec.threads, 1, 1), 0, bytes(p), slots, done)
+
+    def error(self, problem: Problem, sms: int, workspace: int) -> float:
+        """The largest error that is to be expected, relative to the scale of dw."""
+        from ..algebra.error import predicted_error
+        from ..algebra.segments import Scheme2d
+
+        work = self.work(problem, sms, workspace)
+        out_h, out_w = problem.out_size
+        once = work.flush * CHUNK // self.tile.split
+        blocks = (once, -(-work.chunks_per_slice // work.flush), SLICES_PER_GROUP)
+        scheme = Scheme2d(self.h.scheme(), self.w.scheme())
+        reduction = max(1, problem.batch * out_h * out_w)
+        outputs = problem.out_channels * self.channels(problem) * self.h.taps * self.w.taps
+        return predicted_error(scheme, reduction, form="weight gradient", blocks=blocks, outputs=float(outputs))
+
+
+def _reach(axis: DenseAxis) -> int:
+    """One past the last source position that any output reads."""
+    last = axis.count - 1
+    return max(c.read_first + axis.read_step * (last + axis.dilation * (c.taps - 1)) for c in axis.classes) + 1
+
+
+def ways(problem: Problem) -> Iterator[ToomWgradWay]:
+    """Every tile with the algorithms that fit the problem's taps."""
+    if problem.kind is not Pass.WGRAD:
+        return
+    h, w = lattices(problem)
+    along_h, along_w = axis_for(h.taps, ALONG_H), axis_for(w.taps, ALONG_W)
+    if along_h is None or along_w is None:
+        return
+    for tile in tiles(along_h, along_w, len(h.classes) * len(w.classes) > 1):
+        yield ToomWgradWay(along_h, along_w, tile)

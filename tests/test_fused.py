@@ -1,0 +1,160 @@
+"""The fused fast kernels as sm_70 machine code against float64 PyTorch: named edges, random geometries, resources."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from emulate import NAN, V100, fingerprint, run_plan
+from machine_suites import Shape
+from polyconv import reference
+from polyconv.cuda.cache import KernelCache
+from polyconv.cuda.cubin import kernel_info
+from polyconv.plan import fused
+from polyconv.plan.fused import FusedWay
+from polyconv.plan.plan import Plan
+from polyconv.problem import Pass, Problem
+
+KINDS = (Pass.FPROP, Pass.DGRAD)
+ARCHS = ("sm_70", "sm_80", "sm_90", "sm_100", "sm_120")
+RANDOM_EACH = 50
+
+EDGES = {
+    "one output": Shape((1, 1, 3, 3), 1, (3, 3)),
+    "one pixel, padded": Shape((1, 1, 1, 1), 1, (3, 3), padding=(1, 1, 1, 1)),
+    "one tile and one column": Shape((1, 4, 10, 35), 8, (3, 3)),
+    "one row too many": Shape((1, 4, 19, 34), 8, (3, 3)),
+    "several images": Shape((3, 2, 6, 9), 5, (3, 3), padding=(1, 1, 1, 1)),
+    "channels not a multiple of a chunk": Shape((1, 5, 8, 9), 7, (3, 3), padding=(1, 1, 1, 1)),
+    "more than one tile of channels": Shape((1, 3, 7, 8), 70, (3, 3), padding=(1, 1, 1, 1)),
+    "two taps": Shape((1, 4, 9, 12), 8, (2, 2), padding=(1, 0, 0, 1)),
+    "one row of taps": Shape((1, 4, 6, 20), 8, (1, 3), padding=(0, 0, 1, 1)),
+    "one column of taps": Shape((1, 4, 20, 6), 8, (3, 1), padding=(1, 1, 0, 0)),
+    "pointwise": Shape((1, 6, 5, 7), 9, (1, 1)),
+    "dilated": Shape((1, 4, 23, 31), 8, (3, 3), padding=(2, 2, 3, 3), dilation=(2, 3)),
+    "dilation wider than the image": Shape((1, 4, 7, 7), 8, (3, 3), padding=(9, 9, 9, 9), dilation=(9, 9)),
+    "cropped": Shape((2, 4, 12, 11), 8, (3, 3), padding=(-2, 1, 1, -3)),
+    "wide padding": Shape((1, 4, 4, 4), 8, (3, 3), padding=(5, 4, 6, 3)),
+    "groups": Shape((1, 12, 8, 8), 18, (3, 3), padding=(1, 1, 1, 1), groups=6),
+    "no bias": Shape((1, 4, 9, 9), 8, (3, 3), bias=False),
+    "channels_last": Shape((2, 6, 9, 9), 10, (3, 3), padding=(1, 1, 1, 1), layout="channels_last"),
+    "windows of larger tensors": Shape((2, 4, 9, 9), 8, (3, 3), padding=(1, 1, 1, 1), layout="sliced"),
+    "gradient of a sum": Shape((2, 4, 9, 9), 8, (3, 3), padding=(1, 1, 1, 1), layout="expanded"),
+    "strided": Shape((1, 4, 17, 19), 6, (3, 3), (2, 2), (1, 1, 1, 1)),
+    "strided, long kernel": Shape((1, 3, 17, 19), 6, (5, 6), (2, 3), (1, 2, 2, 1)),
+}
+"""The last two only as gradients: a forward convolution with a stride reads with one."""
+
+
+def plan_of(way: FusedWay, problem: Problem) -> Plan:
+    schedule = way.schedule(problem, V100.sms, 0)
+    error = way.error(problem, V100.sms, 0)
+    return Plan(problem, V100.name, way.name, schedule.launches, schedule.workspace_bytes, error, 0.0, ())
+
+
+def check(way: FusedWay, shape: Shape, kind: Pass) -> bool:
+    """Whether the way took the problem; if so, the result is within the prediction and the tolerance."""
+    x, w, bias, dy = shape.tensors()
+    problem = shape.problem(kind, x, w, dy)
+    if way.refusal(problem):
+        return False
+    buffers: dict[str, Tensor] = {"w": w}
+    if kind is Pass.FPROP:
+        buffers |= {"x": x} | ({} if bias is None else {"bias": bias})
+        got = torch.empty_strided(problem.y_shape, problem.y_strides).fill_(NAN)
+        want = reference.fprop(problem, x, w, bias)
+    else:
+        buffers["y"] = dy
+        got = torch.empty_strided(problem.x_shape, problem.x_strides).fill_(NAN)
+        want = reference.dgrad(problem, dy, w, problem.x_shape)
+    before = {name: fingerprint(tensor) for name, tensor in buffers.items()}
+    plan = plan_of(way, problem)
+    run_plan(plan, buffers | {"y" if kind is Pass.FPROP else "x": got})
+    assert before == {name: fingerprint(tensor) for name, tensor in buffers.items()}, "an input was changed"
+    error = (got.double() - want).abs()
+    assert not torch.isnan(error).any(), f"elements were not written: {problem}"
+    assert (error <= 1e-4 + 1e-4 * want.abs()).all(), f"off by {error.max():.2e}: {problem}"
+    source, taps = (x if kind is Pass.FPROP else dy), shape.kernel[0] * shape.kernel[1]
+    channels = problem.channels_per_group[kind is Pass.DGRAD]
+    scale = (channels * taps) ** 0.5 * float(source.double().square().mean().sqrt() * w.double().square().mean().sqrt())
+    scale = max(scale, float(want.square().mean().sqrt()), float(want.abs().max()) / 4)
+    assert float(error.max()) <= plan.expected_error * scale, (
+        f"off by {error.max():.2e}, more than predicted: {problem}"
+    )
+    return True
+
+
+@pytest.mark.parametrize("way", fused.WAYS, ids=lambda way: way.name)
+@pytest.mark.parametrize("name", EDGES)
+def test_named(name: str, way: FusedWay) -> None:
+    torch.manual_seed(0)
+    taken = [check(way, EDGES[name], kind) for kind in KINDS]
+    assert taken == [not name.startswith("strided"), True]
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    """Whatever the kernels take, small enough for the emulator."""
+    kernel = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    dilation = (draw(st.integers(1, 3)), draw(st.integers(1, 4)))
+    groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    size, sides = [], []
+    for axis, most in ((0, 10), (1, 36)):
+        reach = dilation[axis] * (kernel[axis] - 1) + 1
+        before, after = draw(st.integers(-2, 4)), draw(st.integers(-2, 4))
+        crop = max(-before, 0) + max(-after, 0)
+        size.append(max(1, reach - before - after, crop + 1) + draw(st.integers(0, most)))
+        sides += [before, after]
+    return Shape(
+        (draw(st.integers(1, 2)), groups * draw(st.integers(1, 9)), size[0], size[1]),
+        groups * draw(st.sampled_from([1, 2, 5, 8, 9, 17, 33])),
+        kernel,
+        (1, 1),
+        (sides[0], sides[1], sides[2], sides[3]),
+        dilation,
+        groups,
+        draw(st.booleans()),
+        "zeros",
+        draw(st.sampled_from(["contiguous", "contiguous", "channels_last", "sliced", "expanded"])),
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("way", fused.WAYS, ids=lambda way: way.name)
+def test_random(way: FusedWay, kind: Pass) -> None:
+    """The same geometries every time."""
+
+    @seed(KINDS.index(kind))
+    @settings(max_examples=RANDOM_EACH, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(shapes())
+    def explore(shape: Shape) -> None:
+        torch.manual_seed(0)
+        assert check(way, shape, kind)
+
+    explore()
+
+
+REFUSED = {
+    "more than 3 taps": (Shape((1, 4, 9, 9), 4, (5, 3)), Pass.FPROP),
+    "the source is read with a stride": (Shape((1, 4, 9, 9), 4, (3, 3), (2, 2)), Pass.FPROP),
+    "a stride that leaves positions without taps": (Shape((1, 4, 9, 9), 4, (2, 3), (3, 2)), Pass.DGRAD),
+    "cannot read a reflect border": (Shape((1, 4, 9, 9), 4, (3, 3), padding=(1, 1, 1, 1), mode="reflect"), Pass.FPROP),
+    "only for fprop and dgrad": (Shape((1, 4, 9, 9), 4, (3, 3)), Pass.WGRAD),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_refusals(reason: str) -> None:
+    shape, kind = REFUSED[reason]
+    x, w, _, dy = shape.tensors()
+    assert {way.refusal(shape.problem(kind, x, w, dy)) for way in fused.WAYS} == {reason}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_no_spills(arch: str) -> None:
+    for spec in fused.all_kernels():
+        info = kernel_info(KernelCache().get(spec, arch), spec.symbol)
+        assert info.stack == 0, f"{spec.symbol} spills on {arch}: {info}"

@@ -1,0 +1,87 @@
+"""The table of what plans cost: launches of a kind, their traffic, and which simulated figures may be shown."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from polyconv.plan import KernelSpec, Launch, Plan
+from polyconv.plan.plan import Work
+from polyconv.problem import Pass, Problem
+
+PATH = Path(__file__).resolve().parents[1] / "benchmarks" / "gpu" / "table.py"
+PROBLEM = Problem.make(Pass.FPROP, (4, 8, 32, 32), (16, 8, 3, 3))
+
+
+@pytest.fixture(scope="module")
+def table() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gpu_table", PATH)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["gpu_table"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def spec(symbol: str) -> KernelSpec:
+    return KernelSpec(stem=symbol, symbol=symbol, body="", params="P", params_bytes=16, threads=128)
+
+
+def launch(symbol: str, grid: int, slab: int, tiles: int) -> Launch:
+    return Launch(
+        spec(symbol), (grid, 1, 1), (128, 1, 1), 0, bytes([slab]) * 16, (), Work(grid, tiles, tiles, 8 * tiles)
+    )
+
+
+def plan(*launches: Launch) -> Plan:
+    return Plan(PROBLEM, "v100", "test", launches, 3000, 1e-5, 1.0, ())
+
+
+def test_slabs_are_counted_once_and_the_shorter_last_one_apart(table: ModuleType) -> None:
+    launches = [launch("prepare", 4, 0, 4)]
+    for slab in range(5):
+        launches += [launch("transform", 100, slab, 100), launch("multiply", 80, slab, 640 if slab < 4 else 320)]
+    found = table.kinds(plan(*launches))
+    assert [(k.launch.kernel.symbol, k.times) for k in found] == [
+        ("prepare", 1),
+        ("transform", 5),
+        ("multiply", 4),
+        ("multiply", 1),
+    ]
+
+
+def test_simulated_figures_belong_to_their_code(
+    table: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = table.LaunchRow("k", "cafe", (9, 1, 1), (128, 1, 1), 3, 40, 0, 8, 1.0, "DRAM", 0.2, 900.0, {"DRAM": 1.0})
+    small = replace(row, kernel="small", times=1, counted_ms=0.05)
+    whole = table.PassRow("W", "kb1", "fprop", "test", 0.0, 1e-5, 2.0, (row, small), None)
+    result = {"kernel": "k", "code": "cafe", "grid": [9, 1, 1], "ms": 1.5}
+    monkeypatch.setattr(table, "SIMULATED", tmp_path / "simulated.json")
+    for code, each, total in (("cafe", 1.5, 3 * 1.5 + 0.05), ("beef", None, None)):
+        (tmp_path / "simulated.json").write_text(json.dumps({"results": [{**result, "code": code}]}))
+        table.simulated.cache_clear()
+        assert table.simulated_ms(row) == each
+        assert table.simulated_pass_ms(whole) == total
+        assert ("4.55" in table.summary([whole])) == (total is not None)
+    table.simulated.cache_clear()
+    tiles = tuple(table.Tile(name, name, (5, 1, 1), 2.5) for name in ("one", "two"))
+    other = table.CutlassRow(tiles, 0.5)
+    assert table.simulated_cutlass_ms(other) is None
+    rows = [whole, replace(whole, cutlass=other)]
+    table.save(tmp_path / "table.json", rows)
+    assert table.load(tmp_path / "table.json") == rows
+
+
+def test_the_repository_s_figures_can_be_read(table: ModuleType) -> None:
+    table.simulated.cache_clear()
+    assert all(ms > 0 for ms in table.simulated().values())
+    content = json.loads(table.SIMULATED.read_text(encoding="utf-8"))
+    assert {"about", "simulator", "method", "uncertainty", "calibration", "results"} <= content.keys()
