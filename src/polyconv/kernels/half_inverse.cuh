@@ -57,7 +57,7 @@ __device__ __forceinline__ void half_inverse(const HalfInverseParams& p) {
         p.y + ((k * p.parts + part) * p.columns_filled + i64(row) * p.row_columns + first_column + column) * kVector;
     float points[H::kPoints][kVector];
 #pragma unroll
-    for (int i = 0; i < H::kPoints; i++) load_vector<kVector>(y + i * next_point, points[i]);
+    for (int i = 0; i < H::kPoints; i++) load_stream<kVector>(y + i * next_point, points[i]);
     const float bias = p.bias ? p.bias[k] : 0.f;
     const u32 unit = p.dilation_w.quotient(column), phase = column - unit * p.dilation_w.divisor;
     float* to =
