@@ -257,8 +257,13 @@ class Chain:
         """X of a slab."""
         return round_up(4 * rows * self.row_stride, 256)
 
+    def column_tiles(self, rows: int) -> int:
+        """Tiles of columns of half_gemm.cuh in a slab."""
+        return -(-rows * self.row_columns // columns_of(self.k_tile))
+
     def columns_filled(self, rows: int) -> int:
-        return round_up(rows * self.row_columns, columns_of(self.k_tile))
+        """Columns of Y: whole tiles, and a few more, so that the points of H do not all lie in one bank of memory."""
+        return self.column_tiles(rows) * columns_of(self.k_tile) + 8
 
     def written_bytes(self, rows: int) -> int:
         """Y of a slab."""
@@ -267,7 +272,7 @@ class Chain:
 
     def gemm_tiles(self, rows: int) -> int:
         """Tiles of half_gemm.cuh in a slab."""
-        return self.way_h.points * self.groups * self.k_tiles * (self.columns_filled(rows) // columns_of(self.k_tile))
+        return self.way_h.points * self.groups * self.k_tiles * self.column_tiles(rows)
 
     def bytes_of(self, rows: int) -> int:
         return self.weight_bytes + self.source_bytes(rows) + self.written_bytes(rows)
@@ -504,16 +509,15 @@ def _source_part(axis: DenseAxis, number: int, extent: int, shift: int) -> Sourc
 
 def _gemm(chain: Chain, rows: int, source_at: int, written_at: int, sms: int) -> Launch:
     spec = gemm_kernel(chain.way_w, chain.k_tile)
-    vector, columns = chain.way_w.m, columns_of(chain.k_tile)
+    vector = chain.way_w.m
     channel_stride = chain.vectors * vector
-    filled = chain.columns_filled(rows)
     p = HalfGemmParams(
         tiles=chain.gemm_tiles(rows),
         k_tiles=FastDivisor.of(chain.k_tiles),
-        column_tiles=FastDivisor.of(filled // columns),
+        column_tiles=FastDivisor.of(chain.column_tiles(rows)),
         row_columns=FastDivisor.of(chain.row_columns),
         columns=rows * chain.row_columns,
-        columns_filled=filled,
+        columns_filled=chain.columns_filled(rows),
         row_stride=chain.row_stride,
         group_stride=chain.chunks * CHUNK * channel_stride,
         channel_stride=channel_stride,
