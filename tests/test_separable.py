@@ -32,7 +32,7 @@ LARGE = 2**26
 
 NAMED = {
     **EDGES,
-    **KERNELBENCH,
+    **{name: shape for name, shape in KERNELBENCH.items() if shape.groups == 1},
     "nine taps in nested segments, dilated": Shape((2, 9, 14, 40), 70, (5, 9), (1, 1), (2, 2, 4, 4), (2, 3)),
     "seven taps in segments of both axes": Shape((1, 9, 19, 21), 20, (7, 7), padding=(3, 3, 3, 3)),
     "eleven taps in three segments": Shape((1, 5, 13, 17), 9, (3, 11), padding=(1, 1, 5, 5)),
@@ -70,7 +70,7 @@ def test_named(name: str, kind: Pass) -> None:
     """Two of the ways for each: spread over all that take the shape, in one slab and in several."""
     number = list(NAMED).index(name)
     for choice, (sms, workspace) in enumerate(((80, LARGE), (3, 2**20))):
-        assert run(NAMED[name], kind, number + 7 * choice, sms=sms, workspace=workspace) or NAMED[name].mode != "zeros"
+        assert run(NAMED[name], kind, number + 7 * choice, sms=sms, workspace=workspace)
 
 
 @st.composite

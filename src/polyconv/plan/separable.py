@@ -223,13 +223,17 @@ class Chain:
 
     @property
     def pitch(self) -> int:
-        """Columns of X: those of the outputs and the ones that the last unit reads beyond itself."""
+        """Columns of X: those of the outputs and the ones that the last unit reads beyond itself.
+
+        An odd number, unless they are few, so that the points of H do not all lie in one bank of memory.
+        """
         last = (
             self.way_w.points
             - 1
             + (self.way_w.passes - 1 if self.way_w.tiles > 1 else self.segments_w - 1) * self.way_w.m
         )
-        return self.row_columns + last // self.way_w.outputs * self.w.dilation
+        columns = self.row_columns + last // self.way_w.outputs * self.w.dilation
+        return columns | 1 if columns >= 16 else columns
 
     @property
     def vectors(self) -> int:
