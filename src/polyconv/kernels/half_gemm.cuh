@@ -8,9 +8,10 @@
 // algebra/segments.py) compute two neighbouring tiles of outputs at once, in two sets of accumulators:
 //   P = (U0 + U1) V1 into the first set; copy it to the second; then U0 (V0 - V1) on the first, U1 (V2 - V1) on the second.
 //
-// The reduction runs in chunks of 8 channels. While a chunk is multiplied, the next one travels: its weights from
-// global memory through registers into this warp's own shared memory, its columns through registers, the transform and
-// the other V buffer. One barrier per chunk; the chunk after the last one of a tile is the first of the next tile.
+// The reduction runs in chunks of 8 channels. While a chunk is multiplied, the next one, loaded into registers a chunk
+// ago, goes into the other buffers: weights as they are, into the warp's own, columns through the transform; and the
+// loads of the one after it are issued. One barrier per chunk; after the last chunk of a tile comes the first of the
+// next tile.
 // Shared memory:  v[2][8][kPoints][kU]   u[2][kPoints][8][kK]   exchange[kPoints][rows of a part][kU]
 #pragma once
 
@@ -94,9 +95,7 @@ struct HalfGemm {
       begin_tile(p, chunks);
     }
 
-    __device__ __forceinline__ void load(int number) {
-      u[number] = __ldcg(reinterpret_cast<const float4*>(from + number * 128));
-    }
+    __device__ __forceinline__ void load(int number) { u[number] = load4(from + number * 128); }
     __device__ __forceinline__ void store(float* to, int number) { store4(to + number * 128, u[number]); }
   };
 

@@ -3,7 +3,8 @@
 //
 // A block makes whole stretches of positions for some written channels: vectors come in column by column, phase beside
 // phase, and meet in shared memory, from where H::kM dense rows per channel go out.
-// Grid: x = ((row * groups + group) * blocks of channels + block) * stretches + stretch. Shared: lines * kM * stretch.
+// Grid: x = ((group * blocks of channels + block) * rows + row) * stretches + stretch, so that blocks that run at the same
+// time read and write neighbouring memory. Shared: lines * kM * stretch.
 #pragma once
 
 #include "half_layout.cuh"
@@ -20,7 +21,8 @@ struct HalfInverseParams {
   int outputs;          // written channels of a group
   int lines;            // channels of a block
   int stretch_columns;  // of a block
-  FastDivisor line_blocks, stretches, groups;
+  FastDivisor line_blocks, stretches, rows;
+  int groups;
   FastDivisor vectors;  // of a stretch and channel
   FastDivisor columns;  // of a stretch
   int row_columns;      // of a row
@@ -39,12 +41,12 @@ __device__ __forceinline__ void half_inverse(const HalfInverseParams& p) {
   extern __shared__ __align__(16) float rows[];
   u32 block = blockIdx.x, rest = p.stretches.quotient(block);
   const int stretch = block - rest * p.stretches.divisor;
-  block = rest, rest = p.line_blocks.quotient(block);
-  const int first_k = (block - rest * p.line_blocks.divisor) * p.lines;
-  const int row = p.groups.quotient(rest), group = rest - row * p.groups.divisor;
+  block = rest, rest = p.rows.quotient(block);
+  const int row = block - rest * p.rows.divisor;
+  const int group = p.line_blocks.quotient(rest), first_k = (rest - group * p.line_blocks.divisor) * p.lines;
   const int lines = min(p.lines, p.outputs - first_k);
 
-  const i64 next_point = i64(p.groups.divisor) * p.outputs * p.parts * p.columns_filled * kVector;
+  const i64 next_point = i64(p.groups) * p.outputs * p.parts * p.columns_filled * kVector;
   const int first_column = stretch * p.stretch_columns;
   for (u32 item = threadIdx.x; item < lines * p.vectors.divisor; item += blockDim.x) {
     const u32 line = p.vectors.quotient(item), vector = item - line * p.vectors.divisor;
@@ -55,7 +57,7 @@ __device__ __forceinline__ void half_inverse(const HalfInverseParams& p) {
         p.y + ((k * p.parts + part) * p.columns_filled + i64(row) * p.row_columns + first_column + column) * kVector;
     float points[H::kPoints][kVector];
 #pragma unroll
-    for (int i = 0; i < H::kPoints; i++) load_vector<kVector>(y + i * next_point, points[i]);
+    for (int i = 0; i < H::kPoints; i++) load_stream<kVector>(y + i * next_point, points[i]);
     const float bias = p.bias ? p.bias[k] : 0.f;
     const u32 unit = p.dilation_w.quotient(column), phase = column - unit * p.dilation_w.divisor;
     float* to =

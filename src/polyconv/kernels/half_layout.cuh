@@ -42,6 +42,19 @@ __device__ __forceinline__ void load_vector(const float* from, float* to) {
   }
 }
 
+// The same for data that is read once: past L1.
+template <int kCount>
+__device__ __forceinline__ void load_stream(const float* from, float* to) {
+  static_assert(kCount == 2 || kCount == 4, "one load instruction");
+  if constexpr (kCount == 4) {
+    const float4 v = __ldcg(reinterpret_cast<const float4*>(from));
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+  } else {
+    const float2 v = __ldcg(reinterpret_cast<const float2*>(from));
+    to[0] = v.x, to[1] = v.y;
+  }
+}
+
 template <int kCount>
 __device__ __forceinline__ void store_vector(float* to, const float* from) {
   static_assert(kCount == 1 || kCount == 2 || kCount == 4, "one store instruction");

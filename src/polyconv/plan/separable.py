@@ -38,6 +38,8 @@ CHUNK = 8
 THREADS = 256
 """Of the kernels that only move and transform."""
 INVERSE_THREADS = 128
+LEAST_SHARED = 96 * 1024
+"""Bytes of shared memory that a multiprocessor has at least."""
 STRETCH_VECTORS = 256
 """Vectors of a channel that a block of half_inverse.cuh takes at most."""
 WEIGHT_THREADS = 32 * CHUNK
@@ -129,14 +131,14 @@ def gemm_kernel(w: ToomAxis, k_tile: int) -> KernelSpec:
         params="polyconv::HalfGemmParams",
         params_bytes=ctypes.sizeof(HalfGemmParams),
         threads=32 * w.points,
-        min_blocks=gemm_blocks(w),
+        min_blocks=gemm_blocks(w, k_tile),
         axes=(w,),
     )
 
 
-def gemm_blocks(w: ToomAxis) -> int:
-    """Blocks per multiprocessor: few points make small blocks, of which several share the four schedulers evenly."""
-    return 2 if w.points <= 6 else 1
+def gemm_blocks(w: ToomAxis, k_tile: int) -> int:
+    """Blocks per multiprocessor: few points make small blocks, two of which share the four schedulers evenly."""
+    return 2 if w.points <= 6 and 2 * gemm_shared(w, k_tile) <= LEAST_SHARED else 1
 
 
 def columns_of(k_tile: int) -> int:
@@ -221,13 +223,17 @@ class Chain:
 
     @property
     def pitch(self) -> int:
-        """Columns of X: those of the outputs and the ones that the last unit reads beyond itself."""
+        """Columns of X: those of the outputs and the ones that the last unit reads beyond itself.
+
+        An odd number, unless they are few, so that the points of H do not all lie in one bank of memory.
+        """
         last = (
             self.way_w.points
             - 1
             + (self.way_w.passes - 1 if self.way_w.tiles > 1 else self.segments_w - 1) * self.way_w.m
         )
-        return self.row_columns + last // self.way_w.outputs * self.w.dilation
+        columns = self.row_columns + last // self.way_w.outputs * self.w.dilation
+        return columns | 1 if columns >= 16 else columns
 
     @property
     def vectors(self) -> int:
@@ -255,8 +261,13 @@ class Chain:
         """X of a slab."""
         return round_up(4 * rows * self.row_stride, 256)
 
+    def column_tiles(self, rows: int) -> int:
+        """Tiles of columns of half_gemm.cuh in a slab."""
+        return -(-rows * self.row_columns // columns_of(self.k_tile))
+
     def columns_filled(self, rows: int) -> int:
-        return round_up(rows * self.row_columns, columns_of(self.k_tile))
+        """Columns of Y: whole tiles, and a few more, so that the points of H do not all lie in one bank of memory."""
+        return self.column_tiles(rows) * columns_of(self.k_tile) + 8
 
     def written_bytes(self, rows: int) -> int:
         """Y of a slab."""
@@ -265,7 +276,7 @@ class Chain:
 
     def gemm_tiles(self, rows: int) -> int:
         """Tiles of half_gemm.cuh in a slab."""
-        return self.way_h.points * self.groups * self.k_tiles * (self.columns_filled(rows) // columns_of(self.k_tile))
+        return self.way_h.points * self.groups * self.k_tiles * self.column_tiles(rows)
 
     def bytes_of(self, rows: int) -> int:
         return self.weight_bytes + self.source_bytes(rows) + self.written_bytes(rows)
@@ -281,7 +292,7 @@ class Chain:
     def slab_rows(self, sms: int, workspace: int) -> int:
         """Rows of a slab: as few rounds of the persistent blocks as possible, then as few slabs."""
         most = self.most_rows(workspace)
-        blocks = sms * gemm_blocks(self.way_w)
+        blocks = sms * gemm_blocks(self.way_w, self.k_tile)
 
         def rounds(rows: int) -> tuple[int, int]:
             slabs, left = divmod(self.rows, rows)
@@ -502,16 +513,15 @@ def _source_part(axis: DenseAxis, number: int, extent: int, shift: int) -> Sourc
 
 def _gemm(chain: Chain, rows: int, source_at: int, written_at: int, sms: int) -> Launch:
     spec = gemm_kernel(chain.way_w, chain.k_tile)
-    vector, columns = chain.way_w.m, columns_of(chain.k_tile)
+    vector = chain.way_w.m
     channel_stride = chain.vectors * vector
-    filled = chain.columns_filled(rows)
     p = HalfGemmParams(
         tiles=chain.gemm_tiles(rows),
         k_tiles=FastDivisor.of(chain.k_tiles),
-        column_tiles=FastDivisor.of(filled // columns),
+        column_tiles=FastDivisor.of(chain.column_tiles(rows)),
         row_columns=FastDivisor.of(chain.row_columns),
         columns=rows * chain.row_columns,
-        columns_filled=filled,
+        columns_filled=chain.columns_filled(rows),
         row_stride=chain.row_stride,
         group_stride=chain.chunks * CHUNK * channel_stride,
         channel_stride=channel_stride,
@@ -548,7 +558,8 @@ def _inverse(problem: Problem, r: Roles, chain: Chain, first: int, rows: int, wr
         stretch_columns=columns,
         line_blocks=FastDivisor.of(line_blocks),
         stretches=FastDivisor.of(stretches),
-        groups=FastDivisor.of(chain.groups),
+        rows=FastDivisor.of(rows),
+        groups=chain.groups,
         vectors=FastDivisor.of(parts * columns),
         columns=FastDivisor.of(columns),
         row_columns=chain.row_columns,
