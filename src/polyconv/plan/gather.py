@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ..algebra.lattice import Phase, forward_phases, gradient_phases
 from ..problem import PaddingMode, Pair, Pass, Problem, Strides
@@ -45,6 +46,7 @@ class Roles:
     border: PaddingMode
 
 
+@lru_cache(maxsize=1024)
 def roles(problem: Problem) -> Roles:
     """The problem in the kernel's own words. A border of no width counts as zeros, whatever its mode."""
     channels, outputs = problem.channels_per_group

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..algebra.lattice import DenseAxis, Phase, TapClass, dense_axis
 from ..problem import PaddingMode, Pass, Problem
@@ -43,9 +43,13 @@ LEAST_SHARED = 96 * 1024
 STRETCH_VECTORS = 256
 """Vectors of a channel that a block of half_inverse.cuh takes at most."""
 WEIGHT_THREADS = 32 * CHUNK
+SLABS_TRIED = 48
+"""Sizes of a slab that are weighed at most."""
 
 DIRECT = ToomAxis(1, (1,))
-F23, F43, F45 = ToomAxis(2, (3,)), ToomAxis(4, (3,)), ToomAxis(4, (5,))
+F23 = ToomAxis(2, (3,))
+F43 = ToomAxis(4, (3,))
+F45 = ToomAxis(4, (5,))
 F45_NESTED = ToomAxis(4, (4, 5), 2)
 H_AXES = (DIRECT, F23, F43, F45)
 W_AXES = (F23, F43, F45, F45_NESTED)
@@ -300,7 +304,8 @@ class Chain:
             last = -(-self.gemm_tiles(left) // blocks) if left else 0
             return slabs * each + last + (slabs + (left > 0)), slabs
 
-        return min(range(max(1, most // 2), most + 1), key=rounds)
+        step = max(1, most // SLABS_TRIED)
+        return min(range(most, most // 2, -step), key=rounds)
 
 
 def _dense(phase: Phase) -> DenseAxis:
@@ -390,8 +395,14 @@ class SeparableWay:
             used = max(used, chain.bytes_of(rows))
             longest = max(longest, chain.channels_all * chain.passes)
             found.append(_weights(problem, r, chain))
+            slabs = {n: _slab(problem, r, chain, n, rows, sms) for n in {rows, chain.rows % rows} if n}
             for first in range(0, chain.rows, rows):
-                found += _slab(problem, r, chain, first, min(rows, chain.rows - first), rows, sms)
+                transform, gemm, inverse = slabs[min(rows, chain.rows - first)]
+                found += [
+                    _starting_at(first, transform, HalfTransformParams),
+                    gemm,
+                    _starting_at(first, inverse, HalfInverseParams),
+                ]
         return Schedule(tuple(found), used, (longest,))
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
@@ -454,25 +465,33 @@ def _weights(problem: Problem, r: Roles, chain: Chain) -> Launch:
     return Launch(spec, grid, (spec.threads, 1, 1), 0, bytes(p), slots, work)
 
 
+def _starting_at(first: int, launch: Launch, struct: type[HalfTransformParams | HalfInverseParams]) -> Launch:
+    """The launch of the slab that begins with row ``first``; as made, it begins with row 0."""
+    if first == 0:
+        return launch
+    at = struct.first_row.offset
+    return replace(launch, params=launch.params[:at] + first.to_bytes(4, "little") + launch.params[at + 4 :])
+
+
 def _slab(
-    problem: Problem, r: Roles, chain: Chain, first: int, rows: int, most_rows: int, sms: int
+    problem: Problem, r: Roles, chain: Chain, rows: int, most_rows: int, sms: int
 ) -> tuple[Launch, Launch, Launch]:
+    """The launches of the first slab."""
     source_at = chain.weight_bytes
     written_at = source_at + chain.source_bytes(most_rows)
     return (
-        _transform(r, chain, first, rows, source_at),
+        _transform(r, chain, rows, source_at),
         _gemm(chain, rows, source_at, written_at, sms),
-        _inverse(problem, r, chain, first, rows, written_at),
+        _inverse(problem, r, chain, rows, written_at),
     )
 
 
-def _transform(r: Roles, chain: Chain, first: int, rows: int, source_at: int) -> Launch:
+def _transform(r: Roles, chain: Chain, rows: int, source_at: int) -> Launch:
     h, w = chain.h, chain.w
     channels = chain.chunks * CHUNK
     p = HalfTransformParams(
         source_batch=r.source_strides[0],
         source_channel=r.source_strides[1],
-        first_row=first,
         items=rows * chain.groups * channels * chain.vectors * chain.way_w.m,
         vectors=FastDivisor.of(chain.vectors),
         pitch=FastDivisor.of(chain.pitch),
@@ -538,7 +557,7 @@ def _gemm(chain: Chain, rows: int, source_at: int, written_at: int, sms: int) ->
     return Launch(spec, grid, (spec.threads, 1, 1), gemm_shared(chain.way_w, chain.k_tile), bytes(p), slots, work)
 
 
-def _inverse(problem: Problem, r: Roles, chain: Chain, first: int, rows: int, written_at: int) -> Launch:
+def _inverse(problem: Problem, r: Roles, chain: Chain, rows: int, written_at: int) -> Launch:
     spec = inverse_kernel(chain.way_h, chain.way_w.m)
     h, w = chain.h, chain.w
     parts = chain.way_w.tiles
@@ -552,7 +571,6 @@ def _inverse(problem: Problem, r: Roles, chain: Chain, first: int, rows: int, wr
     p = HalfInverseParams(
         written_batch=r.written_strides[0],
         written_channel=r.written_strides[1],
-        first_row=first,
         outputs=chain.outputs,
         lines=lines,
         stretch_columns=columns,
