@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..plan.plan import KernelSpec
@@ -85,14 +85,15 @@ def _section(title: str, text: str) -> str:
 
 
 def _instances(specs: list[KernelSpec]) -> str:
-    """The specs' own texts, without their includes, and each struct's size asserted once."""
+    """The specs' own texts, without their includes, and each algorithm and each struct's size once."""
     assertions: dict[str, None] = {}
+    algorithms = dict.fromkeys(axis.text() for spec in specs for axis in spec.axes)
     entries = []
     for spec in specs:
-        text = _INCLUDE.sub("", spec.source())
+        text = _INCLUDE.sub("", replace(spec, axes=()).source())
         assertions.update(dict.fromkeys(_ASSERTION.findall(text)))
         entries.append(_ASSERTION.sub("", text).strip("\n") + "\n")
-    return "\n".join(["".join(assertions), *entries])
+    return "\n".join([*algorithms, "".join(assertions), *entries])
 
 
 def _read(stem: str) -> str:
