@@ -79,12 +79,13 @@ struct WgradSizes {
   static constexpr int kOperandD = W::kPoints * kChunk * Tile::kTileK;
   static constexpr int kOperandV = kPasses * W::kPoints * kChunk * Tile::kTileC;
   static constexpr int kOperands = kOperandD + kOperandV;
-  static constexpr int kStagedD = Tile::kTileK * kChunk * 4;
-  static constexpr int kPitchX = 4 * ((kChunk + kBeyond * kMaxInterleave) | 1);
-  static constexpr int kStaged = kStagedD + Tile::kTileC * kPitchX;
   // Stage 1 by items: kItemsD channels of dy and kItemsX of x per warp; kItemsHead quads per thread at a row's begin.
   static constexpr int kItemsD = (Tile::kTileK + kWarps - 1) / kWarps;
   static constexpr int kItemsX = (Tile::kTileC + kWarps - 1) / kWarps;
+  // Each item of stage 1 has its row of `staged`, even where the channels end before the warps do.
+  static constexpr int kStagedD = kItemsD * kWarps * kChunk * 4;
+  static constexpr int kPitchX = 4 * ((kChunk + kBeyond * kMaxInterleave) | 1);
+  static constexpr int kStaged = kStagedD + kItemsX * kWarps * kPitchX;
   static constexpr int kHeadBlocks = kThreads / (4 * Tile::kTileC);
   // Steps between a batch's loads and their use: with sixteen warps one is long enough, and registers are scarce there
   // and where classes of taps need them.
@@ -383,15 +384,13 @@ struct WgradLoader {
 #pragma unroll
     for (int item = first_d(batch); item < first_d(batch + 1); item++) {
       const u32 k = warp + item * Sizes::kWarps;
-      if (Tile::kTileK % Sizes::kWarps == 0 || k < Tile::kTileK)
-        staged[k * 4 * kChunk + (lane ^ (k % 8 * 4))] = dot<kRowsD>(of_dy, dy_loaded[item]);
+      staged[k * 4 * kChunk + (lane ^ (k % 8 * 4))] = dot<kRowsD>(of_dy, dy_loaded[item]);
     }
     float* const to = staged + Sizes::kStagedD + Sizes::kBeyond * p.interleave * 4 + lane;
 #pragma unroll
     for (int item = first_x(batch); item < first_x(batch + 1); item++) {
       const u32 c = warp + item * Sizes::kWarps;
-      if (Tile::kTileC % Sizes::kWarps == 0 || c < Tile::kTileC)
-        to[c * Sizes::kPitchX] = dot<kRowsX>(of_x, x_loaded[item]);
+      to[c * Sizes::kPitchX] = dot<kRowsX>(of_x, x_loaded[item]);
     }
   }
 

@@ -243,10 +243,16 @@ class ToomWgradWay:
         return len(self.h.segments) * self.h.points * self.w.passes * self.w.points * self.tile.k * self.tile.c
 
     @property
+    def blocks_beyond(self) -> int:
+        """Blocks of four positions, per phase, that a tile reads after its own."""
+        return -(-self.w.span // 4) - 1
+
+    @property
     def shared_bytes(self) -> int:
-        beyond = -(-self.w.span // 4) - 1
+        warps = self.w.points * self.tile.warps_per_point
+        quads = (CHUNK + self.blocks_beyond * INTERLEAVES[0]) | 1
         operands = self.w.points * CHUNK * (self.tile.k + self.w.passes * self.tile.c)
-        staged = 4 * CHUNK * self.tile.k + 4 * ((CHUNK + beyond * INTERLEAVES[0]) | 1) * self.tile.c
+        staged = 4 * CHUNK * round_up(self.tile.k, warps) + 4 * quads * round_up(self.tile.c, warps)
         return 8 * (operands + staged) + STATE_BYTES
 
     def work(self, problem: Problem, sms: int, workspace: int) -> _Work:
@@ -365,8 +371,7 @@ class ToomWgradWay:
         work = self.work(problem, device.sms, workspace)
         tile, points, passes = self.tile, self.w.points, self.w.passes
         warps = points * tile.warps_per_point
-        beyond = -(-self.w.span // 4) - 1
-        positions_x = 4 * (CHUNK + beyond * work.interleave)
+        positions_x = 4 * CHUNK
         # Per chunk and block, in warp instructions.
         products = warps * (CHUNK // tile.split) * tile.accumulators * passes // tile.warps_pass
         combines = tile.k * self.h.m + tile.c * self.h.points * positions_x / 32
