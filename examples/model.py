@@ -1289,6 +1289,32 @@ def suggests_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool
     return True
 
 
+# ---- How a fast kernel computes one axis, in the few numbers that its launches need, and the C++ of its transforms.
+
+
+@dataclass(frozen=True)
+class ToomAxis:
+    """F(m, longest segment) along one axis; segments of taps added up, or nested by F(tiles, segments).
+
+    ``ToomAxis(4, (4, 5), 2)`` is F(4,5) for nine taps, cut 4 + 5, nested by F(2,2). ``ToomAxis(1, (3,))`` is direct.
+    """
+
+    m: int
+    segments: tuple[int, ...]
+    """Taps of each segment."""
+    tiles: int = 1
+    """Tiles of m outputs that are computed together: more than one where segments are nested."""
+
+    @property
+    def taps(self) -> int:
+        return sum(self.segments)
+
+    @property
+    def outputs(self) -> int:
+        """Outputs that are computed together."""
+        return self.m * self.tiles
+
+
 # ---- What will run: the answer of the planner to a Problem.
 
 Dim3 = Tuple[int, int, int]
@@ -1310,6 +1336,8 @@ class KernelSpec:
     threads: int
     min_blocks: int = 1
     """Blocks per multiprocessor that the registers must allow: the second launch bound."""
+    axes: tuple[ToomAxis, ...] = ()
+    """Fast algorithms whose transforms the body names; their text is emitted from the exact matrices."""
 
 
 @dataclass(frozen=True)
@@ -1348,8 +1376,8 @@ class Schedule:
 
     launches: tuple[Launch, ...]
     workspace_bytes: int
-    longest_sum: int
-    """Additions that one element of the result goes through: what its rounding error grows with."""
+    sums: tuple[int, ...]
+    """How one element of the result is summed: so many products in sequence, so many of these sums in sequence, ..."""
 
 
 # ---- Stride and dilation as lattices: a convolution along one axis as dense, unit-stride problems on sub-lattices.
@@ -1783,7 +1811,7 @@ def gather_launches(problem: Problem, tile: GemmTile, loader: LoaderKind) -> Sch
     if loader is FOLDED:
         top, bottom, left, right = (max(side, 0) for side in problem.padding)
         longest *= (1 + max(2, top + bottom)) * (1 + max(2, left + right))
-    return Schedule(tuple(found), workspace, longest + problem.bias)
+    return Schedule(tuple(found), workspace, (longest + problem.bias,))
 
 
 @dataclass(frozen=True)
@@ -2023,7 +2051,7 @@ def wgrad_launches(problem: Problem, tile: GemmTile, vector: bool, sms: int, wor
         slices += here
     found.append(reduction(problem, slices, columns, columns_padded))
     scratch = 4 * slices * problem.out_channels * columns_padded
-    return Schedule(tuple(found), scratch, pixels_per_slice + slices)
+    return Schedule(tuple(found), scratch, (pixels_per_slice, slices))
 
 
 def reduction(problem: Problem, slices: int, columns: int, columns_padded: int) -> Launch:
@@ -2041,13 +2069,7 @@ def reduction(problem: Problem, slices: int, columns: int, columns_padded: int) 
     return Launch(REDUCE, grid, (REDUCE.threads, 1, 1), 0, bytes(p), slots(ReduceParams, **where))
 
 
-# ---- The planner for CUDA devices: candidates, their cost, the choice, and the reasons.
-
-DEFAULT_WORKSPACE = 64 * 2**20
-"""Bytes of scratch memory that a plan may take for partial sums."""
-
-
-# ---- The ways to compute a pass, with everything but the tensors settled.
+# ---- The ways that sum the products of the definition: implicit GEMMs, and channel by channel for depthwise problems.
 
 
 @dataclass(frozen=True)
@@ -2056,13 +2078,20 @@ class GatherWay:
 
     tile: GemmTile
     loader: LoaderKind
+    direct = True
+
+    @property
+    def name(self) -> str:
+        return gather_kernel(self.tile, self.loader).symbol
 
     def refusal(self, problem: Problem) -> str | None:
         if problem.groups > MOST_GROUPS:
             return f"more than {MOST_GROUPS} groups"
+        if self.loader is TAPS_VECTOR and DEPTH * self.tile.m // self.tile.threads < 4:
+            return "a thread gathers fewer than four channels"
         return refusal(self.loader, problem, roles(problem))
 
-    def schedule(self, problem: Problem, sms: int) -> Schedule:
+    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         return gather_launches(problem, self.tile, self.loader)
 
 
@@ -2074,6 +2103,14 @@ class WgradWay:
     vector: bool
     """Four pixels of dy in one load."""
     bordered: bool
+    direct = True
+
+    @property
+    def name(self) -> str:
+        return self._kernel().symbol
+
+    def _kernel(self) -> KernelSpec:
+        return wgrad_kernel(self.tile, self.vector, self.bordered)
 
     def refusal(self, problem: Problem) -> str | None:
         if problem.groups > MOST_GROUPS:
@@ -2084,8 +2121,8 @@ class WgradWay:
             return "pixels of dy are not dense quads"
         return None
 
-    def schedule(self, problem: Problem, sms: int) -> Schedule:
-        return wgrad_launches(problem, self.tile, self.vector, sms, DEFAULT_WORKSPACE)
+    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
+        return wgrad_launches(problem, self.tile, self.vector, sms, workspace)
 
 
 # ---- What runs, by pass, in order of preference: the first that does not refuse the tensors at hand is taken.
@@ -2109,6 +2146,9 @@ WAYS = {
 
 
 # ---- The part that meets torch: builds the extension once per process, launches the kernels, differentiates.
+
+WORKSPACE = 64 * 2**20
+"""Bytes of scratch memory that a convolution may take."""
 
 _lock = threading.Lock()
 _loaded: list[Any] = []
@@ -2152,7 +2192,7 @@ def _schedule(problem: Problem, sms: int) -> Schedule:
     for way in WAYS[problem.kind]:
         refusal = way.refusal(problem)
         if refusal is None:
-            return way.schedule(problem, sms)
+            return way.schedule(problem, sms, WORKSPACE)
         refusals.append(f"{way}: {refusal}")
     raise RuntimeError(
         f"this file was exported for {EXPORTED} and has no kernel for {problem}; "

@@ -13,8 +13,8 @@ from nightly import NIGHTLY
 from polyconv import ops, reference
 from polyconv.arguments import Geometry
 from polyconv.bench.workloads import Workload, find
-from polyconv.cpu.candidates import reduction_of
 from polyconv.cpu.planner import plan_cpu
+from polyconv.plan.accuracy import reduction_of
 from polyconv.problem import Pass
 
 LARGEST = 512 if NIGHTLY else 72

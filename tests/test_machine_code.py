@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, seed, settings
 
-from emulate import V100, check, run_plan
+from emulate import V100, check, plan_of, run_plan
 from machine_suites import EDGES, SUITES, Shape, shapes
-from polyconv.plan import candidates, depthwise, gather, plan_cuda, wgrad
-from polyconv.plan.plan import Plan, Schedule
-from polyconv.plan.tiles import GATHER_TILES, PLANE_TILES, WGRAD_TAPS, WGRAD_TILES
-from polyconv.problem import Pass, Problem
+from polyconv.plan import gather, plan_cuda
+from polyconv.plan.direct import DepthwiseWay, DepthwiseWgradWay, GatherWay, WgradWay
+from polyconv.plan.tiles import GATHER_TILES, PLANE_TILES, WGRAD_TAPS, WGRAD_TILES, PlaneTile
+from polyconv.problem import Pass
 
 PASSES = tuple(Pass)
 RANDOM_PARTS, RANDOM_EACH = 4, 60
@@ -62,11 +62,6 @@ def test_the_suites_are_large_enough() -> None:
 # ---- Every variant, whatever the planner would choose
 
 
-def forced(problem: Problem, name: str, schedule: Schedule) -> Plan:
-    bound = (schedule.longest_sum + 2) * 2.0**-24
-    return Plan(problem, V100.name, name, schedule.launches, schedule.workspace_bytes, bound, 0.0, ())
-
-
 GATHER_EXAMPLES = {
     gather.TAPS: (Shape((1, 16, 13, 11), 40, (3, 2), padding=(1, 2, 0, 1), dilation=(2, 1)), PASSES[:2]),
     gather.TAPS_VECTOR: (
@@ -88,14 +83,9 @@ def test_every_gather_variant(loader: gather.LoaderKind, tile: gather.GemmTile) 
     for kind in kinds:
         x, w, bias, dy = shape.tensors()
         problem = shape.problem(kind, x, w, dy)
-        usable = [
-            found[0].rejected is None
-            for found in candidates.gather_candidates(problem, V100)
-            if found[1:] == (tile, loader)
-        ]
-        if any(usable):
-            plan = forced(problem, f"{loader.name} {tile.name}", gather.launches(problem, tile, loader))
-            check(problem, x, w, bias, dy, plan)
+        way = GatherWay(tile, loader)
+        if way.refusal(problem) is None:
+            check(problem, x, w, bias, dy, plan_of(problem, way))
             ran += 1
     assert ran or (loader is gather.TAPS_VECTOR and tile.m * 8 // tile.threads < 4), "no problem reached this variant"
 
@@ -107,23 +97,20 @@ def test_every_wgrad_variant(vector: bool, mode: str, tile: gather.GemmTile) -> 
     shape = Shape((3, 9, 12, 11), 70, (3, 4), padding=(1, 1, 2, 2), mode=mode)
     x, w, bias, dy = shape.tensors()
     problem = shape.problem(Pass.WGRAD, x, w, dy)
-    schedule = wgrad.launches(problem, tile, vector, V100.sms, 2**20)
-    check(problem, x, w, bias, dy, forced(problem, tile.name, schedule))
+    way = WgradWay(tile, vector, bordered=mode != "zeros")
+    check(problem, x, w, bias, dy, plan_of(problem, way, workspace=2**20))
 
 
 @pytest.mark.parametrize("tile", PLANE_TILES, ids=lambda t: t.name)
 @pytest.mark.parametrize("kind", PASSES, ids=str)
-def test_every_depthwise_variant(kind: Pass, tile: depthwise.PlaneTile) -> None:
+def test_every_depthwise_variant(kind: Pass, tile: PlaneTile) -> None:
     shape = Shape((3, 3, 37, 70), 6, (3, 5), (1, 2), (1, 2, 3, 0), groups=3)
     x, w, bias, dy = shape.tensors()
     problem = shape.problem(kind, x, w, dy)
-    if kind is Pass.WGRAD:
-        for taps in WGRAD_TAPS:
-            if depthwise.wgrad_refusal(problem, tile) is None:
-                schedule = depthwise.wgrad_launches(problem, tile, taps, 2, 2**20)
-                check(problem, x, w, bias, dy, forced(problem, tile.name, schedule))
-    else:
-        check(problem, x, w, bias, dy, forced(problem, tile.name, depthwise.launches(problem, tile, 2)))
+    ways = [DepthwiseWgradWay(tile, taps) for taps in WGRAD_TAPS] if kind is Pass.WGRAD else [DepthwiseWay(tile)]
+    for way in ways:
+        if way.refusal(problem) is None:
+            check(problem, x, w, bias, dy, plan_of(problem, way, sms=2, workspace=2**20))
 
 
 # ---- Properties of the results

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..algebra.error import Magnitudes
+from ..plan.accuracy import reduction_of
 from ..problem import Pass, Problem
 from .contestants import Operands
 
@@ -52,19 +53,11 @@ class Part:
     others: range
 
 
-def reduction(problem: Problem) -> int:
-    """Products that one element of the result is the sum of."""
-    taps = problem.kernel[0] * problem.kernel[1]
-    c, k = problem.channels_per_group
-    out_h, out_w = problem.out_size
-    return {Pass.FPROP: c * taps, Pass.DGRAD: k * taps, Pass.WGRAD: problem.batch * out_h * out_w}[problem.kind]
-
-
 def scale(problem: Problem, operands: Operands) -> float:
     """The output's rms for independent data of these magnitudes."""
     first = operands.dy if problem.kind is Pass.DGRAD else operands.x
     second = operands.dy if problem.kind is Pass.WGRAD else operands.w
-    return Magnitudes(x_rms=_rms(first), w_rms=_rms(second)).scale(reduction(problem))
+    return Magnitudes(x_rms=_rms(first), w_rms=_rms(second)).scale(reduction_of(problem))
 
 
 def _rms(tensor: Tensor | None) -> float:

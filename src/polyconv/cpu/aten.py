@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..plan.accuracy import error_of, reduction_of
 from ..problem import PaddingMode, Pass, Problem
 from . import native
 from .borders import fold, pad
-from .candidates import Candidate, Engine, error_of, reduction_of
+from .candidates import Candidate, Engine
 from .device import CpuDevice
 from .schemes import ceil_div
 

@@ -12,9 +12,10 @@ from math import ceil, prod
 
 import torch
 
+from ..plan.accuracy import error_of, reduction_of
 from ..problem import Pair, Pass, Problem
 from . import native
-from .candidates import Candidate, Engine, error_of, reduction_of
+from .candidates import Candidate, Engine
 from .correlations import Correlation, correlations
 from .device import CpuDevice
 from .schemes import DIRECT, FAST, KernelScheme, ceil_div

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from ..plan.accuracy import error_of, reduction_of
 from ..problem import Pass, Problem
-from .candidates import Candidate, Engine, error_of, reduction_of
+from .candidates import Candidate, Engine
 from .device import CpuDevice
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..plan.accuracy import error_of
 from ..problem import Problem
-from .candidates import Candidate, Engine, error_of
+from .candidates import Candidate, Engine
 from .device import CpuDevice
 
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
 
+from ..plan.accuracy import error_of
 from ..problem import Pass, Problem
-from .candidates import Candidate, Engine, error_of
+from .candidates import Candidate, Engine
 from .correlations import Correlation, correlations
 from .device import CpuDevice
 from .schemes import DIRECT, FAST, KernelScheme, ceil_div

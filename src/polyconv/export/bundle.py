@@ -371,7 +371,7 @@ def _units(module: _Module) -> Iterator[_Unit]:
         if text and last is not None and last.simple:  # the docstring of a constant
             last.last = node.end_lineno or node.lineno
             continue
-        if text or isinstance(node, (ast.Import, ast.ImportFrom)):
+        if text or isinstance(node, (ast.Import, ast.ImportFrom)) or _for_checkers(node):
             continue
         last = _unit(module, _defined(node), node, above=True)
         if isinstance(node, ast.ClassDef):
@@ -381,6 +381,11 @@ def _units(module: _Module) -> Iterator[_Unit]:
                 if isinstance(member, ast.FunctionDef):
                     last.methods[member.name] = _unit(module, member.name, member, above=True)
         yield last
+
+
+def _for_checkers(node: ast.stmt) -> bool:
+    """``if TYPE_CHECKING:``. Annotations are never evaluated, so what is imported there may stay unknown."""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 def _unit(module: _Module, name: str, node: ast.stmt, *, above: bool) -> _Unit:

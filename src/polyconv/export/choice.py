@@ -1,7 +1,8 @@
 """Which kernels an exported file carries: the cheapest for the named sizes, and one that takes whatever else may come.
 
 Sizes and strides are known when the file runs, not when it is written. So every pass gets a list: the way that the cost
-model prefers for dense tensors of the named size, then, if that one can refuse, a general one on the same tile.
+model prefers for dense tensors of the named size, then the best direct one, then, if that can refuse too, a general one
+on the same tile.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ..plan import PlanError, candidates, gather, wgrad
+from ..plan import gather
 from ..plan.cuda import DEFAULT_WORKSPACE
+from ..plan.cuda import choose as cheapest
 from ..plan.device import CudaDevice
-from ..plan.plan import Candidate, KernelSpec
+from ..plan.direct import DepthwiseWay, DepthwiseWgradWay, GatherWay, WgradWay
+from ..plan.plan import KernelSpec
+from ..plan.ways import Way
 from ..problem import PaddingMode, Pass, Problem
-from .ways import DepthwiseWay, DepthwiseWgradWay, GatherWay, Way, WgradWay
 
 Ways = dict[Pass, tuple[Way, ...]]
 
@@ -25,37 +28,11 @@ def choose(problems: Iterable[Problem], device: CudaDevice) -> Ways:
     general: dict[Pass, list[Way]] = {kind: [] for kind in Pass}
     for forward in problems:
         for kind in Pass:
-            way = _cheapest(replace(forward, kind=kind), device)
-            best[kind].append(way)
-            general[kind] += _general(way)
+            problem = replace(forward, kind=kind)
+            best[kind].append(cheapest(problem, device)[0])
+            direct = cheapest(replace(problem, tolerance=0.0), device)[0]
+            general[kind] += [direct, *_general(direct)]
     return {kind: tuple(dict.fromkeys(best[kind] + general[kind])) for kind in Pass}
-
-
-def _cheapest(problem: Problem, device: CudaDevice) -> Way:
-    found: list[tuple[float, Way]] = []
-    reasons = []
-    for candidate, way in _candidates(problem, device):
-        if candidate.rejected is None:
-            found.append((candidate.cost_us or 0.0, way))
-        else:
-            reasons.append(f"{candidate.name}: {candidate.rejected}")
-    if not found:
-        raise PlanError(f"no CUDA kernel can run {problem}: {'; '.join(reasons)}")
-    return min(found, key=lambda pair: pair[0])[1]
-
-
-def _candidates(problem: Problem, device: CudaDevice) -> Iterable[tuple[Candidate, Way]]:
-    if problem.kind is Pass.WGRAD:
-        border = wgrad.bordered(problem)
-        for candidate, tile, vector in candidates.wgrad_candidates(problem, device, DEFAULT_WORKSPACE):
-            yield candidate, WgradWay(tile, vector, border)
-        for candidate, plane, taps in candidates.depthwise_wgrad_candidates(problem, device):
-            yield candidate, DepthwiseWgradWay(plane, taps)
-        return
-    for candidate, tile, loader in candidates.gather_candidates(problem, device):
-        yield candidate, GatherWay(tile, loader)
-    for candidate, plane in candidates.depthwise_candidates(problem, device):
-        yield candidate, DepthwiseWay(plane)
 
 
 def _general(way: Way) -> list[Way]:
@@ -78,7 +55,7 @@ def kernels_of(ways: Ways) -> tuple[KernelSpec, ...]:
 
 def _kernels(way: Way, kind: Pass) -> Iterable[KernelSpec]:
     """Asked of the schedule of a small problem that the way takes: the kernels do not depend on the size."""
-    return dict.fromkeys(launch.kernel for launch in way.schedule(_sample(way, kind), 1).launches)
+    return dict.fromkeys(launch.kernel for launch in way.schedule(_sample(way, kind), 1, DEFAULT_WORKSPACE).launches)
 
 
 def _sample(way: Way, kind: Pass) -> Problem:

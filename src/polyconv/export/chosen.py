@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..plan.ways import Way
 from ..problem import Pass
-from .ways import Way
 
 EXPORTED = ""
 WAYS: dict[Pass, list[Way]] = {}

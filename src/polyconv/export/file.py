@@ -7,17 +7,22 @@ import textwrap
 
 from ..plan import gather
 from ..plan.device import CudaDevice
+from ..plan.direct import DepthwiseWay, DepthwiseWgradWay, GatherWay, WgradWay
 from ..plan.tiles import GemmTile, PlaneTile
+from ..plan.ways import Way
 from ..version import __version__
 from .bundle import bundle
 from .choice import Ways, choose, kernels_of
 from .kernels import cuda_source
 from .models import Model
-from .ways import DepthwiseWay, DepthwiseWgradWay, GatherWay, Way, WgradWay
 
 _DROPPED = (
     "polyconv.plan.plan.KernelSpec.source",  # the instances are in the CUDA source already
     "polyconv.plan.plan.Launch.__str__",
+    # what the planner asks, before the file is written
+    "polyconv.plan.toom.ToomAxis.text",
+    "polyconv.plan.toom.ToomAxis.scheme",
+    "polyconv.plan.toom.ToomAxis.__str__",
 )
 
 
@@ -41,7 +46,7 @@ def _chosen(model: Model, ways: Ways, device: CudaDevice) -> str:
         "from ..plan.gather import " + ", ".join(_loader_names()),
         "from ..plan.tiles import GemmTile, PlaneTile",
         "from ..problem import Pass",
-        f"from .ways import {', '.join(sorted(used))}",
+        f"from ..plan.direct import {', '.join(sorted(used))}",
         "",
         f'EXPORTED = "{"; ".join(str(layer.problem).removeprefix("fprop ") for layer in model.layers)}"',
         f"# Chosen by polyconv's cost model for a {device.name}.",

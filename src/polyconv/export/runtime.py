@@ -20,6 +20,9 @@ from ..problem import PaddingMode, Pass, Problem
 from .chosen import EXPORTED, WAYS
 from .cuda_source import CUDA_SOURCE
 
+WORKSPACE = 64 * 2**20
+"""Bytes of scratch memory that a convolution may take."""
+
 _lock = threading.Lock()
 _loaded: list[Any] = []
 
@@ -62,7 +65,7 @@ def _schedule(problem: Problem, sms: int) -> Schedule:
     for way in WAYS[problem.kind]:
         refusal = way.refusal(problem)
         if refusal is None:
-            return way.schedule(problem, sms)
+            return way.schedule(problem, sms, WORKSPACE)
         refusals.append(f"{way}: {refusal}")
     raise RuntimeError(
         f"this file was exported for {EXPORTED} and has no kernel for {problem}; "

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
 from ..problem import PaddingMode, Pass, Problem
-from . import candidates, depthwise, gather, wgrad
+from . import direct
 from .device import CudaDevice
 from .errors import PlanError
-from .plan import Candidate, KernelSpec, Plan, Schedule
+from .plan import Candidate, KernelSpec, Plan
+from .ways import Way
 
 DEFAULT_WORKSPACE = 64 * 2**20
 """Bytes of scratch memory that a plan may take for partial sums."""
-UNIT_ROUNDOFF = 2.0**-24
-"""Half the distance from 1 to the next float32. n additions in any order are off by at most about n times this."""
+FAMILIES = (direct,)
+"""Modules with ``ways(problem)`` and ``all_kernels()``."""
 
 
 def all_kernels() -> tuple[KernelSpec, ...]:
     """Every kernel instance that any plan can name: what is compiled ahead of time, inspected and tested."""
-    return (*gather.all_kernels(), *wgrad.all_kernels(), *depthwise.all_kernels())
+    return tuple(dict.fromkeys(kernel for family in FAMILIES for kernel in family.all_kernels()))
 
 
 @lru_cache(maxsize=4096)
@@ -29,20 +31,32 @@ def plan_cuda(problem: Problem, device: CudaDevice, workspace: int = DEFAULT_WOR
         raise PlanError(f"polyconv's CUDA kernels compute in float32; this problem is {problem.dtype}")
     if problem.padding_mode is not PaddingMode.ZEROS and min(problem.padding) < 0 and problem.kind is not Pass.DGRAD:
         return _plan_cropped(problem, device, workspace)
-    if problem.kind is Pass.WGRAD:
-        best, schedule, every = _plan_wgrad(problem, device, workspace)
-    else:
-        best, schedule, every = _plan_gather(problem, device)
+    way, best, every = choose(problem, device, workspace)
+    schedule = way.schedule(problem, device.sms, workspace)
     return Plan(
         problem=problem,
         device=device.name,
-        algorithm=f"direct ({best.name})",
+        algorithm=f"direct ({best.name})" if way.direct else best.name,
         launches=schedule.launches,
         workspace_bytes=schedule.workspace_bytes,
-        expected_error=(schedule.longest_sum + 2) * UNIT_ROUNDOFF,
+        expected_error=best.error or 0.0,
         cost_us=best.cost_us or 0.0,
         candidates=tuple(c if c.rejected or c is best else _slower(c, best) for c in every),
     )
+
+
+def choose(
+    problem: Problem, device: CudaDevice, workspace: int = DEFAULT_WORKSPACE
+) -> tuple[Way, Candidate, list[Candidate]]:
+    """The way of least modelled cost among those that take the problem and keep its tolerance; and what all cost."""
+    offered = list(ways(problem))
+    every = [_weigh(way, problem, device, workspace) for way in offered]
+    usable = [(c.cost_us or 0.0, i) for i, c in enumerate(every) if c.rejected is None]
+    if not usable:
+        reasons = "; ".join(f"{c.name}: {c.rejected}" for c in every)
+        raise PlanError(f"no CUDA kernel can run {problem}: {reasons}")
+    _, chosen = min(usable)
+    return offered[chosen], every[chosen], every
 
 
 def _plan_cropped(problem: Problem, device: CudaDevice, workspace: int) -> Plan:
@@ -70,42 +84,23 @@ def _plan_cropped(problem: Problem, device: CudaDevice, workspace: int) -> Plan:
     return replace(plan, problem=problem, launches=moved)
 
 
-_Choice = tuple[Candidate, Schedule, list[Candidate]]
+def ways(problem: Problem) -> Iterator[Way]:
+    """Every way that some family of kernels offers for the problem's pass."""
+    for family in FAMILIES:
+        yield from family.ways(problem)
 
 
-def _plan_gather(problem: Problem, device: CudaDevice) -> _Choice:
-    dense = list(candidates.gather_candidates(problem, device))
-    planes = list(candidates.depthwise_candidates(problem, device))
-    every = [c for c, *_ in dense] + [c for c, *_ in planes]
-    best = _cheapest(every, problem)
-    for candidate, tile, loader in dense:
-        if candidate is best:
-            return best, gather.launches(problem, tile, loader), every
-    plane = next(tile for candidate, tile in planes if candidate is best)
-    return best, depthwise.launches(problem, plane, device.sms), every
-
-
-def _plan_wgrad(problem: Problem, device: CudaDevice, workspace: int) -> _Choice:
-    dense = list(candidates.wgrad_candidates(problem, device, workspace))
-    planes = list(candidates.depthwise_wgrad_candidates(problem, device))
-    every = [c for c, *_ in dense] + [c for c, *_ in planes]
-    best = _cheapest(every, problem)
-    for candidate, tile, vector in dense:
-        if candidate is best:
-            return best, wgrad.launches(problem, tile, vector, device.sms, workspace), every
-    plane, taps = next((tile, taps) for candidate, tile, taps in planes if candidate is best)
-    return best, depthwise.wgrad_launches(problem, plane, taps, device.sms, workspace), every
-
-
-def _cheapest(every: list[Candidate], problem: Problem) -> Candidate:
-    usable = [c for c in every if c.rejected is None]
-    if not usable:
-        reasons = "; ".join(f"{c.name}: {c.rejected}" for c in every)
-        raise PlanError(f"no CUDA kernel can run {problem}: {reasons}")
-    return min(usable, key=lambda c: c.cost_us or 0.0)
+def _weigh(way: Way, problem: Problem, device: CudaDevice, workspace: int) -> Candidate:
+    refusal = way.refusal(problem)
+    if refusal is not None:
+        return Candidate(way.name, rejected=refusal)
+    error = way.error(problem, device.sms, workspace)
+    if not way.direct and error > problem.tolerance:
+        reason = f"its predicted error {error:.1e} exceeds the tolerance {problem.tolerance:.1e}"
+        return Candidate(way.name, rejected=reason, error=error)
+    return Candidate(way.name, way.cost_us(problem, device, workspace), error=error)
 
 
 def _slower(candidate: Candidate, best: Candidate) -> Candidate:
     ratio = (candidate.cost_us or 0.0) / (best.cost_us or 1.0)
-    reason = f"modelled {candidate.cost_us:.0f} us, {ratio:.2f}x the chosen one's"
-    return Candidate(candidate.name, candidate.cost_us, reason, candidate.note)
+    return replace(candidate, rejected=f"modelled {candidate.cost_us:.0f} us, {ratio:.2f}x the chosen one's")

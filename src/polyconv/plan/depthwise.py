@@ -126,7 +126,7 @@ def launches(problem: Problem, tile: PlaneTile, sms: int) -> Schedule:
     slots = layout.slots(DepthwiseParams, **where)
     spec = kernel(tile)
     launch = Launch(spec, grid, (tile.threads, 1, 1), _shared(r, height, width), bytes(p), slots)
-    return Schedule((launch,), 0, taps_of(r) + problem.bias)
+    return Schedule((launch,), 0, (taps_of(r) + problem.bias,))
 
 
 def _per_block(jobs: int, blocks: int, sms: int) -> int:
@@ -202,5 +202,6 @@ def wgrad_launches(problem: Problem, tile: PlaneTile, taps: int, sms: int, works
         layout.slots(DepthwiseWgradParams, **where),
     )
     second = reduction(problem, slices, area, columns_padded)
-    in_block = per_slice * tile.positions // tile.threads + 5 + tile.threads // 32
-    return Schedule((first, second), 4 * slices * problem.out_channels * columns_padded, in_block + slices)
+    in_thread = -(-per_slice * tile.positions // tile.threads)
+    sums = (in_thread, 2, 2, 2, 2, 2, tile.threads // 32, slices)
+    return Schedule((first, second), 4 * slices * problem.out_channels * columns_padded, sums)

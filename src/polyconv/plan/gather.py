@@ -209,7 +209,7 @@ def launches(problem: Problem, tile: GemmTile, loader: LoaderKind) -> Schedule:
     if loader is FOLDED:
         top, bottom, left, right = (max(side, 0) for side in problem.padding)
         longest *= (1 + max(2, top + bottom)) * (1 + max(2, left + right))
-    return Schedule(tuple(found), workspace, longest + problem.bias)
+    return Schedule(tuple(found), workspace, (longest + problem.bias,))
 
 
 @dataclass(frozen=True, slots=True)

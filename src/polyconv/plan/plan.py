@@ -88,8 +88,8 @@ class Schedule:
 
     launches: tuple[Launch, ...]
     workspace_bytes: int
-    longest_sum: int
-    """Additions that one element of the result goes through: what its rounding error grows with."""
+    sums: tuple[int, ...]
+    """How one element of the result is summed: so many products in sequence, so many of these sums in sequence, ..."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,8 @@ class Candidate:
     """Predicted time on the device that was planned for, by the analytic model; never a measurement."""
     rejected: str | None = None
     """Why this candidate does not run; ``None`` for the chosen one."""
-    note: str = ""
+    error: float | None = None
+    """The largest error of any element to be expected, relative to the output's scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class Plan:
     launches: tuple[Launch, ...]
     workspace_bytes: int
     expected_error: float
-    """Bound of |ours - exact| of each element, relative to the same sum taken over absolute values."""
+    """The largest |ours - exact| of any element to be expected, relative to the output's scale (algebra/error.py)."""
     cost_us: float
     candidates: tuple[Candidate, ...]
 

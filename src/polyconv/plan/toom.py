@@ -86,7 +86,7 @@ class ToomAxis:
         return str(self.scheme())
 
 
-@lru_cache(maxsize=None)
+@lru_cache(maxsize=256)
 def _struct(axis: ToomAxis) -> str:
     from ..algebra.matrices import transpose
 

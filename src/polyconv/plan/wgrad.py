@@ -119,7 +119,7 @@ def launches(problem: Problem, tile: GemmTile, vector: bool, sms: int, workspace
         slices += here
     found.append(reduction(problem, slices, columns, columns_padded))
     scratch = 4 * slices * problem.out_channels * columns_padded
-    return Schedule(tuple(found), scratch, pixels_per_slice + slices)
+    return Schedule(tuple(found), scratch, (pixels_per_slice, slices))
 
 
 def reduction(problem: Problem, slices: int, columns: int, columns_padded: int) -> Launch:

@@ -1,0 +1,38 @@
+"""What every family of kernels offers the planner: ways to compute a problem.
+
+A way is a kernel (or a chain of them) with its template arguments settled and nothing else: it can be asked about any
+problem whether it takes it, what it would cost, how far it would stray, and what to launch. So the planner, the
+exporter and the tests treat all kernels alike, and a new family is one module with a ``ways(problem)``.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ..problem import Problem
+from .device import CudaDevice
+from .plan import Schedule
+
+
+class Way(Protocol):
+    """One kernel, or a chain, with its template arguments."""
+
+    @property
+    def name(self) -> str:
+        """What the planner calls it."""
+
+    @property
+    def direct(self) -> bool:
+        """Whether it sums the products of the definition: allowed whatever the tolerance."""
+
+    def refusal(self, problem: Problem) -> str | None:
+        """Why it cannot compute this problem, or None."""
+
+    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
+        """The launches, for a device of ``sms`` multiprocessors and scratch memory of ``workspace`` bytes."""
+
+    def error(self, problem: Problem, sms: int, workspace: int) -> float:
+        """The largest error of any element to be expected, relative to the output's scale."""
+
+    def cost_us(self, problem: Problem, device: CudaDevice, workspace: int) -> float:
+        """Modelled microseconds."""
