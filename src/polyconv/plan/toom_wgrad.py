@@ -327,8 +327,12 @@ class ToomWgradWay:
             slots = layout.slots(ToomWgradSumParams, partial="workspace")
             found.append(Launch(SUM, grid, (SUM.threads, 1, 1), 0, bytes(s), slots))
         found.append(self._finish(problem, work, bias_at))
-        longest = work.flush * CHUNK + work.chunks_per_slice // work.flush + slices
-        return Schedule(tuple(found), bias_at + 4 * work.slices * problem.out_channels * problem.bias, longest)
+        scratch = bias_at + 4 * work.slices * problem.out_channels * problem.bias
+        return Schedule(tuple(found), scratch, self.sums(work))
+
+    def sums(self, work: _Work) -> tuple[int, ...]:
+        """Tiles that are added in sequence, such sums in a slice, slices in a group; what is left is added at last."""
+        return work.flush * CHUNK // self.tile.split, -(-work.chunks_per_slice // work.flush), SLICES_PER_GROUP
 
     def _finish(self, problem: Problem, work: _Work, bias_at: int) -> Launch:
         h, w = lattices(problem)
@@ -348,7 +352,7 @@ class ToomWgradWay:
         spec = finish_kernel(self.h, self.w)
         where: dict[str, str | tuple[str, int]] = {"partial": "workspace", "dw": "dw"}
         if problem.bias:
-            where |= {"bias_partial": ("workspace", bias_at), "db": "db"}
+            where.update(bias_partial=("workspace", bias_at), db="db")
         grid = (-(-p.pairs // spec.threads), 1, 1)
         return Launch(spec, grid, (spec.threads, 1, 1), 0, bytes(p), layout.slots(ToomWgradFinishParams, **where))
 
@@ -359,12 +363,12 @@ class ToomWgradWay:
 
         work = self.work(problem, sms, workspace)
         out_h, out_w = problem.out_size
-        once = work.flush * CHUNK // self.tile.split
-        blocks = (once, -(-work.chunks_per_slice // work.flush), SLICES_PER_GROUP)
         scheme = Scheme2d(self.h.scheme(), self.w.scheme())
         reduction = max(1, problem.batch * out_h * out_w)
         outputs = problem.out_channels * self.channels(problem) * self.h.taps * self.w.taps
-        return predicted_error(scheme, reduction, form="weight gradient", blocks=blocks, outputs=float(outputs))
+        return predicted_error(
+            scheme, reduction, form="weight gradient", blocks=self.sums(work), outputs=float(outputs)
+        )
 
     def cost_us(self, problem: Problem, device: CudaDevice, workspace: int) -> float:
         """An analytic estimate: the FP32 pipe (products and transforms), the L1, L2 and DRAM, whichever is slowest."""
@@ -411,6 +415,8 @@ def _reach(axis: DenseAxis) -> int:
 
 def ways(problem: Problem) -> Iterator[ToomWgradWay]:
     """Every tile with the algorithms that fit the problem's taps."""
+    if problem.kind is not Pass.WGRAD:
+        return
     h, w = lattices(problem)
     along_h, along_w = axis_for(h.taps, ALONG_H), axis_for(w.taps, ALONG_W)
     if along_h is None or along_w is None:
