@@ -66,7 +66,7 @@ struct WgradTile {
   static_assert(kThreadK % 4 == 0 && kThreadC % 4 == 0, "fragments are loaded in quads");
 };
 
-template <class H, class W, class Tile, bool kClassed>
+template <class H, class W, class Tile>
 struct WgradSizes {
   static_assert(W::kM == 4 && H::kTiles == 1 && W::kTiles == 1, "tiles of four along W; segments are not nested");
   static constexpr int kProducts = H::kPoints * H::kSegments;
@@ -87,10 +87,7 @@ struct WgradSizes {
   static constexpr int kPitchX = 4 * ((kChunk + kBeyond * kMaxInterleave) | 1);
   static constexpr int kStaged = kStagedD + kItemsX * kWarps * kPitchX;
   static constexpr int kHeadBlocks = kThreads / (4 * Tile::kTileC);
-  // Steps between a batch's loads and their use: with sixteen warps one is long enough, and registers are scarce there
-  // and where classes of taps need them.
-  static constexpr int kAhead = kWarps >= 16 || kClassed ? 1 : 2;
-  static constexpr int kBatches = kSteps - kAhead;
+  static constexpr int kBatches = kSteps - 1;
   static constexpr int kTasksD = Tile::kTileK * kChunk, kTasksV = kPasses * Tile::kTileC * kChunk;
   static constexpr int kRoundsD = (kTasksD + kThreads - 1) / kThreads;
   static constexpr int kRoundsV = (kTasksV + kThreads - 1) / kThreads;
@@ -154,13 +151,14 @@ struct WgradState {
   WgradRow row[2];
   int x_from, x_step;                         // first row of x that the product needs, and distance of the next
   i64 x_next_row;                             // the same distance in bytes
+  int end_row;                                // of the block
   i64 dy_warp[kMaxWarps], x_warp[kMaxWarps];  // elements to the first channel of each warp
 };
 
 // Stages 1 and 2 of a block: walks over its chunks and leaves transformed operands in shared memory.
 template <class H, class W, class Tile, bool kClassed>
 struct WgradLoader {
-  using Sizes = WgradSizes<H, W, Tile, kClassed>;
+  using Sizes = WgradSizes<H, W, Tile>;
   using Block = WgradBlock<Sizes, Tile>;
   static constexpr int kRowsD = H::kM, kRowsX = Sizes::kRowsX;
 
@@ -197,6 +195,7 @@ struct WgradLoader {
       float of_dy[kRowsD], of_x[H::kPoints];
       coefficients<H, kRowsD, true>(block.product % H::kPoints, of_dy);
       coefficients<H, H::kPoints, false>(block.product % H::kPoints, of_x);
+      state.end_row = block.end_row(p);
       state.x_from = of_x[0] == 0.f;
       state.x_step = steps_of_two(of_x) ? 2 : 1;
       state.x_next_row = state.x_step * p.x_next_row;
@@ -234,7 +233,7 @@ struct WgradLoader {
                      i64(x_first) * p.x_row;
     to.x = kClassed ? x : x + block.c_tile * Tile::kTileC * p.x_channel + p.x_first_h[0] + p.x_first_w[0];
     to.x_first = x_first;
-    to.beyond = row >= block.end_row(p);
+    to.beyond = row >= state.end_row;
     u32 rows = 0;
 #pragma unroll
     for (int n = 0; n < kRowsD; n++) rows |= u32(first + n * p.dilation_h < p.count_h && state.of_dy[n] != 0.f) << n;
@@ -352,7 +351,7 @@ struct WgradLoader {
     return Sizes::kItemsD * batch / Sizes::kBatches;
   }
   static __device__ __forceinline__ constexpr int first_x(int batch) {
-    return (Sizes::kItemsX * batch + Sizes::kBatches - 1) / Sizes::kBatches;
+    return (Sizes::kItemsX * batch + Sizes::kBatches - 2) / Sizes::kBatches;
   }
 
   // First half: loads.
@@ -523,12 +522,11 @@ __device__ __forceinline__ float* partial_of(const ToomWgradParams& p) {
 
 template <class H, class W, class Tile, bool kClassed>
 __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
-  using Sizes = WgradSizes<H, W, Tile, kClassed>;
+  using Sizes = WgradSizes<H, W, Tile>;
   extern __shared__ __align__(16) float shared[];
 
-  float* const operands = shared;
-  float* const staged = shared + 2 * Sizes::kOperands;
-  WgradLoader<H, W, Tile, kClassed> loader(p, *reinterpret_cast<WgradState*>(staged + 2 * Sizes::kStaged), operands);
+  constexpr int kBuffer = Sizes::kOperands + Sizes::kStaged;
+  WgradLoader<H, W, Tile, kClassed> loader(p, *reinterpret_cast<WgradState*>(shared + 2 * kBuffer), shared);
   int chunks;
   {
     const WgradBlock<Sizes, Tile> block(p);
@@ -541,50 +539,48 @@ __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
   float bias = 0.f;
 #pragma unroll 1
   for (int ahead = 0; ahead < 2; ahead++) {
-    loader.staged = staged + (ahead == odd ? 0 : Sizes::kStaged);
+    loader.staged = shared + (ahead == odd ? 0 : kBuffer) + Sizes::kOperands;
     loader.aim_chunk();
 #pragma unroll
     for (int batch = 0; batch < Sizes::kBatches; batch++) loader.load(batch), loader.combine(batch);
-    loader.head(staged + (odd ? Sizes::kStaged : 0));
+    loader.head(shared + (odd ? kBuffer : 0) + Sizes::kOperands);
     loader.advance();
     __syncthreads();
     if (ahead == 0) {
 #pragma unroll
       for (int round = 0; round < Sizes::kRoundsD + Sizes::kRoundsV; round++)
-        loader.transform(round, loader.staged, operands + (odd ? Sizes::kOperands : 0), bias);
+        loader.transform(round, loader.staged, loader.staged - Sizes::kOperands, bias);
     }
   }
   __syncthreads();
 
-  const WgradPlace<W, Tile> place(threadIdx.x);
-  const float* d = operands + (place.point * kChunk + place.split) * Tile::kTileK + place.k;
-  const float* v = operands + Sizes::kOperandD +
-                   ((place.pass * W::kPoints + place.point) * kChunk + place.split) * Tile::kTileC + place.c;
   WgradSums<W, Tile> sums;
   sums.clear();
   int until_flush = p.flush + kFirstFlush;
 #pragma unroll 1
   for (; chunks > 0; chunks--) {
     // The chunk after next goes where this one was staged; the next is transformed into the other operands.
-    const bool turn = chunks % 2 != 0;
-    loader.staged = staged + (turn ? Sizes::kStaged : 0);
-    const float* from = staged + (turn ? 0 : Sizes::kStaged);
-    float* to = operands + (turn ? 0 : Sizes::kOperands);
-    const int now = turn ? Sizes::kOperands : 0;
+    float* const now = shared + (chunks % 2 ? kBuffer : 0);
+    float* const next = shared + (chunks % 2 ? 0 : kBuffer);
+    loader.staged = now + Sizes::kOperands;
+    const WgradPlace<W, Tile> place(fresh_thread());
+    const float* d = now + (place.point * kChunk + place.split) * Tile::kTileK + place.k;
+    const float* v = now + Sizes::kOperandD +
+                     ((place.pass * W::kPoints + place.point) * kChunk + place.split) * Tile::kTileC + place.c;
     constexpr int kRounds = Sizes::kRoundsD + Sizes::kRoundsV;
-    loader.head(from);
+    loader.head(next + Sizes::kOperands);
     loader.aim_chunk();
 #pragma unroll
     for (int step = 0; step < Sizes::kSteps; step++) {
       // Whatever waits for memory comes before the last products: behind them is nothing that could hide it.
-      if (step % 2 == 0 && step > 0) __syncwarp();  // keeps the compiler from moving loads far ahead, into spills
-      if (step >= Sizes::kAhead) loader.combine(step - Sizes::kAhead);
+      if (step > 0) __syncwarp();  // keeps the compiler from moving loads far ahead, into spills
+      if (step > 0) loader.combine(step - 1);
       if (step < Sizes::kBatches) loader.load(step);
 #pragma unroll
       for (int round = 0; round < kRounds; round++)
-        if (round * Sizes::kSteps / kRounds == step) loader.transform(round, from, to, bias);
+        if (round * Sizes::kSteps / kRounds == step) loader.transform(round, next + Sizes::kOperands, next, bias);
       if (step == Sizes::kSteps - 1) loader.advance();
-      sums.multiply_add(d + now + step * Tile::kSplit * Tile::kTileK, v + now + step * Tile::kSplit * Tile::kTileC);
+      sums.multiply_add(d + step * Tile::kSplit * Tile::kTileK, v + step * Tile::kSplit * Tile::kTileC);
     }
     if (--until_flush % kFirstFlush == 0 || chunks == 1) {
       sums.flush(partial_of<Sizes, Tile, W>(p), until_flush >= kFirstFlush);

@@ -31,7 +31,7 @@ from .toom import ToomAxis
 
 CHUNK = 8
 """Tiles between two barriers (``kChunk`` in toom_wgrad.cuh)."""
-STATE_BYTES = 384
+STATE_BYTES = 392
 """``sizeof(WgradState)``: what a block keeps in shared memory behind its buffers."""
 INTERLEAVES = (3, 2, 1)
 """Phases along W that can share a chunk, best first (``kMaxInterleave``)."""
