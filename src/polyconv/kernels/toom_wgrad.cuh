@@ -50,8 +50,7 @@ struct ToomWgradParams {
   int slices, flush;
   FastDivisor channel_tiles, k_tiles, groups;
   FastDivisor outer_phases, tiles_h, phases_h, interleaved;
-  FastDivisor classes, classes_w;             // of a channel; along W
-  int chunk_step, chunk_residue, chunk_wrap;  // from one chunk to the next: WgradLoader::advance
+  FastDivisor classes, classes_w;  // of a channel; along W
 };
 
 // kTileK x kTileC channels per block, cut among kWarpsK x kWarpsC warps per point. The segments of W are cut among
@@ -169,7 +168,7 @@ struct WgradLoader {
 
   // The chunk that stage 1 works on.
   int row, tile;
-  int place, residue;         // this lane's position along W in the first of the row's phases, and which phase it is in
+  int x_place;                // this lane's position of x along W (with classes)
   const float *x_at, *dy_at;  // there, of the channel in turn
   u32 mask;
   float dy_loaded[Sizes::kItemsD][kRowsD], x_loaded[Sizes::kItemsX][kRowsX];
@@ -264,30 +263,20 @@ struct WgradLoader {
   __device__ __forceinline__ void aim_chunk() {
     const WgradRow& at = state.row[row & 1];
     const u32 thread = fresh_thread();
-    if (tile == 0) {
-      const int number = thread % 32 / 4;
-      place = position(number, thread % 4);
-      residue = number - p.interleaved.quotient(number) * p.interleave;
-    }
-    const int here = at.phase + place, x_here = here + Sizes::kBeyond * 4 * p.dilation_w;
+    const int here = at.phase + position(tile + thread % 32 / 4, thread % 4);
+    const int x_here = here + Sizes::kBeyond * 4 * p.dilation_w;
     dy_at = at.dy + state.dy_warp[thread / 32] + i64(here) * p.dy_column;
     mask = here < p.count_w ? at.rows & 0xff : 0;
+    if (kClassed) x_place = x_here;
     if (!kClassed) {
       x_at = at.x + state.x_warp[thread / 32] + i64(x_here) * p.x_column;
       mask |= column_inside(p.read_first_w[0], x_here) ? at.rows & 0xff00 : 0;
     }
   }
 
-  // To the next chunk: p.chunk_step positions further, and one unit less of the interleaved phases where they wrap. A
-  // new row is there for all threads after the next barrier.
+  // To the next chunk. A new row is there for all threads after the next barrier.
   __device__ __forceinline__ void advance() {
     tile += kChunk;
-    place += p.chunk_step;
-    residue += p.chunk_residue;
-    if (residue >= p.interleave) {
-      residue -= p.interleave;
-      place += p.chunk_wrap;
-    }
     if (tile >= p.tiles) {
       tile = 0;
       row++;
@@ -364,8 +353,7 @@ struct WgradLoader {
 #pragma unroll
     for (int item = first_x(batch); item < first_x(batch + 1); item++) {
       if (kClassed) {
-        load_x(fresh_thread() / 32 + item * Sizes::kWarps,
-               state.row[row & 1].phase + place + Sizes::kBeyond * 4 * p.dilation_w, x_loaded[item]);
+        load_x(fresh_thread() / 32 + item * Sizes::kWarps, x_place, x_loaded[item]);
       } else {
         load_rows<kRowsX>(x_at, state.x_next_row, mask >> 8, x_loaded[item]);
         if (more >> (16 + item) & 1) x_at = add_bytes(x_at, p.x_next_channel);
@@ -493,6 +481,13 @@ struct WgradSums {
   }
 };
 
+// Keeps the compiler from moving loads far ahead, into spills. From sm_90 on it does not, and the barrier costs registers.
+__device__ __forceinline__ void keep_order() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  __syncwarp();
+#endif
+}
+
 // A thread's channels inside the block's tile, and its point and share of the tiles.
 template <class W, class Tile>
 struct WgradPlace {
@@ -573,7 +568,7 @@ __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
 #pragma unroll
     for (int step = 0; step < Sizes::kSteps; step++) {
       // Whatever waits for memory comes before the last products: behind them is nothing that could hide it.
-      if (step > 0) __syncwarp();  // keeps the compiler from moving loads far ahead, into spills
+      if (step > 0) keep_order();
       if (step > 0) loader.combine(step - 1);
       if (step < Sizes::kBatches) loader.load(step);
 #pragma unroll

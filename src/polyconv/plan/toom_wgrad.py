@@ -307,9 +307,6 @@ class ToomWgradWay:
         p.tiles_h, p.phases_h = FastDivisor.of(work.tiles_h), FastDivisor.of(h.dilation)
         p.interleaved = FastDivisor.of(work.interleave)
         p.classes, p.classes_w = FastDivisor.of(classes), FastDivisor.of(len(w.classes))
-        units, p.chunk_residue = divmod(CHUNK, work.interleave)
-        p.chunk_step = p.chunk_residue + 4 * w.dilation * units
-        p.chunk_wrap = 4 * w.dilation - work.interleave
 
         slices = work.slices * self.tile.split
         elements = groups * work.k_tiles * work.c_tiles * self.partial_elements
