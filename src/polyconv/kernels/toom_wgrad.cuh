@@ -481,9 +481,13 @@ struct WgradSums {
   }
 };
 
-// Keeps the compiler from moving loads far ahead, into spills. From sm_90 on it does not, and the barrier costs registers.
+// Keeps the compiler from moving loads far ahead, into spills. From sm_90 on the barrier itself takes registers, which
+// sixteen warps do not have.
+template <int kWarps>
 __device__ __forceinline__ void keep_order() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if (kWarps < 16) __syncwarp();
+#else
   __syncwarp();
 #endif
 }
@@ -568,7 +572,7 @@ __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
 #pragma unroll
     for (int step = 0; step < Sizes::kSteps; step++) {
       // Whatever waits for memory comes before the last products: behind them is nothing that could hide it.
-      if (step > 0) keep_order();
+      if (step > 0) keep_order<Sizes::kWarps>();
       if (step > 0) loader.combine(step - 1);
       if (step < Sizes::kBatches) loader.load(step);
 #pragma unroll
