@@ -50,8 +50,7 @@ struct ToomWgradParams {
   int slices, flush;
   FastDivisor channel_tiles, k_tiles, groups;
   FastDivisor outer_phases, tiles_h, phases_h, interleaved;
-  FastDivisor classes, classes_w;             // of a channel; along W
-  int chunk_step, chunk_residue, chunk_wrap;  // from one chunk to the next: WgradLoader::advance
+  FastDivisor classes, classes_w;  // of a channel; along W
 };
 
 // kTileK x kTileC channels per block, cut among kWarpsK x kWarpsC warps per point. The segments of W are cut among
@@ -66,7 +65,7 @@ struct WgradTile {
   static_assert(kThreadK % 4 == 0 && kThreadC % 4 == 0, "fragments are loaded in quads");
 };
 
-template <class H, class W, class Tile, bool kClassed>
+template <class H, class W, class Tile>
 struct WgradSizes {
   static_assert(W::kM == 4 && H::kTiles == 1 && W::kTiles == 1, "tiles of four along W; segments are not nested");
   static constexpr int kProducts = H::kPoints * H::kSegments;
@@ -79,17 +78,15 @@ struct WgradSizes {
   static constexpr int kOperandD = W::kPoints * kChunk * Tile::kTileK;
   static constexpr int kOperandV = kPasses * W::kPoints * kChunk * Tile::kTileC;
   static constexpr int kOperands = kOperandD + kOperandV;
-  static constexpr int kStagedD = Tile::kTileK * kChunk * 4;
-  static constexpr int kPitchX = 4 * ((kChunk + kBeyond * kMaxInterleave) | 1);
-  static constexpr int kStaged = kStagedD + Tile::kTileC * kPitchX;
   // Stage 1 by items: kItemsD channels of dy and kItemsX of x per warp; kItemsHead quads per thread at a row's begin.
   static constexpr int kItemsD = (Tile::kTileK + kWarps - 1) / kWarps;
   static constexpr int kItemsX = (Tile::kTileC + kWarps - 1) / kWarps;
+  // Each item of stage 1 has its row of `staged`, even where the channels end before the warps do.
+  static constexpr int kStagedD = kItemsD * kWarps * kChunk * 4;
+  static constexpr int kPitchX = 4 * ((kChunk + kBeyond * kMaxInterleave) | 1);
+  static constexpr int kStaged = kStagedD + kItemsX * kWarps * kPitchX;
   static constexpr int kHeadBlocks = kThreads / (4 * Tile::kTileC);
-  // Steps between a batch's loads and their use: with sixteen warps one is long enough, and registers are scarce there
-  // and where classes of taps need them.
-  static constexpr int kAhead = kWarps >= 16 || kClassed ? 1 : 2;
-  static constexpr int kBatches = kSteps - kAhead;
+  static constexpr int kBatches = kSteps - 1;
   static constexpr int kTasksD = Tile::kTileK * kChunk, kTasksV = kPasses * Tile::kTileC * kChunk;
   static constexpr int kRoundsD = (kTasksD + kThreads - 1) / kThreads;
   static constexpr int kRoundsV = (kTasksV + kThreads - 1) / kThreads;
@@ -153,13 +150,14 @@ struct WgradState {
   WgradRow row[2];
   int x_from, x_step;                         // first row of x that the product needs, and distance of the next
   i64 x_next_row;                             // the same distance in bytes
+  int end_row;                                // of the block
   i64 dy_warp[kMaxWarps], x_warp[kMaxWarps];  // elements to the first channel of each warp
 };
 
 // Stages 1 and 2 of a block: walks over its chunks and leaves transformed operands in shared memory.
 template <class H, class W, class Tile, bool kClassed>
 struct WgradLoader {
-  using Sizes = WgradSizes<H, W, Tile, kClassed>;
+  using Sizes = WgradSizes<H, W, Tile>;
   using Block = WgradBlock<Sizes, Tile>;
   static constexpr int kRowsD = H::kM, kRowsX = Sizes::kRowsX;
 
@@ -170,7 +168,7 @@ struct WgradLoader {
 
   // The chunk that stage 1 works on.
   int row, tile;
-  int place, residue;         // this lane's position along W in the first of the row's phases, and which phase it is in
+  int x_place;                // this lane's position of x along W (with classes)
   const float *x_at, *dy_at;  // there, of the channel in turn
   u32 mask;
   float dy_loaded[Sizes::kItemsD][kRowsD], x_loaded[Sizes::kItemsX][kRowsX];
@@ -196,6 +194,7 @@ struct WgradLoader {
       float of_dy[kRowsD], of_x[H::kPoints];
       coefficients<H, kRowsD, true>(block.product % H::kPoints, of_dy);
       coefficients<H, H::kPoints, false>(block.product % H::kPoints, of_x);
+      state.end_row = block.end_row(p);
       state.x_from = of_x[0] == 0.f;
       state.x_step = steps_of_two(of_x) ? 2 : 1;
       state.x_next_row = state.x_step * p.x_next_row;
@@ -233,7 +232,7 @@ struct WgradLoader {
                      i64(x_first) * p.x_row;
     to.x = kClassed ? x : x + block.c_tile * Tile::kTileC * p.x_channel + p.x_first_h[0] + p.x_first_w[0];
     to.x_first = x_first;
-    to.beyond = row >= block.end_row(p);
+    to.beyond = row >= state.end_row;
     u32 rows = 0;
 #pragma unroll
     for (int n = 0; n < kRowsD; n++) rows |= u32(first + n * p.dilation_h < p.count_h && state.of_dy[n] != 0.f) << n;
@@ -264,30 +263,20 @@ struct WgradLoader {
   __device__ __forceinline__ void aim_chunk() {
     const WgradRow& at = state.row[row & 1];
     const u32 thread = fresh_thread();
-    if (tile == 0) {
-      const int number = thread % 32 / 4;
-      place = position(number, thread % 4);
-      residue = number - p.interleaved.quotient(number) * p.interleave;
-    }
-    const int here = at.phase + place, x_here = here + Sizes::kBeyond * 4 * p.dilation_w;
+    const int here = at.phase + position(tile + thread % 32 / 4, thread % 4);
+    const int x_here = here + Sizes::kBeyond * 4 * p.dilation_w;
     dy_at = at.dy + state.dy_warp[thread / 32] + i64(here) * p.dy_column;
     mask = here < p.count_w ? at.rows & 0xff : 0;
+    if (kClassed) x_place = x_here;
     if (!kClassed) {
       x_at = at.x + state.x_warp[thread / 32] + i64(x_here) * p.x_column;
       mask |= column_inside(p.read_first_w[0], x_here) ? at.rows & 0xff00 : 0;
     }
   }
 
-  // To the next chunk: p.chunk_step positions further, and one unit less of the interleaved phases where they wrap. A
-  // new row is there for all threads after the next barrier.
+  // To the next chunk. A new row is there for all threads after the next barrier.
   __device__ __forceinline__ void advance() {
     tile += kChunk;
-    place += p.chunk_step;
-    residue += p.chunk_residue;
-    if (residue >= p.interleave) {
-      residue -= p.interleave;
-      place += p.chunk_wrap;
-    }
     if (tile >= p.tiles) {
       tile = 0;
       row++;
@@ -351,7 +340,7 @@ struct WgradLoader {
     return Sizes::kItemsD * batch / Sizes::kBatches;
   }
   static __device__ __forceinline__ constexpr int first_x(int batch) {
-    return (Sizes::kItemsX * batch + Sizes::kBatches - 1) / Sizes::kBatches;
+    return (Sizes::kItemsX * batch + Sizes::kBatches - 2) / Sizes::kBatches;
   }
 
   // First half: loads.
@@ -364,8 +353,7 @@ struct WgradLoader {
 #pragma unroll
     for (int item = first_x(batch); item < first_x(batch + 1); item++) {
       if (kClassed) {
-        load_x(fresh_thread() / 32 + item * Sizes::kWarps,
-               state.row[row & 1].phase + place + Sizes::kBeyond * 4 * p.dilation_w, x_loaded[item]);
+        load_x(fresh_thread() / 32 + item * Sizes::kWarps, x_place, x_loaded[item]);
       } else {
         load_rows<kRowsX>(x_at, state.x_next_row, mask >> 8, x_loaded[item]);
         if (more >> (16 + item) & 1) x_at = add_bytes(x_at, p.x_next_channel);
@@ -383,15 +371,13 @@ struct WgradLoader {
 #pragma unroll
     for (int item = first_d(batch); item < first_d(batch + 1); item++) {
       const u32 k = warp + item * Sizes::kWarps;
-      if (Tile::kTileK % Sizes::kWarps == 0 || k < Tile::kTileK)
-        staged[k * 4 * kChunk + (lane ^ (k % 8 * 4))] = dot<kRowsD>(of_dy, dy_loaded[item]);
+      staged[k * 4 * kChunk + (lane ^ (k % 8 * 4))] = dot<kRowsD>(of_dy, dy_loaded[item]);
     }
     float* const to = staged + Sizes::kStagedD + Sizes::kBeyond * p.interleave * 4 + lane;
 #pragma unroll
     for (int item = first_x(batch); item < first_x(batch + 1); item++) {
       const u32 c = warp + item * Sizes::kWarps;
-      if (Tile::kTileC % Sizes::kWarps == 0 || c < Tile::kTileC)
-        to[c * Sizes::kPitchX] = dot<kRowsX>(of_x, x_loaded[item]);
+      to[c * Sizes::kPitchX] = dot<kRowsX>(of_x, x_loaded[item]);
     }
   }
 
@@ -495,6 +481,17 @@ struct WgradSums {
   }
 };
 
+// Keeps the compiler from moving loads far ahead, into spills. From sm_90 on the barrier itself takes registers, which
+// sixteen warps do not have.
+template <int kWarps>
+__device__ __forceinline__ void keep_order() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if (kWarps < 16) __syncwarp();
+#else
+  __syncwarp();
+#endif
+}
+
 // A thread's channels inside the block's tile, and its point and share of the tiles.
 template <class W, class Tile>
 struct WgradPlace {
@@ -524,12 +521,11 @@ __device__ __forceinline__ float* partial_of(const ToomWgradParams& p) {
 
 template <class H, class W, class Tile, bool kClassed>
 __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
-  using Sizes = WgradSizes<H, W, Tile, kClassed>;
+  using Sizes = WgradSizes<H, W, Tile>;
   extern __shared__ __align__(16) float shared[];
 
-  float* const operands = shared;
-  float* const staged = shared + 2 * Sizes::kOperands;
-  WgradLoader<H, W, Tile, kClassed> loader(p, *reinterpret_cast<WgradState*>(staged + 2 * Sizes::kStaged), operands);
+  constexpr int kBuffer = Sizes::kOperands + Sizes::kStaged;
+  WgradLoader<H, W, Tile, kClassed> loader(p, *reinterpret_cast<WgradState*>(shared + 2 * kBuffer), shared);
   int chunks;
   {
     const WgradBlock<Sizes, Tile> block(p);
@@ -542,50 +538,48 @@ __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
   float bias = 0.f;
 #pragma unroll 1
   for (int ahead = 0; ahead < 2; ahead++) {
-    loader.staged = staged + (ahead == odd ? 0 : Sizes::kStaged);
+    loader.staged = shared + (ahead == odd ? 0 : kBuffer) + Sizes::kOperands;
     loader.aim_chunk();
 #pragma unroll
     for (int batch = 0; batch < Sizes::kBatches; batch++) loader.load(batch), loader.combine(batch);
-    loader.head(staged + (odd ? Sizes::kStaged : 0));
+    loader.head(shared + (odd ? kBuffer : 0) + Sizes::kOperands);
     loader.advance();
     __syncthreads();
     if (ahead == 0) {
 #pragma unroll
       for (int round = 0; round < Sizes::kRoundsD + Sizes::kRoundsV; round++)
-        loader.transform(round, loader.staged, operands + (odd ? Sizes::kOperands : 0), bias);
+        loader.transform(round, loader.staged, loader.staged - Sizes::kOperands, bias);
     }
   }
   __syncthreads();
 
-  const WgradPlace<W, Tile> place(threadIdx.x);
-  const float* d = operands + (place.point * kChunk + place.split) * Tile::kTileK + place.k;
-  const float* v = operands + Sizes::kOperandD +
-                   ((place.pass * W::kPoints + place.point) * kChunk + place.split) * Tile::kTileC + place.c;
   WgradSums<W, Tile> sums;
   sums.clear();
   int until_flush = p.flush + kFirstFlush;
 #pragma unroll 1
   for (; chunks > 0; chunks--) {
     // The chunk after next goes where this one was staged; the next is transformed into the other operands.
-    const bool turn = chunks % 2 != 0;
-    loader.staged = staged + (turn ? Sizes::kStaged : 0);
-    const float* from = staged + (turn ? 0 : Sizes::kStaged);
-    float* to = operands + (turn ? 0 : Sizes::kOperands);
-    const int now = turn ? Sizes::kOperands : 0;
+    float* const now = shared + (chunks % 2 ? kBuffer : 0);
+    float* const next = shared + (chunks % 2 ? 0 : kBuffer);
+    loader.staged = now + Sizes::kOperands;
+    const WgradPlace<W, Tile> place(fresh_thread());
+    const float* d = now + (place.point * kChunk + place.split) * Tile::kTileK + place.k;
+    const float* v = now + Sizes::kOperandD +
+                     ((place.pass * W::kPoints + place.point) * kChunk + place.split) * Tile::kTileC + place.c;
     constexpr int kRounds = Sizes::kRoundsD + Sizes::kRoundsV;
-    loader.head(from);
+    loader.head(next + Sizes::kOperands);
     loader.aim_chunk();
 #pragma unroll
     for (int step = 0; step < Sizes::kSteps; step++) {
       // Whatever waits for memory comes before the last products: behind them is nothing that could hide it.
-      if (step % 2 == 0 && step > 0) __syncwarp();  // keeps the compiler from moving loads far ahead, into spills
-      if (step >= Sizes::kAhead) loader.combine(step - Sizes::kAhead);
+      if (step > 0) keep_order<Sizes::kWarps>();
+      if (step > 0) loader.combine(step - 1);
       if (step < Sizes::kBatches) loader.load(step);
 #pragma unroll
       for (int round = 0; round < kRounds; round++)
-        if (round * Sizes::kSteps / kRounds == step) loader.transform(round, from, to, bias);
+        if (round * Sizes::kSteps / kRounds == step) loader.transform(round, next + Sizes::kOperands, next, bias);
       if (step == Sizes::kSteps - 1) loader.advance();
-      sums.multiply_add(d + now + step * Tile::kSplit * Tile::kTileK, v + now + step * Tile::kSplit * Tile::kTileC);
+      sums.multiply_add(d + step * Tile::kSplit * Tile::kTileK, v + step * Tile::kSplit * Tile::kTileC);
     }
     if (--until_flush % kFirstFlush == 0 || chunks == 1) {
       sums.flush(partial_of<Sizes, Tile, W>(p), until_flush >= kFirstFlush);

@@ -290,7 +290,6 @@ class ToomWgradParams(ctypes.Structure):
         *_fields(c_int32, "dilation_h dilation_w interleave channels outputs rows tiles slices flush"),
         *_fields(FastDivisor, "channel_tiles k_tiles groups outer_phases tiles_h phases_h interleaved"),
         *_fields(FastDivisor, "classes classes_w"),
-        *_fields(c_int32, "chunk_step chunk_residue chunk_wrap"),
     ]
 
 

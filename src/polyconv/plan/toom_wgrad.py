@@ -31,7 +31,7 @@ from .traffic import moved_bytes
 
 CHUNK = 8
 """Tiles between two barriers (``kChunk`` in toom_wgrad.cuh)."""
-STATE_BYTES = 384
+STATE_BYTES = 392
 """``sizeof(WgradState)``: what a block keeps in shared memory behind its buffers."""
 INTERLEAVES = (3, 2, 1)
 """Phases along W that can share a chunk, best first (``kMaxInterleave``)."""
@@ -243,10 +243,16 @@ class ToomWgradWay:
         return len(self.h.segments) * self.h.points * self.w.passes * self.w.points * self.tile.k * self.tile.c
 
     @property
+    def blocks_beyond(self) -> int:
+        """Blocks of four positions, per phase, that a tile reads after its own."""
+        return -(-self.w.span // 4) - 1
+
+    @property
     def shared_bytes(self) -> int:
-        beyond = -(-self.w.span // 4) - 1
+        warps = self.w.points * self.tile.warps_per_point
+        quads = (CHUNK + self.blocks_beyond * INTERLEAVES[0]) | 1
         operands = self.w.points * CHUNK * (self.tile.k + self.w.passes * self.tile.c)
-        staged = 4 * CHUNK * self.tile.k + 4 * ((CHUNK + beyond * INTERLEAVES[0]) | 1) * self.tile.c
+        staged = 4 * CHUNK * round_up(self.tile.k, warps) + 4 * quads * round_up(self.tile.c, warps)
         return 8 * (operands + staged) + STATE_BYTES
 
     def work(self, problem: Problem, sms: int, workspace: int) -> _Work:
@@ -301,9 +307,6 @@ class ToomWgradWay:
         p.tiles_h, p.phases_h = FastDivisor.of(work.tiles_h), FastDivisor.of(h.dilation)
         p.interleaved = FastDivisor.of(work.interleave)
         p.classes, p.classes_w = FastDivisor.of(classes), FastDivisor.of(len(w.classes))
-        units, p.chunk_residue = divmod(CHUNK, work.interleave)
-        p.chunk_step = p.chunk_residue + 4 * w.dilation * units
-        p.chunk_wrap = 4 * w.dilation - work.interleave
 
         slices = work.slices * self.tile.split
         elements = groups * work.k_tiles * work.c_tiles * self.partial_elements
@@ -324,8 +327,12 @@ class ToomWgradWay:
             done = Work(grid[0], grid[0], grid[0] * slices, 4 * elements * (slices + 1))
             found.append(Launch(SUM, grid, (SUM.threads, 1, 1), 0, bytes(s), slots, done))
         found.append(self._finish(problem, work, bias_at))
-        sums = (work.flush * CHUNK, -(-work.chunks_per_slice // work.flush), slices)
-        return Schedule(tuple(found), bias_at + 4 * work.slices * problem.out_channels * problem.bias, sums)
+        scratch = bias_at + 4 * work.slices * problem.out_channels * problem.bias
+        return Schedule(tuple(found), scratch, self.sums(work))
+
+    def sums(self, work: _Work) -> tuple[int, ...]:
+        """Tiles that are added in sequence, such sums in a slice, slices in a group; what is left is added at last."""
+        return work.flush * CHUNK // self.tile.split, -(-work.chunks_per_slice // work.flush), SLICES_PER_GROUP
 
     def _finish(self, problem: Problem, work: _Work, bias_at: int) -> Launch:
         h, w = lattices(problem)
@@ -345,7 +352,7 @@ class ToomWgradWay:
         spec = finish_kernel(self.h, self.w)
         where: dict[str, str | tuple[str, int]] = {"partial": "workspace", "dw": "dw"}
         if problem.bias:
-            where |= {"bias_partial": ("workspace", bias_at), "db": "db"}
+            where.update(bias_partial=("workspace", bias_at), db="db")
         grid = (-(-p.pairs // spec.threads), 1, 1)
         taps = problem.kernel[0] * problem.kernel[1]
         done = Work(
@@ -361,12 +368,12 @@ class ToomWgradWay:
 
         work = self.work(problem, sms, workspace)
         out_h, out_w = problem.out_size
-        once = work.flush * CHUNK // self.tile.split
-        blocks = (once, -(-work.chunks_per_slice // work.flush), SLICES_PER_GROUP)
         scheme = Scheme2d(self.h.scheme(), self.w.scheme())
         reduction = max(1, problem.batch * out_h * out_w)
         outputs = problem.out_channels * self.channels(problem) * self.h.taps * self.w.taps
-        return predicted_error(scheme, reduction, form="weight gradient", blocks=blocks, outputs=float(outputs))
+        return predicted_error(
+            scheme, reduction, form="weight gradient", blocks=self.sums(work), outputs=float(outputs)
+        )
 
 
 def _reach(axis: DenseAxis) -> int:
