@@ -78,7 +78,6 @@ __device__ __forceinline__ float sum_of_bias(const ToomWgradFinishParams& p, int
 
 template <class H, class W>
 __device__ __forceinline__ void toom_wgrad_finish(const ToomWgradFinishParams& p) {
-  constexpr int kTapsW = W::first_tap(W::kSegments - 1) + W::taps(W::kSegments - 1);
   const int pair = blockIdx.x * blockDim.x + threadIdx.x;
   if (p.db && pair < p.all_outputs) p.db[pair] = sum_of_bias(p, pair);
   if (pair >= p.pairs) return;
@@ -98,33 +97,36 @@ __device__ __forceinline__ void toom_wgrad_finish(const ToomWgradFinishParams& p
                     i64(p.tap_first_w[class_w]) * p.dw_column;
   const int taps_h = p.taps_h[class_h], taps_w = p.taps_w[class_w];
 
+  // Segment by segment along both axes, so that the values of one pair of them fit into registers.
 #pragma unroll 1
   for (int segment = 0; segment < H::kSegments; segment++) {
-    float along_w[kTapsW][H::kPoints];
+#pragma unroll 1
+    for (int pass = 0; pass < W::kSegments; pass++) {
+      const float* const sums_at = from + pass * W::kPoints * point_size;
+      float along_w[W::kLongest][H::kPoints];
 #pragma unroll
-    for (int product = 0; product < H::kPoints; product++) {
-#pragma unroll
-      for (int pass = 0; pass < W::kSegments; pass++) {
+      for (int product = 0; product < H::kPoints; product++) {
         float sums[W::kPoints], taps[W::kLongest];
 #pragma unroll
-        for (int i = 0; i < W::kPoints; i++) sums[i] = from[(pass * W::kPoints + i) * point_size];
+        for (int i = 0; i < W::kPoints; i++) sums[i] = sums_at[product * product_size + i * point_size];
         W::collect(sums, taps);
 #pragma unroll
-        for (int t = 0; t < W::taps(pass); t++) along_w[W::first_tap(pass) + t][product] = taps[t];
+        for (int t = 0; t < W::kLongest; t++) along_w[t][product] = taps[t];
       }
-      from += product_size;
-    }
 #pragma unroll
-    for (int s = 0; s < kTapsW; s++) {
-      float taps[H::kLongest];
-      H::collect(along_w[s], taps);
+      for (int j = 0; j < W::kLongest; j++) {
+        float taps[H::kLongest];
+        H::collect(along_w[j], taps);
+        const int s = W::first_tap(pass) + j;
 #pragma unroll
-      for (int t = 0; t < H::kLongest; t++) {
-        const int r = H::first_tap(segment) + t;
-        if (t < H::taps(segment) && r < taps_h && s < taps_w)
-          dw[i64(r * p.tap_stride_h) * p.dw_row + i64(s * p.tap_stride_w) * p.dw_column] = taps[t];
+        for (int t = 0; t < H::kLongest; t++) {
+          const int r = H::first_tap(segment) + t;
+          if (t < H::taps(segment) && j < W::taps(pass) && r < taps_h && s < taps_w)
+            dw[i64(r * p.tap_stride_h) * p.dw_row + i64(s * p.tap_stride_w) * p.dw_column] = taps[t];
+        }
       }
     }
+    from += H::kPoints * product_size;
   }
 }
 
