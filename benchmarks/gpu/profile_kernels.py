@@ -44,6 +44,7 @@ def problems() -> list[Problem]:
         return Problem.make(Pass.FPROP, (n, c, *size), (k, c // groups, *kernel), groups=groups, bias=True, **more)
 
     found = [
+        make(1, 32, (14, 300), 64, (5, 9), padding=(2, 2, 4, 4)),
         make(1, 32, (40, 66), 64, (5, 9), padding=(2, 2, 4, 4), dilation=(2, 3)),
         make(1, 16, (40, 66), 128, (3, 3)),
         make(2, 64, (28, 28), 64, (3, 3), padding=(1, 1, 1, 1)),
@@ -68,7 +69,7 @@ def problems() -> list[Problem]:
     for r in (1, 3, 5, 9, 13):
         for s in (3, 5, 9, 13):
             pad = (r // 2, r // 2, s // 2, s // 2)
-            found += [make(1, 32, (20, 50), 64, (r, s), padding=pad), make(1, 64, (26, 34), 64, (r, s), padding=pad)]
+            found += [make(1, 32, (16, 260), 64, (r, s), padding=pad), make(1, 64, (26, 34), 64, (r, s), padding=pad)]
             found.append(make(1, 16, (30, 60), 64, (2 * r - 1, 2 * s - 1), stride=(2, 2), padding=pad))
     for (lanes, stride), kernels in strips.KERNELS.items():
         for taps in kernels:

@@ -44,7 +44,7 @@ class Profile(NamedTuple):
     step: Spent
 
 
-EFFICIENCY = {"gather_gemm": 0.94, "wgrad_gemm": 0.85}
+EFFICIENCY = {"gather_gemm": 0.94, "wgrad_gemm": 0.85, "half_gemm": 0.6, "fused": 0.5, "toom_wgrad": 0.5}
 """Share of its bound that a kernel reaches where arithmetic, issue slots or shared memory bind, by stem: simulated."""
 OTHER_EFFICIENCY = 0.8
 IN_THE_WAY = 0.05
@@ -116,12 +116,12 @@ def _unevenness(launch: Launch, device: CudaDevice) -> float:
     if work.tiles > work.blocks:  # persistent: blocks walk over tiles
         return -(-work.tiles // work.blocks) * work.blocks / work.tiles
     slots = device.sms * launch.kernel.min_blocks
-    if work.blocks <= device.sms:
-        return device.sms / work.blocks
+    if work.blocks <= slots:
+        return -(-work.blocks // device.sms) * device.sms / work.blocks
     return waves(work.blocks, slots) * slots / work.blocks
 
 
 def waves(blocks: int, slots: int) -> float:
     """Waves that the device needs. A last partial one takes less than a whole one: fewer blocks share what there is."""
     whole, rest = divmod(blocks, slots)
-    return whole + (0.0 if rest == 0 else max(rest / slots, 0.5))
+    return whole + (0.0 if rest == 0 else max(rest / slots, 0.5 if whole else 1.0))
