@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
 from math import gcd, prod
-from typing import Any, NamedTuple, NoReturn, Tuple
+from typing import Any, NamedTuple, NoReturn, Protocol, Tuple
 
 import torch
 from torch import Tensor
@@ -161,6 +161,721 @@ __device__ __forceinline__ void store4(float* to, float4 v) {
 // moving accumulators into neighbouring registers, at four times the memory transactions.
 __device__ __forceinline__ void store4_global(float* to, float a, float b, float c, float d) {
   asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
+
+}  // namespace polyconv
+
+// ---- toom.cuh -------------------------------------------------------------------------------------------------------
+// What the emitted transforms (plan/toom.py) are written with.
+
+#define POLYCONV_INLINE __device__ __forceinline__
+
+namespace polyconv {
+
+__device__ __forceinline__ float mul_add(float x, float c, float y) {
+  return fmaf(x, c, y);
+}
+__device__ __forceinline__ float mul_sub(float x, float c, float y) {
+  return fmaf(x, c, -y);
+}
+
+}  // namespace polyconv
+
+// ---- half_layout.cuh ------------------------------------------------------------------------------------------------
+// The half-transformed tensors of the separable pipeline, which computes a dense correlation in both axes as
+//   transform_weights   U = weights, transformed along H and W
+//   half_transform      X = source, transformed along H, in the layout below
+//   half_gemm           Y = per point of H: sum over channels of U * (X transformed along W), transformed back along W
+//   half_inverse        written = Y, transformed back along H, plus bias
+//
+// A row is one tile of kM output rows of one phase of one image: row = (image * dilation_h + phase) * tiles + tile.
+// Along W the positions i = phase + dilation * q are dense in q within a phase. A unit is the kOutputs outputs that the
+// W algorithm computes together; q = kOutputs * unit + kVector * part + v, and column u = unit * dilation + phase. So
+//   X[row][point of H][group][channel][part][u][v]       Y[point of H][group][k][part][row * columns + u][v]
+// and a thread that owns one column finds kVector consecutive inputs of its phase as one vector, its neighbour in the
+// warp the next vector in memory, and the inputs of the next unit `dilation` columns further.
+//
+// Residue classes of a strided convolution (algebra/lattice.py: TapClass) and, along H, segments of taps are further
+// channels: channel = (part of H * classes of W + class of W) * source channels + source channel.
+
+namespace polyconv {
+
+// Classes per axis, times segments along H, that fit into one launch.
+constexpr int kMaxParts = 16;
+
+// Where the taps of one class (and segment) begin to read, and the end of what any output needs of the image: what lies
+// beyond is not read, so that an infinity there cannot reach a tile that juts out.
+struct SourcePart {
+  int read_first, read_end;
+};
+
+template <int kCount>
+__device__ __forceinline__ void load_vector(const float* from, float* to) {
+  static_assert(kCount == 1 || kCount == 2 || kCount == 4, "one load instruction");
+  if constexpr (kCount == 4) {
+    const float4 v = *reinterpret_cast<const float4*>(from);
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+  } else if constexpr (kCount == 2) {
+    const float2 v = *reinterpret_cast<const float2*>(from);
+    to[0] = v.x, to[1] = v.y;
+  } else {
+    to[0] = *from;
+  }
+}
+
+// The same for data that is read once: past L1.
+template <int kCount>
+__device__ __forceinline__ void load_stream(const float* from, float* to) {
+  static_assert(kCount == 2 || kCount == 4, "one load instruction");
+  if constexpr (kCount == 4) {
+    const float4 v = __ldcg(reinterpret_cast<const float4*>(from));
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+  } else {
+    const float2 v = __ldcg(reinterpret_cast<const float2*>(from));
+    to[0] = v.x, to[1] = v.y;
+  }
+}
+
+// The same under a predicate of the instruction. An `if` around it would draw everything that leads to the store into
+// its branch, and the loads of several such stores could not overlap.
+template <int kCount>
+__device__ __forceinline__ void store_vector_if(bool wanted, float* to, const float* from) {
+  static_assert(kCount == 2 || kCount == 4, "one store instruction");
+  if constexpr (kCount == 4) {
+    asm volatile("{.reg .pred p; setp.ne.s32 p, %5, 0; @p st.global.v4.f32 [%0], {%1, %2, %3, %4};}" ::"l"(to),
+                 "f"(from[0]), "f"(from[1]), "f"(from[2]), "f"(from[3]), "r"(int(wanted))
+                 : "memory");
+  } else {
+    asm volatile("{.reg .pred p; setp.ne.s32 p, %3, 0; @p st.global.v2.f32 [%0], {%1, %2};}" ::"l"(to), "f"(from[0]),
+                 "f"(from[1]), "r"(int(wanted))
+                 : "memory");
+  }
+}
+
+// Four floats that no thread of the launch writes; left as they are if not wanted.
+__device__ __forceinline__ void load4_if(bool wanted, const float* from, float* to) {
+  asm volatile("{.reg .pred p; setp.ne.s32 p, %5, 0; @p ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];}"
+               : "+f"(to[0]), "+f"(to[1]), "+f"(to[2]), "+f"(to[3])
+               : "l"(from), "r"(int(wanted)));
+}
+
+}  // namespace polyconv
+
+// ---- transform_weights.cuh ------------------------------------------------------------------------------------------
+// The weights of the separable pipeline (half_layout.cuh), transformed along both axes, in the order in which half_gemm
+// reads them: U[point of H][group][k tile][chunk][point of W][8 channels][k of the tile]. Chunks of 8 channels come
+// segment by segment; if segments are nested, first all of U0 + U1, then U0 and U1 of each chunk in turn. Channels and
+// k are filled up with zeros.
+//
+// A thread transforms the taps of one (k, channel); lanes are neighbours in k, so every store is coalesced.
+// Grid: x = (group * k tiles + k tile) * channels / 8 + chunk. Block: 32 lanes x 8 channels.
+
+namespace polyconv {
+
+// Taps of one class (and segment).
+struct TapPart {
+  int taps, tap_first, tap_stride;
+};
+
+struct TransformWeightsParams {
+  const float* w;
+  float* u;
+  i64 w_group, w_output, w_channel;
+  int w_row, w_column;
+  int channels;                  // of the source, per group
+  int channels_all;              // times classes and segments
+  int chunks;                    // of 8 of these, the last filled up
+  int outputs, k_tile, k_tiles;  // written channels of a group, of a tile; tiles
+  int groups, segments;          // along W
+  FastDivisor source_channels, classes_w;
+  TapPart part_h[kMaxParts], class_w[kMaxParts];
+};
+
+template <class H, class W>
+struct WeightTransform {
+  // The taps of one segment along W, transformed along H.
+  static __device__ __forceinline__ void along_h(const TransformWeightsParams& p, const float* w, const TapPart& h,
+                                                 const TapPart& class_w, int segment,
+                                                 float (&t)[H::kPoints][W::kLongest]) {
+    const int first = segment * W::kM;
+    const int last = segment + 1 < p.segments ? first + W::kM : class_w.taps;
+#pragma unroll
+    for (int j = 0; j < W::kLongest; j++) {
+      float column[H::kLongest], points[H::kPoints];
+#pragma unroll
+      for (int i = 0; i < H::kLongest; i++)
+        column[i] = w && i < h.taps && first + j < last
+                        ? w[i64(h.tap_first + i * h.tap_stride) * p.w_row +
+                            i64(class_w.tap_first + (first + j) * class_w.tap_stride) * p.w_column]
+                        : 0.f;
+      H::weights(column, points);
+#pragma unroll
+      for (int i = 0; i < H::kPoints; i++) t[i][j] = points[i];
+    }
+  }
+
+  static __device__ __forceinline__ void store(float* to, int next_point, const float* points) {
+#pragma unroll
+    for (int point = 0; point < W::kPoints; point++) to[point * next_point] = points[point];
+  }
+};
+
+template <class H, class W>
+__device__ __forceinline__ void transform_weights(const TransformWeightsParams& p) {
+  using Transform = WeightTransform<H, W>;
+  const int chunk = blockIdx.x % p.chunks, k_tile = blockIdx.x / p.chunks % p.k_tiles;
+  const int group = blockIdx.x / p.chunks / p.k_tiles;
+  const int in_chunk = threadIdx.x / 32, channel = chunk * 8 + in_chunk;
+  const int by_class = p.source_channels.quotient(channel), part_h = p.classes_w.quotient(by_class);
+  const TapPart& h = p.part_h[min(part_h, kMaxParts - 1)];
+  const TapPart& w = p.class_w[by_class - part_h * p.classes_w.divisor];
+  const int next_w = 8 * p.k_tile;             // from point to point of W
+  const i64 plane = i64(W::kPoints) * next_w;  // one chunk
+  const i64 slice = i64(p.chunks) * (W::kTiles == 2 ? 3 : p.segments) * plane;
+  const i64 next_point = i64(p.groups) * p.k_tiles * slice;
+  float* u = p.u + (i64(group) * p.k_tiles + k_tile) * slice + in_chunk * p.k_tile;
+
+  for (int in_tile = threadIdx.x % 32; in_tile < p.k_tile; in_tile += 32) {
+    const int k = k_tile * p.k_tile + in_tile;
+    const float* from = nullptr;
+    if (channel < p.channels_all && k < p.outputs)
+      from = p.w + group * p.w_group + k * p.w_output + i64(channel - by_class * p.channels) * p.w_channel;
+    float t[H::kPoints][W::kLongest], points[W::kPoints];
+    if constexpr (W::kTiles == 2) {
+      float second[H::kPoints][W::kLongest];
+      Transform::along_h(p, from, h, w, 0, t);
+      Transform::along_h(p, from, h, w, 1, second);
+#pragma unroll
+      for (int i = 0; i < H::kPoints; i++) {
+        float* to = u + i * next_point + in_tile;
+        float other[W::kPoints], both[W::kPoints];
+        W::weights(t[i], points);
+        W::weights(second[i], other);
+#pragma unroll
+        for (int point = 0; point < W::kPoints; point++) both[point] = points[point] + other[point];
+        Transform::store(to + chunk * plane, next_w, both);
+        Transform::store(to + (p.chunks + 2 * chunk) * plane, next_w, points);
+        Transform::store(to + (p.chunks + 2 * chunk + 1) * plane, next_w, other);
+      }
+    } else {
+      for (int segment = 0; segment < p.segments; segment++) {
+        Transform::along_h(p, from, h, w, segment, t);
+#pragma unroll
+        for (int i = 0; i < H::kPoints; i++) {
+          W::weights(t[i], points);
+          Transform::store(u + i * next_point + in_tile + (segment * p.chunks + chunk) * plane, next_w, points);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace polyconv
+
+// ---- half_transform.cuh ---------------------------------------------------------------------------------------------
+// The source, transformed along H, in the layout of half_layout.cuh. Bound by memory bandwidth.
+//
+// A thread makes one position: it reads H::kPoints rows of it and writes H::kPoints elements. Neighbouring threads write
+// neighbouring elements; what they read lies in short runs, interleaved, if the convolution is dilated or units are
+// wider than a vector, and the rest of a sector is soon asked for by another warp. Tiles of rows overlap: they
+// follow one another, so that the second reading comes from L2.
+// Grid: x covers all (group, channel, row, vector, element) of the slab.
+
+namespace polyconv {
+
+struct HalfTransformParams {
+  const float* source;
+  float* x;
+  i64 source_batch, source_channel;
+  int source_row, source_column;
+  int first_row;                // of the slab
+  u32 items;                    // elements of one point of H in the slab
+  FastDivisor vectors, pitch;   // of a channel; of a part of it
+  FastDivisor rows;             // of the slab
+  int channels;                 // of a row: groups * filled-up channels
+  FastDivisor channels_filled;  // of a group
+  FastDivisor source_channels, classes_w;
+  int channels_all;  // of a group, not filled up
+  FastDivisor tiles, dilation_h, dilation_w;
+  int read_step_h, read_step_w;
+  int outputs_w;  // of a unit
+  SourcePart part_h[kMaxParts], class_w[kMaxParts];
+};
+
+template <class H, int kVector>
+__device__ __forceinline__ void half_transform(const HalfTransformParams& p) {
+  const u32 item = blockIdx.x * blockDim.x + threadIdx.x;
+  if (item >= p.items) return;
+  const u32 of_all = item / kVector, line = p.vectors.quotient(of_all), vector = of_all - line * p.vectors.divisor;
+  const u32 of_row = p.rows.quotient(line), row = line - of_row * p.rows.divisor;
+  const u32 group = p.channels_filled.quotient(of_row), channel = of_row - group * p.channels_filled.divisor;
+
+  float in[H::kPoints], out[H::kPoints];
+#pragma unroll
+  for (int i = 0; i < H::kPoints; i++) in[i] = 0.f;
+  if (channel < p.channels_all) {
+    const u32 by_class = p.source_channels.quotient(channel), part = p.classes_w.quotient(by_class);
+    const SourcePart h = p.part_h[part], w = p.class_w[by_class - part * p.classes_w.divisor];
+    const u32 place = p.first_row + row, phases = p.tiles.quotient(place), image = p.dilation_h.quotient(phases);
+    const int tile = place - phases * p.tiles.divisor, phase_h = phases - image * p.dilation_h.divisor;
+    const u32 piece = p.pitch.quotient(vector), column = vector - piece * p.pitch.divisor;
+    const int unit = p.dilation_w.quotient(column), phase_w = column - unit * p.dilation_w.divisor;
+    const int q = unit * p.outputs_w + piece * kVector + item % kVector;
+
+    const int step_h = p.read_step_h * p.dilation_h.divisor;
+    const int at_w = w.read_first + p.read_step_w * (phase_w + int(p.dilation_w.divisor) * q);
+    int at_h = h.read_first + p.read_step_h * phase_h + step_h * tile * H::kM;
+    const float* from =
+        p.source + image * p.source_batch +
+        (i64(group) * p.source_channels.divisor + channel - by_class * p.source_channels.divisor) * p.source_channel +
+        i64(at_h) * p.source_row + i64(at_w) * p.source_column;
+    const i64 next_row = i64(step_h) * p.source_row;
+    const bool column_there = at_w >= 0 && at_w < w.read_end;
+#pragma unroll
+    for (int i = 0; i < H::kPoints; i++, at_h += step_h, from += next_row)
+      if (column_there && at_h >= 0 && at_h < h.read_end) in[i] = *from;
+  }
+  H::input(in, out);
+  const i64 next_point = i64(p.channels) * p.vectors.divisor * kVector;
+  float* x =
+      p.x + row * H::kPoints * next_point + (i64(of_row) * p.vectors.divisor + vector) * kVector + item % kVector;
+#pragma unroll
+  for (int i = 0; i < H::kPoints; i++, x += next_point) *x = out[i];
+}
+
+}  // namespace polyconv
+
+// ---- half_gemm.cuh --------------------------------------------------------------------------------------------------
+// The heart of the separable pipeline (half_layout.cuh): for each point of H a matrix product over channels,
+//   Y[k, u] = A^T sum over channels c of  U[k, c] * (B^T X[c, u])        (elementwise over the points of W)
+// with the transform along W fused into the load of X and the transform back into the epilogue.
+//
+// One warp per point of W; a warp owns kK x kU accumulators, 8 x 8 per thread. Blocks are persistent and walk over tiles
+// (point of H, group, columns, k tile), the point of H slowest, so that its slice of U stays in L2.
+// Segments of the taps are further chunks of channels whose columns lie `next` further on. Nested segments (F(2,2),
+// algebra/segments.py) compute two neighbouring tiles of outputs at once, in two sets of accumulators:
+//   P = (U0 + U1) V1 into the first set; copy it to the second; then U0 (V0 - V1) on the first, U1 (V2 - V1) on the second.
+//
+// The reduction runs in chunks of 8 channels. While a chunk is multiplied, the next one, loaded into registers a chunk
+// ago, goes into the other buffers: weights as they are, into the warp's own, columns through the transform; and the
+// loads of the one after it are issued. One barrier per chunk; after the last chunk of a tile comes the first of the
+// next tile.
+// Shared memory:  v[2][8][kPoints][kU]   u[2][kPoints][8][kK]   exchange[kPoints][rows of a part][kU]
+
+namespace polyconv {
+
+struct HalfGemmParams {
+  const float* x;
+  const float* u;
+  float* y;
+  int tiles;
+  FastDivisor k_tiles, column_tiles;  // tile = (hg * column tiles + column tile) * k tiles + k tile, hg = point, group
+  FastDivisor row_columns;
+  int columns, columns_filled;  // of the slab
+  int row_stride;               // elements of X from row to row, from group to group, from channel to channel
+  int group_stride, channel_stride;
+  int part_stride, next;  // from part to part, from unit to unit
+  int chunks, segments;
+  int outputs;  // written channels of a group
+  int zero;     // 0
+};
+
+template <class W, int kK_>
+struct HalfGemm {
+  static constexpr int kPoints = W::kPoints, kVector = W::kM, kParts = W::kTiles;
+  static constexpr bool kNested = W::kTiles == 2;
+  static_assert(!kNested || W::kSegments == 2, "only F(2,2) is nested");
+  static constexpr int kSets = W::kTiles;
+  static constexpr int kThreads = 32 * kPoints;
+  static constexpr int kK = kK_, kLanesK = kK / 8, kLanesU = 32 / kLanesK, kU = 8 * kLanesU;
+  static constexpr int kChunkV = 8 * kPoints * kU, kChunkU = 8 * kK;  // the latter of one warp
+  static constexpr int kWeightVectors = kChunkU / 128;                // float4 per lane
+  // Columns are transformed by the warp, 32 at a time: `kTasks` per warp and chunk, some of the last ones idle.
+  static constexpr int kStrips = kU / 32, kTaskCount = 8 * kStrips, kTasks = (kTaskCount + kPoints - 1) / kPoints;
+  static constexpr int kOwnStrips = kStrips == 4 && kPoints % 4 ? 2 : 1;  // different strips that a warp works on
+  static_assert(kPoints % 2 == 0, "the strips of a warp repeat");
+  static constexpr int kInputs = (kPoints + kVector - 1) / kVector;  // vectors of one tile
+  // The exchange of accumulators goes in parts of kPartRows rows per thread.
+  static constexpr int kPartRows = kU == 128 || kPoints < 8 ? 2 : 4;
+  static constexpr int kExchangeRows = kLanesK * kPartRows;
+  static constexpr int kExchange = kPoints * kExchangeRows * kU;
+  static constexpr int kSharedFloats = 2 * kChunkV + 2 * kPoints * kChunkU + kExchange;
+
+  struct Accumulators {
+    float sum[kSets][8][8];
+  };
+
+  // A thread's places in the two V buffers and in the two U buffers of its warp.
+  struct Buffers {
+    float *v, *write_u;
+    const float *read_v, *read_u;
+    int parity = 0;  // which ones are read
+
+    __device__ __forceinline__ explicit Buffers(float* shared) {
+      const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+      float* u = shared + 2 * kChunkV + warp * kChunkU;
+      v = shared, read_v = v + warp * kU + lane % kLanesU * 4;
+      write_u = u + lane * 4, read_u = u + lane / kLanesU * 4;
+    }
+  };
+
+  // This lane's weights, on their way from memory into the warp's shared memory, two chunks ahead.
+  struct Weights {
+    int tile, chunks_left;
+    const float* from;
+    float4 u[kWeightVectors];
+
+    __device__ __forceinline__ void begin_tile(const HalfGemmParams& p, int chunks) {
+      const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+      const u32 rest = p.k_tiles.quotient(tile), k_tile = tile - rest * p.k_tiles.divisor;
+      const u32 hg = p.column_tiles.quotient(rest);
+      from = p.u + i64(hg * p.k_tiles.divisor + k_tile) * chunks * kPoints * kChunkU + warp * kChunkU + lane * 4;
+      chunks_left = chunks;
+    }
+
+    __device__ __forceinline__ void advance(const HalfGemmParams& p, int chunks) {
+      from += kPoints * kChunkU;
+      if (--chunks_left) return;
+      if (tile + gridDim.x < p.tiles) tile += gridDim.x;
+      begin_tile(p, chunks);
+    }
+
+    __device__ __forceinline__ void load(int number) { u[number] = load4(from + number * 128); }
+    __device__ __forceinline__ void store(float* to, int number) { store4(to + number * 128, u[number]); }
+  };
+
+  // This lane's columns of the next chunk, on their way from memory through the transform into the other V buffer.
+  struct Columns {
+    int tile, chunks_left, channels_left;
+    int kind, loaded_kind;  // 0 a tile as it is, 1 V0 - V1, 2 V2 - V1
+    u32 at[kOwnStrips];
+    float v[kTasks][kInputs + kNested][kVector];
+
+    __device__ __forceinline__ void begin_tile(const HalfGemmParams& p, int chunks) {
+      const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+      const u32 rest = p.k_tiles.quotient(tile);
+      const u32 hg = p.column_tiles.quotient(rest), column_tile = rest - hg * p.column_tiles.divisor;
+#pragma unroll
+      for (int i = 0; i < kOwnStrips; i++) {
+        const u32 strip = (warp + i * kPoints) % kStrips;
+        // Columns past the end repeat the last one: they are not written.
+        const u32 n = min(column_tile * kU + strip * 32 + lane, u32(p.columns - 1));
+        const u32 row = p.row_columns.quotient(n), column = n - row * p.row_columns.divisor;
+        at[i] = row * p.row_stride + hg * p.group_stride + column * kVector;
+      }
+      chunks_left = chunks, channels_left = p.chunks, kind = 0;
+    }
+
+    // To the next chunk; past the last tile, the last one once more, which nobody uses.
+    __device__ __forceinline__ void advance(const HalfGemmParams& p, int chunks) {
+      loaded_kind = kind;
+      if (--chunks_left == 0) {
+        if (tile + gridDim.x < p.tiles) tile += gridDim.x;
+        begin_tile(p, chunks);
+        return;
+      }
+      int by = 8 * p.channel_stride;
+      if constexpr (kNested) {
+        if (kind == 1) {
+          kind = 2, by = 0;
+        } else if (kind == 2) {
+          kind = 1;
+        } else if (--channels_left == 0) {
+          kind = 1, by = -(p.chunks - 1) * 8 * p.channel_stride;
+        }
+      } else if (--channels_left == 0) {
+        channels_left = p.chunks, by = p.next - (p.chunks - 1) * 8 * p.channel_stride;
+      }
+#pragma unroll
+      for (int i = 0; i < kOwnStrips; i++) at[i] += by;
+    }
+
+    static __device__ __forceinline__ int task(int number) { return threadIdx.x / 32 + number * kPoints; }
+
+    __device__ __forceinline__ void load(const HalfGemmParams& p, int number) {
+      if (kTaskCount % kPoints && number == kTasks - 1 && task(number) >= kTaskCount) return;
+      const float* from = p.x + (at[number % kOwnStrips] + u32(task(number) / kStrips) * p.channel_stride);
+      if constexpr (kNested) {
+        // Vectors 1 and 2 are the middle tile; its neighbour to the left has 0 and 1, to the right 2 and 3.
+        load_vector<kVector>(from + p.part_stride, v[number][0]);
+        load_vector<kVector>(from + p.next, v[number][1]);
+        static_assert(!kNested || kVector == 4, "one load instruction");
+        load4_if(kind != 0, from + (kind == 2 ? p.part_stride + p.next : 0), v[number][2]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kInputs; i++) load_vector<kVector>(from + i * p.next, v[number][i]);
+      }
+    }
+
+    __device__ __forceinline__ void store(float* to, int number) {
+      if (kTaskCount % kPoints && number == kTasks - 1 && task(number) >= kTaskCount) return;
+      float in[kInputs * kVector], out[kPoints];
+      if constexpr (kNested) {
+        static_assert(!kNested || kInputs == 2, "a tile is two vectors");
+#pragma unroll
+        for (int i = 0; i < kVector; i++) {
+          const float middle = v[number][0][i], after = v[number][1][i], outer = v[number][2][i];
+          in[i] = loaded_kind == 0 ? middle : (loaded_kind == 1 ? outer : after) - middle;
+          in[kVector + i] = loaded_kind == 0 ? after : (loaded_kind == 1 ? middle : outer) - after;
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kInputs * kVector; i++) in[i] = v[number][i / kVector][i % kVector];
+      }
+      W::input(in, out);
+      to += task(number) / kStrips * kPoints * kU + task(number) % kStrips * 32 + threadIdx.x % 32;
+#pragma unroll
+      for (int i = 0; i < kPoints; i++) to[i * kU] = out[i];
+    }
+  };
+
+  // One half of a chunk: four outer products.
+  template <int kSet, class Beside>
+  static __device__ __forceinline__ void multiply(Accumulators& c, const float* u, const float* v, Beside beside) {
+#pragma unroll
+    for (int step = 0; step < 4; step++) {
+      float row[8], column[8];
+      load_vector<4>(u + step * kK, row), load_vector<4>(u + step * kK + kK / 2, row + 4);
+      load_vector<4>(v + step * kPoints * kU, column), load_vector<4>(v + step * kPoints * kU + kU / 2, column + 4);
+      beside(step);
+#pragma unroll
+      for (int i = 0; i < 8; i++)
+#pragma unroll
+        for (int j = 0; j < 8; j++) c.sum[kSet][i][j] = fmaf(row[i], column[j], c.sum[kSet][i][j]);
+    }
+  }
+
+  // Multiplies the chunk in one buffer into accumulator set kSet, and brings the next one into the other buffer. The
+  // cursors move on between the two halves: their branches keep the compiler from using what was loaded too early.
+  // Loads are spread out: a burst would fill the queues of L1, and the loads from shared memory wait behind it.
+  template <int kSet>
+  static __device__ __forceinline__ void multiply_chunk(Accumulators& c, Columns& columns, Weights& weights,
+                                                        const HalfGemmParams& p, int chunks, Buffers& buffers) {
+    const float* v = buffers.read_v + buffers.parity * kChunkV;
+    const float* u = buffers.read_u + buffers.parity * kPoints * kChunkU;
+    buffers.parity ^= 1;
+    float* next_v = buffers.v + buffers.parity * kChunkV;
+    float* next_u = buffers.write_u + buffers.parity * kPoints * kChunkU;
+    multiply<kSet>(c, u, v, [&](int step) {
+#pragma unroll
+      for (int i = 0; i < kWeightVectors; i++)
+        if (step == i * 4 / kWeightVectors) weights.store(next_u, i);
+    });
+    columns.advance(p, chunks);
+    weights.advance(p, chunks);
+    multiply<kSet>(c, u + 4 * kK, v + 4 * kPoints * kU, [&](int step) {
+#pragma unroll
+      for (int task = 0; task < kTasks; task++)
+        if (step == task * 4 / kTasks) columns.store(next_v, task), columns.load(p, task);
+#pragma unroll
+      for (int i = 0; i < kWeightVectors; i++)
+        if (step == i * 4 / kWeightVectors) weights.load(i);
+    });
+    __syncthreads();
+  }
+
+  // The accumulators of one set meet in shared memory, go back along W, and out to Y.
+  template <int kSet>
+  static __device__ __forceinline__ void write(const Accumulators& c, const HalfGemmParams& p, float* exchange,
+                                               int tile) {
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, lane_k = lane / kLanesU, lane_u = lane % kLanesU;
+    const u32 rest = p.k_tiles.quotient(tile), k_tile = tile - rest * p.k_tiles.divisor;
+    const u32 hg = p.column_tiles.quotient(rest), column_tile = rest - hg * p.column_tiles.divisor;
+#pragma unroll
+    for (int part = 0; part < 8 / kPartRows; part++) {
+      if (kSet > 0 || part > 0) __syncthreads();
+      // Rows of neighbouring lanes lie in the same banks if a row has 32 columns: swap their halves.
+      float* to = exchange + (warp * kExchangeRows + lane_k * kPartRows) * kU;
+      const u32 swap = kU == 32 ? lane_k % 2 * 16 : 0;
+#pragma unroll
+      for (int i = 0; i < kPartRows; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          // Through an OR with a zero that the compiler does not know: a direct vector store would tie accumulators to
+          // neighbouring registers, and cost bank conflicts of the register file in the main loop.
+          const float* sum = c.sum[kSet][part * kPartRows + i] + half * 4;
+          store4(to + i * kU + ((lane_u * 4 + half * (kU / 2)) ^ swap),
+                 make_float4(
+                     __int_as_float(__float_as_int(sum[0]) | p.zero), __int_as_float(__float_as_int(sum[1]) | p.zero),
+                     __int_as_float(__float_as_int(sum[2]) | p.zero), __int_as_float(__float_as_int(sum[3]) | p.zero)));
+        }
+      __syncthreads();
+#pragma unroll
+      for (int first = 0; first < kExchangeRows * kStrips; first += kPoints) {
+        const u32 task = first + warp;
+        if (kExchangeRows * kStrips % kPoints && task >= kExchangeRows * kStrips) continue;
+        const u32 row = task / kStrips, of_lane_k = row / kPartRows, i = part * kPartRows + row % kPartRows;
+        const u32 u = task % kStrips * 32 + lane;
+        const float* from = exchange + row * kU + (kU == 32 ? u ^ (of_lane_k % 2 * 16) : u);
+        float points[kPoints], out[W::kM];
+#pragma unroll
+        for (int point = 0; point < kPoints; point++) points[point] = from[point * kExchangeRows * kU];
+        W::output(points, out);
+        // Columns past the end are written, too: Y is filled up to whole tiles.
+        const u32 k = k_tile * kK + i / 4 * (kK / 2) + of_lane_k * 4 + i % 4, n = column_tile * kU + u;
+        store_vector_if<kVector>(
+            k < p.outputs, p.y + ((i64(hg) * p.outputs + k) * kParts + kSet) * p.columns_filled * kVector + n * kVector,
+            out);
+      }
+    }
+  }
+};
+
+template <class W, int kK>
+__device__ __forceinline__ void half_gemm(const HalfGemmParams& p) {
+  using Gemm = HalfGemm<W, kK>;
+  extern __shared__ __align__(16) float shared[];
+  float* const exchange = shared + 2 * Gemm::kChunkV + 2 * Gemm::kPoints * Gemm::kChunkU;
+  typename Gemm::Buffers buffers(shared);
+  const int chunks = p.chunks * (Gemm::kNested ? 3 : p.segments);
+
+  typename Gemm::Columns columns;
+  typename Gemm::Weights weights;
+  columns.tile = weights.tile = blockIdx.x;
+  columns.begin_tile(p, chunks);
+  weights.begin_tile(p, chunks);
+#pragma unroll
+  for (int i = 0; i < Gemm::kTasks; i++) columns.load(p, i);
+#pragma unroll
+  for (int i = 0; i < Gemm::kWeightVectors; i++) weights.load(i), weights.store(buffers.write_u, i);
+  columns.advance(p, chunks);
+  weights.advance(p, chunks);
+#pragma unroll
+  for (int i = 0; i < Gemm::kWeightVectors; i++) weights.load(i);
+#pragma unroll
+  for (int i = 0; i < Gemm::kTasks; i++) columns.store(buffers.v, i), columns.load(p, i);
+  __syncthreads();
+
+  typename Gemm::Accumulators c;
+#pragma unroll 1
+  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+#pragma unroll
+      for (int j = 0; j < 8; j++) c.sum[0][i][j] = 0.f;
+#pragma unroll 1
+    for (int chunk = Gemm::kNested ? p.chunks : chunks; chunk > 0; chunk--)
+      Gemm::template multiply_chunk<0>(c, columns, weights, p, chunks, buffers);
+    if constexpr (Gemm::kNested) {
+#pragma unroll
+      for (int i = 0; i < 8; i++)
+#pragma unroll
+        for (int j = 0; j < 8; j++) c.sum[1][i][j] = c.sum[0][i][j];
+#pragma unroll 1
+      for (int chunk = p.chunks; chunk > 0; chunk--) {
+        Gemm::template multiply_chunk<0>(c, columns, weights, p, chunks, buffers);
+        Gemm::template multiply_chunk<1>(c, columns, weights, p, chunks, buffers);
+      }
+    }
+    Gemm::template write<0>(c, p, exchange, tile);
+    if constexpr (Gemm::kNested) Gemm::template write<1>(c, p, exchange, tile);
+  }
+}
+
+}  // namespace polyconv
+
+// ---- half_inverse.cuh -----------------------------------------------------------------------------------------------
+// The last step of the separable pipeline (half_layout.cuh): back along H, plus bias, to where the result belongs.
+// Bound by memory bandwidth.
+//
+// A block makes whole stretches of positions for some written channels: vectors come in column by column, phase beside
+// phase, and meet in shared memory, from where H::kM dense rows per channel go out.
+// Grid: x = ((group * blocks of channels + block) * rows + row) * stretches + stretch, so that blocks that run at the same
+// time read and write neighbouring memory. Shared: lines * kM * stretch.
+
+namespace polyconv {
+
+struct HalfInverseParams {
+  const float* y;
+  const float* bias;  // null: none
+  float* written;
+  i64 written_batch, written_channel;
+  int written_row, written_column;
+  int first_row;        // of the slab
+  int outputs;          // written channels of a group
+  int lines;            // channels of a block
+  int stretch_columns;  // of a block
+  FastDivisor line_blocks, stretches, rows;
+  int groups;
+  FastDivisor vectors;  // of a stretch and channel
+  FastDivisor columns;  // of a stretch
+  int row_columns;      // of a row
+  int columns_filled;   // of Y
+  FastDivisor tiles, dilation_h, dilation_w;
+  int outputs_w;         // of a unit
+  int parts;             // vectors of a unit
+  FastDivisor stretch;   // positions of a stretch
+  int count_h, count_w;  // positions
+  int written_first_h, written_step_h, written_first_w, written_step_w;
+  int vector;  // rows may be written by four
+};
+
+template <class H, int kVector>
+__device__ __forceinline__ void half_inverse(const HalfInverseParams& p) {
+  extern __shared__ __align__(16) float rows[];
+  u32 block = blockIdx.x, rest = p.stretches.quotient(block);
+  const int stretch = block - rest * p.stretches.divisor;
+  block = rest, rest = p.rows.quotient(block);
+  const int row = block - rest * p.rows.divisor;
+  const int group = p.line_blocks.quotient(rest), first_k = (rest - group * p.line_blocks.divisor) * p.lines;
+  const int lines = min(p.lines, p.outputs - first_k);
+
+  const i64 next_point = i64(p.groups) * p.outputs * p.parts * p.columns_filled * kVector;
+  const int first_column = stretch * p.stretch_columns;
+  for (u32 item = threadIdx.x; item < lines * p.vectors.divisor; item += blockDim.x) {
+    const u32 line = p.vectors.quotient(item), vector = item - line * p.vectors.divisor;
+    const u32 part = p.columns.quotient(vector), column = vector - part * p.columns.divisor;
+    if (first_column + int(column) >= p.row_columns) continue;
+    const i64 k = group * p.outputs + first_k + line;
+    const float* y =
+        p.y + ((k * p.parts + part) * p.columns_filled + i64(row) * p.row_columns + first_column + column) * kVector;
+    float points[H::kPoints][kVector];
+#pragma unroll
+    for (int i = 0; i < H::kPoints; i++) load_stream<kVector>(y + i * next_point, points[i]);
+    const float bias = p.bias ? p.bias[k] : 0.f;
+    const u32 unit = p.dilation_w.quotient(column), phase = column - unit * p.dilation_w.divisor;
+    float* to =
+        rows + line * H::kM * p.stretch.divisor + (unit * p.outputs_w + part * kVector) * p.dilation_w.divisor + phase;
+#pragma unroll
+    for (int v = 0; v < kVector; v++) {
+      float in[H::kPoints], out[H::kM];
+#pragma unroll
+      for (int i = 0; i < H::kPoints; i++) in[i] = points[i][v];
+      H::output(in, out);
+#pragma unroll
+      for (int i = 0; i < H::kM; i++) to[i * p.stretch.divisor + v * p.dilation_w.divisor] = out[i] + bias;
+    }
+  }
+  __syncthreads();
+
+  const u32 place = p.first_row + row, phases = p.tiles.quotient(place), image = p.dilation_h.quotient(phases);
+  const int first_h =
+      phases - image * p.dilation_h.divisor + (place - phases * p.tiles.divisor) * H::kM * p.dilation_h.divisor;
+  const int first_w = stretch * p.stretch.divisor;
+  float* written = p.written + image * p.written_batch + i64(group * p.outputs + first_k) * p.written_channel;
+  const u32 per_line = p.stretch.divisor * H::kM;
+  if (p.vector) {
+    for (u32 at = threadIdx.x * 4; at < lines * per_line; at += blockDim.x * 4) {
+      const u32 of_all = p.stretch.quotient(at), line = of_all / H::kM, i = of_all % H::kM;
+      const int h = first_h + i * p.dilation_h.divisor, w = first_w + at - of_all * p.stretch.divisor;
+      if (h >= p.count_h || w >= p.count_w) continue;
+      float* to = written + line * p.written_channel + i64(p.written_first_h + h * p.written_step_h) * p.written_row +
+                  p.written_first_w + w;
+      if (w + 4 <= p.count_w) {
+        store4(to, load4(rows + at));
+      } else {
+        for (int v = 0; w + v < p.count_w; v++) to[v] = rows[at + v];
+      }
+    }
+    return;
+  }
+  for (u32 at = threadIdx.x; at < lines * per_line; at += blockDim.x) {
+    const u32 of_all = p.stretch.quotient(at), line = of_all / H::kM, i = of_all % H::kM;
+    const int h = first_h + i * p.dilation_h.divisor, w = first_w + at - of_all * p.stretch.divisor;
+    if (h < p.count_h && w < p.count_w)
+      written[line * p.written_channel + i64(p.written_first_h + h * p.written_step_h) * p.written_row +
+              i64(p.written_first_w + w * p.written_step_w) * p.written_column] = rows[at];
+  }
 }
 
 }  // namespace polyconv
@@ -737,6 +1452,756 @@ __device__ __forceinline__ void gather_gemm(const GatherParams& p) {
 
 }  // namespace polyconv
 
+// ---- toom_wgrad.cuh -------------------------------------------------------------------------------------------------
+// The weight gradient in its own fast form: along both axes dW = G^T [(A dy) * (B^T x)], summed over all tiles.
+//
+// For each product of the H algorithm (a point of a segment), each segment and each point of the W algorithm this is a
+// matrix product over the tiles, sums[k][c] = sum D[k][tile] V[c][tile]. A block owns one product of H, kTileK output
+// channels, kTileC source channels and a slice of the rows of tiles; a warp owns one point of W (or a part of its
+// channels, or every other tile). Everything from dy and x to the products happens here, in three stages that work on
+// successive chunks of kChunk tiles, so that one barrier per chunk suffices and nothing waits for memory:
+//   1. rows of dy and x are combined along H, lanes = positions along W (coalesced), into `staged`;
+//   2. each tile of `staged` is transformed along W, lanes = channels, into `operands`: the transposition is free;
+//   3. outer products: fragments of 16 bytes, 64 to 128 accumulators per thread.
+// Tiles of neighbouring phases of a dilated convolution are neighbours here (`interleave`), so that what a warp reads
+// is dense in memory.
+//
+// Accumulators are added to the block's own part of `partial` every `flush` chunks: rounding errors grow with the
+// longest sequence of additions, not with the number of tiles. Slices are added by toom_wgrad_finish.cuh.
+//
+// Grid: x = ((slice * groups + group) * channel tiles + channel tile) * products + product. All products of a slice run
+// at about the same time and share what they read in L2.
+// Shared memory, two of each:  operands = D[point][tile][k], V[segment][point][tile][c];
+//                              staged = dy[k][4 * tile], x[c][4 * block], a block being 4 positions of one phase.
+
+namespace polyconv {
+
+constexpr int kChunk = 8;             // tiles that are multiplied between two barriers
+constexpr int kMaxInterleave = 3;     // phases along W that share a chunk; more would not fit into shared memory
+constexpr int kFirstFlush = 1 << 20;  // marks the first one
+constexpr int kMaxWarps = 16;
+constexpr int kMaxClasses = 8;  // residue classes of taps per axis
+
+struct ToomWgradParams {
+  const float* x;
+  const float* dy;
+  float* partial;       // [slice * kSplit][group][channel tile][product][segment][point][kTileK][kTileC]
+  float* bias_partial;  // [slice][group * outputs], or null
+  i64 x_batch, x_channel, dy_batch, dy_channel;
+  i64 x_next_row, dy_next_row;                               // bytes between rows of a tile
+  i64 x_next_channel, dy_next_channel;                       // bytes between channels of a warp
+  i64 x_first_h[kMaxClasses], x_first_w[kMaxClasses];        // elements from x to position 0, by class of taps
+  int read_first_h[kMaxClasses], read_first_w[kMaxClasses];  // rows and columns
+  int x_row, x_column, dy_row, dy_column;                    // elements from one lattice position to the next
+  int read_step_h, read_step_w;                              // rows and columns
+  int height, width;                                         // of x, as far as any output reads it
+  int count_h, count_w;                                      // outputs
+  int dilation_h, dilation_w, interleave;
+  int channels, outputs;  // of a group; channels are (channel, class along H, class along W)
+  int rows, tiles;        // rows of tiles, and tiles in each
+  int slices, flush;
+  FastDivisor channel_tiles, k_tiles, groups;
+  FastDivisor outer_phases, tiles_h, phases_h, interleaved;
+  FastDivisor classes, classes_w;  // of a channel; along W
+};
+
+// kTileK x kTileC channels per block, cut among kWarpsK x kWarpsC warps per point. The segments of W are cut among
+// kWarpsPass warps, and kSplit warps take every kSplit-th tile. A warp's lanes form kLanesK x (32 / kLanesK).
+template <int kTileK_, int kTileC_, int kWarpsK_, int kWarpsC_, int kWarpsPass_, int kSplit_, int kLanesK_>
+struct WgradTile {
+  static constexpr int kTileK = kTileK_, kTileC = kTileC_, kWarpsK = kWarpsK_, kWarpsC = kWarpsC_, kSplit = kSplit_;
+  static constexpr int kWarpsPass = kWarpsPass_;
+  static constexpr int kLanesK = kLanesK_, kLanesC = 32 / kLanesK_;
+  static constexpr int kThreadK = kTileK / kWarpsK / kLanesK, kThreadC = kTileC / kWarpsC / kLanesC;
+  static constexpr int kWarpsPerPoint = kWarpsK * kWarpsC * kWarpsPass * kSplit;
+  static_assert(kThreadK % 4 == 0 && kThreadC % 4 == 0, "fragments are loaded in quads");
+};
+
+template <class H, class W, class Tile>
+struct WgradSizes {
+  static_assert(W::kM == 4 && H::kTiles == 1 && W::kTiles == 1, "tiles of four along W; segments are not nested");
+  static constexpr int kProducts = H::kPoints * H::kSegments;
+  static constexpr int kPasses = W::kSegments;
+  // Rows of x that a product needs: 0, 2, 4, ... for the point 0, 1, 3, 5, ... for infinity, 1, 2, 3, ... for the others.
+  static constexpr int kRowsX = H::kPoints > 2 ? H::kPoints - 2 : H::kPoints;
+  static constexpr int kWarps = W::kPoints * Tile::kWarpsPerPoint, kThreads = 32 * kWarps;
+  static constexpr int kSteps = kChunk / Tile::kSplit;
+  static constexpr int kBeyond = (W::kSpan + 3) / 4 - 1;  // blocks (per phase) that the last tile reads after its own
+  static constexpr int kOperandD = W::kPoints * kChunk * Tile::kTileK;
+  static constexpr int kOperandV = kPasses * W::kPoints * kChunk * Tile::kTileC;
+  static constexpr int kOperands = kOperandD + kOperandV;
+  // Stage 1 by items: kItemsD channels of dy and kItemsX of x per warp; kItemsHead quads per thread at a row's begin.
+  static constexpr int kItemsD = (Tile::kTileK + kWarps - 1) / kWarps;
+  static constexpr int kItemsX = (Tile::kTileC + kWarps - 1) / kWarps;
+  // Each item of stage 1 has its row of `staged`, even where the channels end before the warps do.
+  static constexpr int kStagedD = kItemsD * kWarps * kChunk * 4;
+  static constexpr int kPitchX = 4 * ((kChunk + kBeyond * kMaxInterleave) | 1);
+  static constexpr int kStaged = kStagedD + kItemsX * kWarps * kPitchX;
+  static constexpr int kHeadBlocks = kThreads / (4 * Tile::kTileC);
+  static constexpr int kBatches = kSteps - 1;
+  static constexpr int kTasksD = Tile::kTileK * kChunk, kTasksV = kPasses * Tile::kTileC * kChunk;
+  static constexpr int kRoundsD = (kTasksD + kThreads - 1) / kThreads;
+  static constexpr int kRoundsV = (kTasksV + kThreads - 1) / kThreads;
+  static_assert(kThreads % Tile::kTileK == 0, "a thread transforms one channel of dy, whatever the tile");
+};
+
+// Row `point` of the matrix of a transform, found by applying it to unit vectors (constants, once compiled).
+template <class Axis, int kInputs, bool kSpread>
+__device__ __forceinline__ void coefficients(int point, float* row) {
+#pragma unroll
+  for (int n = 0; n < kInputs; n++) {
+    float unit[kInputs], values[Axis::kPoints];
+#pragma unroll
+    for (int i = 0; i < kInputs; i++) unit[i] = i == n ? 1.f : 0.f;
+    if (kSpread)
+      Axis::spread(unit, values);
+    else
+      Axis::input(unit, values);
+    row[n] = 0.f;
+#pragma unroll
+    for (int i = 0; i < Axis::kPoints; i++) row[n] = i == point ? values[i] : row[n];
+  }
+}
+
+// What a block works on. Made anew wherever it is needed, from the special register: the accumulators need the room.
+template <class Sizes, class Tile>
+struct WgradBlock {
+  int product, slice, group, channel_tile, k_tile, c_tile;
+
+  __device__ __forceinline__ explicit WgradBlock(const ToomWgradParams& p) {
+    const u32 number = fresh_block_x(), pair = number / Sizes::kProducts;
+    const u32 above = p.channel_tiles.quotient(pair), run = p.groups.quotient(above);
+    product = number % Sizes::kProducts;
+    channel_tile = pair - above * p.channel_tiles.divisor;
+    slice = run;
+    group = above - run * p.groups.divisor;
+    c_tile = p.k_tiles.quotient(channel_tile);
+    k_tile = channel_tile - c_tile * int(p.k_tiles.divisor);
+  }
+
+  __device__ __forceinline__ int first_row(const ToomWgradParams& p) const {
+    return int(i64(p.rows) * slice / p.slices);
+  }
+  __device__ __forceinline__ int end_row(const ToomWgradParams& p) const {
+    return int(i64(p.rows) * (slice + 1) / p.slices);
+  }
+};
+
+// A row of tiles, as all threads of a block see it. Lies in shared memory, one for each of two successive rows.
+struct WgradRow {
+  const float *x, *dy;  // first row of the tiles, of the block's first channels
+  int phase;            // first phase along W
+  u32 rows;             // bit n: row n of dy, bit 8 + n: row n of x is inside the image and counts
+  int x_first;          // first row of x, as a lattice position
+  int beyond;           // 1 after the block's last row
+};
+
+// What a block keeps in shared memory behind its buffers.
+struct WgradState {
+  float of_dy[4], of_x[8];  // factors of the block's product along H
+  WgradRow row[2];
+  int x_from, x_step;                         // first row of x that the product needs, and distance of the next
+  i64 x_next_row;                             // the same distance in bytes
+  int end_row;                                // of the block
+  i64 dy_warp[kMaxWarps], x_warp[kMaxWarps];  // elements to the first channel of each warp
+};
+
+// Stages 1 and 2 of a block: walks over its chunks and leaves transformed operands in shared memory.
+template <class H, class W, class Tile, bool kClassed>
+struct WgradLoader {
+  using Sizes = WgradSizes<H, W, Tile>;
+  using Block = WgradBlock<Sizes, Tile>;
+  static constexpr int kRowsD = H::kM, kRowsX = Sizes::kRowsX;
+
+  const ToomWgradParams& p;
+  WgradState& state;
+  float* staged;  // where stage 1 writes
+  u32 more;       // bit i: item i of dy, bit 16 + i: item i of x is not the last that has a channel
+
+  // The chunk that stage 1 works on.
+  int row, tile;
+  int x_place;                // this lane's position of x along W (with classes)
+  const float *x_at, *dy_at;  // there, of the channel in turn
+  u32 mask;
+  float dy_loaded[Sizes::kItemsD][kRowsD], x_loaded[Sizes::kItemsX][kRowsX];
+
+  __device__ __forceinline__ WgradLoader(const ToomWgradParams& params, WgradState& shared_state, float* scratch)
+      : p(params), state(shared_state), tile(0) {
+    const Block block(p);
+    const int warp = threadIdx.x / 32;
+    const int left_d = min(Tile::kTileK, p.outputs - block.k_tile * Tile::kTileK) - 1 - warp;
+    const int left_x = min(Tile::kTileC, p.channels - block.c_tile * Tile::kTileC) - 1 - warp;
+    more = 0;
+#pragma unroll
+    for (int item = 0; item < 16; item++) {
+      more |= u32((item + 1) * Sizes::kWarps <= left_d) << item;
+      more |= u32((item + 1) * Sizes::kWarps <= left_x) << (16 + item);
+    }
+    row = block.first_row(p);
+    if (threadIdx.x % 32 == 0) {
+      state.dy_warp[warp] = (warp + min(left_d, 0)) * p.dy_channel;
+      state.x_warp[warp] = (warp + min(left_x, 0)) * p.x_channel;
+    }
+    if (threadIdx.x == 0) {
+      float of_dy[kRowsD], of_x[H::kPoints];
+      coefficients<H, kRowsD, true>(block.product % H::kPoints, of_dy);
+      coefficients<H, H::kPoints, false>(block.product % H::kPoints, of_x);
+      state.end_row = block.end_row(p);
+      state.x_from = of_x[0] == 0.f;
+      state.x_step = steps_of_two(of_x) ? 2 : 1;
+      state.x_next_row = state.x_step * p.x_next_row;
+#pragma unroll
+      for (int n = 0; n < H::kPoints; n++) scratch[n] = of_x[n];
+#pragma unroll
+      for (int n = 0; n < 4; n++) state.of_dy[n] = n < kRowsD ? of_dy[n] : 0.f;
+#pragma unroll 1
+      for (int n = 0; n < 8; n++) {
+        const int from = state.x_from + n * state.x_step;
+        state.of_x[n] = n < kRowsX && from < H::kPoints ? scratch[from] : 0.f;
+      }
+      aim_row();
+    }
+    __syncthreads();
+  }
+
+  static __device__ __forceinline__ bool steps_of_two(const float* of_x) {
+    return H::kPoints > 2 && (of_x[1] == 0.f || of_x[H::kPoints > 2 ? 2 : 0] == 0.f);
+  }
+
+  // Decodes `row` = ((image * phases + phase) * tiles + tile along H) * outer phases + outer phase along W.
+  __device__ __forceinline__ void aim_row() {
+    const Block block(p);
+    WgradRow& to = state.row[row & 1];
+    const u32 above = p.outer_phases.quotient(row), column = p.tiles_h.quotient(above);
+    const int image = p.phases_h.quotient(column);
+    to.phase = (row - int(above * p.outer_phases.divisor)) * p.interleave;
+    const int first =
+        int(column - image * p.phases_h.divisor) + p.dilation_h * H::kM * int(above - column * p.tiles_h.divisor);
+    const int x_first = first + (H::offset(block.product / H::kPoints) + state.x_from) * p.dilation_h;
+    to.dy = p.dy + (i64(block.group) * p.outputs + block.k_tile * Tile::kTileK) * p.dy_channel + image * p.dy_batch +
+            i64(first) * p.dy_row;
+    const float* x = p.x + i64(block.group) * p.classes.quotient(p.channels) * p.x_channel + image * p.x_batch +
+                     i64(x_first) * p.x_row;
+    to.x = kClassed ? x : x + block.c_tile * Tile::kTileC * p.x_channel + p.x_first_h[0] + p.x_first_w[0];
+    to.x_first = x_first;
+    to.beyond = row >= state.end_row;
+    u32 rows = 0;
+#pragma unroll
+    for (int n = 0; n < kRowsD; n++) rows |= u32(first + n * p.dilation_h < p.count_h && state.of_dy[n] != 0.f) << n;
+    if (!kClassed) rows |= rows_inside(x_first, p.read_first_h[0]);
+    to.rows = to.beyond ? 0 : rows;
+  }
+
+  __device__ __forceinline__ u32 rows_inside(int x_first, int read_first) const {
+    u32 found = 0;
+#pragma unroll
+    for (int n = 0; n < kRowsX; n++) {
+      const int at = read_first + p.read_step_h * (x_first + n * state.x_step * p.dilation_h);
+      found |= u32(u32(at) < u32(p.height) && state.of_x[n] != 0.f) << (8 + n);
+    }
+    return found;
+  }
+
+  // Lattice position along W of element j of block number `number`, in the first of the row's phases.
+  __device__ __forceinline__ int position(int number, int j) const {
+    const int unit = p.interleaved.quotient(number);
+    return number - unit * p.interleave + p.dilation_w * (4 * unit + j);
+  }
+
+  __device__ __forceinline__ bool column_inside(int read_first, int at) const {
+    return u32(read_first + p.read_step_w * at) < u32(p.width);
+  }
+
+  __device__ __forceinline__ void aim_chunk() {
+    const WgradRow& at = state.row[row & 1];
+    const u32 thread = fresh_thread();
+    const int here = at.phase + position(tile + thread % 32 / 4, thread % 4);
+    const int x_here = here + Sizes::kBeyond * 4 * p.dilation_w;
+    dy_at = at.dy + state.dy_warp[thread / 32] + i64(here) * p.dy_column;
+    mask = here < p.count_w ? at.rows & 0xff : 0;
+    if (kClassed) x_place = x_here;
+    if (!kClassed) {
+      x_at = at.x + state.x_warp[thread / 32] + i64(x_here) * p.x_column;
+      mask |= column_inside(p.read_first_w[0], x_here) ? at.rows & 0xff00 : 0;
+    }
+  }
+
+  // To the next chunk. A new row is there for all threads after the next barrier.
+  __device__ __forceinline__ void advance() {
+    tile += kChunk;
+    if (tile >= p.tiles) {
+      tile = 0;
+      row++;
+      if (fresh_thread() == 0) aim_row();
+    }
+  }
+
+  template <int kRows>
+  static __device__ __forceinline__ void load_rows(const float* at, i64 step, u32 inside, float* loaded) {
+#pragma unroll
+    for (int n = 0; n < kRows; n++) {
+      loaded[n] = (inside >> n & 1) ? __ldg(at) : 0.f;
+      at = opaque(add_bytes(at, step));
+    }
+  }
+
+  // One position of channel number c of the tile.
+  __device__ __forceinline__ void load_x(int c, int here, float* loaded) const {
+    const WgradRow& at = state.row[row & 1];
+    const int first = Block(p).c_tile * Tile::kTileC;
+    c = min(c, p.channels - first - 1);
+    const float* from = at.x + i64(here) * p.x_column;
+    u32 inside;
+    if (kClassed) {
+      c += first;
+      const int channel = p.classes.quotient(c), number = c - channel * int(p.classes.divisor);
+      const int h = p.classes_w.quotient(number), w = number - h * int(p.classes_w.divisor);
+      from += channel * p.x_channel + p.x_first_h[h] + p.x_first_w[w];
+      inside = !at.beyond && column_inside(p.read_first_w[w], here) ? rows_inside(at.x_first, p.read_first_h[h]) : 0;
+    } else {
+      from += c * p.x_channel;
+      inside = column_inside(p.read_first_w[0], here) ? at.rows : 0;
+    }
+    load_rows<kRowsX>(from, state.x_next_row, inside >> 8, loaded);
+  }
+
+  // The first blocks of a chunk are the last ones of the chunk before; at the beginning of a row they are loaded.
+  __device__ __forceinline__ void head(const float* before) const {
+    const u32 thread = fresh_thread();
+    const int blocks = Sizes::kBeyond * p.interleave;
+    const u32 c = thread / 4 / Sizes::kHeadBlocks, j = thread % 4;
+    const u32 to = Sizes::kStagedD + c * Sizes::kPitchX + j;
+#pragma unroll 1
+    for (int number = thread / 4 % Sizes::kHeadBlocks; number < blocks; number += Sizes::kHeadBlocks) {
+      if (c >= Tile::kTileC) break;
+      float value;
+      if (tile > 0) {
+        value = before[to + (kChunk + number) * 4];
+      } else {
+        float loaded[kRowsX], of_x[8];
+        load_x(c, state.row[row & 1].phase + position(number, j), loaded);
+        fragment(state.of_x, (kRowsX + 3) / 4, of_x);
+        value = dot<kRowsX>(of_x, loaded);
+      }
+      staged[to + number * 4] = value;
+    }
+  }
+
+  // Stage 1 in batches of items, spread evenly and so that dy and x alternate where there are fewer items than batches.
+  static __device__ __forceinline__ constexpr int first_d(int batch) {
+    return Sizes::kItemsD * batch / Sizes::kBatches;
+  }
+  static __device__ __forceinline__ constexpr int first_x(int batch) {
+    return (Sizes::kItemsX * batch + Sizes::kBatches - 2) / Sizes::kBatches;
+  }
+
+  // First half: loads.
+  __device__ __forceinline__ void load(int batch) {
+#pragma unroll
+    for (int item = first_d(batch); item < first_d(batch + 1); item++) {
+      load_rows<kRowsD>(dy_at, p.dy_next_row, mask, dy_loaded[item]);
+      if (more >> item & 1) dy_at = add_bytes(dy_at, p.dy_next_channel);
+    }
+#pragma unroll
+    for (int item = first_x(batch); item < first_x(batch + 1); item++) {
+      if (kClassed) {
+        load_x(fresh_thread() / 32 + item * Sizes::kWarps, x_place, x_loaded[item]);
+      } else {
+        load_rows<kRowsX>(x_at, state.x_next_row, mask >> 8, x_loaded[item]);
+        if (more >> (16 + item) & 1) x_at = add_bytes(x_at, p.x_next_channel);
+      }
+    }
+  }
+
+  // Second half: the product of the H transform, into `staged`. The quads of a row of dy are permuted by channel, the
+  // rows of x have an odd number of quads: stage 2 reads both with its lanes in successive channels.
+  __device__ __forceinline__ void combine(int batch) const {
+    const u32 thread = fresh_thread(), lane = thread % 32, warp = thread / 32;
+    float of_dy[4], of_x[8];
+    fragment(state.of_dy, 1, of_dy);
+    fragment(state.of_x, (kRowsX + 3) / 4, of_x);
+#pragma unroll
+    for (int item = first_d(batch); item < first_d(batch + 1); item++) {
+      const u32 k = warp + item * Sizes::kWarps;
+      staged[k * 4 * kChunk + (lane ^ (k % 8 * 4))] = dot<kRowsD>(of_dy, dy_loaded[item]);
+    }
+    float* const to = staged + Sizes::kStagedD + Sizes::kBeyond * p.interleave * 4 + lane;
+#pragma unroll
+    for (int item = first_x(batch); item < first_x(batch + 1); item++) {
+      const u32 c = warp + item * Sizes::kWarps;
+      to[c * Sizes::kPitchX] = dot<kRowsX>(of_x, x_loaded[item]);
+    }
+  }
+
+  static __device__ __forceinline__ void fragment(const float* at, int quads, float* values) {
+#pragma unroll
+    for (int i = 0; i < quads; i++) {
+      const float4 v = load4(at + 4 * i);
+      values[4 * i] = v.x, values[4 * i + 1] = v.y, values[4 * i + 2] = v.z, values[4 * i + 3] = v.w;
+    }
+  }
+
+  template <int kRows>
+  static __device__ __forceinline__ float dot(const float* a, const float* b) {
+    float sum = a[0] * b[0];
+#pragma unroll
+    for (int n = 1; n < kRows; n++) sum = fmaf(a[n], b[n], sum);
+    return sum;
+  }
+
+  // Stage 2, one round: a tile of one channel per thread, dy in the first rounds and x after them.
+  __device__ __forceinline__ void transform(int round, const float* from, float* operands, float& bias) const {
+    const u32 thread = fresh_thread();
+    if (round < Sizes::kRoundsD) {
+      const u32 task = thread + round * Sizes::kThreads;
+      if (Sizes::kTasksD % Sizes::kThreads != 0 && task >= Sizes::kTasksD) return;
+      const u32 k = task % Tile::kTileK, u = task / Tile::kTileK;
+      float dy_tile[4], d[W::kPoints];
+      fragment(from + k * 4 * kChunk + (u ^ k % 8) * 4, 1, dy_tile);
+      W::spread(dy_tile, d);
+#pragma unroll
+      for (int i = 0; i < W::kPoints; i++) operands[(i * kChunk + u) * Tile::kTileK + k] = d[i];
+      bias += d[1];
+      return;
+    }
+    const u32 task = thread + (round - Sizes::kRoundsD) * Sizes::kThreads;
+    if (Sizes::kTasksV % Sizes::kThreads != 0 && task >= Sizes::kTasksV) return;
+    const u32 c = task % Tile::kTileC, u = task / Tile::kTileC % kChunk, pass = task / (Tile::kTileC * kChunk);
+    const float* at = from + Sizes::kStagedD + c * Sizes::kPitchX + (u + pass * p.interleave) * 4;
+    float inputs[8], v[W::kPoints];
+    fragment(at, 1, inputs);
+    fragment(at + p.interleave * 4, 1, inputs + 4);
+    W::input(inputs, v);
+    float* to = operands + Sizes::kOperandD + (pass * W::kPoints * kChunk + u) * Tile::kTileC + c;
+#pragma unroll
+    for (int i = 0; i < W::kPoints; i++) to[i * kChunk * Tile::kTileC] = v[i];
+  }
+};
+
+// Stage 3: the accumulators of a thread, for one point of W and its segments.
+template <class W, class Tile>
+struct WgradSums {
+  static constexpr int kPasses = W::kSegments / Tile::kWarpsPass;
+  float sum[kPasses][Tile::kThreadK][Tile::kThreadC];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int s = 0; s < kPasses; s++)
+#pragma unroll
+      for (int i = 0; i < Tile::kThreadK; i++)
+#pragma unroll
+        for (int j = 0; j < Tile::kThreadC; j++) sum[s][i][j] = 0.f;
+  }
+
+  static __device__ __forceinline__ void fragment(const float* at, int quads, int apart, float* values) {
+#pragma unroll
+    for (int i = 0; i < quads; i++) {
+      const float4 v = load4(at + i * apart);
+      values[4 * i] = v.x, values[4 * i + 1] = v.y, values[4 * i + 2] = v.z, values[4 * i + 3] = v.w;
+    }
+  }
+
+  // d and v point at this thread's channels of one tile.
+  __device__ __forceinline__ void multiply_add(const float* d, const float* v) {
+    float row[Tile::kThreadK], column[Tile::kThreadC];
+    fragment(d, Tile::kThreadK / 4, Tile::kLanesK * 4, row);
+#pragma unroll
+    for (int s = 0; s < kPasses; s++) {
+      fragment(v + s * W::kPoints * kChunk * Tile::kTileC, Tile::kThreadC / 4, Tile::kLanesC * 4, column);
+#pragma unroll
+      for (int i = 0; i < Tile::kThreadK; i++)
+#pragma unroll
+        for (int j = 0; j < Tile::kThreadC; j++) sum[s][i][j] = fmaf(row[i], column[j], sum[s][i][j]);
+    }
+  }
+
+  // Adds the sums to those of `partial`, or begins them.
+  __device__ __forceinline__ void flush(float* partial, bool begin) {
+#pragma unroll
+    for (int s = 0; s < kPasses; s++)
+#pragma unroll
+      for (int i = 0; i < Tile::kThreadK; i++) {
+        float* at = partial + (s * W::kPoints * Tile::kTileK + (i / 4) * Tile::kLanesK * 4 + i % 4) * Tile::kTileC;
+#pragma unroll
+        for (int j = 0; j < Tile::kThreadC; j += 4) {
+          float* to = at + j * Tile::kLanesC;
+          const float4 old = begin ? make_float4(0.f, 0.f, 0.f, 0.f) : load4(to);
+          store4_global(to, old.x + sum[s][i][j], old.y + sum[s][i][j + 1], old.z + sum[s][i][j + 2],
+                        old.w + sum[s][i][j + 3]);
+        }
+      }
+  }
+};
+
+// Keeps the compiler from moving loads far ahead, into spills. From sm_90 on the barrier itself takes registers, which
+// sixteen warps do not have.
+template <int kWarps>
+__device__ __forceinline__ void keep_order() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if (kWarps < 16) __syncwarp();
+#else
+  __syncwarp();
+#endif
+}
+
+// The step of a chunk in which a round of transforms runs: spread evenly. On sm_90 eight points along H leave no
+// register for a round in the first step.
+template <class H>
+__device__ __forceinline__ constexpr int step_of(int round, int rounds, int steps) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+  return H::kPoints == 8 ? (round + 1) * steps / (rounds + 1) : round * steps / rounds;
+#else
+  return round * steps / rounds;
+#endif
+}
+
+// A thread's channels inside the block's tile, and its point and share of the tiles.
+template <class W, class Tile>
+struct WgradPlace {
+  u32 point, split, k, c, pass;
+
+  __device__ __forceinline__ explicit WgradPlace(u32 thread) {
+    const u32 lane = thread % 32, warp = thread / 32, part = warp / W::kPoints;
+    point = warp % W::kPoints;
+    split = part % Tile::kSplit;
+    k = part / Tile::kSplit % Tile::kWarpsK * (Tile::kTileK / Tile::kWarpsK) + lane % Tile::kLanesK * 4;
+    const u32 column = part / Tile::kSplit / Tile::kWarpsK;
+    c = column % Tile::kWarpsC * (Tile::kTileC / Tile::kWarpsC) + lane / Tile::kLanesK * 4;
+    pass = column / Tile::kWarpsC * (W::kSegments / Tile::kWarpsPass);
+  }
+};
+
+// Where a thread's sums lie.
+template <class Sizes, class Tile, class W>
+__device__ __forceinline__ float* partial_of(const ToomWgradParams& p) {
+  const WgradBlock<Sizes, Tile> block(p);
+  const WgradPlace<W, Tile> place(fresh_thread());
+  const i64 run = (i64(block.slice) * Tile::kSplit + place.split) * p.groups.divisor + block.group;
+  const i64 product = (run * p.channel_tiles.divisor + block.channel_tile) * Sizes::kProducts + block.product;
+  return p.partial + product * (Sizes::kPasses * W::kPoints * Tile::kTileK * Tile::kTileC) +
+         ((place.pass * W::kPoints + place.point) * Tile::kTileK + place.k) * Tile::kTileC + place.c;
+}
+
+template <class H, class W, class Tile, bool kClassed>
+__device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
+  using Sizes = WgradSizes<H, W, Tile>;
+  extern __shared__ __align__(16) float shared[];
+
+  constexpr int kBuffer = Sizes::kOperands + Sizes::kStaged;
+  WgradLoader<H, W, Tile, kClassed> loader(p, *reinterpret_cast<WgradState*>(shared + 2 * kBuffer), shared);
+  int chunks;
+  {
+    const WgradBlock<Sizes, Tile> block(p);
+    chunks = (block.end_row(p) - block.first_row(p)) * ((p.tiles + kChunk - 1) / kChunk);
+  }
+
+  // The first chunk through stages 1 and 2, the second through stage 1. Chunks are counted backwards, and the parity of
+  // a chunk's number tells its buffers.
+  const int odd = chunks % 2;
+  float bias = 0.f;
+#pragma unroll 1
+  for (int ahead = 0; ahead < 2; ahead++) {
+    loader.staged = shared + (ahead == odd ? 0 : kBuffer) + Sizes::kOperands;
+    loader.aim_chunk();
+#pragma unroll
+    for (int batch = 0; batch < Sizes::kBatches; batch++) loader.load(batch), loader.combine(batch);
+    loader.head(shared + (odd ? kBuffer : 0) + Sizes::kOperands);
+    loader.advance();
+    __syncthreads();
+    if (ahead == 0) {
+#pragma unroll
+      for (int round = 0; round < Sizes::kRoundsD + Sizes::kRoundsV; round++)
+        loader.transform(round, loader.staged, loader.staged - Sizes::kOperands, bias);
+    }
+  }
+  __syncthreads();
+
+  WgradSums<W, Tile> sums;
+  sums.clear();
+  int until_flush = p.flush + kFirstFlush;
+#pragma unroll 1
+  for (; chunks > 0; chunks--) {
+    // The chunk after next goes where this one was staged; the next is transformed into the other operands.
+    float* const now = shared + (chunks % 2 ? kBuffer : 0);
+    float* const next = shared + (chunks % 2 ? 0 : kBuffer);
+    loader.staged = now + Sizes::kOperands;
+    const WgradPlace<W, Tile> place(fresh_thread());
+    const float* d = now + (place.point * kChunk + place.split) * Tile::kTileK + place.k;
+    const float* v = now + Sizes::kOperandD +
+                     ((place.pass * W::kPoints + place.point) * kChunk + place.split) * Tile::kTileC + place.c;
+    constexpr int kRounds = Sizes::kRoundsD + Sizes::kRoundsV;
+    loader.head(next + Sizes::kOperands);
+    loader.aim_chunk();
+#pragma unroll
+    for (int step = 0; step < Sizes::kSteps; step++) {
+      // Whatever waits for memory comes before the last products: behind them is nothing that could hide it.
+      if (step > 0) keep_order<Sizes::kWarps>();
+      if (step > 0) loader.combine(step - 1);
+      if (step < Sizes::kBatches) loader.load(step);
+#pragma unroll
+      for (int round = 0; round < kRounds; round++)
+        if (step_of<H>(round, kRounds, Sizes::kSteps) == step)
+          loader.transform(round, next + Sizes::kOperands, next, bias);
+      if (step == Sizes::kSteps - 1) loader.advance();
+      sums.multiply_add(d + step * Tile::kSplit * Tile::kTileK, v + step * Tile::kSplit * Tile::kTileC);
+    }
+    if (--until_flush % kFirstFlush == 0 || chunks == 1) {
+      sums.flush(partial_of<Sizes, Tile, W>(p), until_flush >= kFirstFlush);
+      sums.clear();
+      until_flush = p.flush;
+    }
+    __syncthreads();
+  }
+
+  // The sum of dy is the product of the points 1 of both axes, where dy enters with factors 1.
+  const WgradBlock<Sizes, Tile> block(p);
+  if (p.bias_partial && block.product == (H::kPoints > 1 ? 1 : 0) && block.c_tile == 0) {
+    shared[threadIdx.x] = bias;
+    __syncthreads();
+    const int channel = block.k_tile * Tile::kTileK + threadIdx.x;
+    if (threadIdx.x < Tile::kTileK && channel < p.outputs) {
+      float sum = 0.f;
+#pragma unroll
+      for (int i = 0; i < Sizes::kThreads / Tile::kTileK; i++) sum += shared[threadIdx.x + i * Tile::kTileK];
+      p.bias_partial[(i64(block.slice) * p.groups.divisor + block.group) * p.outputs + channel] = sum;
+    }
+  }
+}
+
+}  // namespace polyconv
+
+// ---- toom_wgrad_finish.cuh ------------------------------------------------------------------------------------------
+// What follows toom_wgrad.cuh: the slices' partial sums are added, always in the same order, then transformed to taps.
+//
+// toom_wgrad_sum: one thread per four elements of `partial[slice]`. Slices are added in groups and the groups' sums
+// after them, so that no element goes through more than about 2 sqrt(slices) additions in sequence.
+// toom_wgrad_finish: one thread per pair of channels: G^T along W, then along H, and dw is written wherever its strides
+// and the classes of taps (of a strided convolution) want it. The bias gradient's partial sums are added here.
+
+namespace polyconv {
+
+constexpr int kSlicesPerGroup = 8;
+constexpr int kMaxTapClasses = 8;
+
+struct ToomWgradSumParams {
+  float* partial;  // [slice][elements]; slice 0 becomes the sum
+  i64 elements;
+  int slices;
+};
+
+struct ToomWgradFinishParams {
+  const float* partial;       // [group][channel tile][product][segment][point][tile_k][tile_c]
+  const float* bias_partial;  // [slice][group * outputs]
+  float* dw;
+  float* db;  // null: no bias gradient
+  i64 dw_k, dw_channel;
+  int dw_row, dw_column;
+  int slices, outputs, all_outputs, pairs;  // outputs of a group, of all groups; pairs of channels
+  FastDivisor channels, outputs_divisor;    // of a group
+  FastDivisor tile_k, tile_c;
+  int k_tiles, channel_tiles;
+  FastDivisor classes, classes_w;
+  int taps_h[kMaxTapClasses], tap_first_h[kMaxTapClasses];  // of each class; one stride for all
+  int taps_w[kMaxTapClasses], tap_first_w[kMaxTapClasses];
+  int tap_stride_h, tap_stride_w;
+};
+
+__device__ __forceinline__ float4 add4(float4 a, float4 b) {
+  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+__device__ __forceinline__ void toom_wgrad_sum(const ToomWgradSumParams& p) {
+  const i64 element = 4 * (i64(blockIdx.x) * blockDim.x + threadIdx.x);
+  if (element >= p.elements) return;
+  float* const to = p.partial + element;
+  const float* from = to;
+  float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 1
+  for (int first = 0; first < p.slices; first += kSlicesPerGroup) {
+    float4 group = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+    for (int i = 0; i < kSlicesPerGroup; i++) {
+      if (first + i < p.slices) group = add4(group, load4(from));
+      from += p.elements;
+    }
+    sum = add4(sum, group);
+  }
+  store4(to, sum);
+}
+
+// Adds up the bias gradient's partial sums of one channel.
+__device__ __forceinline__ float sum_of_bias(const ToomWgradFinishParams& p, int channel) {
+  const float* from = p.bias_partial + channel;
+  float sum = 0.f;
+#pragma unroll 1
+  for (int first = 0; first < p.slices; first += kSlicesPerGroup) {
+    float group = 0.f;
+#pragma unroll
+    for (int i = 0; i < kSlicesPerGroup; i++) {
+      if (first + i < p.slices) group += *from;
+      from += p.all_outputs;
+    }
+    sum += group;
+  }
+  return sum;
+}
+
+template <class H, class W>
+__device__ __forceinline__ void toom_wgrad_finish(const ToomWgradFinishParams& p) {
+  const int pair = blockIdx.x * blockDim.x + threadIdx.x;
+  if (p.db && pair < p.all_outputs) p.db[pair] = sum_of_bias(p, pair);
+  if (pair >= p.pairs) return;
+
+  const int output = p.channels.quotient(pair), c = pair - output * int(p.channels.divisor);
+  const int group = p.outputs_divisor.quotient(output), k = output - group * p.outputs;
+  const int k_tile = p.tile_k.quotient(k), c_tile = p.tile_c.quotient(c);
+  const int point_size = p.tile_k.divisor * p.tile_c.divisor, product_size = W::kSegments * W::kPoints * point_size;
+  const float* from =
+      p.partial +
+      i64(group * p.channel_tiles + c_tile * p.k_tiles + k_tile) * (H::kSegments * H::kPoints * product_size) +
+      (k - k_tile * int(p.tile_k.divisor)) * int(p.tile_c.divisor) + c - c_tile * int(p.tile_c.divisor);
+
+  const int channel = p.classes.quotient(c), number = c - channel * int(p.classes.divisor);
+  const int class_h = p.classes_w.quotient(number), class_w = number - class_h * int(p.classes_w.divisor);
+  float* const dw = p.dw + output * p.dw_k + channel * p.dw_channel + i64(p.tap_first_h[class_h]) * p.dw_row +
+                    i64(p.tap_first_w[class_w]) * p.dw_column;
+  const int taps_h = p.taps_h[class_h], taps_w = p.taps_w[class_w];
+
+  // Segment by segment along both axes, so that the values of one pair of them fit into registers.
+#pragma unroll 1
+  for (int segment = 0; segment < H::kSegments; segment++) {
+#pragma unroll 1
+    for (int pass = 0; pass < W::kSegments; pass++) {
+      const float* const sums_at = from + pass * W::kPoints * point_size;
+      float along_w[W::kLongest][H::kPoints];
+#pragma unroll
+      for (int product = 0; product < H::kPoints; product++) {
+        float sums[W::kPoints], taps[W::kLongest];
+#pragma unroll
+        for (int i = 0; i < W::kPoints; i++) sums[i] = sums_at[product * product_size + i * point_size];
+        W::collect(sums, taps);
+#pragma unroll
+        for (int t = 0; t < W::kLongest; t++) along_w[t][product] = taps[t];
+      }
+#pragma unroll
+      for (int j = 0; j < W::kLongest; j++) {
+        float taps[H::kLongest];
+        H::collect(along_w[j], taps);
+        const int s = W::first_tap(pass) + j;
+#pragma unroll
+        for (int t = 0; t < H::kLongest; t++) {
+          const int r = H::first_tap(segment) + t;
+          if (t < H::taps(segment) && j < W::taps(pass) && r < taps_h && s < taps_w)
+            dw[i64(r * p.tap_stride_h) * p.dw_row + i64(s * p.tap_stride_w) * p.dw_column] = taps[t];
+        }
+      }
+    }
+    from += H::kPoints * product_size;
+  }
+}
+
+}  // namespace polyconv
+
 // ---- wgrad_gemm.cuh -------------------------------------------------------------------------------------------------
 // wgrad as an implicit GEMM:
 //   dw[k, column] = sum over pixels of  dy[pixel, k] * x[pixel shifted by the column's tap, the column's channel]
@@ -961,10 +2426,643 @@ __device__ __forceinline__ void reduce_partials(const ReduceParams& p) {
 }  // namespace polyconv
 
 // ---- The instances that this file uses ------------------------------------------------------------------------------
+namespace polyconv {
+// F(4,5)
+struct Toom4_5_1 {
+  static constexpr int kM = 4;
+  static constexpr int kLongest = 5;
+  static constexpr int kPoints = 8;
+  static constexpr int kSegments = 1;
+  static constexpr int kTiles = 1;
+  static constexpr int kPasses = 1;
+  static constexpr int kOuterInputs = 1;
+  static constexpr int kOutputs = 4;
+  static constexpr int kSpan = 8;
+  static POLYCONV_INLINE constexpr int offset(int) { return 0; }
+  static POLYCONV_INLINE constexpr int first_tap(int) { return 0; }
+  static POLYCONV_INLINE constexpr int taps(int) { return 5; }
+  // 8 from 8 in 22 operations (8 add, 0 mul, 14 fma), depth 4.
+  template <class T>
+  static POLYCONV_INLINE void input(const T* x, T* y) {
+    const T x0 = x[0];
+    const T x1 = x[1];
+    const T x2 = x[2];
+    const T x3 = x[3];
+    const T x4 = x[4];
+    const T x5 = x[5];
+    const T x6 = x[6];
+    const T x7 = x[7];
+    const T t0 = x4 - x2;
+    const T t1 = x0 - x6;
+    y[0] = mul_add(t0, 5.25f, t1);
+    const T t2 = x2 + x6;
+    const T t3 = mul_add(x4, -5.0f, t2);
+    const T t4 = mul_add(x4, 0.75f, t3);
+    const T t5 = x1 + x5;
+    const T t6 = mul_add(x3, -5.0f, t5);
+    const T t7 = mul_add(x3, 0.75f, t6);
+    y[1] = t4 + t7;
+    y[2] = t4 - t7;
+    const T t8 = mul_add(x5, 3.0f, t6);
+    const T t9 = mul_add(x6, 3.0f, t3);
+    y[3] = mul_add(t8, 2.0f, t9);
+    y[4] = mul_add(t8, -2.0f, t9);
+    const T t10 = mul_add(x2, 3.0f, t3);
+    const T t11 = mul_add(x1, 3.0f, t6);
+    y[5] = mul_add(t10, 2.0f, t11);
+    y[6] = mul_sub(t10, 2.0f, t11);
+    const T t12 = x3 - x5;
+    const T t13 = x7 - x1;
+    y[7] = mul_add(t12, 5.25f, t13);
+  }
+  // 4 from 8 in 16 operations (10 add, 0 mul, 6 fma), depth 4.
+  template <class T>
+  static POLYCONV_INLINE void output(const T* x, T* y) {
+    const T x0 = x[0];
+    const T x1 = x[1];
+    const T x2 = x[2];
+    const T x3 = x[3];
+    const T x4 = x[4];
+    const T x5 = x[5];
+    const T x6 = x[6];
+    const T x7 = x[7];
+    const T t0 = x1 + x2;
+    const T t1 = x0 + t0;
+    const T t2 = x3 + x4;
+    const T t3 = x5 + x6;
+    const T t4 = t2 + t3;
+    y[0] = t1 + t4;
+    const T t5 = x3 - x4;
+    const T t6 = x5 - x6;
+    const T t7 = x1 - x2;
+    const T t8 = mul_add(t6, 0.5f, t7);
+    y[1] = mul_add(t5, 2.0f, t8);
+    const T t9 = mul_add(t3, 0.25f, t0);
+    y[2] = mul_add(t2, 4.0f, t9);
+    const T t10 = x7 + t7;
+    const T t11 = mul_add(t6, 0.125f, t10);
+    y[3] = mul_add(t5, 8.0f, t11);
+  }
+  // 8 from 5 in 18 operations (3 add, 3 mul, 12 fma), depth 4.
+  template <class T>
+  static POLYCONV_INLINE void weights(const T* x, T* y) {
+    const T x0 = x[0];
+    const T x1 = x[1];
+    const T x2 = x[2];
+    const T x3 = x[3];
+    const T x4 = x[4];
+    const T t0 = x1 + x3;
+    const T t1 = x0 + x2;
+    const T t2 = x4 + t1;
+    const T t3 = t2 * -0.22222222f;
+    y[1] = mul_add(t0, -0.22222222f, t3);
+    y[2] = mul_add(t0, 0.22222222f, t3);
+    const T t4 = mul_add(x3, 4.0f, x1);
+    const T t5 = x0 * 0.0027777778f;
+    const T t6 = mul_add(x2, 0.011111111f, t5);
+    const T t7 = mul_add(x4, 0.044444446f, t6);
+    y[3] = mul_add(t4, 0.0055555557f, t7);
+    y[4] = mul_add(t4, -0.0055555557f, t7);
+    const T t8 = mul_add(x1, 4.0f, x3);
+    const T t9 = x4 * 0.022222223f;
+    const T t10 = mul_add(x2, 0.08888889f, t9);
+    const T t11 = mul_add(x0, 0.35555556f, t10);
+    y[5] = mul_add(t8, 0.044444446f, t11);
+    y[6] = mul_add(t8, -0.044444446f, t11);
+    y[0] = x0;
+    y[7] = x4;
+  }
+  // 8 from 4 in 12 operations (4 add, 0 mul, 8 fma), depth 2.
+  template <class T>
+  static POLYCONV_INLINE void spread(const T* x, T* y) {
+    const T x0 = x[0];
+    const T x1 = x[1];
+    const T x2 = x[2];
+    const T x3 = x[3];
+    const T t0 = x0 + x2;
+    const T t1 = x1 + x3;
+    y[1] = t0 + t1;
+    y[2] = t0 - t1;
+    const T t2 = mul_add(x3, 4.0f, x1);
+    const T t3 = mul_add(x2, 4.0f, x0);
+    y[3] = mul_add(t2, 2.0f, t3);
+    y[4] = mul_add(t2, -2.0f, t3);
+    const T t4 = mul_add(x1, 4.0f, x3);
+    const T t5 = mul_add(x2, 0.25f, x0);
+    y[5] = mul_add(t4, 0.125f, t5);
+    y[6] = mul_add(t4, -0.125f, t5);
+    y[0] = x0;
+    y[7] = x3;
+  }
+  // 5 from 8 in 21 operations (6 add, 3 mul, 12 fma), depth 4.
+  template <class T>
+  static POLYCONV_INLINE void collect(const T* x, T* y) {
+    const T x0 = x[0];
+    const T x1 = x[1];
+    const T x2 = x[2];
+    const T x3 = x[3];
+    const T x4 = x[4];
+    const T x5 = x[5];
+    const T x6 = x[6];
+    const T x7 = x[7];
+    const T t0 = x5 + x6;
+    const T t1 = x1 + x2;
+    const T t2 = x3 + x4;
+    const T t3 = mul_add(t2, 0.0027777778f, x0);
+    const T t4 = mul_add(t1, -0.22222222f, t3);
+    y[0] = mul_add(t0, 0.35555556f, t4);
+    const T t5 = x1 - x2;
+    const T t6 = x5 - x6;
+    const T t7 = x3 - x4;
+    const T t8 = t7 * 0.0055555557f;
+    const T t9 = mul_add(t6, 0.17777778f, t8);
+    y[1] = mul_add(t5, -0.22222222f, t9);
+    const T t10 = t2 * 0.011111111f;
+    const T t11 = mul_add(t0, 0.08888889f, t10);
+    y[2] = mul_add(t1, -0.22222222f, t11);
+    const T t12 = t7 * 0.022222223f;
+    const T t13 = mul_add(t6, 0.044444446f, t12);
+    y[3] = mul_add(t5, -0.22222222f, t13);
+    const T t14 = mul_add(t0, 0.022222223f, x7);
+    const T t15 = mul_add(t2, 0.044444446f, t14);
+    y[4] = mul_add(t1, -0.22222222f, t15);
+  }
+  // 1 from 1 in 0 operations (0 add, 0 mul, 0 fma), depth 0.
+  template <class T>
+  static POLYCONV_INLINE void outer_input(const T* x, T* y) {
+    const T x0 = x[0];
+    y[0] = x0;
+  }
+  // 1 from 1 in 0 operations (0 add, 0 mul, 0 fma), depth 0.
+  template <class T>
+  static POLYCONV_INLINE void outer_output(const T* x, T* y) {
+    const T x0 = x[0];
+    y[0] = x0;
+  }
+  // 1 from 1 in 0 operations (0 add, 0 mul, 0 fma), depth 0.
+  template <class T>
+  static POLYCONV_INLINE void outer_weights(const T* x, T* y) {
+    const T x0 = x[0];
+    y[0] = x0;
+  }
+  // 1 from 1 in 0 operations (0 add, 0 mul, 0 fma), depth 0.
+  template <class T>
+  static POLYCONV_INLINE void outer_spread(const T* x, T* y) {
+    const T x0 = x[0];
+    y[0] = x0;
+  }
+  // 1 from 1 in 0 operations (0 add, 0 mul, 0 fma), depth 0.
+  template <class T>
+  static POLYCONV_INLINE void outer_collect(const T* x, T* y) {
+    const T x0 = x[0];
+    y[0] = x0;
+  }
+};
+}  // namespace polyconv
+
+namespace polyconv {
+// F(4,5) taps 4+5 nested F(2,2)
+struct Toom4_4_5_2 {
+  static constexpr int kM = 4;
+  static constexpr int kLongest = 5;
+  static constexpr int kPoints = 8;
+  static constexpr int kSegments = 2;
+  static constexpr int kTiles = 2;
+  static constexpr int kPasses = 3;
+  static constexpr int kOuterInputs = 3;
+  static constexpr int kOutputs = 8;
+  static constexpr int kSpan = 16;
+  static POLYCONV_INLINE constexpr int offset(int i) { return i == 0 ? 0 : i == 1 ? 4 : 8; }
+  static POLYCONV_INLINE constexpr int first_tap(int i) { return i == 0 ? 0 : 4; }
+  static POLYCONV_INLINE constexpr int taps(int i) { return i == 0 ? 4 : 5; }
+  // 8 from 8 in 22 operations (8 add, 0 mul, 14 fma), depth 4.
+  template <class T>
+  static POLYCONV_INLINE void input(const T* x, T* y) {
+    const T x0 = x[0];
+    const T x1 = x[1];
+    const T x2 = x[2];
+    const T x3 = x[3];
+    const T x4 = x[4];
+    const T x5 = x[5];
+    const T x6 = x[6];
+    const T x7 = x[7];
+    const T t0 = x4 - x2;
+    const T t1 = x0 - x6;
+    y[0] = mul_add(t0, 5.25f, t1);
+    const T t2 = x2 + x6;
+    const T t3 = mul_add(x4, -5.0f, t2);
+    const T t4 = mul_add(x4, 0.75f, t3);
+    const T t5 = x1 + x5;
+    const T t6 = mul_add(x3, -5.0f, t5);
+    const T t7 = mul_add(x3, 0.75f, t6);
+    y[1] = t4 + t7;
+    y[2] = t4 - t7;
+    const T t8 = mul_add(x5, 3.0f, t6);
+    const T t9 = mul_add(x6, 3.0f, t3);
+    y[3] = mul_add(t8, 2.0f, t9);
+    y[4] = mul_add(t8, -2.0f, t9);
+    const T t10 = mul_add(x2, 3.0f, t3);
+    const T t11 = mul_add(x1, 3.0f, t6);
+    y[5] = mul_add(t10, 2.0f, t11);
+    y[6] = mul_sub(t10, 2.0f, t11);
+    const T t12 = x3 - x5;
+    const T t13 = x7 - x1;
+    y[7] = mul_add(t12, 5.25f, t13);
+  }
+  // 4 from 8 in 16 operations (10 add, 0 mul, 6 fma), depth 4.
+  template <class T>
+  static POLYCONV_INLINE void output(const T* x, T* y) {
+    const T x0 = x[0];
+    const T x1 = x[1];
+    const T x2 = x[2];
+    const T x3 = x[3];
+    const T x4 = x[4];
+    const T x5 = x[5];
+    const T x6 = x[6];
+    const T x7 = x[7];
+    const T t0 = x1 + x2;
+    const T t1 = x0 + t0;
+    const T t2 = x3 + x4;
+    const T t3 = x5 + x6;
+    const T t4 = t2 + t3;
+    y[0] = t1 + t4;
+    const T t5 = x3 - x4;
+    const T t6 = x5 - x6;
+    const T t7 = x1 - x2;
+    const T t8 = mul_add(t6, 0.5f, t7);
+    y[1] = mul_add(t5, 2.0f, t8);
+    const T t9 = mul_add(t3, 0.25f, t0);
+    y[2] = mul_add(t2, 4.0f, t9);
+    const T t10 = x7 + t7;
+    const T t11 = mul_add(t6, 0.125f, t10);
+    y[3] = mul_add(t5, 8.0f, t11);
+  }
+  // 8 from 5 in 18 operations (3 add, 3 mul, 12 fma), depth 4.
+  template <class T>
+  static POLYCONV_INLINE void weights(const T* x, T* y) {
+    const T x0 = x[0];
+    const T x1 = x[1];
+    const T x2 = x[2];
+    const T x3 = x[3];
+    const T x4 = x[4];
+    const T t0 = x1 + x3;
+    const T t1 = x0 + x2;
+    const T t2 = x4 + t1;
+    const T t3 = t2 * -0.22222222f;
+    y[1] = mul_add(t0, -0.22222222f, t3);
+    y[2] = mul_add(t0, 0.22222222f, t3);
+    const T t4 = mul_add(x3, 4.0f, x1);
+    const T t5 = x0 * 0.0027777778f;
+    const T t6 = mul_add(x2, 0.011111111f, t5);
+    const T t7 = mul_add(x4, 0.044444446f, t6);
+    y[3] = mul_add(t4, 0.0055555557f, t7);
+    y[4] = mul_add(t4, -0.0055555557f, t7);
+    const T t8 = mul_add(x1, 4.0f, x3);
+    const T t9 = x4 * 0.022222223f;
+    const T t10 = mul_add(x2, 0.08888889f, t9);
+    const T t11 = mul_add(x0, 0.35555556f, t10);
+    y[5] = mul_add(t8, 0.044444446f, t11);
+    y[6] = mul_add(t8, -0.044444446f, t11);
+    y[0] = x0;
+    y[7] = x4;
+  }
+  // 8 from 4 in 12 operations (4 add, 0 mul, 8 fma), depth 2.
+  template <class T>
+  static POLYCONV_INLINE void spread(const T* x, T* y) {
+    const T x0 = x[0];
+    const T x1 = x[1];
+    const T x2 = x[2];
+    const T x3 = x[3];
+    const T t0 = x0 + x2;
+    const T t1 = x1 + x3;
+    y[1] = t0 + t1;
+    y[2] = t0 - t1;
+    const T t2 = mul_add(x3, 4.0f, x1);
+    const T t3 = mul_add(x2, 4.0f, x0);
+    y[3] = mul_add(t2, 2.0f, t3);
+    y[4] = mul_add(t2, -2.0f, t3);
+    const T t4 = mul_add(x1, 4.0f, x3);
+    const T t5 = mul_add(x2, 0.25f, x0);
+    y[5] = mul_add(t4, 0.125f, t5);
+    y[6] = mul_add(t4, -0.125f, t5);
+    y[0] = x0;
+    y[7] = x3;
+  }
+  // 5 from 8 in 21 operations (6 add, 3 mul, 12 fma), depth 4.
+  template <class T>
+  static POLYCONV_INLINE void collect(const T* x, T* y) {
+    const T x0 = x[0];
+    const T x1 = x[1];
+    const T x2 = x[2];
+    const T x3 = x[3];
+    const T x4 = x[4];
+    const T x5 = x[5];
+    const T x6 = x[6];
+    const T x7 = x[7];
+    const T t0 = x5 + x6;
+    const T t1 = x1 + x2;
+    const T t2 = x3 + x4;
+    const T t3 = mul_add(t2, 0.0027777778f, x0);
+    const T t4 = mul_add(t1, -0.22222222f, t3);
+    y[0] = mul_add(t0, 0.35555556f, t4);
+    const T t5 = x1 - x2;
+    const T t6 = x5 - x6;
+    const T t7 = x3 - x4;
+    const T t8 = t7 * 0.0055555557f;
+    const T t9 = mul_add(t6, 0.17777778f, t8);
+    y[1] = mul_add(t5, -0.22222222f, t9);
+    const T t10 = t2 * 0.011111111f;
+    const T t11 = mul_add(t0, 0.08888889f, t10);
+    y[2] = mul_add(t1, -0.22222222f, t11);
+    const T t12 = t7 * 0.022222223f;
+    const T t13 = mul_add(t6, 0.044444446f, t12);
+    y[3] = mul_add(t5, -0.22222222f, t13);
+    const T t14 = mul_add(t0, 0.022222223f, x7);
+    const T t15 = mul_add(t2, 0.044444446f, t14);
+    y[4] = mul_add(t1, -0.22222222f, t15);
+  }
+  // 3 from 3 in 2 operations (2 add, 0 mul, 0 fma), depth 1.
+  template <class T>
+  static POLYCONV_INLINE void outer_input(const T* x, T* y) {
+    const T x0 = x[0];
+    const T x1 = x[1];
+    const T x2 = x[2];
+    y[0] = x0 - x1;
+    y[2] = x2 - x1;
+    y[1] = x1;
+  }
+  // 2 from 3 in 2 operations (2 add, 0 mul, 0 fma), depth 1.
+  template <class T>
+  static POLYCONV_INLINE void outer_output(const T* x, T* y) {
+    const T x0 = x[0];
+    const T x1 = x[1];
+    const T x2 = x[2];
+    y[0] = x0 + x1;
+    y[1] = x1 + x2;
+  }
+  // 3 from 2 in 1 operations (1 add, 0 mul, 0 fma), depth 1.
+  template <class T>
+  static POLYCONV_INLINE void outer_weights(const T* x, T* y) {
+    const T x0 = x[0];
+    const T x1 = x[1];
+    y[1] = x0 + x1;
+    y[0] = x0;
+    y[2] = x1;
+  }
+  // 3 from 2 in 1 operations (1 add, 0 mul, 0 fma), depth 1.
+  template <class T>
+  static POLYCONV_INLINE void outer_spread(const T* x, T* y) {
+    const T x0 = x[0];
+    const T x1 = x[1];
+    y[1] = x0 + x1;
+    y[0] = x0;
+    y[2] = x1;
+  }
+  // 2 from 3 in 2 operations (2 add, 0 mul, 0 fma), depth 1.
+  template <class T>
+  static POLYCONV_INLINE void outer_collect(const T* x, T* y) {
+    const T x0 = x[0];
+    const T x1 = x[1];
+    const T x2 = x[2];
+    y[0] = x0 + x1;
+    y[1] = x1 + x2;
+  }
+};
+}  // namespace polyconv
+
+namespace polyconv {
+// F(4,5) taps 4+5
+struct Toom4_4_5_1 {
+  static constexpr int kM = 4;
+  static constexpr int kLongest = 5;
+  static constexpr int kPoints = 8;
+  static constexpr int kSegments = 2;
+  static constexpr int kTiles = 1;
+  static constexpr int kPasses = 2;
+  static constexpr int kOuterInputs = 2;
+  static constexpr int kOutputs = 4;
+  static constexpr int kSpan = 12;
+  static POLYCONV_INLINE constexpr int offset(int i) { return i == 0 ? 0 : 4; }
+  static POLYCONV_INLINE constexpr int first_tap(int i) { return i == 0 ? 0 : 4; }
+  static POLYCONV_INLINE constexpr int taps(int i) { return i == 0 ? 4 : 5; }
+  // 8 from 8 in 22 operations (8 add, 0 mul, 14 fma), depth 4.
+  template <class T>
+  static POLYCONV_INLINE void input(const T* x, T* y) {
+    const T x0 = x[0];
+    const T x1 = x[1];
+    const T x2 = x[2];
+    const T x3 = x[3];
+    const T x4 = x[4];
+    const T x5 = x[5];
+    const T x6 = x[6];
+    const T x7 = x[7];
+    const T t0 = x4 - x2;
+    const T t1 = x0 - x6;
+    y[0] = mul_add(t0, 5.25f, t1);
+    const T t2 = x2 + x6;
+    const T t3 = mul_add(x4, -5.0f, t2);
+    const T t4 = mul_add(x4, 0.75f, t3);
+    const T t5 = x1 + x5;
+    const T t6 = mul_add(x3, -5.0f, t5);
+    const T t7 = mul_add(x3, 0.75f, t6);
+    y[1] = t4 + t7;
+    y[2] = t4 - t7;
+    const T t8 = mul_add(x5, 3.0f, t6);
+    const T t9 = mul_add(x6, 3.0f, t3);
+    y[3] = mul_add(t8, 2.0f, t9);
+    y[4] = mul_add(t8, -2.0f, t9);
+    const T t10 = mul_add(x2, 3.0f, t3);
+    const T t11 = mul_add(x1, 3.0f, t6);
+    y[5] = mul_add(t10, 2.0f, t11);
+    y[6] = mul_sub(t10, 2.0f, t11);
+    const T t12 = x3 - x5;
+    const T t13 = x7 - x1;
+    y[7] = mul_add(t12, 5.25f, t13);
+  }
+  // 4 from 8 in 16 operations (10 add, 0 mul, 6 fma), depth 4.
+  template <class T>
+  static POLYCONV_INLINE void output(const T* x, T* y) {
+    const T x0 = x[0];
+    const T x1 = x[1];
+    const T x2 = x[2];
+    const T x3 = x[3];
+    const T x4 = x[4];
+    const T x5 = x[5];
+    const T x6 = x[6];
+    const T x7 = x[7];
+    const T t0 = x1 + x2;
+    const T t1 = x0 + t0;
+    const T t2 = x3 + x4;
+    const T t3 = x5 + x6;
+    const T t4 = t2 + t3;
+    y[0] = t1 + t4;
+    const T t5 = x3 - x4;
+    const T t6 = x5 - x6;
+    const T t7 = x1 - x2;
+    const T t8 = mul_add(t6, 0.5f, t7);
+    y[1] = mul_add(t5, 2.0f, t8);
+    const T t9 = mul_add(t3, 0.25f, t0);
+    y[2] = mul_add(t2, 4.0f, t9);
+    const T t10 = x7 + t7;
+    const T t11 = mul_add(t6, 0.125f, t10);
+    y[3] = mul_add(t5, 8.0f, t11);
+  }
+  // 8 from 5 in 18 operations (3 add, 3 mul, 12 fma), depth 4.
+  template <class T>
+  static POLYCONV_INLINE void weights(const T* x, T* y) {
+    const T x0 = x[0];
+    const T x1 = x[1];
+    const T x2 = x[2];
+    const T x3 = x[3];
+    const T x4 = x[4];
+    const T t0 = x1 + x3;
+    const T t1 = x0 + x2;
+    const T t2 = x4 + t1;
+    const T t3 = t2 * -0.22222222f;
+    y[1] = mul_add(t0, -0.22222222f, t3);
+    y[2] = mul_add(t0, 0.22222222f, t3);
+    const T t4 = mul_add(x3, 4.0f, x1);
+    const T t5 = x0 * 0.0027777778f;
+    const T t6 = mul_add(x2, 0.011111111f, t5);
+    const T t7 = mul_add(x4, 0.044444446f, t6);
+    y[3] = mul_add(t4, 0.0055555557f, t7);
+    y[4] = mul_add(t4, -0.0055555557f, t7);
+    const T t8 = mul_add(x1, 4.0f, x3);
+    const T t9 = x4 * 0.022222223f;
+    const T t10 = mul_add(x2, 0.08888889f, t9);
+    const T t11 = mul_add(x0, 0.35555556f, t10);
+    y[5] = mul_add(t8, 0.044444446f, t11);
+    y[6] = mul_add(t8, -0.044444446f, t11);
+    y[0] = x0;
+    y[7] = x4;
+  }
+  // 8 from 4 in 12 operations (4 add, 0 mul, 8 fma), depth 2.
+  template <class T>
+  static POLYCONV_INLINE void spread(const T* x, T* y) {
+    const T x0 = x[0];
+    const T x1 = x[1];
+    const T x2 = x[2];
+    const T x3 = x[3];
+    const T t0 = x0 + x2;
+    const T t1 = x1 + x3;
+    y[1] = t0 + t1;
+    y[2] = t0 - t1;
+    const T t2 = mul_add(x3, 4.0f, x1);
+    const T t3 = mul_add(x2, 4.0f, x0);
+    y[3] = mul_add(t2, 2.0f, t3);
+    y[4] = mul_add(t2, -2.0f, t3);
+    const T t4 = mul_add(x1, 4.0f, x3);
+    const T t5 = mul_add(x2, 0.25f, x0);
+    y[5] = mul_add(t4, 0.125f, t5);
+    y[6] = mul_add(t4, -0.125f, t5);
+    y[0] = x0;
+    y[7] = x3;
+  }
+  // 5 from 8 in 21 operations (6 add, 3 mul, 12 fma), depth 4.
+  template <class T>
+  static POLYCONV_INLINE void collect(const T* x, T* y) {
+    const T x0 = x[0];
+    const T x1 = x[1];
+    const T x2 = x[2];
+    const T x3 = x[3];
+    const T x4 = x[4];
+    const T x5 = x[5];
+    const T x6 = x[6];
+    const T x7 = x[7];
+    const T t0 = x5 + x6;
+    const T t1 = x1 + x2;
+    const T t2 = x3 + x4;
+    const T t3 = mul_add(t2, 0.0027777778f, x0);
+    const T t4 = mul_add(t1, -0.22222222f, t3);
+    y[0] = mul_add(t0, 0.35555556f, t4);
+    const T t5 = x1 - x2;
+    const T t6 = x5 - x6;
+    const T t7 = x3 - x4;
+    const T t8 = t7 * 0.0055555557f;
+    const T t9 = mul_add(t6, 0.17777778f, t8);
+    y[1] = mul_add(t5, -0.22222222f, t9);
+    const T t10 = t2 * 0.011111111f;
+    const T t11 = mul_add(t0, 0.08888889f, t10);
+    y[2] = mul_add(t1, -0.22222222f, t11);
+    const T t12 = t7 * 0.022222223f;
+    const T t13 = mul_add(t6, 0.044444446f, t12);
+    y[3] = mul_add(t5, -0.22222222f, t13);
+    const T t14 = mul_add(t0, 0.022222223f, x7);
+    const T t15 = mul_add(t2, 0.044444446f, t14);
+    y[4] = mul_add(t1, -0.22222222f, t15);
+  }
+  // 2 from 2 in 0 operations (0 add, 0 mul, 0 fma), depth 0.
+  template <class T>
+  static POLYCONV_INLINE void outer_input(const T* x, T* y) {
+    const T x0 = x[0];
+    const T x1 = x[1];
+    y[0] = x0;
+    y[1] = x1;
+  }
+  // 1 from 2 in 1 operations (1 add, 0 mul, 0 fma), depth 1.
+  template <class T>
+  static POLYCONV_INLINE void outer_output(const T* x, T* y) {
+    const T x0 = x[0];
+    const T x1 = x[1];
+    y[0] = x0 + x1;
+  }
+  // 2 from 2 in 0 operations (0 add, 0 mul, 0 fma), depth 0.
+  template <class T>
+  static POLYCONV_INLINE void outer_weights(const T* x, T* y) {
+    const T x0 = x[0];
+    const T x1 = x[1];
+    y[0] = x0;
+    y[1] = x1;
+  }
+  // 2 from 1 in 0 operations (0 add, 0 mul, 0 fma), depth 0.
+  template <class T>
+  static POLYCONV_INLINE void outer_spread(const T* x, T* y) {
+    const T x0 = x[0];
+    y[0] = x0;
+    y[1] = x0;
+  }
+  // 2 from 2 in 0 operations (0 add, 0 mul, 0 fma), depth 0.
+  template <class T>
+  static POLYCONV_INLINE void outer_collect(const T* x, T* y) {
+    const T x0 = x[0];
+    const T x1 = x[1];
+    y[0] = x0;
+    y[1] = x1;
+  }
+};
+}  // namespace polyconv
+
+static_assert(sizeof(polyconv::TransformWeightsParams) == 488, "host and device disagree about polyconv::TransformWeightsParams");
+static_assert(sizeof(polyconv::HalfTransformParams) == 432, "host and device disagree about polyconv::HalfTransformParams");
+static_assert(sizeof(polyconv::HalfGemmParams) == 112, "host and device disagree about polyconv::HalfGemmParams");
+static_assert(sizeof(polyconv::HalfInverseParams) == 224, "host and device disagree about polyconv::HalfInverseParams");
 static_assert(sizeof(polyconv::PackParams) == 1008, "host and device disagree about polyconv::PackParams");
 static_assert(sizeof(polyconv::GatherParams) == 1128, "host and device disagree about polyconv::GatherParams");
+static_assert(sizeof(polyconv::ToomWgradParams) == 472, "host and device disagree about polyconv::ToomWgradParams");
+static_assert(sizeof(polyconv::ToomWgradSumParams) == 24, "host and device disagree about polyconv::ToomWgradSumParams");
+static_assert(sizeof(polyconv::ToomWgradFinishParams) == 288, "host and device disagree about polyconv::ToomWgradFinishParams");
 static_assert(sizeof(polyconv::WgradParams) == 200, "host and device disagree about polyconv::WgradParams");
 static_assert(sizeof(polyconv::ReduceParams) == 112, "host and device disagree about polyconv::ReduceParams");
+
+extern "C" __global__ void __launch_bounds__(256, POLYCONV_MIN_BLOCKS(1))
+transform_weights_toom4_5_1_toom4_4_5_2(const __grid_constant__ polyconv::TransformWeightsParams params) {
+  polyconv::transform_weights<polyconv::Toom4_5_1, polyconv::Toom4_4_5_2>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(256, POLYCONV_MIN_BLOCKS(2))
+half_transform_toom4_5_1_by4(const __grid_constant__ polyconv::HalfTransformParams params) {
+  polyconv::half_transform<polyconv::Toom4_5_1, 4>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(256, POLYCONV_MIN_BLOCKS(1))
+half_gemm_toom4_4_5_2_64(const __grid_constant__ polyconv::HalfGemmParams params) {
+  polyconv::half_gemm<polyconv::Toom4_4_5_2, 64>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(128, POLYCONV_MIN_BLOCKS(5))
+half_inverse_toom4_5_1_by4(const __grid_constant__ polyconv::HalfInverseParams params) {
+  polyconv::half_inverse<polyconv::Toom4_5_1, 4>(params);
+}
 
 extern "C" __global__ void __launch_bounds__(256, POLYCONV_MIN_BLOCKS(1))
 pack_weights(const __grid_constant__ polyconv::PackParams params) {
@@ -981,6 +3079,11 @@ gather_rows_128x64(const __grid_constant__ polyconv::GatherParams params) {
   polyconv::gather_gemm<polyconv::GemmTile<4, 1, 4, 8, 8>, polyconv::RowLoader<polyconv::GemmTile<4, 1, 4, 8, 8>, polyconv::Gather::kZeros>>(params);
 }
 
+extern "C" __global__ void __launch_bounds__(256, POLYCONV_MIN_BLOCKS(1))
+half_gemm_toom4_4_5_2_32(const __grid_constant__ polyconv::HalfGemmParams params) {
+  polyconv::half_gemm<polyconv::Toom4_4_5_2, 32>(params);
+}
+
 extern "C" __global__ void __launch_bounds__(128, POLYCONV_MIN_BLOCKS(3))
 gather_taps_256x32(const __grid_constant__ polyconv::GatherParams params) {
   polyconv::gather_gemm<polyconv::GemmTile<4, 1, 8, 8, 8>, polyconv::TapMajorLoader<polyconv::GemmTile<4, 1, 8, 8, 8>, false>>(params);
@@ -989,6 +3092,21 @@ gather_taps_256x32(const __grid_constant__ polyconv::GatherParams params) {
 extern "C" __global__ void __launch_bounds__(128, POLYCONV_MIN_BLOCKS(2))
 gather_rows_256x32(const __grid_constant__ polyconv::GatherParams params) {
   polyconv::gather_gemm<polyconv::GemmTile<4, 1, 8, 8, 8>, polyconv::RowLoader<polyconv::GemmTile<4, 1, 8, 8, 8>, polyconv::Gather::kZeros>>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(512, POLYCONV_MIN_BLOCKS(1))
+toom_wgrad_Toom4_5_1_Toom4_4_5_1_64x32(const __grid_constant__ polyconv::ToomWgradParams params) {
+  polyconv::toom_wgrad<polyconv::Toom4_5_1, polyconv::Toom4_4_5_1, polyconv::WgradTile<64, 32, 1, 1, 2, 1, 8>, false>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(256, POLYCONV_MIN_BLOCKS(1))
+toom_wgrad_sum(const __grid_constant__ polyconv::ToomWgradSumParams params) {
+  polyconv::toom_wgrad_sum(params);
+}
+
+extern "C" __global__ void __launch_bounds__(128, POLYCONV_MIN_BLOCKS(1))
+toom_wgrad_finish_Toom4_5_1_Toom4_4_5_1(const __grid_constant__ polyconv::ToomWgradFinishParams params) {
+  polyconv::toom_wgrad_finish<polyconv::Toom4_5_1, polyconv::Toom4_4_5_1>(params);
 }
 
 extern "C" __global__ void __launch_bounds__(64, POLYCONV_MIN_BLOCKS(4))
@@ -1022,11 +3140,19 @@ struct Kernel {
 };
 
 const std::map<std::string, Kernel> kernels = {
+    {"transform_weights_toom4_5_1_toom4_4_5_2", {reinterpret_cast<const void*>(&transform_weights_toom4_5_1_toom4_4_5_2), sizeof(polyconv::TransformWeightsParams)}},
+    {"half_transform_toom4_5_1_by4", {reinterpret_cast<const void*>(&half_transform_toom4_5_1_by4), sizeof(polyconv::HalfTransformParams)}},
+    {"half_gemm_toom4_4_5_2_64", {reinterpret_cast<const void*>(&half_gemm_toom4_4_5_2_64), sizeof(polyconv::HalfGemmParams)}},
+    {"half_inverse_toom4_5_1_by4", {reinterpret_cast<const void*>(&half_inverse_toom4_5_1_by4), sizeof(polyconv::HalfInverseParams)}},
     {"pack_weights", {reinterpret_cast<const void*>(&pack_weights), sizeof(polyconv::PackParams)}},
     {"gather_taps_128x64", {reinterpret_cast<const void*>(&gather_taps_128x64), sizeof(polyconv::GatherParams)}},
     {"gather_rows_128x64", {reinterpret_cast<const void*>(&gather_rows_128x64), sizeof(polyconv::GatherParams)}},
+    {"half_gemm_toom4_4_5_2_32", {reinterpret_cast<const void*>(&half_gemm_toom4_4_5_2_32), sizeof(polyconv::HalfGemmParams)}},
     {"gather_taps_256x32", {reinterpret_cast<const void*>(&gather_taps_256x32), sizeof(polyconv::GatherParams)}},
     {"gather_rows_256x32", {reinterpret_cast<const void*>(&gather_rows_256x32), sizeof(polyconv::GatherParams)}},
+    {"toom_wgrad_Toom4_5_1_Toom4_4_5_1_64x32", {reinterpret_cast<const void*>(&toom_wgrad_Toom4_5_1_Toom4_4_5_1_64x32), sizeof(polyconv::ToomWgradParams)}},
+    {"toom_wgrad_sum", {reinterpret_cast<const void*>(&toom_wgrad_sum), sizeof(polyconv::ToomWgradSumParams)}},
+    {"toom_wgrad_finish_Toom4_5_1_Toom4_4_5_1", {reinterpret_cast<const void*>(&toom_wgrad_finish_Toom4_5_1_Toom4_4_5_1), sizeof(polyconv::ToomWgradFinishParams)}},
     {"wgrad_64x64_vector", {reinterpret_cast<const void*>(&wgrad_64x64_vector), sizeof(polyconv::WgradParams)}},
     {"reduce_partials", {reinterpret_cast<const void*>(&reduce_partials), sizeof(polyconv::ReduceParams)}},
     {"wgrad_64x64", {reinterpret_cast<const void*>(&wgrad_64x64), sizeof(polyconv::WgradParams)}},
@@ -1148,6 +3274,22 @@ class Problem:
     def channels_per_group(self) -> Pair:
         """Input and output channels of one group."""
         return (self.in_channels // self.groups, self.out_channels // self.groups)
+
+    @property
+    def depthwise(self) -> bool:
+        """Every input channel is its own group (each may feed several output channels)."""
+        return self.groups > 1 and self.groups == self.in_channels
+
+    @property
+    def multiplications(self) -> int:
+        """Multiply-adds of the direct method, padding counted as if it were data."""
+        out_h, out_w = self.out_size
+        r, s = self.kernel
+        return self.batch * self.out_channels * out_h * out_w * (self.in_channels // self.groups) * r * s
+
+    def for_pass(self, kind: Pass) -> Problem:
+        """The same convolution, another pass."""
+        return replace(self, kind=kind)
 
     def __str__(self) -> str:
         n, c, h, w = self.x_shape
@@ -1318,9 +3460,40 @@ class ToomAxis:
         return sum(self.segments)
 
     @property
+    def longest(self) -> int:
+        return max(self.segments)
+
+    @property
+    def points(self) -> int:
+        """Products of the inner algorithm, and inputs of its tile."""
+        return self.m + self.longest - 1
+
+    @property
+    def passes(self) -> int:
+        """Products of the outer algorithm, over segments and tiles."""
+        return self.tiles + len(self.segments) - 1 if self.tiles > 1 else len(self.segments)
+
+    @property
     def outputs(self) -> int:
         """Outputs that are computed together."""
         return self.m * self.tiles
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where the input tiles of the outer algorithm begin."""
+        if self.tiles > 1:
+            return tuple(tile * self.m for tile in range(self.passes))
+        return tuple(sum(self.segments[:s]) for s in range(len(self.segments)))
+
+    @property
+    def span(self) -> int:
+        """Inputs that are read for the outputs that are computed together."""
+        return self.offsets[-1] + self.points
+
+    @property
+    def struct(self) -> str:
+        """The C++ name of the emitted transforms."""
+        return "Toom" + "_".join(map(str, (self.m, *self.segments, self.tiles)))
 
 
 # ---- What will run: the answer of the planner to a Problem.
@@ -1478,6 +3651,65 @@ def gradient_phases(inputs: int, kernel: int, stride: int, dilation: int, before
     return tuple(phases)
 
 
+@dataclass(frozen=True)
+class TapClass:
+    """Taps of a :class:`DenseAxis` that read the same residue of the source: tap ``t < taps`` of position i reads
+    ``read_first + read_step * (i + dilation * t)`` with kernel element ``tap_first + t * tap_stride``."""
+
+    read_first: int
+    taps: int
+    tap_first: int
+    tap_stride: int
+
+
+@dataclass(frozen=True)
+class DenseAxis:
+    """One phase as dense correlations, one per class of taps, that are added up.
+
+    Position ``i < count`` is written at ``written_first + i * written_step``. The positions ``i = a + dilation * q`` of
+    each ``a < dilation`` are consecutive outputs q of a correlation with consecutive taps: what F(m, r) computes.
+    """
+
+    written_first: int
+    written_step: int
+    count: int
+    read_step: int
+    dilation: int
+    classes: tuple[TapClass, ...]
+
+    @property
+    def taps(self) -> int:
+        """Of the longest class; the others are filled up with zeros."""
+        return max(c.taps for c in self.classes)
+
+
+def dense_axis(phase: Phase) -> DenseAxis:
+    """A phase with at least one tap, taps forward and both sides of unit stride."""
+    if phase.tap_step < 0:
+        last = phase.taps - 1
+        phase = replace(
+            phase,
+            read_first=phase.read_first + last * phase.tap_step,
+            tap_step=-phase.tap_step,
+            tap_first=phase.tap_first + last * phase.tap_stride,
+            tap_stride=-phase.tap_stride,
+        )
+    common = gcd(phase.read_step, phase.tap_step)
+    apart = phase.read_step // common
+    classes = tuple(
+        TapClass(
+            read_first=phase.read_first + first * phase.tap_step,
+            taps=-(-(phase.taps - first) // apart),
+            tap_first=phase.tap_first + first * phase.tap_stride,
+            tap_stride=apart * phase.tap_stride,
+        )
+        for first in range(min(apart, phase.taps))
+    )
+    return DenseAxis(
+        phase.written_first, phase.written_step, phase.count, phase.read_step, phase.tap_step // common, classes
+    )
+
+
 # ---- The kernels' parameter structs, field by field as the device headers declare them.
 
 MAX_PHASES = 8
@@ -1578,7 +3810,113 @@ class ReduceParams(ctypes.Structure):
     ]
 
 
-def slots(struct: type[ctypes.Structure], **buffers: str | tuple[str, int]) -> tuple[PointerSlot, ...]:
+MAX_PARTS = 16
+"""Classes of taps per axis, times segments along H, that fit into one launch (``kMaxParts`` in half_layout.cuh)."""
+
+
+class SourcePart(ctypes.Structure):
+    _fields_ = [("read_first", c_int32), ("read_end", c_int32)]
+
+
+class TapPart(ctypes.Structure):
+    _fields_ = [("taps", c_int32), ("tap_first", c_int32), ("tap_stride", c_int32)]
+
+
+class TransformWeightsParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "w u"),
+        *_fields(c_int64, "w_group w_output w_channel"),
+        *_fields(c_int32, "w_row w_column channels channels_all chunks outputs k_tile k_tiles groups segments"),
+        *_fields(FastDivisor, "source_channels classes_w"),
+        ("part_h", TapPart * MAX_PARTS),
+        ("class_w", TapPart * MAX_PARTS),
+    ]
+
+
+class HalfTransformParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "source x"),
+        *_fields(c_int64, "source_batch source_channel"),
+        *_fields(c_int32, "source_row source_column first_row"),
+        ("items", c_uint32),
+        *_fields(FastDivisor, "vectors pitch rows"),
+        ("channels", c_int32),
+        *_fields(FastDivisor, "channels_filled source_channels classes_w"),
+        ("channels_all", c_int32),
+        *_fields(FastDivisor, "tiles dilation_h dilation_w"),
+        *_fields(c_int32, "read_step_h read_step_w outputs_w"),
+        ("part_h", SourcePart * MAX_PARTS),
+        ("class_w", SourcePart * MAX_PARTS),
+    ]
+
+
+class HalfGemmParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "x u y"),
+        ("tiles", c_int32),
+        *_fields(FastDivisor, "k_tiles column_tiles row_columns"),
+        *_fields(c_int32, "columns columns_filled row_stride group_stride channel_stride part_stride next"),
+        *_fields(c_int32, "chunks segments outputs zero"),
+    ]
+
+
+class HalfInverseParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "y bias written"),
+        *_fields(c_int64, "written_batch written_channel"),
+        *_fields(c_int32, "written_row written_column first_row outputs lines stretch_columns"),
+        *_fields(FastDivisor, "line_blocks stretches rows"),
+        ("groups", c_int32),
+        *_fields(FastDivisor, "vectors columns"),
+        *_fields(c_int32, "row_columns columns_filled"),
+        *_fields(FastDivisor, "tiles dilation_h dilation_w"),
+        *_fields(c_int32, "outputs_w parts"),
+        ("stretch", FastDivisor),
+        *_fields(c_int32, "count_h count_w written_first_h written_step_h written_first_w written_step_w vector"),
+    ]
+
+
+MAX_CLASSES = 8
+"""Residue classes of taps per axis of a fast weight gradient (``kMaxClasses`` in toom_wgrad.cuh)."""
+
+
+class ToomWgradParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "x dy partial bias_partial"),
+        *_fields(c_int64, "x_batch x_channel dy_batch dy_channel"),
+        *_fields(c_int64, "x_next_row dy_next_row x_next_channel dy_next_channel"),
+        ("x_first_h", c_int64 * MAX_CLASSES),
+        ("x_first_w", c_int64 * MAX_CLASSES),
+        ("read_first_h", c_int32 * MAX_CLASSES),
+        ("read_first_w", c_int32 * MAX_CLASSES),
+        *_fields(c_int32, "x_row x_column dy_row dy_column read_step_h read_step_w height width count_h count_w"),
+        *_fields(c_int32, "dilation_h dilation_w interleave channels outputs rows tiles slices flush"),
+        *_fields(FastDivisor, "channel_tiles k_tiles groups outer_phases tiles_h phases_h interleaved"),
+        *_fields(FastDivisor, "classes classes_w"),
+    ]
+
+
+class ToomWgradSumParams(ctypes.Structure):
+    _fields_ = [("partial", pointer), ("elements", c_int64), ("slices", c_int32)]
+
+
+class ToomWgradFinishParams(ctypes.Structure):
+    _fields_ = [
+        *_fields(pointer, "partial bias_partial dw db"),
+        *_fields(c_int64, "dw_k dw_channel"),
+        *_fields(c_int32, "dw_row dw_column slices outputs all_outputs pairs"),
+        *_fields(FastDivisor, "channels outputs_divisor tile_k tile_c"),
+        *_fields(c_int32, "k_tiles channel_tiles"),
+        *_fields(FastDivisor, "classes classes_w"),
+        ("taps_h", c_int32 * MAX_CLASSES),
+        ("tap_first_h", c_int32 * MAX_CLASSES),
+        ("taps_w", c_int32 * MAX_CLASSES),
+        ("tap_first_w", c_int32 * MAX_CLASSES),
+        *_fields(c_int32, "tap_stride_h tap_stride_w"),
+    ]
+
+
+def layout_slots(struct: type[ctypes.Structure], **buffers: str | tuple[str, int]) -> tuple[PointerSlot, ...]:
     """Pointer fields of a struct and the buffer (with a byte offset) that each one points into."""
     found = []
     for name, buffer in buffers.items():
@@ -1696,6 +4034,7 @@ class Roles:
     border: PaddingMode
 
 
+@lru_cache(maxsize=1024)
 def roles(problem: Problem) -> Roles:
     """The problem in the kernel's own words. A border of no width counts as zeros, whatever its mode."""
     channels, outputs = problem.channels_per_group
@@ -1901,7 +4240,7 @@ def _pack(
     work = Work(
         blocks, blocks, grid[0] * grid[1] * sum(h.taps * w.taps for h in tables.h for w in tables.w), 8 * elements
     )
-    return Launch(PACK, grid, (PACK.threads, 1, 1), 0, bytes(p), slots(PackParams, w="w", **where), work)
+    return Launch(PACK, grid, (PACK.threads, 1, 1), 0, bytes(p), layout_slots(PackParams, w="w", **where), work)
 
 
 def _gather(
@@ -1974,7 +4313,7 @@ def _gather(
                 (tile.threads, 1, 1),
                 0,
                 bytes(p),
-                slots(GatherParams, **{**where, "source": source, "written": written}),
+                layout_slots(GatherParams, **{**where, "source": source, "written": written}),
                 work,
             )
 
@@ -2046,7 +4385,7 @@ def bordered(problem: Problem) -> bool:
     return problem.padding_mode is not PaddingMode.ZEROS and any(problem.padding)
 
 
-def columns_of(problem: Problem) -> int:
+def wgrad_columns_of(problem: Problem) -> int:
     """Columns of one group's dw: channels times kernel area."""
     return problem.channels_per_group[0] * problem.kernel[0] * problem.kernel[1]
 
@@ -2058,7 +4397,7 @@ def slicing(problem: Problem, tile: GemmTile, resident: int, sms: int, workspace
     """
     out_h, out_w = problem.out_size
     pixels = problem.batch * out_h * out_w
-    columns = columns_of(problem) + problem.bias
+    columns = wgrad_columns_of(problem) + problem.bias
     k = problem.channels_per_group[1]
     per_slice = 4 * problem.out_channels * round_up(columns, 4)
     tiles = -(-k // tile.m) * -(-columns // tile.n) * problem.groups
@@ -2073,7 +4412,7 @@ def wgrad_launches(problem: Problem, tile: GemmTile, vector: bool, sms: int, wor
     spec = wgrad_kernel(tile, vector, bordered(problem))
     pixels_per_slice, _ = slicing(problem, tile, spec.min_blocks, sms, workspace)
     channels, k = problem.channels_per_group
-    columns = columns_of(problem)
+    columns = wgrad_columns_of(problem)
     columns_padded = round_up(columns + problem.bias, 4)
     out_h, out_w = problem.out_size
     p = WgradParams(height=problem.in_size[0], width=problem.in_size[1], k=k, channels=channels, groups=problem.groups)
@@ -2110,7 +4449,7 @@ def wgrad_launches(problem: Problem, tile: GemmTile, vector: bool, sms: int, wor
         part = p.pixels / (problem.batch * out_h * out_w)
         moved = int(part * moved_bytes(problem)) + 4 * here * problem.out_channels * columns_padded
         work = Work(blocks, blocks, -(-p.pixels // 8) * grid[0] * grid[1], moved)
-        found.append(Launch(spec, grid, (tile.threads, 1, 1), 0, bytes(p), slots(WgradParams, **where), work))
+        found.append(Launch(spec, grid, (tile.threads, 1, 1), 0, bytes(p), layout_slots(WgradParams, **where), work))
         slices += here
     found.append(reduction(problem, slices, columns, columns_padded))
     scratch = 4 * slices * problem.out_channels * columns_padded
@@ -2130,7 +4469,7 @@ def reduction(problem: Problem, slices: int, columns: int, columns_padded: int) 
         where["db"] = "db"
     grid = (-(-p.elements // REDUCE.threads), 1, 1)
     work = Work(grid[0], grid[0], grid[0] * slices, 4 * (slices + 1) * p.elements)
-    return Launch(REDUCE, grid, (REDUCE.threads, 1, 1), 0, bytes(p), slots(ReduceParams, **where), work)
+    return Launch(REDUCE, grid, (REDUCE.threads, 1, 1), 0, bytes(p), layout_slots(ReduceParams, **where), work)
 
 
 # ---- The ways that sum the products of the definition: implicit GEMMs, and channel by channel for depthwise problems.
@@ -2189,20 +4528,930 @@ class WgradWay:
         return wgrad_launches(problem, self.tile, self.vector, sms, workspace)
 
 
+# ---- Plans for fprop and dgrad by fast algorithms in both axes, one after the other (kernels/half_layout.cuh).
+
+separable_CHUNK = 8
+"""Channels that half_gemm.cuh sums between two barriers."""
+THREADS = 256
+"""Of the kernels that only move and transform."""
+INVERSE_THREADS = 128
+LEAST_SHARED = 96 * 1024
+"""Bytes of shared memory that a multiprocessor has at least."""
+STRETCH_VECTORS = 256
+"""Vectors of a channel that a block of half_inverse.cuh takes at most."""
+WEIGHT_THREADS = 32 * separable_CHUNK
+SLABS_TRIED = 48
+"""Sizes of a slab that are weighed at most."""
+
+
+def segments_of(axis: ToomAxis, taps: int) -> int:
+    """Segments that an algorithm cuts so many taps into: all of m taps but the last, which may have ``longest``."""
+    if axis.tiles > 1:
+        return len(axis.segments)
+    return 1 if taps <= axis.longest else -(-(taps - axis.longest) // axis.m) + 1
+
+
+def axis_refusal(axis: ToomAxis, taps: int) -> str | None:
+    if axis.tiles > 1:
+        inner = f"{axis.m + 1} to {axis.taps} taps"
+        return None if axis.m < taps <= axis.taps else f"{axis} nests {inner}, not {taps}"
+    if segments_of(axis, taps) > 1 and axis.m > axis.longest:
+        return f"{axis} takes at most {axis.longest} taps, not {taps}"
+    return None
+
+
+def transform_kernel(h: ToomAxis, vector: int) -> KernelSpec:
+    return KernelSpec(
+        stem="half_transform",
+        symbol=f"half_transform_{h.struct.lower()}_by{vector}",
+        body=f"polyconv::half_transform<polyconv::{h.struct}, {vector}>(params);",
+        params="polyconv::HalfTransformParams",
+        params_bytes=ctypes.sizeof(HalfTransformParams),
+        threads=THREADS,
+        min_blocks=2,
+        axes=(h,),
+    )
+
+
+def inverse_kernel(h: ToomAxis, vector: int) -> KernelSpec:
+    return KernelSpec(
+        stem="half_inverse",
+        symbol=f"half_inverse_{h.struct.lower()}_by{vector}",
+        body=f"polyconv::half_inverse<polyconv::{h.struct}, {vector}>(params);",
+        params="polyconv::HalfInverseParams",
+        params_bytes=ctypes.sizeof(HalfInverseParams),
+        threads=INVERSE_THREADS,
+        min_blocks=5,
+        axes=(h,),
+    )
+
+
+def weights_kernel(h: ToomAxis, w: ToomAxis) -> KernelSpec:
+    return KernelSpec(
+        stem="transform_weights",
+        symbol=f"transform_weights_{h.struct.lower()}_{w.struct.lower()}",
+        body=f"polyconv::transform_weights<polyconv::{h.struct}, polyconv::{w.struct}>(params);",
+        params="polyconv::TransformWeightsParams",
+        params_bytes=ctypes.sizeof(TransformWeightsParams),
+        threads=WEIGHT_THREADS,
+        axes=(h, w),
+    )
+
+
+def gemm_kernel(w: ToomAxis, k_tile: int) -> KernelSpec:
+    return KernelSpec(
+        stem="half_gemm",
+        symbol=f"half_gemm_{w.struct.lower()}_{k_tile}",
+        body=f"polyconv::half_gemm<polyconv::{w.struct}, {k_tile}>(params);",
+        params="polyconv::HalfGemmParams",
+        params_bytes=ctypes.sizeof(HalfGemmParams),
+        threads=32 * w.points,
+        min_blocks=gemm_blocks(w, k_tile),
+        axes=(w,),
+    )
+
+
+def gemm_blocks(w: ToomAxis, k_tile: int) -> int:
+    """Blocks per multiprocessor: few points make small blocks, two of which share the four schedulers evenly."""
+    return 2 if w.points <= 6 and 2 * gemm_shared(w, k_tile) <= LEAST_SHARED else 1
+
+
+def separable_columns_of(k_tile: int) -> int:
+    """Columns of a block of half_gemm.cuh (``kU``)."""
+    return 2048 // k_tile
+
+
+def gemm_shared(w: ToomAxis, k_tile: int) -> int:
+    """Bytes of shared memory (``kSharedFloats`` in half_gemm.cuh)."""
+    columns = separable_columns_of(k_tile)
+    rows = k_tile // 8 * (2 if columns == 128 or w.points < 8 else 4)
+    return 4 * w.points * (2 * separable_CHUNK * columns + 2 * separable_CHUNK * k_tile + rows * columns)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The sizes of one chain of launches: one pair of phases of the lattice."""
+
+    h: DenseAxis
+    w: DenseAxis
+    way_h: ToomAxis
+    way_w: ToomAxis
+    k_tile: int
+    batch: int
+    groups: int
+    channels: int
+    outputs: int
+
+    @property
+    def segments_h(self) -> int:
+        return segments_of(self.way_h, self.h.taps)
+
+    @property
+    def segments_w(self) -> int:
+        return segments_of(self.way_w, self.w.taps)
+
+    @property
+    def parts_h(self) -> int:
+        return len(self.h.classes) * self.segments_h
+
+    @property
+    def channels_all(self) -> int:
+        """Channels of a group, classes and segments counted."""
+        return self.parts_h * len(self.w.classes) * self.channels
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.channels_all // separable_CHUNK)
+
+    @property
+    def tiles_h(self) -> int:
+        """Of one phase of one image."""
+        return -(-self.h.count // (self.h.dilation * self.way_h.m))
+
+    @property
+    def rows(self) -> int:
+        return self.batch * self.h.dilation * self.tiles_h
+
+    @property
+    def units(self) -> int:
+        return -(-self.w.count // (self.w.dilation * self.way_w.outputs))
+
+    @property
+    def row_columns(self) -> int:
+        return self.units * self.w.dilation
+
+    @property
+    def pitch(self) -> int:
+        """Columns of X: those of the outputs and the ones that the last unit reads beyond itself.
+
+        An odd number, unless they are few, so that the points of H do not all lie in one bank of memory.
+        """
+        last = (
+            self.way_w.points
+            - 1
+            + (self.way_w.passes - 1 if self.way_w.tiles > 1 else self.segments_w - 1) * self.way_w.m
+        )
+        columns = self.row_columns + last // self.way_w.outputs * self.w.dilation
+        return columns | 1 if columns >= 16 else columns
+
+    @property
+    def vectors(self) -> int:
+        """Of one channel of one row of X."""
+        return self.way_w.tiles * self.pitch
+
+    @property
+    def k_tiles(self) -> int:
+        return -(-self.outputs // self.k_tile)
+
+    @property
+    def passes(self) -> int:
+        return self.way_w.passes if self.way_w.tiles > 1 else self.segments_w
+
+    @property
+    def weight_bytes(self) -> int:
+        slice_floats = self.chunks * separable_CHUNK * self.passes * self.way_w.points * self.k_tile
+        return round_up(4 * self.way_h.points * self.groups * self.k_tiles * slice_floats, 256)
+
+    @property
+    def row_stride(self) -> int:
+        return self.way_h.points * self.groups * self.chunks * separable_CHUNK * self.vectors * self.way_w.m
+
+    def source_bytes(self, rows: int) -> int:
+        """X of a slab."""
+        return round_up(4 * rows * self.row_stride, 256)
+
+    def column_tiles(self, rows: int) -> int:
+        """Tiles of columns of half_gemm.cuh in a slab."""
+        return -(-rows * self.row_columns // separable_columns_of(self.k_tile))
+
+    def columns_filled(self, rows: int) -> int:
+        """Columns of Y: whole tiles, and a few more, so that the points of H do not all lie in one bank of memory."""
+        return self.column_tiles(rows) * separable_columns_of(self.k_tile) + 8
+
+    def written_bytes(self, rows: int) -> int:
+        """Y of a slab."""
+        each = self.way_h.points * self.groups * self.outputs * self.way_w.outputs
+        return round_up(4 * each * self.columns_filled(rows), 256)
+
+    def gemm_tiles(self, rows: int) -> int:
+        """Tiles of half_gemm.cuh in a slab."""
+        return self.way_h.points * self.groups * self.k_tiles * self.column_tiles(rows)
+
+    def bytes_of(self, rows: int) -> int:
+        return self.weight_bytes + self.source_bytes(rows) + self.written_bytes(rows)
+
+    def most_rows(self, workspace: int) -> int:
+        """Rows of the largest slab that fits; 0 if not even one does."""
+        per_row = (self.bytes_of(64) - self.weight_bytes) // 64
+        rows = min(self.rows, max(0, workspace - self.weight_bytes) // per_row + 1, DIVIDEND_LIMIT // self.row_stride)
+        while rows > 0 and self.bytes_of(rows) > workspace:
+            rows -= 1
+        return rows
+
+    def slab_rows(self, sms: int, workspace: int) -> int:
+        """Rows of a slab: as few rounds of the persistent blocks as possible, then as few slabs."""
+        most = self.most_rows(workspace)
+        blocks = sms * gemm_blocks(self.way_w, self.k_tile)
+
+        def rounds(rows: int) -> tuple[int, int]:
+            slabs, left = divmod(self.rows, rows)
+            each = -(-self.gemm_tiles(rows) // blocks)
+            last = -(-self.gemm_tiles(left) // blocks) if left else 0
+            return slabs * each + last + (slabs + (left > 0)), slabs
+
+        step = max(1, most // SLABS_TRIED)
+        return min(range(most, most // 2, -step), key=rounds)
+
+
+def _dense(phase: Phase) -> DenseAxis:
+    """A phase as dense correlations. One that meets no tap is a correlation with none, which writes zeros."""
+    if phase.taps:
+        return dense_axis(phase)
+    return DenseAxis(phase.written_first, phase.written_step, phase.count, 1, 1, (TapClass(0, 0, 0, 0),))
+
+
+def chains(problem: Problem, h: ToomAxis, w: ToomAxis, k_tile: int) -> Iterator[Chain]:
+    r = roles(problem)
+    for phase_h in r.phases_h:
+        for phase_w in r.phases_w:
+            yield Chain(
+                _dense(phase_h),
+                _dense(phase_w),
+                h,
+                w,
+                k_tile,
+                problem.batch,
+                problem.groups,
+                r.channels,
+                r.outputs,
+            )
+
+
+@dataclass(frozen=True)
+class SeparableWay:
+    """One pair of algorithms and the width in written channels of the matrix product's tile."""
+
+    h: ToomAxis
+    w: ToomAxis
+    k_tile: int
+
+    direct = False
+
+    @property
+    def name(self) -> str:
+        return f"separable_{self.h.struct.lower()}_{self.w.struct.lower()}_{self.k_tile}"
+
+    def refusal(self, problem: Problem) -> str | None:
+        if problem.kind is Pass.WGRAD:
+            return "only for the forward pass and the input gradient"
+        if problem.depthwise:
+            return "not for depthwise convolutions"
+        r = roles(problem)
+        if r.border is not PaddingMode.ZEROS:
+            return f"cannot read a {r.border} border"
+        if any(
+            abs(stride) >= 2**31 for stride in (*r.source_strides[2:], *r.written_strides[2:], *problem.w_strides[2:])
+        ):
+            return "rows or columns are too far apart"
+        for chain in chains(problem, self.h, self.w, self.k_tile):
+            why = axis_refusal(self.h, chain.h.taps) or axis_refusal(self.w, chain.w.taps)
+            if why:
+                return why
+            if max(chain.parts_h, len(chain.w.classes)) > MAX_PARTS:
+                return f"more than {MAX_PARTS} classes and segments of taps"
+            if chain.rows >= DIVIDEND_LIMIT or chain.row_stride >= DIVIDEND_LIMIT:
+                return "too many rows"
+        return None
+
+    def least_workspace(self, problem: Problem) -> int:
+        """Bytes that one row at a time takes."""
+        return max(chain.bytes_of(1) for chain in chains(problem, self.h, self.w, self.k_tile))
+
+    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
+        """The launches. A workspace that is too small for one row of tiles is exceeded by what that takes."""
+        r = roles(problem)
+        workspace = max(workspace, self.least_workspace(problem))
+        found: list[Launch] = []
+        used = longest = 0
+        for chain in chains(problem, self.h, self.w, self.k_tile):
+            rows = chain.slab_rows(sms, workspace)
+            used = max(used, chain.bytes_of(rows))
+            longest = max(longest, chain.channels_all * chain.passes)
+            found.append(_weights(problem, r, chain))
+            slabs = {n: _slab(problem, r, chain, n, rows, sms) for n in {rows, chain.rows % rows} if n}
+            for first in range(0, chain.rows, rows):
+                transform, gemm, inverse = slabs[min(rows, chain.rows - first)]
+                found += [
+                    _starting_at(first, transform, HalfTransformParams),
+                    gemm,
+                    _starting_at(first, inverse, HalfInverseParams),
+                ]
+        return Schedule(tuple(found), used, (longest,))
+
+
+def _weights(problem: Problem, r: Roles, chain: Chain) -> Launch:
+    spec = weights_kernel(chain.way_h, chain.way_w)
+    p = TransformWeightsParams(
+        w_group=problem.channels_per_group[1] * problem.w_strides[0],
+        w_output=r.w_output,
+        w_channel=r.w_channel,
+        w_row=problem.w_strides[2],
+        w_column=problem.w_strides[3],
+        channels=chain.channels,
+        channels_all=chain.channels_all,
+        chunks=chain.chunks,
+        outputs=chain.outputs,
+        k_tile=chain.k_tile,
+        k_tiles=chain.k_tiles,
+        groups=chain.groups,
+        segments=chain.segments_w,
+        source_channels=FastDivisor.of(chain.channels),
+        classes_w=FastDivisor.of(len(chain.w.classes)),
+    )
+    m = chain.way_h.m
+    for segment in range(chain.segments_h):
+        for number, taps in enumerate(chain.h.classes):
+            last = segment == chain.segments_h - 1
+            count = taps.taps - segment * m if last else min(m, taps.taps - segment * m)
+            first = taps.tap_first + segment * m * taps.tap_stride
+            p.part_h[segment * len(chain.h.classes) + number] = TapPart(max(0, count), first, taps.tap_stride)
+    for number, taps in enumerate(chain.w.classes):
+        p.class_w[number] = TapPart(taps.taps, taps.tap_first, taps.tap_stride)
+    grid = (int32(chain.groups * chain.k_tiles * chain.chunks, "the number of weight tiles"), 1, 1)
+    slots = layout_slots(TransformWeightsParams, w="w", u=("workspace", 0))
+    read = 4 * chain.groups * chain.channels * chain.outputs * problem.kernel[0] * problem.kernel[1]
+    work = Work(grid[0], grid[0], grid[0] * chain.segments_w, read + chain.weight_bytes)
+    return Launch(spec, grid, (spec.threads, 1, 1), 0, bytes(p), slots, work)
+
+
+def _starting_at(first: int, launch: Launch, struct: type[HalfTransformParams | HalfInverseParams]) -> Launch:
+    """The launch of the slab that begins with row ``first``; as made, it begins with row 0."""
+    if first == 0:
+        return launch
+    at = struct.first_row.offset
+    return replace(launch, params=launch.params[:at] + first.to_bytes(4, "little") + launch.params[at + 4 :])
+
+
+def _slab(
+    problem: Problem, r: Roles, chain: Chain, rows: int, most_rows: int, sms: int
+) -> tuple[Launch, Launch, Launch]:
+    """The launches of the first slab."""
+    source_at = chain.weight_bytes
+    written_at = source_at + chain.source_bytes(most_rows)
+    return (
+        _transform(r, chain, rows, source_at),
+        _gemm(chain, rows, source_at, written_at, sms),
+        _inverse(problem, r, chain, rows, written_at),
+    )
+
+
+def _transform(r: Roles, chain: Chain, rows: int, source_at: int) -> Launch:
+    h, w = chain.h, chain.w
+    channels = chain.chunks * separable_CHUNK
+    p = HalfTransformParams(
+        source_batch=r.source_strides[0],
+        source_channel=r.source_strides[1],
+        items=rows * chain.groups * channels * chain.vectors * chain.way_w.m,
+        vectors=FastDivisor.of(chain.vectors),
+        pitch=FastDivisor.of(chain.pitch),
+        rows=FastDivisor.of(rows),
+        channels=chain.groups * channels,
+        channels_filled=FastDivisor.of(channels),
+        source_channels=FastDivisor.of(chain.channels),
+        classes_w=FastDivisor.of(len(w.classes)),
+        channels_all=chain.channels_all,
+        tiles=FastDivisor.of(chain.tiles_h),
+        dilation_h=FastDivisor.of(h.dilation),
+        dilation_w=FastDivisor.of(w.dilation),
+        read_step_h=h.read_step,
+        read_step_w=w.read_step,
+        outputs_w=chain.way_w.outputs,
+    )
+    p.source_row, p.source_column = pixel_strides(r.source_strides, r.source)
+    for segment in range(chain.segments_h):
+        for number in range(len(h.classes)):
+            shift = h.read_step * h.dilation * segment * chain.way_h.m
+            p.part_h[segment * len(h.classes) + number] = _source_part(h, number, r.source_size[0], shift)
+    for number in range(len(w.classes)):
+        p.class_w[number] = _source_part(w, number, r.source_size[1], 0)
+    spec = transform_kernel(chain.way_h, chain.way_w.m)
+    slots = layout_slots(HalfTransformParams, source=r.source, x=("workspace", source_at))
+    blocks = -(-p.items // THREADS)
+    height, width = r.source_size
+    read = 4 * chain.batch * chain.groups * chain.channels * height * width * rows // chain.rows
+    work = Work(blocks, blocks, blocks, read + chain.source_bytes(rows))
+    return Launch(spec, (blocks, 1, 1), (THREADS, 1, 1), 0, bytes(p), slots, work)
+
+
+def _source_part(axis: DenseAxis, number: int, extent: int, shift: int) -> SourcePart:
+    taps = axis.classes[number]
+    needed = taps.read_first + axis.read_step * (axis.count - 1 + axis.dilation * (taps.taps - 1)) + 1
+    return SourcePart(taps.read_first + shift, max(0, min(extent, needed)))
+
+
+def _gemm(chain: Chain, rows: int, source_at: int, written_at: int, sms: int) -> Launch:
+    spec = gemm_kernel(chain.way_w, chain.k_tile)
+    vector = chain.way_w.m
+    channel_stride = chain.vectors * vector
+    p = HalfGemmParams(
+        tiles=chain.gemm_tiles(rows),
+        k_tiles=FastDivisor.of(chain.k_tiles),
+        column_tiles=FastDivisor.of(chain.column_tiles(rows)),
+        row_columns=FastDivisor.of(chain.row_columns),
+        columns=rows * chain.row_columns,
+        columns_filled=chain.columns_filled(rows),
+        row_stride=chain.row_stride,
+        group_stride=chain.chunks * separable_CHUNK * channel_stride,
+        channel_stride=channel_stride,
+        part_stride=chain.pitch * vector,
+        next=chain.w.dilation * vector,
+        chunks=chain.chunks,
+        segments=chain.segments_w,
+        outputs=chain.outputs,
+    )
+    grid = (min(p.tiles, sms * spec.min_blocks), 1, 1)
+    slots = layout_slots(HalfGemmParams, x=("workspace", source_at), u=("workspace", 0), y=("workspace", written_at))
+    moved = chain.source_bytes(rows) + chain.written_bytes(rows) + chain.weight_bytes
+    work = Work(grid[0], p.tiles, p.tiles * chain.chunks * chain.passes, moved)
+    return Launch(spec, grid, (spec.threads, 1, 1), gemm_shared(chain.way_w, chain.k_tile), bytes(p), slots, work)
+
+
+def _inverse(problem: Problem, r: Roles, chain: Chain, rows: int, written_at: int) -> Launch:
+    spec = inverse_kernel(chain.way_h, chain.way_w.m)
+    h, w = chain.h, chain.w
+    parts = chain.way_w.tiles
+    stretches = -(-parts * chain.row_columns // STRETCH_VECTORS)
+    units = -(-chain.units // stretches)
+    stretches = -(-chain.units // units)
+    columns = units * w.dilation
+    lines = min(chain.outputs, max(1, INVERSE_THREADS // (parts * columns)))
+    line_blocks = -(-chain.outputs // lines)
+    stretch = columns * chain.way_w.outputs
+    p = HalfInverseParams(
+        written_batch=r.written_strides[0],
+        written_channel=r.written_strides[1],
+        outputs=chain.outputs,
+        lines=lines,
+        stretch_columns=columns,
+        line_blocks=FastDivisor.of(line_blocks),
+        stretches=FastDivisor.of(stretches),
+        rows=FastDivisor.of(rows),
+        groups=chain.groups,
+        vectors=FastDivisor.of(parts * columns),
+        columns=FastDivisor.of(columns),
+        row_columns=chain.row_columns,
+        columns_filled=chain.columns_filled(rows),
+        tiles=FastDivisor.of(chain.tiles_h),
+        dilation_h=FastDivisor.of(h.dilation),
+        dilation_w=FastDivisor.of(w.dilation),
+        outputs_w=chain.way_w.outputs,
+        parts=parts,
+        stretch=FastDivisor.of(stretch),
+        count_h=h.count,
+        count_w=w.count,
+        written_first_h=h.written_first,
+        written_step_h=h.written_step,
+        written_first_w=w.written_first,
+        written_step_w=w.written_step,
+    )
+    p.written_row, p.written_column = pixel_strides(r.written_strides, r.written)
+    p.vector = (
+        problem.vector_aligned
+        and p.written_column == 1
+        and w.written_step == 1
+        and w.written_first % 4 == 0
+        and stretch % 4 == 0
+        and all(stride % 4 == 0 for stride in r.written_strides[:3])
+    )
+    where: dict[str, str | tuple[str, int]] = {"y": ("workspace", written_at), "written": r.written}
+    if problem.kind is Pass.FPROP and problem.bias:
+        where["bias"] = "bias"
+    grid = (int32(rows * chain.groups * line_blocks * stretches, "the number of blocks"), 1, 1)
+    shared = 4 * lines * chain.way_h.m * stretch
+    result = 4 * chain.batch * chain.groups * chain.outputs * h.count * w.count * rows // chain.rows
+    rounds = -(-lines * parts * columns // INVERSE_THREADS)
+    work = Work(grid[0], grid[0], grid[0] * rounds, chain.written_bytes(rows) + result)
+    slots = layout_slots(HalfInverseParams, **where)
+    return Launch(spec, grid, (INVERSE_THREADS, 1, 1), shared, bytes(p), slots, work)
+
+
+# ---- What a schedule would take: from counted instructions and bytes, and the device's figures. Never a measurement.
+
+
+def waves(blocks: int, slots: int) -> float:
+    """Waves that the device needs. A last partial one takes less than a whole one: fewer blocks share what there is."""
+    whole, rest = divmod(blocks, slots)
+    return whole + (0.0 if rest == 0 else max(rest / slots, 0.5 if whole else 1.0))
+
+
+# ---- Plans for the weight gradient in its own fast form (kernels/toom_wgrad.cuh, toom_wgrad_finish.cuh).
+
+toom_wgrad_CHUNK = 8
+"""Tiles between two barriers (``kChunk`` in toom_wgrad.cuh)."""
+STATE_BYTES = 392
+"""``sizeof(WgradState)``: what a block keeps in shared memory behind its buffers."""
+INTERLEAVES = (3, 2, 1)
+"""Phases along W that can share a chunk, best first (``kMaxInterleave``)."""
+SLICES_PER_GROUP = 8
+"""``kSlicesPerGroup`` in toom_wgrad_finish.cuh."""
+FLUSH = 192
+"""Tiles that an accumulator sums before it is added to the block's partial sums: more would round more, fewer would
+move more memory."""
+MOST_WAVES = 8
+"""Slices make at most so many full waves of blocks."""
+
+DIRECT = ToomAxis(1, (1,))
+THREE = ToomAxis(4, (3,))
+FIVE = ToomAxis(4, (5,))
+NINE = ToomAxis(4, (4, 5))
+THIRTEEN = ToomAxis(4, (4, 4, 5))
+ALONG_H = (DIRECT, THREE, FIVE, NINE, THIRTEEN)
+"""Algorithms along H; a kernel takes the first one that has enough taps."""
+ALONG_W = (THREE, FIVE, NINE, THIRTEEN)
+
+
+@dataclass(frozen=True)
+class WgradTile:
+    """One ``polyconv::WgradTile``: ``k`` output by ``c`` source channels per block."""
+
+    k: int
+    c: int
+    warps_k: int
+    warps_c: int
+    warps_pass: int
+    split: int
+    lanes_k: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.k}x{self.c}"
+
+    @property
+    def cpp(self) -> str:
+        sizes = (self.k, self.c, self.warps_k, self.warps_c, self.warps_pass, self.split, self.lanes_k)
+        return f"polyconv::WgradTile<{', '.join(map(str, sizes))}>"
+
+    @property
+    def warps_per_point(self) -> int:
+        return self.warps_k * self.warps_c * self.warps_pass * self.split
+
+
+SQUARE = WgradTile(64, 64, 1, 2, 1, 1, 8)
+HALVES = WgradTile(64, 32, 1, 1, 1, 2, 8)
+TALL = WgradTile(128, 16, 1, 1, 1, 2, 16)
+POINTS = WgradTile(64, 32, 1, 1, 1, 1, 8)
+SEGMENTS = WgradTile(64, 32, 1, 1, 2, 1, 8)
+SMALL = WgradTile(32, 32, 1, 1, 1, 1, 4)
+
+
+def tiles(h: ToomAxis, w: ToomAxis, classed: bool) -> tuple[WgradTile, ...]:
+    """The tiles that are instantiated for a pair of algorithms, with or without classes of taps (strides)."""
+    if classed and (h.taps > 5 or w.taps > 5):
+        return ()
+    if w == THREE:
+        return (HALVES, TALL) if classed else (SQUARE, HALVES, TALL) if h in (THREE, FIVE) else (HALVES,)
+    return (POINTS,) if w == FIVE else (SEGMENTS,) if w == NINE else (SMALL,)
+
+
+def toom_wgrad_kernel(h: ToomAxis, w: ToomAxis, tile: WgradTile, classed: bool) -> KernelSpec:
+    strided = "_strided" if classed else ""
+    return KernelSpec(
+        stem="toom_wgrad",
+        symbol=f"toom_wgrad_{h.struct}_{w.struct}_{tile.name}{strided}",
+        body=f"polyconv::toom_wgrad<polyconv::{h.struct}, polyconv::{w.struct}, {tile.cpp}, "
+        f"{'true' if classed else 'false'}>(params);",
+        params="polyconv::ToomWgradParams",
+        params_bytes=ctypes.sizeof(ToomWgradParams),
+        threads=32 * w.points * tile.warps_per_point,
+        axes=(h, w),
+    )
+
+
+SUM = KernelSpec(
+    stem="toom_wgrad_finish",
+    symbol="toom_wgrad_sum",
+    body="polyconv::toom_wgrad_sum(params);",
+    params="polyconv::ToomWgradSumParams",
+    params_bytes=ctypes.sizeof(ToomWgradSumParams),
+    threads=256,
+)
+
+
+def finish_kernel(h: ToomAxis, w: ToomAxis) -> KernelSpec:
+    return KernelSpec(
+        stem="toom_wgrad_finish",
+        symbol=f"toom_wgrad_finish_{h.struct}_{w.struct}",
+        body=f"polyconv::toom_wgrad_finish<polyconv::{h.struct}, polyconv::{w.struct}>(params);",
+        params="polyconv::ToomWgradFinishParams",
+        params_bytes=ctypes.sizeof(ToomWgradFinishParams),
+        threads=128,
+        axes=(h, w),
+    )
+
+
+@lru_cache(maxsize=4096)
+def lattices(problem: Problem) -> tuple[DenseAxis, DenseAxis]:
+    """Both axes of the forward convolution whose weights are wanted."""
+    r = roles(problem.for_pass(Pass.FPROP))
+    return dense_axis(r.phases_h[0]), dense_axis(r.phases_w[0])
+
+
+def axis_for(taps: int, among: tuple[ToomAxis, ...]) -> ToomAxis | None:
+    """The first algorithm with enough taps; what it has beyond is computed and left out."""
+    return next((axis for axis in among if axis.taps >= taps), None)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """How a problem is cut into rows of tiles, slices and sums."""
+
+    rows: int
+    tiles: int
+    tiles_h: int
+    interleave: int
+    outer_phases: int
+    k_tiles: int
+    c_tiles: int
+    products: int
+    slices: int
+    flush: int
+
+    @property
+    def chunks(self) -> int:
+        """Of one row."""
+        return -(-self.tiles // toom_wgrad_CHUNK)
+
+    @property
+    def chunks_per_slice(self) -> int:
+        return -(-self.rows // self.slices) * self.chunks
+
+    @property
+    def blocks(self) -> int:
+        """Per slice and group."""
+        return self.k_tiles * self.c_tiles * self.products
+
+
+@dataclass(frozen=True)
+class ToomWgradWay:
+    """F(m, r) along both axes of the weight gradient, with one tile of channels."""
+
+    h: ToomAxis
+    w: ToomAxis
+    tile: WgradTile
+    direct: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"toom_wgrad_{self.h.struct}_{self.w.struct}_{self.tile.name}"
+
+    def refusal(self, problem: Problem) -> str | None:
+        """Why this way cannot run, or None."""
+        if problem.kind is not Pass.WGRAD:
+            return "only for the weight gradient"
+        if problem.depthwise:
+            return "depthwise: every output channel has one source channel"
+        if problem.padding_mode is not PaddingMode.ZEROS and any(problem.padding):
+            return f"cannot read a {problem.padding_mode} border"
+        h, w = lattices(problem)
+        if max(len(h.classes), len(w.classes)) > MAX_CLASSES:
+            return f"a stride of more than {MAX_CLASSES} classes of taps"
+        if axis_for(h.taps, ALONG_H) != self.h or axis_for(w.taps, ALONG_W) != self.w:
+            return f"another algorithm fits {h.taps} x {w.taps} taps"
+        if self.tile not in tiles(self.h, self.w, len(h.classes) * len(w.classes) > 1):
+            return "no such tile"
+        if self.multiplications >= problem.kernel[0] * problem.kernel[1]:
+            return f"{problem.kernel[0]} x {problem.kernel[1]} taps: saves no multiplications"
+        return None
+
+    @property
+    def multiplications(self) -> float:
+        """Per output and pair of channels."""
+        h = len(self.h.segments) * self.h.points / self.h.m
+        return h * self.w.passes * self.w.points / self.w.m
+
+    def channels(self, problem: Problem) -> int:
+        """Of a group, each as often as it has classes of taps."""
+        h, w = lattices(problem)
+        return problem.channels_per_group[0] * len(h.classes) * len(w.classes)
+
+    def spec(self, problem: Problem) -> KernelSpec:
+        h, w = lattices(problem)
+        return toom_wgrad_kernel(self.h, self.w, self.tile, len(h.classes) * len(w.classes) > 1)
+
+    @property
+    def partial_elements(self) -> int:
+        """Sums of one tile of channels."""
+        return len(self.h.segments) * self.h.points * self.w.passes * self.w.points * self.tile.k * self.tile.c
+
+    @property
+    def blocks_beyond(self) -> int:
+        """Blocks of four positions, per phase, that a tile reads after its own."""
+        return -(-self.w.span // 4) - 1
+
+    @property
+    def shared_bytes(self) -> int:
+        warps = self.w.points * self.tile.warps_per_point
+        quads = (toom_wgrad_CHUNK + self.blocks_beyond * INTERLEAVES[0]) | 1
+        operands = self.w.points * toom_wgrad_CHUNK * (self.tile.k + self.w.passes * self.tile.c)
+        staged = 4 * toom_wgrad_CHUNK * round_up(self.tile.k, warps) + 4 * quads * round_up(self.tile.c, warps)
+        return 8 * (operands + staged) + STATE_BYTES
+
+    def work(self, problem: Problem, sms: int, workspace: int) -> _Work:
+        """Slices: enough to fill the device in whole waves, and for short sums; few enough for the workspace."""
+        h, w = lattices(problem)
+        k = problem.channels_per_group[1]
+        interleave = next(e for e in INTERLEAVES if w.dilation % e == 0)
+        outer = w.dilation // interleave
+        tiles_h = round_up(h.count, h.dilation * self.h.m) // (h.dilation * self.h.m)
+        tiles = round_up(w.count, w.dilation * 4) // (w.dilation * 4) * interleave
+        rows = problem.batch * h.dilation * tiles_h * outer
+        k_tiles, c_tiles = -(-k // self.tile.k), -(-self.channels(problem) // self.tile.c)
+        products = len(self.h.segments) * self.h.points
+        per_slice = k_tiles * c_tiles * products * problem.groups
+        bytes_per_slice = 4 * self.tile.split * k_tiles * c_tiles * problem.groups * self.partial_elements
+        most = max(1, min(rows, workspace // (bytes_per_slice + 4 * problem.out_channels)))
+        best = min(
+            (max(1, min(most, count * sms // per_slice)) for count in range(1, MOST_WAVES + 1)),
+            key=lambda slices: (round(waves(per_slice * slices, sms) * -(-rows // slices), 6), -slices),
+        )
+        flush = max(1, FLUSH * self.tile.split // toom_wgrad_CHUNK)
+        return _Work(rows, tiles, tiles_h, interleave, outer, k_tiles, c_tiles, products, best, flush)
+
+    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
+        """The launches: the sums of all slices, their sum, and the transform to taps."""
+        work = self.work(problem, sms, workspace)
+        h, w = lattices(problem)
+        channels, k = self.channels(problem), problem.channels_per_group[1]
+        groups, classes = problem.groups, len(h.classes) * len(w.classes)
+        spec = self.spec(problem)
+        int32(work.rows * work.chunks, "the number of tiles")
+        p = ToomWgradParams(channels=channels, outputs=k, count_h=h.count, count_w=w.count)
+        p.x_batch, p.x_channel, _, _ = problem.x_strides
+        p.dy_batch, p.dy_channel, _, _ = problem.y_strides
+        x_row, x_column = pixel_strides(problem.x_strides, "x")
+        p.dy_row, p.dy_column = pixel_strides(problem.y_strides, "the gradient of y")
+        p.x_row = int32(x_row * h.read_step, "the row stride of x")
+        p.x_column = int32(x_column * w.read_step, "the column stride of x")
+        p.x_next_row, p.dy_next_row = 4 * p.x_row * h.dilation, 4 * p.dy_row * h.dilation
+        warps = spec.threads // 32
+        p.x_next_channel, p.dy_next_channel = 4 * warps * p.x_channel, 4 * warps * p.dy_channel
+        for i, tap_class in enumerate(h.classes):
+            p.read_first_h[i], p.x_first_h[i] = tap_class.read_first, tap_class.read_first * x_row
+        for i, tap_class in enumerate(w.classes):
+            p.read_first_w[i], p.x_first_w[i] = tap_class.read_first, tap_class.read_first * x_column
+        p.read_step_h, p.read_step_w = h.read_step, w.read_step
+        p.height, p.width = min(problem.in_size[0], _reach(h)), min(problem.in_size[1], _reach(w))
+        p.dilation_h, p.dilation_w, p.interleave = h.dilation, w.dilation, work.interleave
+        p.rows, p.tiles, p.slices, p.flush = work.rows, work.tiles, work.slices, work.flush
+        p.channel_tiles, p.k_tiles = FastDivisor.of(work.k_tiles * work.c_tiles), FastDivisor.of(work.k_tiles)
+        p.groups, p.outer_phases = FastDivisor.of(groups), FastDivisor.of(work.outer_phases)
+        p.tiles_h, p.phases_h = FastDivisor.of(work.tiles_h), FastDivisor.of(h.dilation)
+        p.interleaved = FastDivisor.of(work.interleave)
+        p.classes, p.classes_w = FastDivisor.of(classes), FastDivisor.of(len(w.classes))
+
+        slices = work.slices * self.tile.split
+        elements = groups * work.k_tiles * work.c_tiles * self.partial_elements
+        bias_at = 4 * elements * slices
+        where: dict[str, str | tuple[str, int]] = {"x": "x", "dy": "y", "partial": "workspace"}
+        if problem.bias:
+            where["bias_partial"] = ("workspace", bias_at)
+        grid = (int32(work.blocks * groups * work.slices, "the number of blocks"), 1, 1)
+        shared = self.shared_bytes
+        slots = layout_slots(ToomWgradParams, **where)
+        steps = grid[0] // work.slices * work.rows * work.chunks
+        done = Work(grid[0], grid[0] // work.slices * work.rows, steps, moved_bytes(problem) + bias_at)
+        found = [Launch(spec, grid, (spec.threads, 1, 1), shared, bytes(p), slots, done)]
+        if slices > 1:
+            s = ToomWgradSumParams(elements=elements, slices=slices)
+            grid = (-(-elements // (4 * SUM.threads)), 1, 1)
+            slots = layout_slots(ToomWgradSumParams, partial="workspace")
+            done = Work(grid[0], grid[0], grid[0] * slices, 4 * elements * (slices + 1))
+            found.append(Launch(SUM, grid, (SUM.threads, 1, 1), 0, bytes(s), slots, done))
+        found.append(self._finish(problem, work, bias_at))
+        scratch = bias_at + 4 * work.slices * problem.out_channels * problem.bias
+        return Schedule(tuple(found), scratch, self.sums(work))
+
+    def sums(self, work: _Work) -> tuple[int, ...]:
+        """Tiles that are added in sequence, such sums in a slice, slices in a group; what is left is added at last."""
+        return work.flush * toom_wgrad_CHUNK // self.tile.split, -(-work.chunks_per_slice // work.flush), SLICES_PER_GROUP
+
+    def _finish(self, problem: Problem, work: _Work, bias_at: int) -> Launch:
+        h, w = lattices(problem)
+        channels, k = self.channels(problem), problem.channels_per_group[1]
+        p = ToomWgradFinishParams(slices=work.slices, outputs=k, all_outputs=problem.out_channels)
+        p.pairs = int32(problem.out_channels * channels, "the number of pairs of channels")
+        p.dw_k, p.dw_channel, _, _ = problem.w_strides
+        p.dw_row, p.dw_column = pixel_strides(problem.w_strides, "the weight")
+        p.channels, p.outputs_divisor = FastDivisor.of(channels), FastDivisor.of(k)
+        p.tile_k, p.tile_c = FastDivisor.of(self.tile.k), FastDivisor.of(self.tile.c)
+        p.k_tiles, p.channel_tiles = work.k_tiles, work.k_tiles * work.c_tiles
+        p.classes, p.classes_w = FastDivisor.of(len(h.classes) * len(w.classes)), FastDivisor.of(len(w.classes))
+        for i, tap_class in enumerate(h.classes):
+            p.taps_h[i], p.tap_first_h[i], p.tap_stride_h = tap_class.taps, tap_class.tap_first, tap_class.tap_stride
+        for i, tap_class in enumerate(w.classes):
+            p.taps_w[i], p.tap_first_w[i], p.tap_stride_w = tap_class.taps, tap_class.tap_first, tap_class.tap_stride
+        spec = finish_kernel(self.h, self.w)
+        where: dict[str, str | tuple[str, int]] = {"partial": "workspace", "dw": "dw"}
+        if problem.bias:
+            where.update(bias_partial=("workspace", bias_at), db="db")
+        grid = (-(-p.pairs // spec.threads), 1, 1)
+        taps = problem.kernel[0] * problem.kernel[1]
+        done = Work(
+            grid[0], grid[0], grid[0], 4 * p.pairs * (taps + self.partial_elements // (self.tile.k * self.tile.c))
+        )
+        slots = layout_slots(ToomWgradFinishParams, **where)
+        return Launch(spec, grid, (spec.threads, 1, 1), 0, bytes(p), slots, done)
+
+
+def _reach(axis: DenseAxis) -> int:
+    """One past the last source position that any output reads."""
+    last = axis.count - 1
+    return max(c.read_first + axis.read_step * (last + axis.dilation * (c.taps - 1)) for c in axis.classes) + 1
+
+
+# ---- A fast way inside an exported file: only where its error is known to be within the tolerance.
+
+
+class Launcher(Protocol):
+    """What is left of a way once it has been chosen."""
+
+    def refusal(self, problem: Problem) -> str | None:
+        """Why it cannot compute this problem, or None."""
+
+    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
+        """The launches."""
+
+
+def summed(problem: Problem) -> int:
+    """What one element of the result sums over, beside taps: channels, or pixels of all images."""
+    c, k = problem.channels_per_group
+    if problem.kind is Pass.WGRAD:
+        return problem.batch * prod(problem.out_size)
+    return k if problem.kind is Pass.DGRAD else c
+
+
+@dataclass(frozen=True)
+class Within:
+    """A way for sums no longer than those it was chosen for."""
+
+    way: Launcher
+    kernel: Pair
+    stride: Pair
+    dilation: Pair
+    longest: int
+    """The largest :func:`summed`."""
+
+    def refusal(self, problem: Problem) -> str | None:
+        if (problem.kernel, problem.stride, problem.dilation) != (self.kernel, self.stride, self.dilation):
+            return "its error was predicted for another kernel"
+        if summed(problem) > self.longest:
+            return f"its error was predicted for sums over {self.longest}, not {summed(problem)}"
+        return self.way.refusal(problem)
+
+    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
+        return self.way.schedule(problem, sms, workspace)
+
+
 # ---- What runs, by pass, in order of preference: the first that does not refuse the tensors at hand is taken.
 
 EXPORTED = "8x32x512x512, 64 channels, kernel 5x9, padding 2x4, dilation 2x3"
 # Chosen by polyconv's cost model for a Tesla V100.
 WAYS = {
     Pass.FPROP: [
+        Within(
+            way=SeparableWay(h=ToomAxis(m=4, segments=(5,), tiles=1), w=ToomAxis(m=4, segments=(4, 5), tiles=2), k_tile=64),
+            kernel=(5, 9),
+            stride=(1, 1),
+            dilation=(2, 3),
+            longest=32,
+        ),
         GatherWay(tile=GemmTile(4, 1, 4, 8, 8), loader=TAPS),
         GatherWay(tile=GemmTile(4, 1, 4, 8, 8), loader=ROWS),
     ],
     Pass.DGRAD: [
+        Within(
+            way=SeparableWay(h=ToomAxis(m=4, segments=(5,), tiles=1), w=ToomAxis(m=4, segments=(4, 5), tiles=2), k_tile=32),
+            kernel=(5, 9),
+            stride=(1, 1),
+            dilation=(2, 3),
+            longest=64,
+        ),
         GatherWay(tile=GemmTile(4, 1, 8, 8, 8), loader=TAPS),
         GatherWay(tile=GemmTile(4, 1, 8, 8, 8), loader=ROWS),
     ],
     Pass.WGRAD: [
+        Within(
+            way=ToomWgradWay(
+                h=ToomAxis(m=4, segments=(5,), tiles=1),
+                w=ToomAxis(m=4, segments=(4, 5), tiles=1),
+                tile=WgradTile(64, 32, 1, 1, 2, 1, 8),
+                direct=False,
+            ),
+            kernel=(5, 9),
+            stride=(1, 1),
+            dilation=(2, 3),
+            longest=2015744,
+        ),
         WgradWay(tile=GemmTile(2, 1, 4, 8, 8), vector=True, bordered=False),
         WgradWay(tile=GemmTile(2, 1, 4, 8, 8), vector=False, bordered=False),
     ],

@@ -66,7 +66,7 @@ struct WgradTile {
 };
 
 template <class H, class W, class Tile>
-struct WgradSizes {
+struct ToomWgradSizes {
   static_assert(W::kM == 4 && H::kTiles == 1 && W::kTiles == 1, "tiles of four along W; segments are not nested");
   static constexpr int kProducts = H::kPoints * H::kSegments;
   static constexpr int kPasses = W::kSegments;
@@ -113,10 +113,10 @@ __device__ __forceinline__ void coefficients(int point, float* row) {
 
 // What a block works on. Made anew wherever it is needed, from the special register: the accumulators need the room.
 template <class Sizes, class Tile>
-struct WgradBlock {
+struct ToomWgradBlock {
   int product, slice, group, channel_tile, k_tile, c_tile;
 
-  __device__ __forceinline__ explicit WgradBlock(const ToomWgradParams& p) {
+  __device__ __forceinline__ explicit ToomWgradBlock(const ToomWgradParams& p) {
     const u32 number = fresh_block_x(), pair = number / Sizes::kProducts;
     const u32 above = p.channel_tiles.quotient(pair), run = p.groups.quotient(above);
     product = number % Sizes::kProducts;
@@ -136,7 +136,7 @@ struct WgradBlock {
 };
 
 // A row of tiles, as all threads of a block see it. Lies in shared memory, one for each of two successive rows.
-struct WgradRow {
+struct ToomWgradRow {
   const float *x, *dy;  // first row of the tiles, of the block's first channels
   int phase;            // first phase along W
   u32 rows;             // bit n: row n of dy, bit 8 + n: row n of x is inside the image and counts
@@ -145,9 +145,9 @@ struct WgradRow {
 };
 
 // What a block keeps in shared memory behind its buffers.
-struct WgradState {
+struct ToomWgradState {
   float of_dy[4], of_x[8];  // factors of the block's product along H
-  WgradRow row[2];
+  ToomWgradRow row[2];
   int x_from, x_step;                         // first row of x that the product needs, and distance of the next
   i64 x_next_row;                             // the same distance in bytes
   int end_row;                                // of the block
@@ -156,13 +156,13 @@ struct WgradState {
 
 // Stages 1 and 2 of a block: walks over its chunks and leaves transformed operands in shared memory.
 template <class H, class W, class Tile, bool kClassed>
-struct WgradLoader {
-  using Sizes = WgradSizes<H, W, Tile>;
-  using Block = WgradBlock<Sizes, Tile>;
+struct ToomWgradLoader {
+  using Sizes = ToomWgradSizes<H, W, Tile>;
+  using Block = ToomWgradBlock<Sizes, Tile>;
   static constexpr int kRowsD = H::kM, kRowsX = Sizes::kRowsX;
 
   const ToomWgradParams& p;
-  WgradState& state;
+  ToomWgradState& state;
   float* staged;  // where stage 1 writes
   u32 more;       // bit i: item i of dy, bit 16 + i: item i of x is not the last that has a channel
 
@@ -173,7 +173,8 @@ struct WgradLoader {
   u32 mask;
   float dy_loaded[Sizes::kItemsD][kRowsD], x_loaded[Sizes::kItemsX][kRowsX];
 
-  __device__ __forceinline__ WgradLoader(const ToomWgradParams& params, WgradState& shared_state, float* scratch)
+  __device__ __forceinline__ ToomWgradLoader(const ToomWgradParams& params, ToomWgradState& shared_state,
+                                             float* scratch)
       : p(params), state(shared_state), tile(0) {
     const Block block(p);
     const int warp = threadIdx.x / 32;
@@ -219,7 +220,7 @@ struct WgradLoader {
   // Decodes `row` = ((image * phases + phase) * tiles + tile along H) * outer phases + outer phase along W.
   __device__ __forceinline__ void aim_row() {
     const Block block(p);
-    WgradRow& to = state.row[row & 1];
+    ToomWgradRow& to = state.row[row & 1];
     const u32 above = p.outer_phases.quotient(row), column = p.tiles_h.quotient(above);
     const int image = p.phases_h.quotient(column);
     to.phase = (row - int(above * p.outer_phases.divisor)) * p.interleave;
@@ -261,7 +262,7 @@ struct WgradLoader {
   }
 
   __device__ __forceinline__ void aim_chunk() {
-    const WgradRow& at = state.row[row & 1];
+    const ToomWgradRow& at = state.row[row & 1];
     const u32 thread = fresh_thread();
     const int here = at.phase + position(tile + thread % 32 / 4, thread % 4);
     const int x_here = here + Sizes::kBeyond * 4 * p.dilation_w;
@@ -295,7 +296,7 @@ struct WgradLoader {
 
   // One position of channel number c of the tile.
   __device__ __forceinline__ void load_x(int c, int here, float* loaded) const {
-    const WgradRow& at = state.row[row & 1];
+    const ToomWgradRow& at = state.row[row & 1];
     const int first = Block(p).c_tile * Tile::kTileC;
     c = min(c, p.channels - first - 1);
     const float* from = at.x + i64(here) * p.x_column;
@@ -428,7 +429,7 @@ struct WgradLoader {
 
 // Stage 3: the accumulators of a thread, for one point of W and its segments.
 template <class W, class Tile>
-struct WgradSums {
+struct ToomWgradSums {
   static constexpr int kPasses = W::kSegments / Tile::kWarpsPass;
   float sum[kPasses][Tile::kThreadK][Tile::kThreadC];
 
@@ -505,10 +506,10 @@ __device__ __forceinline__ constexpr int step_of(int round, int rounds, int step
 
 // A thread's channels inside the block's tile, and its point and share of the tiles.
 template <class W, class Tile>
-struct WgradPlace {
+struct ToomWgradPlace {
   u32 point, split, k, c, pass;
 
-  __device__ __forceinline__ explicit WgradPlace(u32 thread) {
+  __device__ __forceinline__ explicit ToomWgradPlace(u32 thread) {
     const u32 lane = thread % 32, warp = thread / 32, part = warp / W::kPoints;
     point = warp % W::kPoints;
     split = part % Tile::kSplit;
@@ -522,8 +523,8 @@ struct WgradPlace {
 // Where a thread's sums lie.
 template <class Sizes, class Tile, class W>
 __device__ __forceinline__ float* partial_of(const ToomWgradParams& p) {
-  const WgradBlock<Sizes, Tile> block(p);
-  const WgradPlace<W, Tile> place(fresh_thread());
+  const ToomWgradBlock<Sizes, Tile> block(p);
+  const ToomWgradPlace<W, Tile> place(fresh_thread());
   const i64 run = (i64(block.slice) * Tile::kSplit + place.split) * p.groups.divisor + block.group;
   const i64 product = (run * p.channel_tiles.divisor + block.channel_tile) * Sizes::kProducts + block.product;
   return p.partial + product * (Sizes::kPasses * W::kPoints * Tile::kTileK * Tile::kTileC) +
@@ -532,14 +533,14 @@ __device__ __forceinline__ float* partial_of(const ToomWgradParams& p) {
 
 template <class H, class W, class Tile, bool kClassed>
 __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
-  using Sizes = WgradSizes<H, W, Tile>;
+  using Sizes = ToomWgradSizes<H, W, Tile>;
   extern __shared__ __align__(16) float shared[];
 
   constexpr int kBuffer = Sizes::kOperands + Sizes::kStaged;
-  WgradLoader<H, W, Tile, kClassed> loader(p, *reinterpret_cast<WgradState*>(shared + 2 * kBuffer), shared);
+  ToomWgradLoader<H, W, Tile, kClassed> loader(p, *reinterpret_cast<ToomWgradState*>(shared + 2 * kBuffer), shared);
   int chunks;
   {
-    const WgradBlock<Sizes, Tile> block(p);
+    const ToomWgradBlock<Sizes, Tile> block(p);
     chunks = (block.end_row(p) - block.first_row(p)) * ((p.tiles + kChunk - 1) / kChunk);
   }
 
@@ -564,7 +565,7 @@ __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
   }
   __syncthreads();
 
-  WgradSums<W, Tile> sums;
+  ToomWgradSums<W, Tile> sums;
   sums.clear();
   int until_flush = p.flush + kFirstFlush;
 #pragma unroll 1
@@ -573,7 +574,7 @@ __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
     float* const now = shared + (chunks % 2 ? kBuffer : 0);
     float* const next = shared + (chunks % 2 ? 0 : kBuffer);
     loader.staged = now + Sizes::kOperands;
-    const WgradPlace<W, Tile> place(fresh_thread());
+    const ToomWgradPlace<W, Tile> place(fresh_thread());
     const float* d = now + (place.point * kChunk + place.split) * Tile::kTileK + place.k;
     const float* v = now + Sizes::kOperandD +
                      ((place.pass * W::kPoints + place.point) * kChunk + place.split) * Tile::kTileC + place.c;
@@ -602,7 +603,7 @@ __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
   }
 
   // The sum of dy is the product of the points 1 of both axes, where dy enters with factors 1.
-  const WgradBlock<Sizes, Tile> block(p);
+  const ToomWgradBlock<Sizes, Tile> block(p);
   if (p.bias_partial && block.product == (H::kPoints > 1 ? 1 : 0) && block.c_tile == 0) {
     shared[threadIdx.x] = bias;
     __syncthreads();

@@ -92,8 +92,8 @@ def launch_us(launch: Launch, device: CudaDevice) -> float:
     memory = resources.pop("memory") / DRAM_EFFICIENCY
     most = max(resources.values())
     crowded = most + IN_THE_WAY * (sum(resources.values()) - most)
-    inside = crowded / EFFICIENCY.get(launch.kernel.stem, OTHER_EFFICIENCY)
-    return max(inside * _unevenness(launch, device), memory) + LAUNCH_US
+    inside = crowded / EFFICIENCY.get(launch.kernel.stem, OTHER_EFFICIENCY) * _unevenness(launch, device)
+    return max(inside, memory) + IN_THE_WAY * min(inside, memory) + LAUNCH_US
 
 
 def schedule_us(launches: Iterable[Launch], device: CudaDevice) -> float:

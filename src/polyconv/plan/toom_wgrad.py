@@ -32,7 +32,7 @@ from .traffic import moved_bytes
 CHUNK = 8
 """Tiles between two barriers (``kChunk`` in toom_wgrad.cuh)."""
 STATE_BYTES = 392
-"""``sizeof(WgradState)``: what a block keeps in shared memory behind its buffers."""
+"""``sizeof(ToomWgradState)``: what a block keeps in shared memory behind its buffers."""
 INTERLEAVES = (3, 2, 1)
 """Phases along W that can share a chunk, best first (``kMaxInterleave``)."""
 SLICES_PER_GROUP = 8
