@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..algebra.lattice import DenseAxis, dense_axis
 from ..problem import PaddingMode, Pass, Problem
@@ -251,6 +251,38 @@ class FusedWay:
         return multiply_adds / device.fp32_per_clock / FP32_SHARE + OUTPUT_CYCLES * pairs * self.h.m * self.w.m
 
 
+@dataclass(frozen=True)
+class ResidentWay(FusedWay):
+    """For few channels: their transformed source stays in shared memory, a block transforms it once."""
+
+    channels: int = 16
+    """As many as fit."""
+
+    @property
+    def name(self) -> str:
+        return f"{super().name}_resident{self.channels}"
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: the transformed source, and the sums of one channel of every lane."""
+        t = self.tile
+        return 4 * t.units * (self.points * self.channels + self.h.m * self.w.points * t.k // 4)
+
+    def kernel(self) -> KernelSpec:
+        return replace(
+            super().kernel(),
+            stem="fused_resident",
+            body=f"polyconv::fused_resident<polyconv::ResidentTile<polyconv::{self.h.struct}, "
+            f"polyconv::{self.w.struct}, {self.channels}>>(params);",
+        )
+
+    def refusal(self, problem: Problem) -> str | None:
+        refused = super().refusal(problem)
+        if refused is None and roles(problem).channels > self.channels:
+            return f"more than {self.channels} channels of a group"
+        return refused
+
+
 FP32_SHARE = 0.565
 """Share of the FP32 lanes that multiplications and transforms keep busy, as simulated (16 and 64 channels, 3x3)."""
 OUTPUT_CYCLES = 0.47
@@ -264,6 +296,7 @@ WAYS = (
     FusedWay(F43, F43, FusedTile(2, 16, 8, 4, 3, 1, 3, 1)),
     FusedWay(F23, F43, FusedTile(4, 8, 8, 4, 2, 2, 3, 1)),
     FusedWay(F23, F23, FusedTile(4, 8, 8, 4, 2, 2, 2, 2)),
+    ResidentWay(F43, F43, FusedTile(4, 8, 8, 4, 3, 1, 1, 1)),
 )
 
 

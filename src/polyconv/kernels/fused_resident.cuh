@@ -1,0 +1,204 @@
+// The fused kernel for few channels: the transformed source of all of them stays in shared memory.
+//
+// A block transforms its patch once, whatever the number of written channels, and then goes through the tiles of kK of
+// them without a barrier until the sums of a tile meet. A warp owns all points along H of one point along W, for half
+// of the tile's channels and all 32 units, so that the inverse transform along H takes place in registers and only
+// H::kM instead of H::kPoints words per unit and point along W have to meet.
+//
+// Shared memory:   v[channel][point][unit]   meeting[h][point along W][k of a slice][unit]
+// The patch is staged where the sums meet later, kChunk channels at a time. Grid as in fused.cuh.
+#pragma once
+
+#include "fused.cuh"
+
+namespace polyconv {
+
+template <class H_, class W_, int kChannels_>
+struct ResidentTile {
+  using H = H_;
+  using W = W_;
+  static constexpr int kChannels = kChannels_;  // the most that fit
+  static constexpr int kLanesK = 4, kLanesU = 8, kThreadK = 4, kThreadU = 4, kParts = 2;  // parts of k, a warp has one
+  static constexpr int kPoints = H::kPoints * W::kPoints;
+  static constexpr int kWarps = kParts * W::kPoints, kThreads = 32 * kWarps;
+  static constexpr int kPartK = kLanesK * kThreadK, kK = kParts * kPartK, kUnits = kLanesU * kThreadU;
+  static constexpr int kUnitsW = kFusedColumns / W::kM, kUnitsH = kUnits / kUnitsW;
+  static constexpr int kRows = kUnitsH * H::kM;  // of outputs
+  static constexpr int kPatchRows = kRows + H::kLongest - 1;
+  static constexpr int kPatchPitch = (kFusedColumns + W::kLongest - 1 + 3) / 4 * 4;
+  static constexpr int kPatch = kPatchRows * kPatchPitch;
+  static constexpr int kChunk = kChannels / 2;
+  static constexpr int kPitchV = kUnits;
+  static constexpr int kV = kPoints * kPitchV;                 // of one channel
+  static constexpr int kSliceK = kParts * kLanesK;             // channels of a slice: one of each lane's
+  static constexpr int kSlice = kSliceK * kUnits;              // of one point along W and one row
+  static constexpr int kMeeting = H::kM * W::kPoints * kSlice;
+  static_assert(kUnits == 32, "a lane of the inverse transform has one unit");
+  static_assert(kChunk * kPatch <= kMeeting, "the patch is staged where the sums meet");
+  static_assert(kWarps % H::kM == 0, "a warp writes one row of every unit");
+  static_assert(W::kPoints >= kUnitsH, "a warp's rows of outputs fit where its points were");
+};
+
+// The source, transformed, of all channels that the multiplications will go through.
+template <class Tile>
+__device__ __forceinline__ void transform_all(const FusedParams& p, const FusedBlock<Tile>& block, float* v,
+                                              float* patches) {
+  PatchLoader<Tile> patch(p, block);
+  patch.load(p);
+#pragma unroll 1
+  for (int left = p.channels_padded;;) {
+    patch.store(patches);
+    __syncthreads();
+    left -= Tile::kChunk;
+    if (left > 0) patch.load(p);
+    transform_chunk<Tile>(patches, v);
+    __syncthreads();
+    if (left <= 0) break;
+    v += Tile::kChunk * Tile::kV;
+  }
+}
+
+// One lane's share of the inverse transform along W and of the stores: one row of every unit, of several channels.
+template <class Tile>
+struct ResidentStore {
+  float* corner;  // column number `lane` of the warp's first row, first channel of the block's tiles
+  i64 row_step;   // bytes
+  u32 inside;     // bit i: row number i of this lane's lies in the image
+
+  __device__ __forceinline__ ResidentStore(const FusedParams& p, const FusedBlock<Tile>& block) : inside(0) {
+    const int lane = threadIdx.x % 32, h = threadIdx.x / 32 % Tile::H::kM;
+    const int i = fused_position(p.h, block.residue_h, block.first_h + h);
+    const int j = fused_position(p.w, block.residue_w, block.first_w + lane);
+    const i64 first_k = i64(block.group) * p.outputs + block.first_k_tile * Tile::kK;
+    const int step = Tile::H::kM * int(p.h.dilation.divisor);
+    row_step = i64(p.h.written_step) * step * p.written_row * 4;
+    corner = p.written + block.image * p.written_batch + first_k * p.written_channel +
+             i64(p.h.written_first + i * p.h.written_step) * p.written_row +
+             i64(p.w.written_first + j * p.w.written_step) * p.written_column;
+#pragma unroll
+    for (int row = 0; row < Tile::kUnitsH; row++)
+      if (j < p.w.count && i + row * step < p.h.count) inside |= 1u << row;
+  }
+
+  // Slice number `slice` of a tile of channels; `k_left` of them, from the tile's first on, exist.
+  __device__ __forceinline__ void write(const FusedParams& p, float* meeting, int slice, int k_left) const {
+    using H = typename Tile::H;
+    using W = typename Tile::W;
+    constexpr int kStep = Tile::kWarps / H::kM;
+    const int thread = fresh_thread(), lane = thread % 32, warp = thread / 32;
+    float* const row_of = meeting + warp % H::kM * W::kPoints * Tile::kSlice;
+#pragma unroll
+    for (int first = 0; first < Tile::kSliceK; first += kStep) {
+      const int k = first + warp / H::kM;
+      if (k >= Tile::kSliceK) break;
+      const int of_tile = k / Tile::kLanesK * Tile::kPartK + k % Tile::kLanesK * Tile::kThreadK + slice;
+      float* const own = row_of + k * Tile::kUnits;
+      float points[W::kPoints], y[W::kM];
+#pragma unroll
+      for (int w = 0; w < W::kPoints; w++) points[w] = own[w * Tile::kSlice + lane];
+      W::output(points, y);
+      __syncwarp();
+      float* stage = own + lane / Tile::kUnitsW * Tile::kSlice + lane % Tile::kUnitsW * W::kM;
+      if constexpr (W::kM == 4)
+        store4(stage, make_float4(y[0], y[1], y[2], y[3]));
+      else
+        *reinterpret_cast<float2*>(stage) = make_float2(y[0], y[1]);
+      __syncwarp();
+      float* to = corner + of_tile * p.written_channel;
+#pragma unroll
+      for (int row = 0; row < Tile::kUnitsH; row++) {
+        const float value = own[row * Tile::kSlice + lane];
+        if (of_tile < k_left && (inside >> row & 1)) *to = value;
+        to = add_bytes(to, row_step);
+      }
+    }
+  }
+};
+
+template <class Tile>
+__device__ __forceinline__ void fused_resident(const FusedParams& p) {
+  using H = typename Tile::H;
+  using W = typename Tile::W;
+  constexpr int kOnes = 1;  // the point 1 enters every output with factor 1: so does a bias that is added there
+  extern __shared__ __align__(16) float shared[];
+  float* const meeting = shared + Tile::kChannels * Tile::kV;
+  const FusedBlock<Tile> block(p, blockIdx.x, blockIdx.y);
+  // Residues of the dilation differ in length; the grid is made for the longest.
+  if (fused_position(p.h, block.residue_h, block.first_h) >= p.h.count ||
+      fused_position(p.w, block.residue_w, block.first_w) >= p.w.count)
+    return;
+
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int point = warp / Tile::kParts, part = warp % Tile::kParts;
+  const int first_k = part * Tile::kPartK + lane / Tile::kLanesU * Tile::kThreadK;
+  const float* weights = p.weights + point * Tile::kK + first_k +
+                         (i64(block.group) * p.k_tiles + block.first_k_tile) * p.channels_padded *
+                             (Tile::kPoints * Tile::kK);
+  float4 u[H::kPoints];  // of this thread's points, one channel ahead
+#pragma unroll
+  for (int h = 0; h < H::kPoints; h++) u[h] = load4(weights + h * W::kPoints * Tile::kK);
+  transform_all<Tile>(p, block, shared, meeting);
+
+  ResidentStore<Tile> store(p, block);
+  const float* const own = shared + point * Tile::kPitchV + lane % Tile::kLanesU * Tile::kThreadU;
+  float* const sums_to = meeting + point * Tile::kSlice + part * Tile::kLanesK * Tile::kUnits + lane * Tile::kThreadU;
+  const float* v_at = own;
+  float4 v = load4(v_at);  // one point ahead
+#pragma unroll 1
+  for (int k_left = p.outputs - block.first_k_tile * Tile::kK, tiles = block.k_tiles; tiles > 0;
+       tiles--, k_left -= Tile::kK) {
+    float bias[Tile::kThreadK];
+#pragma unroll
+    for (int i = 0; i < Tile::kThreadK; i++)
+      bias[i] = p.bias && point == kOnes && first_k + i < k_left
+                    ? p.bias[(block.group + 1) * i64(p.outputs) - k_left + first_k + i]
+                    : 0.f;
+    float sum[H::kPoints][Tile::kThreadK][Tile::kThreadU];
+#pragma unroll
+    for (int h = 0; h < H::kPoints; h++)
+#pragma unroll
+      for (int i = 0; i < Tile::kThreadK; i++)
+#pragma unroll
+        for (int j = 0; j < Tile::kThreadU; j++) sum[h][i][j] = 0.f;
+
+#pragma unroll 1
+    for (int left = p.channels_padded; left > 0; left--) {
+      weights += Tile::kPoints * Tile::kK;
+      const float* const next = left > 1 ? v_at + Tile::kV : own;
+#pragma unroll
+      for (int h = 0; h < H::kPoints; h++) {
+        const float column[4] = {v.x, v.y, v.z, v.w};
+        const float row[4] = {u[h].x, u[h].y, u[h].z, u[h].w};
+        v = h + 1 < H::kPoints ? load4(v_at + (h + 1) * W::kPoints * Tile::kPitchV) : load4(next);
+#pragma unroll
+        for (int i = 0; i < Tile::kThreadK; i++)
+#pragma unroll
+          for (int j = 0; j < Tile::kThreadU; j++) sum[h][i][j] = fmaf(row[i], column[j], sum[h][i][j]);
+        u[h] = load4(weights + h * W::kPoints * Tile::kK);
+      }
+      v_at = next;
+    }
+
+#pragma unroll
+    for (int i = 0; i < Tile::kThreadK; i++) {
+      float rows[Tile::kThreadU][H::kM];
+#pragma unroll
+      for (int j = 0; j < Tile::kThreadU; j++) {
+        float points[H::kPoints];
+#pragma unroll
+        for (int h = 0; h < H::kPoints; h++) points[h] = sum[h][i][j];
+        points[kOnes] += bias[i];
+        H::output(points, rows[j]);
+      }
+#pragma unroll
+      for (int h = 0; h < H::kM; h++)
+        store4(sums_to + h * W::kPoints * Tile::kSlice, make_float4(rows[0][h], rows[1][h], rows[2][h], rows[3][h]));
+      __syncthreads();
+      store.write(p, meeting, i, k_left);
+      __syncthreads();
+    }
+    store.corner += Tile::kK * p.written_channel;
+  }
+}
+
+}  // namespace polyconv
