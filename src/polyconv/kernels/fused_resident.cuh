@@ -13,30 +13,48 @@
 
 namespace polyconv {
 
-template <class H_, class W_, int kChannels_>
+template <class H_, class W_, int kColumns_, int kChannels_>
 struct ResidentTile {
   using H = H_;
   using W = W_;
-  static constexpr int kChannels = kChannels_;  // the most that fit
+  static constexpr int kChannels = kChannels_;                                            // the most that fit
   static constexpr int kLanesK = 4, kLanesU = 8, kThreadK = 4, kThreadU = 4, kParts = 2;  // parts of k, a warp has one
   static constexpr int kPoints = H::kPoints * W::kPoints;
   static constexpr int kWarps = kParts * W::kPoints, kThreads = 32 * kWarps;
   static constexpr int kPartK = kLanesK * kThreadK, kK = kParts * kPartK, kUnits = kLanesU * kThreadU;
-  static constexpr int kUnitsW = kFusedColumns / W::kM, kUnitsH = kUnits / kUnitsW;
-  static constexpr int kRows = kUnitsH * H::kM;  // of outputs
+  static constexpr int kColumns = kColumns_, kUnitsW = kColumns / W::kM, kUnitsH = kUnits / kUnitsW;
+  static constexpr int kPieces = kUnitsH * (kColumns / 32);  // that a warp stores at a time: 32 columns of a row
+  static constexpr int kRows = kUnitsH * H::kM;              // of outputs
   static constexpr int kPatchRows = kRows + H::kLongest - 1;
-  static constexpr int kPatchPitch = (kFusedColumns + W::kLongest - 1 + 3) / 4 * 4;
+  static constexpr int kPatchPitch = (kColumns + W::kLongest - 1 + 3) / 4 * 4;
   static constexpr int kPatch = kPatchRows * kPatchPitch;
   static constexpr int kChunk = kChannels / 2;
   static constexpr int kPitchV = kUnits;
-  static constexpr int kV = kPoints * kPitchV;                 // of one channel
-  static constexpr int kSliceK = kParts * kLanesK;             // channels of a slice: one of each lane's
-  static constexpr int kSlice = kSliceK * kUnits;              // of one point along W and one row
+  static constexpr int kV = kPoints * kPitchV;      // of one channel
+  static constexpr int kSliceK = kParts * kLanesK;  // channels of a slice: one of each lane's
+  static constexpr int kSlice = kSliceK * kUnits;   // of one point along W and one row
   static constexpr int kMeeting = H::kM * W::kPoints * kSlice;
   static_assert(kUnits == 32, "a lane of the inverse transform has one unit");
   static_assert(kChunk * kPatch <= kMeeting, "the patch is staged where the sums meet");
   static_assert(kWarps % H::kM == 0, "a warp writes one row of every unit");
-  static_assert(W::kPoints >= kUnitsH, "a warp's rows of outputs fit where its points were");
+  static_assert(W::kM == 4 && W::kPoints >= kPieces, "a warp's rows of outputs fit where its points were");
+};
+
+// A thread's point along W, its first channel of the tile and its first unit.
+template <class Tile>
+struct ResidentPlace {
+  int point, k, unit;
+
+  __device__ __forceinline__ explicit ResidentPlace(u32 thread) {
+    const int lane = thread % 32, warp = thread / 32;
+    point = warp / Tile::kParts;
+    k = warp % Tile::kParts * Tile::kPartK + lane / Tile::kLanesU * Tile::kThreadK;
+    unit = lane % Tile::kLanesU * Tile::kThreadU;
+  }
+  // Where the sums of this thread meet the others'.
+  __device__ __forceinline__ float* meets(float* meeting) const {
+    return meeting + point * Tile::kSlice + k / Tile::kThreadK * Tile::kUnits + unit;
+  }
 };
 
 // The source, transformed, of all channels that the multiplications will go through.
@@ -61,55 +79,64 @@ __device__ __forceinline__ void transform_all(const FusedParams& p, const FusedB
 // One lane's share of the inverse transform along W and of the stores: one row of every unit, of several channels.
 template <class Tile>
 struct ResidentStore {
-  float* corner;  // column number `lane` of the warp's first row, first channel of the block's tiles
-  i64 row_step;   // bytes
-  u32 inside;     // bit i: row number i of this lane's lies in the image
+  static constexpr int kAcross = Tile::kColumns / 32;
+  float* corner;  // column number `lane` of the warp's first row, first channel of the tile
+  u32 inside;     // bit i: of piece number i, this lane's column lies in the image
 
   __device__ __forceinline__ ResidentStore(const FusedParams& p, const FusedBlock<Tile>& block) : inside(0) {
     const int lane = threadIdx.x % 32, h = threadIdx.x / 32 % Tile::H::kM;
     const int i = fused_position(p.h, block.residue_h, block.first_h + h);
     const int j = fused_position(p.w, block.residue_w, block.first_w + lane);
     const i64 first_k = i64(block.group) * p.outputs + block.first_k_tile * Tile::kK;
-    const int step = Tile::H::kM * int(p.h.dilation.divisor);
-    row_step = i64(p.h.written_step) * step * p.written_row * 4;
+    const int down = Tile::H::kM * int(p.h.dilation.divisor), across = 32 * int(p.w.dilation.divisor);
     corner = p.written + block.image * p.written_batch + first_k * p.written_channel +
              i64(p.h.written_first + i * p.h.written_step) * p.written_row +
              i64(p.w.written_first + j * p.w.written_step) * p.written_column;
 #pragma unroll
-    for (int row = 0; row < Tile::kUnitsH; row++)
-      if (j < p.w.count && i + row * step < p.h.count) inside |= 1u << row;
+    for (int piece = 0; piece < Tile::kPieces; piece++)
+      if (j + piece % kAcross * across < p.w.count && i + piece / kAcross * down < p.h.count) inside |= 1u << piece;
   }
 
-  // Slice number `slice` of a tile of channels; `k_left` of them, from the tile's first on, exist.
+  // Slice number `slice` of a tile of channels; `k_left` of them, from the tile's first on, exist. All channels of a
+  // warp take each step together, so that the latencies of shared memory are met once.
   __device__ __forceinline__ void write(const FusedParams& p, float* meeting, int slice, int k_left) const {
     using H = typename Tile::H;
     using W = typename Tile::W;
-    constexpr int kStep = Tile::kWarps / H::kM;
-    const int thread = fresh_thread(), lane = thread % 32, warp = thread / 32;
-    float* const row_of = meeting + warp % H::kM * W::kPoints * Tile::kSlice;
+    constexpr int kStep = Tile::kWarps / H::kM, kEach = (Tile::kSliceK + kStep - 1) / kStep;
+    const int thread = fresh_thread(), lane = thread % 32, warp = thread / 32, first = warp / H::kM;
+    float* const own = meeting + warp % H::kM * W::kPoints * Tile::kSlice + first * Tile::kUnits;
+    float points[kEach][W::kPoints];
 #pragma unroll
-    for (int first = 0; first < Tile::kSliceK; first += kStep) {
-      const int k = first + warp / H::kM;
-      if (k >= Tile::kSliceK) break;
+    for (int n = 0; n < kEach; n++)
+      if (n * kStep + first < Tile::kSliceK)
+#pragma unroll
+        for (int w = 0; w < W::kPoints; w++) points[n][w] = own[w * Tile::kSlice + n * kStep * Tile::kUnits + lane];
+    __syncwarp();
+    float* const stage = own + lane / Tile::kUnitsW * (kAcross * Tile::kSlice) +
+                         lane % Tile::kUnitsW / 8 * Tile::kSlice + lane % 8 * W::kM;
+#pragma unroll
+    for (int n = 0; n < kEach; n++)
+      if (n * kStep + first < Tile::kSliceK) {
+        float y[W::kM];
+        W::output(points[n], y);
+        store4(stage + n * kStep * Tile::kUnits, make_float4(y[0], y[1], y[2], y[3]));
+      }
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < kEach; n++) {
+      const int k = n * kStep + first;
       const int of_tile = k / Tile::kLanesK * Tile::kPartK + k % Tile::kLanesK * Tile::kThreadK + slice;
-      float* const own = row_of + k * Tile::kUnits;
-      float points[W::kPoints], y[W::kM];
+      if (k < Tile::kSliceK && of_tile < k_left) {
+        const float* const from = own + n * kStep * Tile::kUnits + lane;
+        float* to = corner + of_tile * p.written_channel;
+        float value[Tile::kPieces];
 #pragma unroll
-      for (int w = 0; w < W::kPoints; w++) points[w] = own[w * Tile::kSlice + lane];
-      W::output(points, y);
-      __syncwarp();
-      float* stage = own + lane / Tile::kUnitsW * Tile::kSlice + lane % Tile::kUnitsW * W::kM;
-      if constexpr (W::kM == 4)
-        store4(stage, make_float4(y[0], y[1], y[2], y[3]));
-      else
-        *reinterpret_cast<float2*>(stage) = make_float2(y[0], y[1]);
-      __syncwarp();
-      float* to = corner + of_tile * p.written_channel;
+        for (int piece = 0; piece < Tile::kPieces; piece++) value[piece] = from[piece * Tile::kSlice];
 #pragma unroll
-      for (int row = 0; row < Tile::kUnitsH; row++) {
-        const float value = own[row * Tile::kSlice + lane];
-        if (of_tile < k_left && (inside >> row & 1)) *to = value;
-        to = add_bytes(to, row_step);
+        for (int piece = 0; piece < Tile::kPieces; piece++) {
+          if (inside >> piece & 1) *to = value[piece];
+          to = add_bytes(to, piece % kAcross == kAcross - 1 ? p.down_bytes : p.across_bytes);
+        }
       }
     }
   }
@@ -128,38 +155,37 @@ __device__ __forceinline__ void fused_resident(const FusedParams& p) {
       fused_position(p.w, block.residue_w, block.first_w) >= p.w.count)
     return;
 
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int point = warp / Tile::kParts, part = warp % Tile::kParts;
-  const int first_k = part * Tile::kPartK + lane / Tile::kLanesU * Tile::kThreadK;
-  const float* weights = p.weights + point * Tile::kK + first_k +
-                         (i64(block.group) * p.k_tiles + block.first_k_tile) * p.channels_padded *
-                             (Tile::kPoints * Tile::kK);
+  const ResidentPlace<Tile> start(threadIdx.x);
+  const float* weights =
+      p.weights + start.point * Tile::kK + start.k +
+      (i64(block.group) * p.k_tiles + block.first_k_tile) * p.channels_padded * (Tile::kPoints * Tile::kK);
   float4 u[H::kPoints];  // of this thread's points, one channel ahead
 #pragma unroll
   for (int h = 0; h < H::kPoints; h++) u[h] = load4(weights + h * W::kPoints * Tile::kK);
   transform_all<Tile>(p, block, shared, meeting);
 
   ResidentStore<Tile> store(p, block);
-  const float* const own = shared + point * Tile::kPitchV + lane % Tile::kLanesU * Tile::kThreadU;
-  float* const sums_to = meeting + point * Tile::kSlice + part * Tile::kLanesK * Tile::kUnits + lane * Tile::kThreadU;
+  const float* const own = shared + start.point * Tile::kPitchV + start.unit;
   const float* v_at = own;
   float4 v = load4(v_at);  // one point ahead
 #pragma unroll 1
   for (int k_left = p.outputs - block.first_k_tile * Tile::kK, tiles = block.k_tiles; tiles > 0;
        tiles--, k_left -= Tile::kK) {
     float bias[Tile::kThreadK];
+    {
+      const ResidentPlace<Tile> place(fresh_thread());
+      const i64 behind = (fresh_block_y() + 1) * i64(p.outputs);  // the group's channels
 #pragma unroll
-    for (int i = 0; i < Tile::kThreadK; i++)
-      bias[i] = p.bias && point == kOnes && first_k + i < k_left
-                    ? p.bias[(block.group + 1) * i64(p.outputs) - k_left + first_k + i]
-                    : 0.f;
+      for (int i = 0; i < Tile::kThreadK; i++)
+        bias[i] = p.bias && place.point == kOnes && place.k + i < k_left ? p.bias[behind - k_left + place.k + i] : 0.f;
+    }
     float sum[H::kPoints][Tile::kThreadK][Tile::kThreadU];
 #pragma unroll
     for (int h = 0; h < H::kPoints; h++)
 #pragma unroll
       for (int i = 0; i < Tile::kThreadK; i++)
 #pragma unroll
-        for (int j = 0; j < Tile::kThreadU; j++) sum[h][i][j] = 0.f;
+        for (int j = 0; j < Tile::kThreadU; j++) sum[h][i][j] = h == kOnes ? bias[i] : 0.f;
 
 #pragma unroll 1
     for (int left = p.channels_padded; left > 0; left--) {
@@ -179,6 +205,7 @@ __device__ __forceinline__ void fused_resident(const FusedParams& p) {
       v_at = next;
     }
 
+    float* const sums_to = ResidentPlace<Tile>(fresh_thread()).meets(meeting);
 #pragma unroll
     for (int i = 0; i < Tile::kThreadK; i++) {
       float rows[Tile::kThreadU][H::kM];
@@ -187,7 +214,6 @@ __device__ __forceinline__ void fused_resident(const FusedParams& p) {
         float points[H::kPoints];
 #pragma unroll
         for (int h = 0; h < H::kPoints; h++) points[h] = sum[h][i][j];
-        points[kOnes] += bias[i];
         H::output(points, rows[j]);
       }
 #pragma unroll

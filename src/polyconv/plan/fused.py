@@ -16,8 +16,6 @@ from .layout import FastDivisor, FusedAxis, FusedParams, FusedTaps, FusedWeights
 from .plan import KernelSpec, Launch, Schedule
 from .toom import ToomAxis
 
-COLUMNS = 32
-"""Columns of a block (``kFusedColumns``)."""
 LIMIT = 2**31 - 1
 FILLED = 4
 """Waves of blocks that are enough to fill a device evenly."""
@@ -38,6 +36,8 @@ class FusedTile:
     meet: int
     """Of a lane's channels, how many meet at a time: as many as keep every warp busy."""
     min_blocks: int
+    columns: int = 32
+    """Columns of a block."""
 
     @property
     def k(self) -> int:
@@ -77,14 +77,14 @@ class FusedWay:
     def shared(self) -> int:
         """Bytes of shared memory: two buffers of transformed chunks and patches, and a slice of the sums."""
         t = self.tile
-        patch = (self.rows + self.h.taps - 1) * round_up(COLUMNS + self.w.taps - 1, 4)
+        patch = (self.rows + self.h.taps - 1) * round_up(self.tile.columns + self.w.taps - 1, 4)
         buffers = 2 * t.chunk * (self.points * (t.units + 8) + patch)
         return 4 * (buffers + self.points * t.lanes_k * t.meet * t.units)
 
     @property
     def rows(self) -> int:
         """Rows of outputs of a block."""
-        return self.tile.units * self.w.m // COLUMNS * self.h.m
+        return self.tile.units * self.w.m // self.tile.columns * self.h.m
 
     def kernel(self) -> KernelSpec:
         t = self.tile
@@ -140,14 +140,14 @@ class FusedWay:
 
     def _reach(self, r: Roles, h: DenseAxis, w: DenseAxis) -> int:
         """Elements from the first to the last that a block reads of a channel; strides of zero and more are allowed."""
-        rows, columns = self.rows + self.h.taps, COLUMNS + self.w.taps + 3
+        rows, columns = self.rows + self.h.taps, self.tile.columns + self.w.taps + 3
         row, column = r.source_strides[2:]
         return rows * h.read_step * h.dilation * row + columns * w.read_step * w.dilation * column
 
     def _tiles(self, h: DenseAxis, w: DenseAxis) -> tuple[int, int]:
         """Tiles along both axes, those of every residue of the dilation counted like the longest."""
         tiles_h = ceil_div(ceil_div(h.count, h.dilation), self.rows)
-        tiles_w = ceil_div(ceil_div(w.count, w.dilation), COLUMNS)
+        tiles_w = ceil_div(ceil_div(w.count, w.dilation), self.tile.columns)
         return tiles_h * h.dilation, tiles_w * w.dilation
 
     def _blocks(self, problem: Problem, h: DenseAxis, w: DenseAxis) -> int:
@@ -195,8 +195,11 @@ class FusedWay:
         p.source_height, p.source_width = r.source_size
         p.source_channel_bytes = 4 * p.source_channel
         p.source_rewind_bytes = -p.channels_padded * p.source_channel_bytes
-        pitch = round_up(COLUMNS + self.w.taps - 1, 4)
+        pitch = round_up(self.tile.columns + self.w.taps - 1, 4)
         p.patch_step_bytes = 4 * (self.threads // pitch) * h.read_step * h.dilation * p.source_row
+        p.across_bytes = 4 * 32 * w.written_step * w.dilation * p.written_column
+        p.down_bytes = 4 * self.h.m * h.written_step * h.dilation * p.written_row
+        p.down_bytes -= (self.tile.columns // 32 - 1) * p.across_bytes
         p.k_tiles = ceil_div(r.outputs, self.tile.k)
         p.k_tiles_each = ceil_div(p.k_tiles, self._k_splits(problem, r, h, w, sms))
         splits = ceil_div(p.k_tiles, p.k_tiles_each)
@@ -273,7 +276,7 @@ class ResidentWay(FusedWay):
             super().kernel(),
             stem="fused_resident",
             body=f"polyconv::fused_resident<polyconv::ResidentTile<polyconv::{self.h.struct}, "
-            f"polyconv::{self.w.struct}, {self.channels}>>(params);",
+            f"polyconv::{self.w.struct}, {self.tile.columns}, {self.channels}>>(params);",
         )
 
     def refusal(self, problem: Problem) -> str | None:
@@ -296,7 +299,7 @@ WAYS = (
     FusedWay(F43, F43, FusedTile(2, 16, 8, 4, 3, 1, 3, 1)),
     FusedWay(F23, F43, FusedTile(4, 8, 8, 4, 2, 2, 3, 1)),
     FusedWay(F23, F23, FusedTile(4, 8, 8, 4, 2, 2, 2, 2)),
-    ResidentWay(F43, F43, FusedTile(4, 8, 8, 4, 3, 1, 1, 1)),
+    ResidentWay(F43, F43, FusedTile(4, 8, 8, 4, 3, 1, 1, 1, 64)),
 )
 
 
