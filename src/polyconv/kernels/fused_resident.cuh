@@ -40,6 +40,12 @@ struct ResidentTile {
   static_assert(W::kM == 4 && W::kPoints >= kPieces, "a warp's rows of outputs fit where its points were");
 };
 
+// The same number, of unknown origin to the compiler: constants that are added to it become offsets of the accesses.
+__device__ __forceinline__ int opaque(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // A thread's point along W, its first channel of the tile and its first unit.
 template <class Tile>
 struct ResidentPlace {
@@ -80,14 +86,15 @@ __device__ __forceinline__ void transform_all(const FusedParams& p, const FusedB
 template <class Tile>
 struct ResidentStore {
   static constexpr int kAcross = Tile::kColumns / 32;
-  float* corner;  // column number `lane` of the warp's first row, first channel of the tile
+  static constexpr int kStep = Tile::kWarps / Tile::H::kM, kEach = (Tile::kSliceK + kStep - 1) / kStep;
+  float* corner;  // column number `lane` of the warp's first row, the warp's first channel of a slice
   u32 inside;     // bit i: of piece number i, this lane's column lies in the image
 
   __device__ __forceinline__ ResidentStore(const FusedParams& p, const FusedBlock<Tile>& block) : inside(0) {
-    const int lane = threadIdx.x % 32, h = threadIdx.x / 32 % Tile::H::kM;
+    const int lane = threadIdx.x % 32, h = threadIdx.x / 32 % Tile::H::kM, k = threadIdx.x / 32 / Tile::H::kM;
     const int i = fused_position(p.h, block.residue_h, block.first_h + h);
     const int j = fused_position(p.w, block.residue_w, block.first_w + lane);
-    const i64 first_k = i64(block.group) * p.outputs + block.first_k_tile * Tile::kK;
+    const i64 first_k = i64(block.group) * p.outputs + block.first_k_tile * Tile::kK + k * Tile::kThreadK;
     const int down = Tile::H::kM * int(p.h.dilation.divisor), across = 32 * int(p.w.dilation.divisor);
     corner = p.written + block.image * p.written_batch + first_k * p.written_channel +
              i64(p.h.written_first + i * p.h.written_step) * p.written_row +
@@ -97,47 +104,55 @@ struct ResidentStore {
       if (j + piece % kAcross * across < p.w.count && i + piece / kAcross * down < p.h.count) inside |= 1u << piece;
   }
 
-  // Slice number `slice` of a tile of channels; `k_left` of them, from the tile's first on, exist. All channels of a
-  // warp take each step together, so that the latencies of shared memory are met once.
-  __device__ __forceinline__ void write(const FusedParams& p, float* meeting, int slice, int k_left) const {
+  // One slice of a tile of channels, of which `k_left` exist from this warp's first on. All channels of a warp take
+  // each step together, so that the latencies of shared memory are met once.
+  __device__ __forceinline__ void write(const FusedParams& p, float* meeting, int k_left) const {
     using H = typename Tile::H;
     using W = typename Tile::W;
-    constexpr int kStep = Tile::kWarps / H::kM, kEach = (Tile::kSliceK + kStep - 1) / kStep;
     const int thread = fresh_thread(), lane = thread % 32, warp = thread / 32, first = warp / H::kM;
-    float* const own = meeting + warp % H::kM * W::kPoints * Tile::kSlice + first * Tile::kUnits;
+    const int own = warp % H::kM * W::kPoints * Tile::kSlice + first * Tile::kUnits;
+    const float* const mine = meeting + opaque(own + lane);
     float points[kEach][W::kPoints];
 #pragma unroll
     for (int n = 0; n < kEach; n++)
-      if (n * kStep + first < Tile::kSliceK)
+      if (exists(n, first))
 #pragma unroll
-        for (int w = 0; w < W::kPoints; w++) points[n][w] = own[w * Tile::kSlice + n * kStep * Tile::kUnits + lane];
+        for (int w = 0; w < W::kPoints; w++) points[n][w] = mine[w * Tile::kSlice + n * kStep * Tile::kUnits];
     __syncwarp();
-    float* const stage = own + lane / Tile::kUnitsW * (kAcross * Tile::kSlice) +
-                         lane % Tile::kUnitsW / 8 * Tile::kSlice + lane % 8 * W::kM;
+    float* const stage = meeting + opaque(own + lane / Tile::kUnitsW * (kAcross * Tile::kSlice) +
+                                          lane % Tile::kUnitsW / 8 * Tile::kSlice + lane % 8 * W::kM);
 #pragma unroll
     for (int n = 0; n < kEach; n++)
-      if (n * kStep + first < Tile::kSliceK) {
+      if (exists(n, first)) {
         float y[W::kM];
         W::output(points[n], y);
         store4(stage + n * kStep * Tile::kUnits, make_float4(y[0], y[1], y[2], y[3]));
       }
     __syncwarp();
+    if (k_left > (kEach - 1) * kStep * Tile::kThreadK && inside == (1u << Tile::kPieces) - 1)
+      store_rows<true>(p, mine, first, k_left);
+    else
+      store_rows<false>(p, mine, first, k_left);
+  }
+
+  static __device__ __forceinline__ bool exists(int n, int first) {
+    return (n + 1) * kStep <= Tile::kSliceK || n * kStep + first < Tile::kSliceK;
+  }
+
+  template <bool kWhole>
+  __device__ __forceinline__ void store_rows(const FusedParams& p, const float* mine, int first, int k_left) const {
+    float* to = corner;
 #pragma unroll
     for (int n = 0; n < kEach; n++) {
-      const int k = n * kStep + first;
-      const int of_tile = k / Tile::kLanesK * Tile::kPartK + k % Tile::kLanesK * Tile::kThreadK + slice;
-      if (k < Tile::kSliceK && of_tile < k_left) {
-        const float* const from = own + n * kStep * Tile::kUnits + lane;
-        float* to = corner + of_tile * p.written_channel;
-        float value[Tile::kPieces];
-#pragma unroll
-        for (int piece = 0; piece < Tile::kPieces; piece++) value[piece] = from[piece * Tile::kSlice];
+      if (exists(n, first) && (kWhole || n * kStep * Tile::kThreadK < k_left)) {
+        float* at = to;
 #pragma unroll
         for (int piece = 0; piece < Tile::kPieces; piece++) {
-          if (inside >> piece & 1) *to = value[piece];
-          to = add_bytes(to, piece % kAcross == kAcross - 1 ? p.down_bytes : p.across_bytes);
+          if (kWhole || (inside >> piece & 1)) *at = mine[piece * Tile::kSlice + n * kStep * Tile::kUnits];
+          at = add_bytes(at, piece % kAcross == kAcross - 1 ? p.down_bytes : p.across_bytes);
         }
       }
+      to = add_bytes(to, p.job_bytes);
     }
   }
 };
@@ -220,10 +235,11 @@ __device__ __forceinline__ void fused_resident(const FusedParams& p) {
       for (int h = 0; h < H::kM; h++)
         store4(sums_to + h * W::kPoints * Tile::kSlice, make_float4(rows[0][h], rows[1][h], rows[2][h], rows[3][h]));
       __syncthreads();
-      store.write(p, meeting, i, k_left);
+      store.write(p, meeting, k_left - i - int(fresh_thread()) / (32 * H::kM) * Tile::kThreadK);
+      store.corner += p.written_channel;
       __syncthreads();
     }
-    store.corner += Tile::kK * p.written_channel;
+    store.corner += (Tile::kK - Tile::kThreadK) * p.written_channel;
   }
 }
 

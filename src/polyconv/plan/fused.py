@@ -200,6 +200,7 @@ class FusedWay:
         p.across_bytes = 4 * 32 * w.written_step * w.dilation * p.written_column
         p.down_bytes = 4 * self.h.m * h.written_step * h.dilation * p.written_row
         p.down_bytes -= (self.tile.columns // 32 - 1) * p.across_bytes
+        p.job_bytes = 4 * 4 * (self.threads // 32 // self.h.m) * p.written_channel
         p.k_tiles = ceil_div(r.outputs, self.tile.k)
         p.k_tiles_each = ceil_div(p.k_tiles, self._k_splits(problem, r, h, w, sms))
         splits = ceil_div(p.k_tiles, p.k_tiles_each)
