@@ -35,11 +35,12 @@ struct FusedParams {
   i64 source_batch, source_channel, written_batch, written_channel;
   i64 source_channel_bytes, source_rewind_bytes;  // to the next channel, from behind the last chunk to the first
   i64 patch_step_bytes;                           // from one row that a thread reads to its next
-  // fused_resident.cuh: from one piece of the written rows to the next, from one channel of a warp to its next
+  // fused_resident.cuh: to the next 32 columns, from one row of a warp to its next, from one channel of it to its next
   i64 across_bytes, down_bytes, job_bytes;
   int source_row, source_column, written_row, written_column, source_height, source_width;
   int channels, channels_padded, outputs;
   int k_tiles, k_tiles_each;  // of all, of a block
+  int pairs;                  // fused_resident.cuh: neighbouring columns may be stored two at a time
   FastDivisor k_splits;       // blocks that share the tiles of k
   FusedAxis h, w;
 };

@@ -89,6 +89,7 @@ struct ResidentStore {
   static constexpr int kStep = Tile::kWarps / Tile::H::kM, kEach = (Tile::kSliceK + kStep - 1) / kStep;
   float* corner;  // column number `lane` of the warp's first row, the warp's first channel of a slice
   u32 inside;     // bit i: of piece number i, this lane's column lies in the image
+  bool wide;  // all of the warp's do, and pairs of columns may be stored at a time: then `corner` is column 2 * lane
 
   __device__ __forceinline__ ResidentStore(const FusedParams& p, const FusedBlock<Tile>& block) : inside(0) {
     const int lane = threadIdx.x % 32, h = threadIdx.x / 32 % Tile::H::kM, k = threadIdx.x / 32 / Tile::H::kM;
@@ -102,6 +103,8 @@ struct ResidentStore {
 #pragma unroll
     for (int piece = 0; piece < Tile::kPieces; piece++)
       if (j + piece % kAcross * across < p.w.count && i + piece / kAcross * down < p.h.count) inside |= 1u << piece;
+    wide = kAcross == 2 && p.pairs && __all_sync(0xffffffffu, inside == (1u << Tile::kPieces) - 1);
+    if (wide) corner += lane;
   }
 
   // One slice of a tile of channels, of which `k_left` exist from this warp's first on. All channels of a warp take
@@ -129,29 +132,46 @@ struct ResidentStore {
         store4(stage + n * kStep * Tile::kUnits, make_float4(y[0], y[1], y[2], y[3]));
       }
     __syncwarp();
-    if (k_left > (kEach - 1) * kStep * Tile::kThreadK && inside == (1u << Tile::kPieces) - 1)
-      store_rows<true>(p, mine, first, k_left);
+    if (wide)
+      store_pairs(p, meeting + opaque(own + lane / 16 * Tile::kSlice + lane % 16 * 2), first, k_left);
     else
-      store_rows<false>(p, mine, first, k_left);
+      store_columns(p, mine, first, k_left);
   }
 
+  // Whether the warp has a channel number n in a slice.
   static __device__ __forceinline__ bool exists(int n, int first) {
     return (n + 1) * kStep <= Tile::kSliceK || n * kStep + first < Tile::kSliceK;
   }
 
-  template <bool kWhole>
-  __device__ __forceinline__ void store_rows(const FusedParams& p, const float* mine, int first, int k_left) const {
+  __device__ __forceinline__ void store_pairs(const FusedParams& p, const float* mine, int first, int k_left) const {
     float* to = corner;
 #pragma unroll
     for (int n = 0; n < kEach; n++) {
-      if (exists(n, first) && (kWhole || n * kStep * Tile::kThreadK < k_left)) {
+      if (exists(n, first) && n * kStep * Tile::kThreadK < k_left) {
         float* at = to;
 #pragma unroll
-        for (int piece = 0; piece < Tile::kPieces; piece++) {
-          if (kWhole || (inside >> piece & 1)) *at = mine[piece * Tile::kSlice + n * kStep * Tile::kUnits];
-          at = add_bytes(at, piece % kAcross == kAcross - 1 ? p.down_bytes : p.across_bytes);
+        for (int row = 0; row < Tile::kUnitsH; row++) {
+          const float* const from = mine + row * kAcross * Tile::kSlice + n * kStep * Tile::kUnits;
+          *reinterpret_cast<float2*>(at) = *reinterpret_cast<const float2*>(from);
+          at = add_bytes(at, p.down_bytes);
         }
       }
+      to = add_bytes(to, p.job_bytes);
+    }
+  }
+
+  __device__ __forceinline__ void store_columns(const FusedParams& p, const float* mine, int first, int k_left) const {
+    float* to = corner;
+#pragma unroll 1
+    for (int n = 0; n < kEach; n++) {
+      if (exists(n, first) && n * kStep * Tile::kThreadK < k_left) {
+#pragma unroll
+        for (int piece = 0; piece < Tile::kPieces; piece++)
+          if (inside >> piece & 1)
+            *add_bytes(to, piece / kAcross * p.down_bytes + piece % kAcross * p.across_bytes) =
+                mine[piece * Tile::kSlice];
+      }
+      mine += kStep * Tile::kUnits;
       to = add_bytes(to, p.job_bytes);
     }
   }

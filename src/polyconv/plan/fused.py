@@ -199,7 +199,9 @@ class FusedWay:
         p.patch_step_bytes = 4 * (self.threads // pitch) * h.read_step * h.dilation * p.source_row
         p.across_bytes = 4 * 32 * w.written_step * w.dilation * p.written_column
         p.down_bytes = 4 * self.h.m * h.written_step * h.dilation * p.written_row
-        p.down_bytes -= (self.tile.columns // 32 - 1) * p.across_bytes
+        steps = p.written_batch, p.written_channel, p.written_row, w.written_first
+        dense = p.written_column == w.written_step == w.dilation == 1
+        p.pairs = dense and problem.vector_aligned and all(step % 2 == 0 for step in steps)
         p.job_bytes = 4 * 4 * (self.threads // 32 // self.h.m) * p.written_channel
         p.k_tiles = ceil_div(r.outputs, self.tile.k)
         p.k_tiles_each = ceil_div(p.k_tiles, self._k_splits(problem, r, h, w, sms))
