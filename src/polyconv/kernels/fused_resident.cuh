@@ -34,6 +34,7 @@ struct ResidentTile {
   static constexpr int kSliceK = kParts * kLanesK;  // channels of a slice: one of each lane's
   static constexpr int kSlice = kSliceK * kUnits;   // of one point along W and one row
   static constexpr int kMeeting = H::kM * W::kPoints * kSlice;
+  static constexpr int kTogether = 4;  // blocks that begin with the same tile of channels
   static_assert(kUnits == 32, "a lane of the inverse transform has one unit");
   static_assert(kChunk * kPatch <= kMeeting, "the patch is staged where the sums meet");
   static_assert(kWarps % H::kM == 0, "a warp writes one row of every unit");
@@ -190,22 +191,28 @@ __device__ __forceinline__ void fused_resident(const FusedParams& p) {
       fused_position(p.w, block.residue_w, block.first_w) >= p.w.count)
     return;
 
+  // Blocks begin with different tiles of channels, so that at any time all weights are in use and stay in the L2 cache,
+  // whatever is written meanwhile. Neighbours begin with the same one: what they write lies side by side.
+  const u32 turn = blockIdx.x / Tile::kTogether % p.k_tiles_each;
+  int k_tile = turn < u32(block.k_tiles) ? turn : 0;
   const ResidentPlace<Tile> start(threadIdx.x);
-  const float* weights =
-      p.weights + start.point * Tile::kK + start.k +
-      (i64(block.group) * p.k_tiles + block.first_k_tile) * p.channels_padded * (Tile::kPoints * Tile::kK);
+  const int tile_weights = p.channels_padded * (Tile::kPoints * Tile::kK);
+  const float* weights = p.weights + start.point * Tile::kK + start.k +
+                         (i64(block.group) * p.k_tiles + block.first_k_tile + k_tile) * tile_weights;
   float4 u[H::kPoints];  // of this thread's points, one channel ahead
 #pragma unroll
   for (int h = 0; h < H::kPoints; h++) u[h] = load4(weights + h * W::kPoints * Tile::kK);
   transform_all<Tile>(p, block, shared, meeting);
 
   ResidentStore<Tile> store(p, block);
+  store.corner += k_tile * Tile::kK * p.written_channel;
   const float* const own = shared + start.point * Tile::kPitchV + start.unit;
   const float* v_at = own;
   float4 v = load4(v_at);  // one point ahead
 #pragma unroll 1
-  for (int k_left = p.outputs - block.first_k_tile * Tile::kK, tiles = block.k_tiles; tiles > 0;
-       tiles--, k_left -= Tile::kK) {
+  for (int tiles = block.k_tiles; tiles > 0; tiles--) {
+    const int k_left = p.outputs - (block.first_k_tile + k_tile) * Tile::kK;
+    const bool last = ++k_tile == block.k_tiles;  // the first one follows
     float bias[Tile::kThreadK];
     {
       const ResidentPlace<Tile> place(fresh_thread());
@@ -225,6 +232,7 @@ __device__ __forceinline__ void fused_resident(const FusedParams& p) {
 #pragma unroll 1
     for (int left = p.channels_padded; left > 0; left--) {
       weights += Tile::kPoints * Tile::kK;
+      if (last && left == 1) weights -= i64(block.k_tiles) * tile_weights;
       const float* const next = left > 1 ? v_at + Tile::kV : own;
 #pragma unroll
       for (int h = 0; h < H::kPoints; h++) {
@@ -260,6 +268,10 @@ __device__ __forceinline__ void fused_resident(const FusedParams& p) {
       __syncthreads();
     }
     store.corner += (Tile::kK - Tile::kThreadK) * p.written_channel;
+    if (last) {
+      store.corner -= block.k_tiles * Tile::kK * p.written_channel;
+      k_tile = 0;
+    }
   }
 }
 

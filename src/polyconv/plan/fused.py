@@ -254,7 +254,14 @@ class FusedWay:
         inputs = _INPUT_OPS[self.h.m] * self.w.points + _INPUT_OPS[self.w.m] * self.h.points
         outputs = _OUTPUT_OPS[self.h.m] * self.w.points + _OUTPUT_OPS[self.w.m] * self.h.m
         multiply_adds = channels * (self.points * pairs + inputs * self.tile.units) + outputs * pairs
-        return multiply_adds / device.fp32_per_clock / FP32_SHARE + OUTPUT_CYCLES * pairs * self.h.m * self.w.m
+        share, per_output = self._rates
+        return multiply_adds / device.fp32_per_clock / share + per_output * pairs * self.h.m * self.w.m
+
+    @property
+    def _rates(self) -> tuple[float, float]:
+        """Share of the FP32 lanes that multiplications and transforms keep busy; what the meeting of the sums and the
+        stores add per output, in cycles of a multiprocessor. As simulated (16 and 64 channels, 3x3)."""
+        return 0.565, 0.47
 
 
 @dataclass(frozen=True)
@@ -288,11 +295,11 @@ class ResidentWay(FusedWay):
             return f"more than {self.channels} channels of a group"
         return refused
 
+    @property
+    def _rates(self) -> tuple[float, float]:
+        return 0.8, 0.32
 
-FP32_SHARE = 0.565
-"""Share of the FP32 lanes that multiplications and transforms keep busy, as simulated (16 and 64 channels, 3x3)."""
-OUTPUT_CYCLES = 0.47
-"""What the meeting of the sums and the stores add per output of a block, as simulated."""
+
 _INPUT_OPS = {2: 4, 4: 12}
 _OUTPUT_OPS = {2: 4, 4: 10}
 
