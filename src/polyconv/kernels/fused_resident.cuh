@@ -35,7 +35,7 @@ struct ResidentTile {
   static constexpr int kSlice = kSliceK * kUnits;   // of one point along W and one row
   static constexpr int kMeeting = H::kM * W::kPoints * kSlice;
   static constexpr int kTogether = 4;  // blocks that begin with the same tile of channels
-  static_assert(kColumns == 64 && kUnits == 32, "a lane of the inverse transform has one unit");
+  static_assert(kUnits == 32, "a lane of the inverse transform has one unit");
   static_assert(kChunk * kPatch <= kMeeting, "the patch is staged where the sums meet");
   static_assert(kWarps % H::kM == 0, "a warp writes one row of every unit");
   static_assert(W::kM == 4 && W::kPoints >= kPieces, "a warp's rows of outputs fit where its points were");
@@ -108,9 +108,9 @@ struct ResidentStore {
     if (wide) corner += lane;
   }
 
-  // One slice of a tile of channels: this lane's outputs. All channels of a warp take each step together, so that the
-  // latencies of shared memory are met once.
-  __device__ __forceinline__ void collect(float* meeting, float (&value)[kEach][Tile::kPieces]) const {
+  // One slice of a tile of channels, of which `k_left` exist from this warp's first on. All channels of a warp take
+  // each step together, so that the latencies of shared memory are met once.
+  __device__ __forceinline__ void write(const FusedParams& p, float* meeting, int k_left) const {
     using H = typename Tile::H;
     using W = typename Tile::W;
     const int thread = fresh_thread(), lane = thread % 32, warp = thread / 32, first = warp / H::kM;
@@ -133,22 +133,10 @@ struct ResidentStore {
         store4(stage + n * kStep * Tile::kUnits, make_float4(y[0], y[1], y[2], y[3]));
       }
     __syncwarp();
-    const float* const from = wide ? meeting + opaque(own + lane / 16 * Tile::kSlice + lane % 16 * 2) : mine;
-#pragma unroll
-    for (int n = 0; n < kEach; n++)
-      if (exists(n, first)) {
-        const float* const at = from + n * kStep * Tile::kUnits;
-        if (wide) {
-#pragma unroll
-          for (int piece = 0; piece < Tile::kPieces; piece += 2) {
-            const float2 two = *reinterpret_cast<const float2*>(at + piece * Tile::kSlice);
-            value[n][piece] = two.x, value[n][piece + 1] = two.y;
-          }
-        } else {
-#pragma unroll
-          for (int piece = 0; piece < Tile::kPieces; piece++) value[n][piece] = at[piece * Tile::kSlice];
-        }
-      }
+    if (wide)
+      store_pairs(p, meeting + opaque(own + lane / 16 * Tile::kSlice + lane % 16 * 2), first, k_left);
+    else
+      store_columns(p, mine, first, k_left);
   }
 
   // Whether the warp has a channel number n in a slice.
@@ -156,28 +144,35 @@ struct ResidentStore {
     return (n + 1) * kStep <= Tile::kSliceK || n * kStep + first < Tile::kSliceK;
   }
 
-  // Stores them; `k_left` channels exist from the tile's first of this slice on.
-  __device__ __forceinline__ void write(const FusedParams& p, const float (&value)[kEach][Tile::kPieces],
-                                        int k_left) const {
-    const int first = fresh_thread() / (32 * Tile::H::kM);
+  __device__ __forceinline__ void store_pairs(const FusedParams& p, const float* mine, int first, int k_left) const {
     float* to = corner;
 #pragma unroll
     for (int n = 0; n < kEach; n++) {
-      if (exists(n, first) && (n * kStep + first) * Tile::kThreadK < k_left) {
-        if (wide) {
-          float* at = to;
+      if (exists(n, first) && n * kStep * Tile::kThreadK < k_left) {
+        float* at = to;
 #pragma unroll
-          for (int piece = 0; piece < Tile::kPieces; piece += 2) {
-            *reinterpret_cast<float2*>(at) = make_float2(value[n][piece], value[n][piece + 1]);
-            at = add_bytes(at, p.down_bytes);
-          }
-        } else {
-#pragma unroll
-          for (int piece = 0; piece < Tile::kPieces; piece++)
-            if (inside >> piece & 1)
-              *add_bytes(to, piece / kAcross * p.down_bytes + piece % kAcross * p.across_bytes) = value[n][piece];
+        for (int row = 0; row < Tile::kUnitsH; row++) {
+          const float* const from = mine + row * kAcross * Tile::kSlice + n * kStep * Tile::kUnits;
+          *reinterpret_cast<float2*>(at) = *reinterpret_cast<const float2*>(from);
+          at = add_bytes(at, p.down_bytes);
         }
       }
+      to = add_bytes(to, p.job_bytes);
+    }
+  }
+
+  __device__ __forceinline__ void store_columns(const FusedParams& p, const float* mine, int first, int k_left) const {
+    float* to = corner;
+#pragma unroll 1
+    for (int n = 0; n < kEach; n++) {
+      if (exists(n, first) && n * kStep * Tile::kThreadK < k_left) {
+#pragma unroll
+        for (int piece = 0; piece < Tile::kPieces; piece++)
+          if (inside >> piece & 1)
+            *add_bytes(to, piece / kAcross * p.down_bytes + piece % kAcross * p.across_bytes) =
+                mine[piece * Tile::kSlice];
+      }
+      mine += kStep * Tile::kUnits;
       to = add_bytes(to, p.job_bytes);
     }
   }
@@ -268,11 +263,9 @@ __device__ __forceinline__ void fused_resident(const FusedParams& p) {
       for (int h = 0; h < H::kM; h++)
         store4(sums_to + h * W::kPoints * Tile::kSlice, make_float4(rows[0][h], rows[1][h], rows[2][h], rows[3][h]));
       __syncthreads();
-      float value[ResidentStore<Tile>::kEach][Tile::kPieces];
-      store.collect(meeting, value);
-      __syncthreads();
-      store.write(p, value, k_left - i);  // while the other warps' sums meet
+      store.write(p, meeting, k_left - i - int(fresh_thread()) / (32 * H::kM) * Tile::kThreadK);
       store.corner += p.written_channel;
+      __syncthreads();
     }
     store.corner += (Tile::kK - Tile::kThreadK) * p.written_channel;
     if (last) {
