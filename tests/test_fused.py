@@ -72,6 +72,16 @@ def test_named(name: str, way: FusedWay) -> None:
     assert [taken(way, EDGES[name], kind) for kind in KINDS] == [not name.startswith("strided"), True]
 
 
+@pytest.mark.parametrize("way", fused.WAYS, ids=lambda way: way.name)
+def test_several_tiles_of_channels_per_block(way: FusedWay) -> None:
+    """On one multiprocessor a block goes through all written channels; the resident one begins anywhere."""
+    torch.manual_seed(0)
+    shape = Shape((1, 3, 42, 130), 70, (3, 3))
+    x, w, bias, dy = shape.tensors()
+    problem = shape.problem(Pass.FPROP, x, w, dy)
+    check(problem, x, w, bias, dy, plan_of(problem, way, sms=1))
+
+
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
     """Whatever the kernels take, small enough for the emulator."""

@@ -42,7 +42,7 @@ struct ResidentTile {
 };
 
 // The same number, of unknown origin to the compiler: constants that are added to it become offsets of the accesses.
-__device__ __forceinline__ int opaque(int value) {
+__device__ __forceinline__ int opaque_index(int value) {
   asm volatile("" : "+r"(value));
   return value;
 }
@@ -115,7 +115,7 @@ struct ResidentStore {
     using W = typename Tile::W;
     const int thread = fresh_thread(), lane = thread % 32, warp = thread / 32, first = warp / H::kM;
     const int own = warp % H::kM * W::kPoints * Tile::kSlice + first * Tile::kUnits;
-    const float* const mine = meeting + opaque(own + lane);
+    const float* const mine = meeting + opaque_index(own + lane);
     float points[kEach][W::kPoints];
 #pragma unroll
     for (int n = 0; n < kEach; n++)
@@ -123,8 +123,8 @@ struct ResidentStore {
 #pragma unroll
         for (int w = 0; w < W::kPoints; w++) points[n][w] = mine[w * Tile::kSlice + n * kStep * Tile::kUnits];
     __syncwarp();
-    float* const stage = meeting + opaque(own + lane / Tile::kUnitsW * (kAcross * Tile::kSlice) +
-                                          lane % Tile::kUnitsW / 8 * Tile::kSlice + lane % 8 * W::kM);
+    float* const stage = meeting + opaque_index(own + lane / Tile::kUnitsW * (kAcross * Tile::kSlice) +
+                                                lane % Tile::kUnitsW / 8 * Tile::kSlice + lane % 8 * W::kM);
 #pragma unroll
     for (int n = 0; n < kEach; n++)
       if (exists(n, first)) {
@@ -134,7 +134,7 @@ struct ResidentStore {
       }
     __syncwarp();
     if (wide)
-      store_pairs(p, meeting + opaque(own + lane / 16 * Tile::kSlice + lane % 16 * 2), first, k_left);
+      store_pairs(p, meeting + opaque_index(own + lane / 16 * Tile::kSlice + lane % 16 * 2), first, k_left);
     else
       store_columns(p, mine, first, k_left);
   }
