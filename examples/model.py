@@ -5333,7 +5333,11 @@ class ToomWgradWay:
 
     def sums(self, work: _Work) -> tuple[int, ...]:
         """Tiles that are added in sequence, such sums in a slice, slices in a group; what is left is added at last."""
-        return work.flush * toom_wgrad_CHUNK // self.tile.split, -(-work.chunks_per_slice // work.flush), SLICES_PER_GROUP
+        return (
+            work.flush * toom_wgrad_CHUNK // self.tile.split,
+            -(-work.chunks_per_slice // work.flush),
+            SLICES_PER_GROUP,
+        )
 
     def _finish(self, problem: Problem, work: _Work, bias_at: int) -> Launch:
         h, w = lattices(problem)
@@ -5419,7 +5423,9 @@ EXPORTED = "8x32x512x512, 64 channels, kernel 5x9, padding 2x4, dilation 2x3"
 WAYS = {
     Pass.FPROP: [
         Within(
-            way=SeparableWay(h=ToomAxis(m=4, segments=(5,), tiles=1), w=ToomAxis(m=4, segments=(4, 5), tiles=2), k_tile=64),
+            way=SeparableWay(
+                h=ToomAxis(m=4, segments=(5,), tiles=1), w=ToomAxis(m=4, segments=(4, 5), tiles=2), k_tile=64
+            ),
             kernel=(5, 9),
             stride=(1, 1),
             dilation=(2, 3),
@@ -5430,7 +5436,9 @@ WAYS = {
     ],
     Pass.DGRAD: [
         Within(
-            way=SeparableWay(h=ToomAxis(m=4, segments=(5,), tiles=1), w=ToomAxis(m=4, segments=(4, 5), tiles=2), k_tile=32),
+            way=SeparableWay(
+                h=ToomAxis(m=4, segments=(5,), tiles=1), w=ToomAxis(m=4, segments=(4, 5), tiles=2), k_tile=32
+            ),
             kernel=(5, 9),
             stride=(1, 1),
             dilation=(2, 3),

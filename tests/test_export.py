@@ -160,7 +160,7 @@ def test_imports_nothing_but_torch_and_the_standard_library(name: str) -> None:
 
 def test_carries_only_what_it_needs() -> None:
     dense = exported_file(named_model("kb80"), V100)
-    assert "depthwise(" not in dense
+    assert "polyconv::depthwise" not in dense
     assert "Depthwise" not in dense
     assert "gather_folded_" not in dense
     depthwise = exported_file(named_model("kb82"), V100)

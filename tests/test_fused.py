@@ -12,7 +12,8 @@ from machine_suites import Shape
 from polyconv.cuda.cache import KernelCache
 from polyconv.cuda.cubin import kernel_info
 from polyconv.plan import fused
-from polyconv.plan.fused import FusedWay
+from polyconv.plan.fused import FusedWay, ResidentWay
+from polyconv.plan.gather import roles
 from polyconv.problem import Pass
 
 KINDS = (Pass.FPROP, Pass.DGRAD)
@@ -26,6 +27,7 @@ EDGES = {
     "one row too many": Shape((1, 4, 19, 34), 8, (3, 3)),
     "several images": Shape((3, 2, 6, 9), 5, (3, 3), padding=(1, 1, 1, 1)),
     "channels not a multiple of a chunk": Shape((1, 5, 8, 9), 7, (3, 3), padding=(1, 1, 1, 1)),
+    "more than one chunk of channels": Shape((1, 16, 9, 66), 14, (3, 3), padding=(1, 1, 1, 1)),
     "more than one tile of channels": Shape((1, 3, 7, 8), 70, (3, 3), padding=(1, 1, 1, 1)),
     "two taps": Shape((1, 4, 9, 12), 8, (2, 2), padding=(1, 0, 0, 1)),
     "one row of taps": Shape((1, 4, 6, 20), 8, (1, 3), padding=(0, 0, 1, 1)),
@@ -47,10 +49,17 @@ EDGES = {
 
 
 def taken(way: FusedWay, shape: Shape, kind: Pass) -> bool:
-    """Whether the way takes the problem; if so, its result is within the prediction and the tolerance."""
+    """Whether the way takes the problem; if so, its result is within the prediction and the tolerance.
+
+    Problems with more channels than stay in shared memory must be refused, and count as taken.
+    """
     x, w, bias, dy = shape.tensors()
     problem = shape.problem(kind, x, w, dy)
-    if way.refusal(problem):
+    refused = way.refusal(problem)
+    if isinstance(way, ResidentWay) and roles(problem).channels > way.channels:
+        assert refused
+        return True
+    if refused:
         return False
     check(problem, x, w, bias, dy, plan_of(problem, way))
     return True
@@ -61,6 +70,16 @@ def taken(way: FusedWay, shape: Shape, kind: Pass) -> bool:
 def test_named(name: str, way: FusedWay) -> None:
     torch.manual_seed(0)
     assert [taken(way, EDGES[name], kind) for kind in KINDS] == [not name.startswith("strided"), True]
+
+
+@pytest.mark.parametrize("way", fused.WAYS, ids=lambda way: way.name)
+def test_several_tiles_of_channels_per_block(way: FusedWay) -> None:
+    """On one multiprocessor a block goes through all written channels; the resident one begins anywhere."""
+    torch.manual_seed(0)
+    shape = Shape((1, 3, 42, 130), 70, (3, 3))
+    x, w, bias, dy = shape.tensors()
+    problem = shape.problem(Pass.FPROP, x, w, dy)
+    check(problem, x, w, bias, dy, plan_of(problem, way, sms=1))
 
 
 @st.composite

@@ -309,6 +309,8 @@ def _heading(unit: _Unit) -> int:
 
 def _prefixed(unit: _Unit) -> str:
     module = unit.module.name.rpartition(".")[2]
+    if unit.name.isupper():
+        module = module.upper()
     return f"_{module}{unit.name}" if unit.name.startswith("_") else f"{module}_{unit.name}"
 
 

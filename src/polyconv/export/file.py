@@ -54,8 +54,11 @@ def _chosen(model: Model, choice: Choice, device: CudaDevice) -> str:
     return "\n".join([*lines, "}", ""])
 
 
-def _spelled(value: Any, imports: dict[str, set[str]], indent: int = 8) -> str:
-    """A way, or a part of one, as Python text; the names that it needs are added to ``imports``, by module."""
+def _spelled(value: Any, imports: dict[str, set[str]], indent: int = 8, before: int = 0) -> str:
+    """A way, or a part of one, as Python text; the names that it needs are added to ``imports``, by module.
+
+    Formatted as ruff would: on one line, else what is inside on one line, else one line for each part.
+    """
     if isinstance(value, gather.LoaderKind):  # has long texts in it: called by its name
         name = next(name for name, loader in vars(gather).items() if loader is value)
         imports.setdefault("..plan.gather", set()).add(name)
@@ -66,11 +69,15 @@ def _spelled(value: Any, imports: dict[str, set[str]], indent: int = 8) -> str:
         imports.setdefault(module, set()).add(kind.__name__)
         parts = [(f.name, getattr(value, f.name)) for f in fields(value)]
         plain = all(type(part) is int for _, part in parts)
-        inside = [("" if plain else f"{name}=") + _spelled(part, imports, indent + 4) for name, part in parts]
+        inside = [
+            ("" if plain else f"{name}=") + _spelled(part, imports, indent + 4, len(name) + 1) for name, part in parts
+        ]
         line = f"{kind.__name__}({', '.join(inside)})"
-        if indent + len(line) < 120 and "\n" not in line:
+        if indent + before + len(line) < 120 and "\n" not in line:
             return line
-        space = " " * indent
+        space, together = " " * indent, ", ".join(inside)
+        if indent + 4 + len(together) <= 120 and "\n" not in together:
+            return f"{kind.__name__}(\n{space}    {together}\n{space})"
         return f"{kind.__name__}(\n" + "".join(f"{space}    {part},\n" for part in inside) + f"{space})"
     if isinstance(value, tuple):
         return f"({', '.join(_spelled(each, imports) for each in value)}{',' * (len(value) == 1)})"

@@ -35,14 +35,15 @@ struct FusedParams {
   i64 source_batch, source_channel, written_batch, written_channel;
   i64 source_channel_bytes, source_rewind_bytes;  // to the next channel, from behind the last chunk to the first
   i64 patch_step_bytes;                           // from one row that a thread reads to its next
+  // fused_resident.cuh: to the next 32 columns, from one row of a warp to its next, from one channel of it to its next
+  i64 across_bytes, down_bytes, job_bytes;
   int source_row, source_column, written_row, written_column, source_height, source_width;
   int channels, channels_padded, outputs;
   int k_tiles, k_tiles_each;  // of all, of a block
+  int pairs;                  // fused_resident.cuh: neighbouring columns may be stored two at a time
   FastDivisor k_splits;       // blocks that share the tiles of k
   FusedAxis h, w;
 };
-
-constexpr int kFusedColumns = 32;
 
 // kEach: points of a lane. kChunk: channels per step. kMeet: of a lane's kThreadK channels, how many meet at a time.
 template <class H_, class W_, int kLanesK_, int kLanesU_, int kThreadK_, int kThreadU_, int kEach_, int kChunk_,
@@ -56,10 +57,10 @@ struct FusedTile {
   static constexpr int kPoints = H::kPoints * W::kPoints;
   static constexpr int kWarps = kPoints / (kLanesPoint * kEach), kThreads = 32 * kWarps;
   static constexpr int kK = kLanesK * kThreadK, kUnits = kLanesU * kThreadU;
-  static constexpr int kUnitsW = kFusedColumns / W::kM, kUnitsH = kUnits / kUnitsW;
+  static constexpr int kColumns = 32, kUnitsW = kColumns / W::kM, kUnitsH = kUnits / kUnitsW;
   static constexpr int kRows = kUnitsH * H::kM;  // of outputs
   static constexpr int kPatchRows = kRows + H::kLongest - 1;
-  static constexpr int kPatchPitch = (kFusedColumns + W::kLongest - 1 + 3) / 4 * 4;
+  static constexpr int kPatchPitch = (kColumns + W::kLongest - 1 + 3) / 4 * 4;
   static constexpr int kPatch = kPatchRows * kPatchPitch;
   static constexpr int kPitchV = kUnits + 8;  // the same units of neighbouring points lie in different banks
   static constexpr int kV = kChunk * kPoints * kPitchV;
@@ -90,7 +91,7 @@ struct FusedBlock {
     residue_h = of_image - h * p.h.dilation.divisor;
     residue_w = column_tile - w * p.w.dilation.divisor;
     first_h = h * Tile::kRows;
-    first_w = w * kFusedColumns;
+    first_w = w * Tile::kColumns;
   }
 };
 

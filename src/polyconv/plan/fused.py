@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..algebra.lattice import DenseAxis, dense_axis
 from ..problem import PaddingMode, Pass, Problem
@@ -15,8 +15,6 @@ from .plan import KernelSpec, Launch, Schedule, Work
 from .toom import ToomAxis
 from .traffic import moved_bytes
 
-COLUMNS = 32
-"""Columns of a block (``kFusedColumns``)."""
 LIMIT = 2**31 - 1
 FILLED = 4
 """Waves of blocks that are enough to fill a device evenly."""
@@ -37,6 +35,8 @@ class FusedTile:
     meet: int
     """Of a lane's channels, how many meet at a time: as many as keep every warp busy."""
     min_blocks: int
+    columns: int = 32
+    """Columns of a block."""
 
     @property
     def k(self) -> int:
@@ -76,14 +76,14 @@ class FusedWay:
     def shared(self) -> int:
         """Bytes of shared memory: two buffers of transformed chunks and patches, and a slice of the sums."""
         t = self.tile
-        patch = (self.rows + self.h.taps - 1) * round_up(COLUMNS + self.w.taps - 1, 4)
+        patch = (self.rows + self.h.taps - 1) * round_up(self.tile.columns + self.w.taps - 1, 4)
         buffers = 2 * t.chunk * (self.points * (t.units + 8) + patch)
         return 4 * (buffers + self.points * t.lanes_k * t.meet * t.units)
 
     @property
     def rows(self) -> int:
         """Rows of outputs of a block."""
-        return self.tile.units * self.w.m // COLUMNS * self.h.m
+        return self.tile.units * self.w.m // self.tile.columns * self.h.m
 
     def kernel(self) -> KernelSpec:
         t = self.tile
@@ -139,14 +139,14 @@ class FusedWay:
 
     def _reach(self, r: Roles, h: DenseAxis, w: DenseAxis) -> int:
         """Elements from the first to the last that a block reads of a channel; strides of zero and more are allowed."""
-        rows, columns = self.rows + self.h.taps, COLUMNS + self.w.taps + 3
+        rows, columns = self.rows + self.h.taps, self.tile.columns + self.w.taps + 3
         row, column = r.source_strides[2:]
         return rows * h.read_step * h.dilation * row + columns * w.read_step * w.dilation * column
 
     def _tiles(self, h: DenseAxis, w: DenseAxis) -> tuple[int, int]:
         """Tiles along both axes, those of every residue of the dilation counted like the longest."""
         tiles_h = ceil_div(ceil_div(h.count, h.dilation), self.rows)
-        tiles_w = ceil_div(ceil_div(w.count, w.dilation), COLUMNS)
+        tiles_w = ceil_div(ceil_div(w.count, w.dilation), self.tile.columns)
         return tiles_h * h.dilation, tiles_w * w.dilation
 
     def _blocks(self, problem: Problem, h: DenseAxis, w: DenseAxis) -> int:
@@ -196,8 +196,14 @@ class FusedWay:
         p.source_height, p.source_width = r.source_size
         p.source_channel_bytes = 4 * p.source_channel
         p.source_rewind_bytes = -p.channels_padded * p.source_channel_bytes
-        pitch = round_up(COLUMNS + self.w.taps - 1, 4)
+        pitch = round_up(self.tile.columns + self.w.taps - 1, 4)
         p.patch_step_bytes = 4 * (self.threads // pitch) * h.read_step * h.dilation * p.source_row
+        p.across_bytes = 4 * 32 * w.written_step * w.dilation * p.written_column
+        p.down_bytes = 4 * self.h.m * h.written_step * h.dilation * p.written_row
+        steps = p.written_batch, p.written_channel, p.written_row, w.written_first
+        dense = p.written_column == w.written_step == w.dilation == 1
+        p.pairs = dense and problem.vector_aligned and all(step % 2 == 0 for step in steps)
+        p.job_bytes = 4 * 4 * (self.threads // 32 // self.h.m) * p.written_channel
         p.k_tiles = ceil_div(r.outputs, self.tile.k)
         p.k_tiles_each = ceil_div(p.k_tiles, self._k_splits(problem, r, h, w, sms))
         splits = ceil_div(p.k_tiles, p.k_tiles_each)
@@ -227,6 +233,38 @@ class FusedWay:
         return error_of(problem, Scheme2d(self.h.scheme(), self.w.scheme()), roles(problem).channels, ())
 
 
+@dataclass(frozen=True)
+class ResidentWay(FusedWay):
+    """For few channels: their transformed source stays in shared memory, a block transforms it once."""
+
+    channels: int = 16
+    """As many as fit."""
+
+    @property
+    def name(self) -> str:
+        return f"{super().name}_resident{self.channels}"
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: the transformed source, and the sums of one channel of every lane."""
+        t = self.tile
+        return 4 * t.units * (self.points * self.channels + self.h.m * self.w.points * t.k // 4)
+
+    def kernel(self) -> KernelSpec:
+        return replace(
+            super().kernel(),
+            stem="fused_resident",
+            body=f"polyconv::fused_resident<polyconv::ResidentTile<polyconv::{self.h.struct}, "
+            f"polyconv::{self.w.struct}, {self.tile.columns}, {self.channels}>>(params);",
+        )
+
+    def refusal(self, problem: Problem) -> str | None:
+        refused = super().refusal(problem)
+        if refused is None and roles(problem).channels > self.channels:
+            return f"more than {self.channels} channels of a group"
+        return refused
+
+
 F23 = ToomAxis(2, (3,))
 F43 = ToomAxis(4, (3,))
 WAYS = (
@@ -234,6 +272,7 @@ WAYS = (
     FusedWay(F43, F43, FusedTile(2, 16, 8, 4, 3, 1, 3, 1)),
     FusedWay(F23, F43, FusedTile(4, 8, 8, 4, 2, 2, 3, 1)),
     FusedWay(F23, F23, FusedTile(4, 8, 8, 4, 2, 2, 2, 2)),
+    ResidentWay(F43, F43, FusedTile(4, 8, 8, 4, 3, 1, 1, 1, 64)),
 )
 
 

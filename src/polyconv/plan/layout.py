@@ -253,8 +253,9 @@ class FusedParams(ctypes.Structure):
         *_fields(pointer, "source weights bias written"),
         *_fields(c_int64, "source_batch source_channel written_batch written_channel"),
         *_fields(c_int64, "source_channel_bytes source_rewind_bytes patch_step_bytes"),
+        *_fields(c_int64, "across_bytes down_bytes job_bytes"),
         *_fields(c_int32, "source_row source_column written_row written_column source_height source_width"),
-        *_fields(c_int32, "channels channels_padded outputs k_tiles k_tiles_each"),
+        *_fields(c_int32, "channels channels_padded outputs k_tiles k_tiles_each pairs"),
         ("k_splits", FastDivisor),
         *_fields(FusedAxis, "h w"),
     ]
