@@ -1518,7 +1518,7 @@ struct WgradTile {
 };
 
 template <class H, class W, class Tile>
-struct WgradSizes {
+struct ToomWgradSizes {
   static_assert(W::kM == 4 && H::kTiles == 1 && W::kTiles == 1, "tiles of four along W; segments are not nested");
   static constexpr int kProducts = H::kPoints * H::kSegments;
   static constexpr int kPasses = W::kSegments;
@@ -1565,10 +1565,10 @@ __device__ __forceinline__ void coefficients(int point, float* row) {
 
 // What a block works on. Made anew wherever it is needed, from the special register: the accumulators need the room.
 template <class Sizes, class Tile>
-struct WgradBlock {
+struct ToomWgradBlock {
   int product, slice, group, channel_tile, k_tile, c_tile;
 
-  __device__ __forceinline__ explicit WgradBlock(const ToomWgradParams& p) {
+  __device__ __forceinline__ explicit ToomWgradBlock(const ToomWgradParams& p) {
     const u32 number = fresh_block_x(), pair = number / Sizes::kProducts;
     const u32 above = p.channel_tiles.quotient(pair), run = p.groups.quotient(above);
     product = number % Sizes::kProducts;
@@ -1588,7 +1588,7 @@ struct WgradBlock {
 };
 
 // A row of tiles, as all threads of a block see it. Lies in shared memory, one for each of two successive rows.
-struct WgradRow {
+struct ToomWgradRow {
   const float *x, *dy;  // first row of the tiles, of the block's first channels
   int phase;            // first phase along W
   u32 rows;             // bit n: row n of dy, bit 8 + n: row n of x is inside the image and counts
@@ -1597,9 +1597,9 @@ struct WgradRow {
 };
 
 // What a block keeps in shared memory behind its buffers.
-struct WgradState {
+struct ToomWgradState {
   float of_dy[4], of_x[8];  // factors of the block's product along H
-  WgradRow row[2];
+  ToomWgradRow row[2];
   int x_from, x_step;                         // first row of x that the product needs, and distance of the next
   i64 x_next_row;                             // the same distance in bytes
   int end_row;                                // of the block
@@ -1608,13 +1608,13 @@ struct WgradState {
 
 // Stages 1 and 2 of a block: walks over its chunks and leaves transformed operands in shared memory.
 template <class H, class W, class Tile, bool kClassed>
-struct WgradLoader {
-  using Sizes = WgradSizes<H, W, Tile>;
-  using Block = WgradBlock<Sizes, Tile>;
+struct ToomWgradLoader {
+  using Sizes = ToomWgradSizes<H, W, Tile>;
+  using Block = ToomWgradBlock<Sizes, Tile>;
   static constexpr int kRowsD = H::kM, kRowsX = Sizes::kRowsX;
 
   const ToomWgradParams& p;
-  WgradState& state;
+  ToomWgradState& state;
   float* staged;  // where stage 1 writes
   u32 more;       // bit i: item i of dy, bit 16 + i: item i of x is not the last that has a channel
 
@@ -1625,7 +1625,8 @@ struct WgradLoader {
   u32 mask;
   float dy_loaded[Sizes::kItemsD][kRowsD], x_loaded[Sizes::kItemsX][kRowsX];
 
-  __device__ __forceinline__ WgradLoader(const ToomWgradParams& params, WgradState& shared_state, float* scratch)
+  __device__ __forceinline__ ToomWgradLoader(const ToomWgradParams& params, ToomWgradState& shared_state,
+                                             float* scratch)
       : p(params), state(shared_state), tile(0) {
     const Block block(p);
     const int warp = threadIdx.x / 32;
@@ -1671,7 +1672,7 @@ struct WgradLoader {
   // Decodes `row` = ((image * phases + phase) * tiles + tile along H) * outer phases + outer phase along W.
   __device__ __forceinline__ void aim_row() {
     const Block block(p);
-    WgradRow& to = state.row[row & 1];
+    ToomWgradRow& to = state.row[row & 1];
     const u32 above = p.outer_phases.quotient(row), column = p.tiles_h.quotient(above);
     const int image = p.phases_h.quotient(column);
     to.phase = (row - int(above * p.outer_phases.divisor)) * p.interleave;
@@ -1713,7 +1714,7 @@ struct WgradLoader {
   }
 
   __device__ __forceinline__ void aim_chunk() {
-    const WgradRow& at = state.row[row & 1];
+    const ToomWgradRow& at = state.row[row & 1];
     const u32 thread = fresh_thread();
     const int here = at.phase + position(tile + thread % 32 / 4, thread % 4);
     const int x_here = here + Sizes::kBeyond * 4 * p.dilation_w;
@@ -1747,7 +1748,7 @@ struct WgradLoader {
 
   // One position of channel number c of the tile.
   __device__ __forceinline__ void load_x(int c, int here, float* loaded) const {
-    const WgradRow& at = state.row[row & 1];
+    const ToomWgradRow& at = state.row[row & 1];
     const int first = Block(p).c_tile * Tile::kTileC;
     c = min(c, p.channels - first - 1);
     const float* from = at.x + i64(here) * p.x_column;
@@ -1880,7 +1881,7 @@ struct WgradLoader {
 
 // Stage 3: the accumulators of a thread, for one point of W and its segments.
 template <class W, class Tile>
-struct WgradSums {
+struct ToomWgradSums {
   static constexpr int kPasses = W::kSegments / Tile::kWarpsPass;
   float sum[kPasses][Tile::kThreadK][Tile::kThreadC];
 
@@ -1957,10 +1958,10 @@ __device__ __forceinline__ constexpr int step_of(int round, int rounds, int step
 
 // A thread's channels inside the block's tile, and its point and share of the tiles.
 template <class W, class Tile>
-struct WgradPlace {
+struct ToomWgradPlace {
   u32 point, split, k, c, pass;
 
-  __device__ __forceinline__ explicit WgradPlace(u32 thread) {
+  __device__ __forceinline__ explicit ToomWgradPlace(u32 thread) {
     const u32 lane = thread % 32, warp = thread / 32, part = warp / W::kPoints;
     point = warp % W::kPoints;
     split = part % Tile::kSplit;
@@ -1974,8 +1975,8 @@ struct WgradPlace {
 // Where a thread's sums lie.
 template <class Sizes, class Tile, class W>
 __device__ __forceinline__ float* partial_of(const ToomWgradParams& p) {
-  const WgradBlock<Sizes, Tile> block(p);
-  const WgradPlace<W, Tile> place(fresh_thread());
+  const ToomWgradBlock<Sizes, Tile> block(p);
+  const ToomWgradPlace<W, Tile> place(fresh_thread());
   const i64 run = (i64(block.slice) * Tile::kSplit + place.split) * p.groups.divisor + block.group;
   const i64 product = (run * p.channel_tiles.divisor + block.channel_tile) * Sizes::kProducts + block.product;
   return p.partial + product * (Sizes::kPasses * W::kPoints * Tile::kTileK * Tile::kTileC) +
@@ -1984,14 +1985,14 @@ __device__ __forceinline__ float* partial_of(const ToomWgradParams& p) {
 
 template <class H, class W, class Tile, bool kClassed>
 __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
-  using Sizes = WgradSizes<H, W, Tile>;
+  using Sizes = ToomWgradSizes<H, W, Tile>;
   extern __shared__ __align__(16) float shared[];
 
   constexpr int kBuffer = Sizes::kOperands + Sizes::kStaged;
-  WgradLoader<H, W, Tile, kClassed> loader(p, *reinterpret_cast<WgradState*>(shared + 2 * kBuffer), shared);
+  ToomWgradLoader<H, W, Tile, kClassed> loader(p, *reinterpret_cast<ToomWgradState*>(shared + 2 * kBuffer), shared);
   int chunks;
   {
-    const WgradBlock<Sizes, Tile> block(p);
+    const ToomWgradBlock<Sizes, Tile> block(p);
     chunks = (block.end_row(p) - block.first_row(p)) * ((p.tiles + kChunk - 1) / kChunk);
   }
 
@@ -2016,7 +2017,7 @@ __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
   }
   __syncthreads();
 
-  WgradSums<W, Tile> sums;
+  ToomWgradSums<W, Tile> sums;
   sums.clear();
   int until_flush = p.flush + kFirstFlush;
 #pragma unroll 1
@@ -2025,7 +2026,7 @@ __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
     float* const now = shared + (chunks % 2 ? kBuffer : 0);
     float* const next = shared + (chunks % 2 ? 0 : kBuffer);
     loader.staged = now + Sizes::kOperands;
-    const WgradPlace<W, Tile> place(fresh_thread());
+    const ToomWgradPlace<W, Tile> place(fresh_thread());
     const float* d = now + (place.point * kChunk + place.split) * Tile::kTileK + place.k;
     const float* v = now + Sizes::kOperandD +
                      ((place.pass * W::kPoints + place.point) * kChunk + place.split) * Tile::kTileC + place.c;
@@ -2054,7 +2055,7 @@ __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
   }
 
   // The sum of dy is the product of the points 1 of both axes, where dy enters with factors 1.
-  const WgradBlock<Sizes, Tile> block(p);
+  const ToomWgradBlock<Sizes, Tile> block(p);
   if (p.bias_partial && block.product == (H::kPoints > 1 ? 1 : 0) && block.c_tile == 0) {
     shared[threadIdx.x] = bias;
     __syncthreads();
@@ -3543,6 +3544,10 @@ class Work:
     """Rounds of the innermost loop that loads, all blocks together."""
     dram_bytes: int = 0
     """Memory traffic if each element is read and written once."""
+    scattered_lines: int = 0
+    """Lines of the L1 that the kernel touches because its elements are not neighbours: of a dilated row, say."""
+    scattered_sectors: int = 0
+    """Sectors of the L2, for the same reason."""
 
 
 @dataclass(frozen=True)
@@ -4530,7 +4535,7 @@ class WgradWay:
 
 # ---- Plans for fprop and dgrad by fast algorithms in both axes, one after the other (kernels/half_layout.cuh).
 
-separable_CHUNK = 8
+SEPARABLE_CHUNK = 8
 """Channels that half_gemm.cuh sums between two barriers."""
 THREADS = 256
 """Of the kernels that only move and transform."""
@@ -4539,7 +4544,7 @@ LEAST_SHARED = 96 * 1024
 """Bytes of shared memory that a multiprocessor has at least."""
 STRETCH_VECTORS = 256
 """Vectors of a channel that a block of half_inverse.cuh takes at most."""
-WEIGHT_THREADS = 32 * separable_CHUNK
+WEIGHT_THREADS = 32 * SEPARABLE_CHUNK
 SLABS_TRIED = 48
 """Sizes of a slab that are weighed at most."""
 
@@ -4625,7 +4630,7 @@ def gemm_shared(w: ToomAxis, k_tile: int) -> int:
     """Bytes of shared memory (``kSharedFloats`` in half_gemm.cuh)."""
     columns = separable_columns_of(k_tile)
     rows = k_tile // 8 * (2 if columns == 128 or w.points < 8 else 4)
-    return 4 * w.points * (2 * separable_CHUNK * columns + 2 * separable_CHUNK * k_tile + rows * columns)
+    return 4 * w.points * (2 * SEPARABLE_CHUNK * columns + 2 * SEPARABLE_CHUNK * k_tile + rows * columns)
 
 
 @dataclass(frozen=True)
@@ -4661,7 +4666,7 @@ class Chain:
 
     @property
     def chunks(self) -> int:
-        return -(-self.channels_all // separable_CHUNK)
+        return -(-self.channels_all // SEPARABLE_CHUNK)
 
     @property
     def tiles_h(self) -> int:
@@ -4709,12 +4714,12 @@ class Chain:
 
     @property
     def weight_bytes(self) -> int:
-        slice_floats = self.chunks * separable_CHUNK * self.passes * self.way_w.points * self.k_tile
+        slice_floats = self.chunks * SEPARABLE_CHUNK * self.passes * self.way_w.points * self.k_tile
         return round_up(4 * self.way_h.points * self.groups * self.k_tiles * slice_floats, 256)
 
     @property
     def row_stride(self) -> int:
-        return self.way_h.points * self.groups * self.chunks * separable_CHUNK * self.vectors * self.way_w.m
+        return self.way_h.points * self.groups * self.chunks * SEPARABLE_CHUNK * self.vectors * self.way_w.m
 
     def source_bytes(self, rows: int) -> int:
         """X of a slab."""
@@ -4907,7 +4912,7 @@ def _slab(
 
 def _transform(r: Roles, chain: Chain, rows: int, source_at: int) -> Launch:
     h, w = chain.h, chain.w
-    channels = chain.chunks * separable_CHUNK
+    channels = chain.chunks * SEPARABLE_CHUNK
     p = HalfTransformParams(
         source_batch=r.source_strides[0],
         source_channel=r.source_strides[1],
@@ -4961,7 +4966,7 @@ def _gemm(chain: Chain, rows: int, source_at: int, written_at: int, sms: int) ->
         columns=rows * chain.row_columns,
         columns_filled=chain.columns_filled(rows),
         row_stride=chain.row_stride,
-        group_stride=chain.chunks * separable_CHUNK * channel_stride,
+        group_stride=chain.chunks * SEPARABLE_CHUNK * channel_stride,
         channel_stride=channel_stride,
         part_stride=chain.pitch * vector,
         next=chain.w.dilation * vector,
@@ -5046,10 +5051,10 @@ def waves(blocks: int, slots: int) -> float:
 
 # ---- Plans for the weight gradient in its own fast form (kernels/toom_wgrad.cuh, toom_wgrad_finish.cuh).
 
-toom_wgrad_CHUNK = 8
+TOOM_WGRAD_CHUNK = 8
 """Tiles between two barriers (``kChunk`` in toom_wgrad.cuh)."""
 STATE_BYTES = 392
-"""``sizeof(WgradState)``: what a block keeps in shared memory behind its buffers."""
+"""``sizeof(ToomWgradState)``: what a block keeps in shared memory behind its buffers."""
 INTERLEAVES = (3, 2, 1)
 """Phases along W that can share a chunk, best first (``kMaxInterleave``)."""
 SLICES_PER_GROUP = 8
@@ -5179,7 +5184,7 @@ class _Work:
     @property
     def chunks(self) -> int:
         """Of one row."""
-        return -(-self.tiles // toom_wgrad_CHUNK)
+        return -(-self.tiles // TOOM_WGRAD_CHUNK)
 
     @property
     def chunks_per_slice(self) -> int:
@@ -5251,9 +5256,9 @@ class ToomWgradWay:
     @property
     def shared_bytes(self) -> int:
         warps = self.w.points * self.tile.warps_per_point
-        quads = (toom_wgrad_CHUNK + self.blocks_beyond * INTERLEAVES[0]) | 1
-        operands = self.w.points * toom_wgrad_CHUNK * (self.tile.k + self.w.passes * self.tile.c)
-        staged = 4 * toom_wgrad_CHUNK * round_up(self.tile.k, warps) + 4 * quads * round_up(self.tile.c, warps)
+        quads = (TOOM_WGRAD_CHUNK + self.blocks_beyond * INTERLEAVES[0]) | 1
+        operands = self.w.points * TOOM_WGRAD_CHUNK * (self.tile.k + self.w.passes * self.tile.c)
+        staged = 4 * TOOM_WGRAD_CHUNK * round_up(self.tile.k, warps) + 4 * quads * round_up(self.tile.c, warps)
         return 8 * (operands + staged) + STATE_BYTES
 
     def work(self, problem: Problem, sms: int, workspace: int) -> _Work:
@@ -5274,7 +5279,7 @@ class ToomWgradWay:
             (max(1, min(most, count * sms // per_slice)) for count in range(1, MOST_WAVES + 1)),
             key=lambda slices: (round(waves(per_slice * slices, sms) * -(-rows // slices), 6), -slices),
         )
-        flush = max(1, FLUSH * self.tile.split // toom_wgrad_CHUNK)
+        flush = max(1, FLUSH * self.tile.split // TOOM_WGRAD_CHUNK)
         return _Work(rows, tiles, tiles_h, interleave, outer, k_tiles, c_tiles, products, best, flush)
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
@@ -5319,7 +5324,9 @@ class ToomWgradWay:
         shared = self.shared_bytes
         slots = layout_slots(ToomWgradParams, **where)
         steps = grid[0] // work.slices * work.rows * work.chunks
-        done = Work(grid[0], grid[0] // work.slices * work.rows, steps, moved_bytes(problem) + bias_at)
+        lines = self.tile.k * self.h.m + self.tile.c * self.h.points  # rows that a chunk reads
+        scattered = steps * lines * (min(32, work.outer_phases) - 1)
+        done = Work(grid[0], grid[0] // work.slices * work.rows, steps, moved_bytes(problem) + bias_at, scattered)
         found = [Launch(spec, grid, (spec.threads, 1, 1), shared, bytes(p), slots, done)]
         if slices > 1:
             s = ToomWgradSumParams(elements=elements, slices=slices)
@@ -5333,11 +5340,7 @@ class ToomWgradWay:
 
     def sums(self, work: _Work) -> tuple[int, ...]:
         """Tiles that are added in sequence, such sums in a slice, slices in a group; what is left is added at last."""
-        return (
-            work.flush * toom_wgrad_CHUNK // self.tile.split,
-            -(-work.chunks_per_slice // work.flush),
-            SLICES_PER_GROUP,
-        )
+        return work.flush * TOOM_WGRAD_CHUNK // self.tile.split, -(-work.chunks_per_slice // work.flush), SLICES_PER_GROUP
 
     def _finish(self, problem: Problem, work: _Work, bias_at: int) -> Launch:
         h, w = lattices(problem)

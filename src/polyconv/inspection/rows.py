@@ -48,7 +48,9 @@ class Row:
     kind: str | None = None
     """The pass."""
     launch: int | None = None
-    """Its place among the launches of the plan."""
+    """Its place among the launches of the plan, the first one's where several do the same."""
+    times: int | None = None
+    """Launches of the plan that do the same on other data; the times below are those of one."""
     main: bool = False
     """This launch multiplies; the others prepare or finish."""
     grid: tuple[int, int, int] | None = None
@@ -147,15 +149,19 @@ def _plan_rows(
     main = main_kernel(plan)
     main_blocks = sum(_blocks(launch) for launch in plan.launches if launch.kernel == main)
     total = sum(c.bound_ms for c in counts) if counts else None
+    alike: dict[object, list[int]] = {}
+    for place, launch in enumerate(plan.launches):  # slabs of a large problem repeat a launch
+        alike.setdefault((launch.kernel, launch.grid, launch.dynamic_shared, launch.work), []).append(place)
     rows = []
-    for place, launch in enumerate(plan.launches):
+    for places in alike.values():
+        launch, times = plan.launches[places[0]], len(places)
         spec = launch.kernel
         row = _row(arch, spec, kernel_info(cubins[spec], spec.symbol), spec.threads, launch.dynamic_shared)
-        row = replace(row, launch=place, main=spec == main, grid=launch.grid, threads=spec.threads)
+        row = replace(row, launch=places[0], times=times, main=spec == main, grid=launch.grid, threads=spec.threads)
         if counts:
             # A batch too large for one launch is cut: each piece does its share of the multiplications.
             share = _blocks(launch) / main_blocks if spec == main else 0.0
-            row = _with_counts(row, counts[place], share * plan.problem.multiplications, total)
+            row = _with_counts(row, counts[places[0]], share * plan.problem.multiplications, total)
         rows.append(row)
     return rows
 

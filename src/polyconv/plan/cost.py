@@ -76,7 +76,11 @@ def resource_us(launch: Launch, device: CudaDevice) -> dict[str, float]:
     cycles = Spent(
         *(sum(n * part for n, part in zip(amounts, parts, strict=True)) for parts in zip(*profile, strict=True))
     )
-    cycles = cycles._replace(fp32=cycles.fp32 * 64 / device.fp32_per_clock)
+    cycles = cycles._replace(
+        fp32=cycles.fp32 * 64 / device.fp32_per_clock,
+        l1=cycles.l1 + work.scattered_lines,
+        l2=cycles.l2 + work.scattered_sectors * 32 / L2_BYTES_PER_CLOCK,
+    )
     found = {name: spent / device.sms / device.clock_mhz for name, spent in cycles._asdict().items()}
     return {**found, "memory": work.dram_bytes / (device.dram_gbs * 1e3)}
 

@@ -221,7 +221,11 @@ class FusedWay:
         blocks = grid[0] * problem.groups
         tiles = self._blocks(problem, h, w) * p.k_tiles * problem.groups
         moved = moved_bytes(problem) // (len(r.phases_h) * len(r.phases_w))
-        work = Work(blocks, tiles, tiles * (p.channels_padded // self.tile.chunk), moved)
+        # Warps load a row of the patch and store a row of outputs: of a dilated row, every element from its own line.
+        apart = min(32, w.dilation) - 1
+        rows = blocks * p.channels_padded * (self.rows + self.h.taps - 1) + tiles * self.tile.k * self.rows
+        scattered = apart * rows * -(-self.tile.columns // 32)
+        work = Work(blocks, tiles, tiles * (p.channels_padded // self.tile.chunk), moved, scattered, 4 * scattered)
         slots = layout.slots(FusedParams, **where)
         return Launch(spec, grid, (spec.threads, 1, 1), self.shared, bytes(p), slots, work)
 

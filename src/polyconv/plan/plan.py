@@ -71,6 +71,10 @@ class Work:
     """Rounds of the innermost loop that loads, all blocks together."""
     dram_bytes: int = 0
     """Memory traffic if each element is read and written once."""
+    scattered_lines: int = 0
+    """Lines of the L1 that the kernel touches because its elements are not neighbours: of a dilated row, say."""
+    scattered_sectors: int = 0
+    """Sectors of the L2, for the same reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -318,7 +318,9 @@ class ToomWgradWay:
         shared = self.shared_bytes
         slots = layout.slots(ToomWgradParams, **where)
         steps = grid[0] // work.slices * work.rows * work.chunks
-        done = Work(grid[0], grid[0] // work.slices * work.rows, steps, moved_bytes(problem) + bias_at)
+        lines = self.tile.k * self.h.m + self.tile.c * self.h.points  # rows that a chunk reads
+        scattered = steps * lines * (min(32, work.outer_phases) - 1)
+        done = Work(grid[0], grid[0] // work.slices * work.rows, steps, moved_bytes(problem) + bias_at, scattered)
         found = [Launch(spec, grid, (spec.threads, 1, 1), shared, bytes(p), slots, done)]
         if slices > 1:
             s = ToomWgradSumParams(elements=elements, slices=slices)
