@@ -4535,7 +4535,7 @@ class WgradWay:
 
 # ---- Plans for fprop and dgrad by fast algorithms in both axes, one after the other (kernels/half_layout.cuh).
 
-SEPARABLE_CHUNK = 8
+CHUNK = 8
 """Channels that half_gemm.cuh sums between two barriers."""
 THREADS = 256
 """Of the kernels that only move and transform."""
@@ -4544,7 +4544,7 @@ LEAST_SHARED = 96 * 1024
 """Bytes of shared memory that a multiprocessor has at least."""
 STRETCH_VECTORS = 256
 """Vectors of a channel that a block of half_inverse.cuh takes at most."""
-WEIGHT_THREADS = 32 * SEPARABLE_CHUNK
+WEIGHT_THREADS = 32 * CHUNK
 SLABS_TRIED = 48
 """Sizes of a slab that are weighed at most."""
 
@@ -4630,7 +4630,7 @@ def gemm_shared(w: ToomAxis, k_tile: int) -> int:
     """Bytes of shared memory (``kSharedFloats`` in half_gemm.cuh)."""
     columns = separable_columns_of(k_tile)
     rows = k_tile // 8 * (2 if columns == 128 or w.points < 8 else 4)
-    return 4 * w.points * (2 * SEPARABLE_CHUNK * columns + 2 * SEPARABLE_CHUNK * k_tile + rows * columns)
+    return 4 * w.points * (2 * CHUNK * columns + 2 * CHUNK * k_tile + rows * columns)
 
 
 @dataclass(frozen=True)
@@ -4666,7 +4666,7 @@ class Chain:
 
     @property
     def chunks(self) -> int:
-        return -(-self.channels_all // SEPARABLE_CHUNK)
+        return -(-self.channels_all // CHUNK)
 
     @property
     def tiles_h(self) -> int:
@@ -4714,12 +4714,12 @@ class Chain:
 
     @property
     def weight_bytes(self) -> int:
-        slice_floats = self.chunks * SEPARABLE_CHUNK * self.passes * self.way_w.points * self.k_tile
+        slice_floats = self.chunks * CHUNK * self.passes * self.way_w.points * self.k_tile
         return round_up(4 * self.way_h.points * self.groups * self.k_tiles * slice_floats, 256)
 
     @property
     def row_stride(self) -> int:
-        return self.way_h.points * self.groups * self.chunks * SEPARABLE_CHUNK * self.vectors * self.way_w.m
+        return self.way_h.points * self.groups * self.chunks * CHUNK * self.vectors * self.way_w.m
 
     def source_bytes(self, rows: int) -> int:
         """X of a slab."""
@@ -4912,7 +4912,7 @@ def _slab(
 
 def _transform(r: Roles, chain: Chain, rows: int, source_at: int) -> Launch:
     h, w = chain.h, chain.w
-    channels = chain.chunks * SEPARABLE_CHUNK
+    channels = chain.chunks * CHUNK
     p = HalfTransformParams(
         source_batch=r.source_strides[0],
         source_channel=r.source_strides[1],
@@ -4966,7 +4966,7 @@ def _gemm(chain: Chain, rows: int, source_at: int, written_at: int, sms: int) ->
         columns=rows * chain.row_columns,
         columns_filled=chain.columns_filled(rows),
         row_stride=chain.row_stride,
-        group_stride=chain.chunks * SEPARABLE_CHUNK * channel_stride,
+        group_stride=chain.chunks * CHUNK * channel_stride,
         channel_stride=channel_stride,
         part_stride=chain.pitch * vector,
         next=chain.w.dilation * vector,
@@ -5051,7 +5051,7 @@ def waves(blocks: int, slots: int) -> float:
 
 # ---- Plans for the weight gradient in its own fast form (kernels/toom_wgrad.cuh, toom_wgrad_finish.cuh).
 
-TOOM_WGRAD_CHUNK = 8
+TILE_CHUNK = 8
 """Tiles between two barriers (``kChunk`` in toom_wgrad.cuh)."""
 STATE_BYTES = 392
 """``sizeof(ToomWgradState)``: what a block keeps in shared memory behind its buffers."""
@@ -5184,7 +5184,7 @@ class _Work:
     @property
     def chunks(self) -> int:
         """Of one row."""
-        return -(-self.tiles // TOOM_WGRAD_CHUNK)
+        return -(-self.tiles // TILE_CHUNK)
 
     @property
     def chunks_per_slice(self) -> int:
@@ -5256,9 +5256,9 @@ class ToomWgradWay:
     @property
     def shared_bytes(self) -> int:
         warps = self.w.points * self.tile.warps_per_point
-        quads = (TOOM_WGRAD_CHUNK + self.blocks_beyond * INTERLEAVES[0]) | 1
-        operands = self.w.points * TOOM_WGRAD_CHUNK * (self.tile.k + self.w.passes * self.tile.c)
-        staged = 4 * TOOM_WGRAD_CHUNK * round_up(self.tile.k, warps) + 4 * quads * round_up(self.tile.c, warps)
+        quads = (TILE_CHUNK + self.blocks_beyond * INTERLEAVES[0]) | 1
+        operands = self.w.points * TILE_CHUNK * (self.tile.k + self.w.passes * self.tile.c)
+        staged = 4 * TILE_CHUNK * round_up(self.tile.k, warps) + 4 * quads * round_up(self.tile.c, warps)
         return 8 * (operands + staged) + STATE_BYTES
 
     def work(self, problem: Problem, sms: int, workspace: int) -> _Work:
@@ -5279,7 +5279,7 @@ class ToomWgradWay:
             (max(1, min(most, count * sms // per_slice)) for count in range(1, MOST_WAVES + 1)),
             key=lambda slices: (round(waves(per_slice * slices, sms) * -(-rows // slices), 6), -slices),
         )
-        flush = max(1, FLUSH * self.tile.split // TOOM_WGRAD_CHUNK)
+        flush = max(1, FLUSH * self.tile.split // TILE_CHUNK)
         return _Work(rows, tiles, tiles_h, interleave, outer, k_tiles, c_tiles, products, best, flush)
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
@@ -5340,7 +5340,7 @@ class ToomWgradWay:
 
     def sums(self, work: _Work) -> tuple[int, ...]:
         """Tiles that are added in sequence, such sums in a slice, slices in a group; what is left is added at last."""
-        return work.flush * TOOM_WGRAD_CHUNK // self.tile.split, -(-work.chunks_per_slice // work.flush), SLICES_PER_GROUP
+        return work.flush * TILE_CHUNK // self.tile.split, -(-work.chunks_per_slice // work.flush), SLICES_PER_GROUP
 
     def _finish(self, problem: Problem, work: _Work, bias_at: int) -> Launch:
         h, w = lattices(problem)

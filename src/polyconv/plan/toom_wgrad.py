@@ -29,7 +29,7 @@ from .plan import KernelSpec, Launch, Schedule, Work
 from .toom import ToomAxis
 from .traffic import moved_bytes
 
-CHUNK = 8
+TILE_CHUNK = 8
 """Tiles between two barriers (``kChunk`` in toom_wgrad.cuh)."""
 STATE_BYTES = 392
 """``sizeof(ToomWgradState)``: what a block keeps in shared memory behind its buffers."""
@@ -178,7 +178,7 @@ class _Work:
     @property
     def chunks(self) -> int:
         """Of one row."""
-        return -(-self.tiles // CHUNK)
+        return -(-self.tiles // TILE_CHUNK)
 
     @property
     def chunks_per_slice(self) -> int:
@@ -250,9 +250,9 @@ class ToomWgradWay:
     @property
     def shared_bytes(self) -> int:
         warps = self.w.points * self.tile.warps_per_point
-        quads = (CHUNK + self.blocks_beyond * INTERLEAVES[0]) | 1
-        operands = self.w.points * CHUNK * (self.tile.k + self.w.passes * self.tile.c)
-        staged = 4 * CHUNK * round_up(self.tile.k, warps) + 4 * quads * round_up(self.tile.c, warps)
+        quads = (TILE_CHUNK + self.blocks_beyond * INTERLEAVES[0]) | 1
+        operands = self.w.points * TILE_CHUNK * (self.tile.k + self.w.passes * self.tile.c)
+        staged = 4 * TILE_CHUNK * round_up(self.tile.k, warps) + 4 * quads * round_up(self.tile.c, warps)
         return 8 * (operands + staged) + STATE_BYTES
 
     def work(self, problem: Problem, sms: int, workspace: int) -> _Work:
@@ -273,7 +273,7 @@ class ToomWgradWay:
             (max(1, min(most, count * sms // per_slice)) for count in range(1, MOST_WAVES + 1)),
             key=lambda slices: (round(waves(per_slice * slices, sms) * -(-rows // slices), 6), -slices),
         )
-        flush = max(1, FLUSH * self.tile.split // CHUNK)
+        flush = max(1, FLUSH * self.tile.split // TILE_CHUNK)
         return _Work(rows, tiles, tiles_h, interleave, outer, k_tiles, c_tiles, products, best, flush)
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
@@ -334,7 +334,7 @@ class ToomWgradWay:
 
     def sums(self, work: _Work) -> tuple[int, ...]:
         """Tiles that are added in sequence, such sums in a slice, slices in a group; what is left is added at last."""
-        return work.flush * CHUNK // self.tile.split, -(-work.chunks_per_slice // work.flush), SLICES_PER_GROUP
+        return work.flush * TILE_CHUNK // self.tile.split, -(-work.chunks_per_slice // work.flush), SLICES_PER_GROUP
 
     def _finish(self, problem: Problem, work: _Work, bias_at: int) -> Launch:
         h, w = lattices(problem)
