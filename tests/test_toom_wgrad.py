@@ -12,12 +12,11 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import volta
-from emulate import NAN, V100, cubin, fingerprint
+from emulate import NAN, V100, cubin, execute, fingerprint
 from machine_suites import EDGES, KERNELBENCH, Shape, shapes
 from polyconv import reference
 from polyconv.plan import toom_wgrad
-from polyconv.plan.plan import KernelSpec, Launch
+from polyconv.plan.plan import KernelSpec
 from polyconv.plan.toom_wgrad import ToomWgradWay
 from polyconv.problem import Pass, Problem
 
@@ -51,21 +50,6 @@ def inputs(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
     return x, w, dy.mul_(scale)
 
 
-def run(launch: Launch, buffers: dict[str, Tensor]) -> volta.Report:
-    used = {slot.buffer for slot in launch.pointers} & buffers.keys()
-    return volta.run(
-        cubin(launch.kernel),
-        launch.kernel.symbol,
-        launch.grid,
-        launch.block,
-        launch.bind({name: tensor.data_ptr() for name, tensor in buffers.items()}),
-        shared=launch.dynamic_shared,
-        max_dynamic_shared=launch.dynamic_shared,
-        extra_buffers=[buffers[name] for name in sorted(used)],
-        check_global=True,
-    )
-
-
 def gradients(way: ToomWgradWay, problem: Problem, x: Tensor, dy: Tensor, workspace: int) -> tuple[Tensor, Tensor]:
     """dw and db by the emulator, every buffer poisoned before."""
     schedule = way.schedule(problem, SMS, workspace)
@@ -79,7 +63,7 @@ def gradients(way: ToomWgradWay, problem: Problem, x: Tensor, dy: Tensor, worksp
     }
     before = fingerprint(x), fingerprint(dy)
     for launch in schedule.launches:
-        run(launch, buffers)
+        execute(launch, buffers)
     assert before == (fingerprint(x), fingerprint(dy)), "an input was changed"
     return buffers["dw"], buffers["db"]
 

@@ -13,13 +13,14 @@ import json
 import sys
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from polyconv.cuda.cache import KernelCache
-from polyconv.inspection.counting import buffer_bytes, emulator
-from polyconv.plan import DEVICES, Launch, Plan, strips
+from polyconv.inspection.counting import empty_buffers, emulator, execute
+from polyconv.plan import DEVICES, Plan, strips
 from polyconv.plan.cost import L2_BYTES_PER_CLOCK, Spent
 from polyconv.plan.cuda import all_kernels, ways
 from polyconv.plan.plan import Schedule
@@ -91,24 +92,9 @@ def _channels_last(p: Problem) -> Problem:
 def observe(volta, way: Way, problem: Problem, schedule: Schedule, cache: KernelCache):
     """(symbol, (blocks, tiles, steps), cycles by resource) of every launch of one way."""
     plan = Plan(problem, V100.name, way.name, schedule.launches, schedule.workspace_bytes, 0.0, 0.0, ())
-    buffers = {name: volta.sparse(size // 4 + 1) for name, size in buffer_bytes(plan).items()}
-    addresses = {name: int(buffer.ctypes.data) for name, buffer in buffers.items()}
+    buffers = empty_buffers(volta, plan)
     for launch in plan.launches:
-
-        def run(blocks=None, launch: Launch = launch):
-            return volta.run(
-                cache.get(launch.kernel, "sm_70"),
-                launch.kernel.symbol,
-                launch.grid,
-                launch.block,
-                launch.bind(addresses),
-                shared=launch.dynamic_shared,
-                max_dynamic_shared=launch.dynamic_shared,
-                extra_buffers=list(buffers.values()),
-                blocks=blocks,
-                check=False,
-            )
-
+        run = partial(execute, volta, cache.get(launch.kernel, "sm_70"), launch, buffers)
         if not launch.work.blocks:
             raise SystemExit(f"{launch.kernel.symbol} does not say how much work it is")
         one = run([(launch.grid[0] // 2, 0, 0)]).issue_slots

@@ -170,8 +170,7 @@ def count_plan(volta: Any, plan: Plan, cubins: Mapping[KernelSpec, bytes], main:
 
     Slabs of a large problem repeat a launch with other addresses: equal work is counted once.
     """
-    buffers = {name: volta.sparse(size // 4 + 1) for name, size in buffer_bytes(plan).items()}
-    addresses = {name: int(buffer.ctypes.data) for name, buffer in buffers.items()}
+    buffers = empty_buffers(volta, plan)
     found = []
     known: dict[object, Counted] = {}
     for launch in plan.launches:
@@ -180,29 +179,41 @@ def count_plan(volta: Any, plan: Plan, cubins: Mapping[KernelSpec, bytes], main:
             found.append(known[same])
             continue
 
-        def execute(blocks: list[Dim3], launch: Launch = launch) -> Any:
-            return volta.run(
-                cubins[launch.kernel],
-                launch.kernel.symbol,
-                launch.grid,
-                launch.block,
-                launch.bind(addresses),
-                shared=launch.dynamic_shared,
-                max_dynamic_shared=launch.dynamic_shared,
-                extra_buffers=list(buffers.values()),
-                blocks=blocks,
-                check=False,
-            )
+        def some(blocks: list[Dim3], launch: Launch = launch) -> Any:
+            return execute(volta, cubins[launch.kernel], launch, buffers, blocks)
 
         whole = WHOLE if launch.kernel == main else WHOLE_BESIDE
         try:
-            known[same] = count(launch.grid, execute, dram_bytes=launch.work.dram_bytes, whole=whole)
+            known[same] = count(launch.grid, some, dram_bytes=launch.work.dram_bytes, whole=whole)
         except volta.ToolchainError as error:
             raise EmulatorError(str(error)) from error
         except (volta.Fault, volta.LaunchError) as error:
             raise CountingError(f"{launch.kernel.symbol} could not be counted: {error}") from error
         found.append(known[same])
     return found
+
+
+def empty_buffers(volta: Any, plan: Plan) -> dict[str, Any]:
+    """Tensors of full size for a plan's launches, which take memory only where they are touched."""
+    return {name: volta.sparse(size // 4 + 1) for name, size in buffer_bytes(plan).items()}
+
+
+def execute(
+    volta: Any, cubin: bytes, launch: Launch, buffers: Mapping[str, Any], blocks: list[Dim3] | None = None
+) -> Any:
+    """Some blocks of a launch, or all; the emulator's report."""
+    return volta.run(
+        cubin,
+        launch.kernel.symbol,
+        launch.grid,
+        launch.block,
+        launch.bind({name: int(buffer.ctypes.data) for name, buffer in buffers.items()}),
+        shared=launch.dynamic_shared,
+        max_dynamic_shared=launch.dynamic_shared,
+        extra_buffers=list(buffers.values()),
+        blocks=blocks,
+        check=False,
+    )
 
 
 def buffer_bytes(plan: Plan) -> dict[str, int]:
