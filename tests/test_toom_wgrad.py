@@ -221,7 +221,7 @@ def test_state_is_as_large_as_the_kernel_says() -> None:
     spec = KernelSpec(
         stem="toom_wgrad",
         symbol="state_size",
-        body=f'static_assert(sizeof(polyconv::WgradState) == {toom_wgrad.STATE_BYTES}, "state");',
+        body=f'static_assert(sizeof(polyconv::ToomWgradState) == {toom_wgrad.STATE_BYTES}, "state");',
         params="polyconv::ToomWgradParams",
         params_bytes=ctypes.sizeof(toom_wgrad.ToomWgradParams),
         threads=32,
