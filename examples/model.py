@@ -3944,6 +3944,19 @@ def int32(value: int, what: str) -> int:
     return value
 
 
+# ---- Whole numbers of tiles.
+
+
+def ceil_div(value: int, by: int) -> int:
+    """The quotient, rounded up."""
+    return -(-value // by)
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The next multiple."""
+    return ceil_div(value, multiple) * multiple
+
+
 # ---- The tile shapes that kernels are instantiated with: a finite list, so that each one can be compiled and
 # inspected.
 
@@ -4349,10 +4362,6 @@ def pixel_strides(strides: Strides, what: str) -> Pair:
 def _chunks(phases: tuple[Phase, ...]) -> Iterator[tuple[Phase, ...]]:
     for first in range(0, len(phases), MAX_PHASES):
         yield phases[first : first + MAX_PHASES]
-
-
-def round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
 
 
 # ---- Plans for wgrad as an implicit GEMM over pixels (kernels/wgrad_gemm.cuh), and its second stage.

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..plan.accuracy import error_of, reduction_of
+from ..plan.rounding import ceil_div
 from ..problem import PaddingMode, Pass, Problem
 from . import native
 from .borders import fold, pad
 from .candidates import Candidate, Engine
 from .device import CpuDevice
-from .schemes import ceil_div
 
 
 def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:

@@ -13,12 +13,13 @@ from math import ceil, prod
 import torch
 
 from ..plan.accuracy import error_of, reduction_of
+from ..plan.rounding import ceil_div
 from ..problem import Pair, Pass, Problem
 from . import native
 from .candidates import Candidate, Engine
 from .correlations import Correlation, correlations
 from .device import CpuDevice
-from .schemes import DIRECT, FAST, KernelScheme, ceil_div
+from .schemes import DIRECT, FAST, KernelScheme
 
 GRADIENTS = (DIRECT, *FAST)
 """In the order of ``polyconv::GradientAlgorithm``."""

@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..algebra.segments import AxisScheme, Scheme2d
-
-
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
+from ..plan.rounding import ceil_div
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ from functools import lru_cache
 from math import prod
 
 from ..plan.accuracy import error_of
+from ..plan.rounding import ceil_div
 from ..problem import Pass, Problem
 from .candidates import Candidate, Engine
 from .correlations import Correlation, correlations
 from .device import CpuDevice
-from .schemes import DIRECT, FAST, KernelScheme, ceil_div
+from .schemes import DIRECT, FAST, KernelScheme
 
 SCHEMES = (*FAST, DIRECT)
 """In the order of ``polyconv::Algorithm``."""

@@ -9,9 +9,10 @@ from ..algebra.lattice import Phase
 from ..problem import PaddingMode, Pass, Problem
 from . import layout
 from .errors import int32
-from .gather import BORDERS, Roles, pixel_strides, roles, round_up
+from .gather import BORDERS, Roles, pixel_strides, roles
 from .layout import AxisPhase, DepthwiseParams, DepthwiseWgradParams, FastDivisor, HaloShape
 from .plan import KernelSpec, Launch, Schedule, Work
+from .rounding import round_up
 from .tiles import CARRY, PLANE_TILES, WGRAD_TAPS, PlaneTile
 from .traffic import moved_bytes
 from .wgrad import bordered, reduction

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from ..algebra.lattice import DenseAxis, dense_axis
 from ..problem import PaddingMode, Pass, Problem
 from . import layout
-from .gather import MOST_GROUPS, Roles, roles, round_up
+from .gather import MOST_GROUPS, Roles, roles
 from .layout import FastDivisor, FusedAxis, FusedParams, FusedTaps, FusedWeightsParams
 from .plan import KernelSpec, Launch, Schedule, Work
+from .rounding import ceil_div, round_up
 from .toom import ToomAxis
 from .traffic import moved_bytes
 
@@ -288,10 +289,6 @@ def ways(problem: Problem) -> Iterator[FusedWay]:
 def all_kernels() -> Iterator[KernelSpec]:
     """Every instance that this planner can choose."""
     yield from dict.fromkeys(spec for way in WAYS for spec in (way.weights_kernel(), way.kernel()))
-
-
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def _pairs(r: Roles) -> Iterator[tuple[DenseAxis, DenseAxis]]:

@@ -13,6 +13,7 @@ from . import layout
 from .errors import int32
 from .layout import DIVIDEND_LIMIT, MAX_PHASES, AxisPhase, FastDivisor, GatherParams, PackParams
 from .plan import KernelSpec, Launch, Schedule, Work
+from .rounding import round_up
 from .tiles import GATHER_TILES, GemmTile
 from .traffic import moved_bytes
 
@@ -365,7 +366,3 @@ def pixel_strides(strides: Strides, what: str) -> Pair:
 def _chunks(phases: tuple[Phase, ...]) -> Iterator[tuple[Phase, ...]]:
     for first in range(0, len(phases), MAX_PHASES):
         yield phases[first : first + MAX_PHASES]
-
-
-def round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

@@ -18,7 +18,7 @@ from ..algebra.lattice import DenseAxis, Phase, TapClass, dense_axis
 from ..problem import PaddingMode, Pass, Problem
 from . import gather, layout
 from .errors import int32
-from .gather import Roles, pixel_strides, round_up
+from .gather import Roles, pixel_strides
 from .layout import (
     DIVIDEND_LIMIT,
     MAX_PARTS,
@@ -31,6 +31,7 @@ from .layout import (
     TransformWeightsParams,
 )
 from .plan import KernelSpec, Launch, Schedule, Work
+from .rounding import round_up
 from .toom import ToomAxis
 
 CHUNK = 8

@@ -15,9 +15,10 @@ from ..problem import PaddingMode, Pair, Pass, Problem
 from . import layout
 from .depthwise import MOST_CHANNELS
 from .direct import direct_error
-from .gather import pixel_strides, roles, round_up
+from .gather import pixel_strides, roles
 from .layout import DIVIDEND_LIMIT, FastDivisor, StripParams, StripWgradParams
 from .plan import KernelSpec, Launch, Schedule, Work
+from .rounding import round_up
 from .traffic import moved_bytes
 from .ways import Way
 from .wgrad import reduction

@@ -17,7 +17,7 @@ from ..problem import PaddingMode, Pass, Problem
 from . import layout
 from .cost import waves
 from .errors import int32
-from .gather import pixel_strides, roles, round_up
+from .gather import pixel_strides, roles
 from .layout import (
     MAX_CLASSES,
     FastDivisor,
@@ -26,6 +26,7 @@ from .layout import (
     ToomWgradSumParams,
 )
 from .plan import KernelSpec, Launch, Schedule, Work
+from .rounding import round_up
 from .toom import ToomAxis
 from .traffic import moved_bytes
 

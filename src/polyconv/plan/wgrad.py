@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from ..problem import PaddingMode, Problem
 from . import layout
 from .errors import int32
-from .gather import BORDERS, pixel_strides, round_up
+from .gather import BORDERS, pixel_strides
 from .layout import DIVIDEND_LIMIT, FastDivisor, ReduceParams, WgradParams
 from .plan import KernelSpec, Launch, Schedule, Work
+from .rounding import round_up
 from .tiles import WGRAD_TILES, GemmTile
 from .traffic import moved_bytes
 
