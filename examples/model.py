@@ -3223,6 +3223,17 @@ class PaddingMode(str, Enum):
         return self.value
 
 
+class Activation(str, Enum):
+    """What a forward pass applies to its sums before it stores them."""
+
+    NONE = "none"
+    RELU = "relu"
+    SILU = "silu"
+
+    def __str__(self) -> str:
+        return self.value
+
+
 def output_extent(extent: int, before: int, after: int, kernel: int, stride: int, dilation: int) -> int:
     """Number of outputs along one axis: the kernel's positions that fit into the padded extent."""
     return (extent + before + after - dilation * (kernel - 1) - 1) // stride + 1
@@ -3253,6 +3264,10 @@ class Problem:
     dtype: str
     tolerance: float = DEFAULT_TOLERANCE
     """The error, relative to the output's scale, that a fast algorithm may be expected to make; 0: none may run."""
+    activation: Activation = Activation.NONE
+    """FPROP: applied to the sums, bias and residual included. The gradient passes know none."""
+    residual: bool = False
+    """FPROP: a tensor laid out as y is added before the activation."""
 
     @property
     def out_size(self) -> Pair:
@@ -3313,6 +3328,10 @@ class Problem:
             parts.append(f"{self.groups} groups")
         if self.bias:
             parts.append("bias")
+        if self.residual:
+            parts.append("residual")
+        if self.activation is not Activation.NONE:
+            parts.append(str(self.activation))
         return ", ".join(parts)
 
 

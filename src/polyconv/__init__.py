@@ -1,17 +1,26 @@
-"""polyconv: ``torch.nn.Conv2d`` on CUDA kernels of its own.
+"""polyconv: ``torch.nn.Conv2d`` on kernels of its own, CUDA and CPU.
 
     print(polyconv.replace(model))      # replaced 53 of 53 Conv2d modules
 
 or :class:`polyconv.Conv2d` and :func:`polyconv.conv2d` in place of torch's. Importing the package only defines names:
-nothing is compiled, no file is touched and CUDA is not initialised until a convolution runs.
+nothing is compiled, no file is touched and CUDA is not initialised until a convolution runs. What a program may never
+ask for is imported when it does.
 """
 
-from .explanation import Explanation, explain
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .functional import conv2d
 from .nn import Conv2d
 from .replacement import Replacement, replace, restore
 from .settings import set_tolerance, tolerance
 from .version import __version__
+
+if TYPE_CHECKING:
+    from .explanation import Explanation, explain
+
+_ON_DEMAND = {"Explanation": "explanation", "explain": "explanation"}
+"""Public name -> the module that defines it."""
 
 __all__ = [
     "Conv2d",
@@ -25,3 +34,16 @@ __all__ = [
     "set_tolerance",
     "tolerance",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    module = _ON_DEMAND.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{module}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ON_DEMAND})

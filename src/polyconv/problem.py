@@ -54,6 +54,17 @@ class PaddingMode(str, Enum):
         return self.value
 
 
+class Activation(str, Enum):
+    """What a forward pass applies to its sums before it stores them."""
+
+    NONE = "none"
+    RELU = "relu"
+    SILU = "silu"
+
+    def __str__(self) -> str:
+        return self.value
+
+
 def output_extent(extent: int, before: int, after: int, kernel: int, stride: int, dilation: int) -> int:
     """Number of outputs along one axis: the kernel's positions that fit into the padded extent."""
     return (extent + before + after - dilation * (kernel - 1) - 1) // stride + 1
@@ -96,6 +107,10 @@ class Problem:
     dtype: str
     tolerance: float = DEFAULT_TOLERANCE
     """The error, relative to the output's scale, that a fast algorithm may be expected to make; 0: none may run."""
+    activation: Activation = Activation.NONE
+    """FPROP: applied to the sums, bias and residual included. The gradient passes know none."""
+    residual: bool = False
+    """FPROP: a tensor laid out as y is added before the activation."""
 
     @classmethod
     def make(
@@ -116,6 +131,8 @@ class Problem:
         vector_aligned: bool = True,
         dtype: str = "float32",
         tolerance: float = DEFAULT_TOLERANCE,
+        activation: Activation | str = Activation.NONE,
+        residual: bool = False,
     ) -> Problem:
         """A problem from the shapes of input and weight; strides not given are those of dense NCHW tensors."""
         problem = cls(
@@ -137,6 +154,8 @@ class Problem:
             vector_aligned=vector_aligned,
             dtype=dtype,
             tolerance=tolerance,
+            activation=Activation(activation),
+            residual=residual,
         )
         return problem if y_strides else replace(problem, y_strides=contiguous_strides(problem.y_shape))
 
@@ -203,4 +222,8 @@ class Problem:
             parts.append(f"{self.groups} groups")
         if self.bias:
             parts.append("bias")
+        if self.residual:
+            parts.append("residual")
+        if self.activation is not Activation.NONE:
+            parts.append(str(self.activation))
         return ", ".join(parts)

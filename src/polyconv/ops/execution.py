@@ -1,0 +1,95 @@
+"""What runs on real tensors. An empty tensor never reaches a backend."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ..backends import backend_for
+from .layouts import Layout, Shape, check_tensors, empty, geometry_of
+from .problems import prepare_dgrad, prepare_fprop, prepare_wgrad
+from .schema import Args
+
+SMALLEST_POOLED = 16 * 2**20
+"""Bytes of an output from which on its pages cost more than looking for used ones: see ``cpu/native.py``."""
+
+
+def _allocate(layout: Layout, like: Tensor) -> Tensor:
+    """The same for a tensor that will be computed: a large one on the CPU may come from memory that was used before."""
+    shape, channels_last = layout
+    if like.device.type == "cpu" and like.dtype == torch.float32 and prod(shape) * 4 >= SMALLEST_POOLED:
+        from ..cpu import native  # here, because importing polyconv loads no kernels
+
+        if native.is_available():
+            if not channels_last:
+                return native.empty_output(like, shape)
+            n, c, h, w = shape
+            return native.empty_output(like, (n, h, w, c)).permute(0, 3, 1, 2)
+    return empty(layout, like)
+
+
+def run_fprop(x: Tensor, w: Tensor, bias: Tensor | None, *args: Args) -> Tensor:
+    check_tensors(x, "input", w, "weight", bias)
+    problem, layout = prepare_fprop(
+        (x.shape, x.stride()),
+        (w.shape, w.stride()),
+        None if bias is None else bias.shape,
+        x.dtype,
+        not x.data_ptr() & 15,
+        geometry_of(*args),
+    )
+    y = _allocate(layout, x)
+    if x.numel() == 0 or y.numel() == 0:  # without input channels: a sum of nothing, and the bias
+        return y.zero_() if bias is None else y.copy_(bias.reshape(1, -1, 1, 1).expand(y.shape))
+    tensors = {"x": x, "w": w, "y": y}
+    if bias is not None:
+        tensors["bias"] = bias.contiguous()  # one number per channel: the only input without strides of its own
+    backend_for(x.device).run(problem, tensors)
+    return tensors["y"]
+
+
+def run_dgrad(grad: Tensor, w: Tensor, x_size: Shape, channels_last: bool, *args: Args) -> Tensor:
+    check_tensors(grad, "gradient", w, "weight")
+    layout = (tuple(x_size), channels_last)
+    problem = prepare_dgrad(
+        (grad.shape, grad.stride()),
+        (w.shape, w.stride()),
+        layout,
+        grad.dtype,
+        not grad.data_ptr() & 15,
+        geometry_of(*args),
+    )
+    dx = _allocate(layout, grad)
+    if dx.numel() == 0:
+        return dx
+    tensors = {"y": grad, "w": w, "x": dx}
+    backend_for(grad.device).run(problem, tensors)
+    return tensors["x"]
+
+
+def run_wgrad(
+    grad: Tensor, x: Tensor, w_size: Shape, channels_last: bool, bias: bool, *args: Args
+) -> tuple[Tensor, Tensor]:
+    check_tensors(grad, "gradient", x, "input")
+    layout = (tuple(w_size), channels_last)
+    problem = prepare_wgrad(
+        (grad.shape, grad.stride()),
+        (x.shape, x.stride()),
+        layout,
+        bias,
+        grad.dtype,
+        not (grad.data_ptr() | x.data_ptr()) & 15,
+        geometry_of(*args),
+    )
+    dw, db = empty(layout, grad), grad.new_empty(w_size[0] if bias else 0)
+    if grad.numel() == 0:
+        return dw.zero_(), db.zero_()
+    if dw.numel() == 0:  # without input channels: only the bias has a gradient
+        return dw, grad.sum((0, 2, 3)) if bias else db
+    tensors = {"x": x, "y": grad, "dw": dw}
+    if bias:
+        tensors["db"] = db
+    backend_for(grad.device).run(problem, tensors)
+    return dw, db

@@ -1,0 +1,28 @@
+"""What fake tensors do: the same checks and allocation, no work. Their sizes may be symbols, so nothing is cached."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .layouts import Shape, check_gradient, check_tensors, empty, fprop_layout, geometry_of
+from .schema import Args
+
+
+def fake_fprop(x: Tensor, w: Tensor, bias: Tensor | None, *args: Args) -> Tensor:
+    check_tensors(x, "input", w, "weight", bias)
+    bias_shape = None if bias is None else bias.shape
+    return empty(fprop_layout(x.shape, x.stride(), w.shape, w.stride(), bias_shape, geometry_of(*args)), x)
+
+
+def fake_dgrad(grad: Tensor, w: Tensor, x_size: Shape, channels_last: bool, *args: Args) -> Tensor:
+    check_tensors(grad, "gradient", w, "weight")
+    check_gradient(grad.shape, x_size, w.shape, geometry_of(*args))
+    return empty((x_size, channels_last), grad)
+
+
+def fake_wgrad(
+    grad: Tensor, x: Tensor, w_size: Shape, channels_last: bool, bias: bool, *args: Args
+) -> tuple[Tensor, Tensor]:
+    check_tensors(grad, "gradient", x, "input")
+    check_gradient(grad.shape, x.shape, w_size, geometry_of(*args))
+    return empty((w_size, channels_last), grad), grad.new_empty(w_size[0] if bias else 0)

@@ -1,0 +1,69 @@
+"""What is the same for real and fake tensors: checks, and the layout of the outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .. import settings
+from ..arguments import Geometry, check_shapes, suggests_channels_last
+from .schema import Args
+
+Shape = Sequence[int]
+Layout = tuple[Shape, bool]
+"""Shape of an output, and whether it is channels_last."""
+
+
+def check_tensors(x: Tensor, x_name: str, w: Tensor, w_name: str, bias: Tensor | None = None) -> None:
+    """Raise unless all tensors share a dtype that can be computed with, and a device."""
+    dtype, device = x.dtype, x.device
+    for name, tensor in ((w_name, w), ("bias", bias)):
+        if tensor is None:
+            continue
+        if tensor.dtype != dtype:
+            raise RuntimeError(
+                f"{x_name} and {name} should be the same type: got {dtype} and {tensor.dtype}. "
+                f"Convert one of them, for example {name}.to({dtype})"
+            )
+        if tensor.device != device:
+            raise RuntimeError(f"{x_name} and {name} should be on the same device: got {device} and {tensor.device}")
+    if dtype.is_complex:
+        raise RuntimeError(f"polyconv computes with real numbers only; got {dtype}. Use torch.nn.functional.conv2d")
+    if device.type == "cuda" and dtype != torch.float32:
+        raise RuntimeError(
+            f"polyconv's CUDA kernels compute in float32 only; got {dtype}. Convert the model and its input with "
+            ".float(), or run under torch.autocast, which does that for each convolution"
+        )
+
+
+def fprop_layout(
+    x_shape: Shape, x_strides: Shape, w_shape: Shape, w_strides: Shape, bias_shape: Shape | None, geometry: Geometry
+) -> Layout:
+    """The output is channels_last where torch's would be: if the input or the weight is."""
+    check_shapes(x_shape, w_shape, bias_shape, geometry)
+    channels_last = suggests_channels_last(x_shape, x_strides) or suggests_channels_last(w_shape, w_strides)
+    return (x_shape[0], w_shape[0], *geometry.out_size(x_shape[2:], w_shape[2:])), channels_last
+
+
+def check_gradient(grad_shape: Shape, x_shape: Shape, w_shape: Shape, geometry: Geometry) -> None:
+    check_shapes(x_shape, w_shape, None, geometry)
+    expected = (x_shape[0], w_shape[0], *geometry.out_size(x_shape[2:], w_shape[2:]))
+    if tuple(grad_shape) != expected:
+        raise RuntimeError(f"expected a gradient of the output's size {list(expected)}; got {list(grad_shape)}")
+
+
+def empty(layout: Layout, like: Tensor) -> Tensor:
+    """A new dense tensor. torch's allocators place it on a 16-byte boundary, so outputs are always aligned."""
+    memory_format = torch.channels_last if layout[1] else torch.contiguous_format
+    return torch.empty(layout[0], dtype=like.dtype, device=like.device, memory_format=memory_format)
+
+
+def geometry_of(
+    stride: Args, padding: Args, dilation: Args, groups: int, padding_mode: str, tolerance: float | None = None
+) -> Geometry:
+    """The dispatcher hands lists over; a geometry is made of tuples. A tolerance that was left open is settled here."""
+    if tolerance is None:
+        tolerance = settings.current().tolerance
+    return Geometry(tuple(stride), tuple(padding), tuple(dilation), groups, padding_mode, tolerance)
