@@ -28,6 +28,7 @@ from .derivatives import input_gradient, weight_gradient
 from .layouts import geometry_of
 from .problems import dense_strides, problem_of
 from .schema import dgrad, fprop, library, wgrad
+from .vmap import register_vmap, vmap_dgrad, vmap_fprop, vmap_wgrad
 
 __all__ = [
     "dense_strides",
@@ -41,14 +42,15 @@ __all__ = [
 ]
 
 
-def _register(name: str, op: Any, run: Any, fake: Any, function: Any) -> None:
+def _register(name: str, op: Any, run: Any, fake: Any, function: Any, vmap: Any) -> None:
     library.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"polyconv::{name}", fake, lib=library)
     library.impl(name, derivatives.autograd_kernel(function, op), "Autograd", with_keyset=True)
+    register_vmap(name, vmap)
     register_autocast(name, op, "cpu", "AutocastCPU")
     register_autocast(name, op, "cuda", "AutocastCUDA")
 
 
-_register("conv2d_fprop", fprop, execution.run_fprop, fakes.fake_fprop, derivatives.Fprop)
-_register("conv2d_dgrad", dgrad, execution.run_dgrad, fakes.fake_dgrad, derivatives.Dgrad)
-_register("conv2d_wgrad", wgrad, execution.run_wgrad, fakes.fake_wgrad, derivatives.Wgrad)
+_register("conv2d_fprop", fprop, execution.run_fprop, fakes.fake_fprop, derivatives.Fprop, vmap_fprop)
+_register("conv2d_dgrad", dgrad, execution.run_dgrad, fakes.fake_dgrad, derivatives.Dgrad, vmap_dgrad)
+_register("conv2d_wgrad", wgrad, execution.run_wgrad, fakes.fake_wgrad, derivatives.Wgrad, vmap_wgrad)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from ..arguments import suggests_channels_last
@@ -36,13 +37,37 @@ def _below_autograd(op: Any, keyset: Any, args: Sequence[Any]) -> Any:
         return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
 
 
+def _forward(op: Any, keyset: Any, args: Sequence[Any]) -> Any:
+    """The call inside an autograd.Function, which has switched derivatives off for this level.
+
+    Under ``torch.func`` there may be further levels below, whose derivatives are still wanted.
+    """
+    if not torch._C._are_functorch_transforms_active():
+        return _below_autograd(op, keyset, args)
+    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+        return _below_autograd(op, keyset, args)
+
+
+def _apply(function: Any, keyset: Any, args: Sequence[Any]) -> Any:
+    """``function.apply`` for one level of derivatives, the one that the dispatcher is at.
+
+    ``Function.apply`` itself would, under ``torch.func``, start again from the outermost level; and without it, it
+    works out the signature of ``forward`` on each call, which costs more than all the rest.
+    """
+    apply = super(torch.autograd.Function, function).apply
+    if not torch._C._are_functorch_transforms_active():
+        return apply(keyset, *args)
+    with enable_single_level_autograd_function():
+        return apply(keyset, *args)
+
+
 def autograd_kernel(function: Any, op: Any) -> Callable[..., Any]:
     """What the dispatcher calls where derivatives may be wanted: records the call only if they are."""
 
     def run(keyset: Any, *args: Any) -> Any:
         recorded = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args[:3])
         if recorded or forward_ad._current_level >= 0:
-            return function.apply(keyset, *args)
+            return _apply(function, keyset, args)
         return _below_autograd(op, keyset, args)
 
     return run
@@ -54,6 +79,22 @@ def _save(ctx: Any, *tensors: Tensor) -> None:
     ctx.save_for_forward(*tensors)
 
 
+def _forward_mode(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """A ``jvp`` from a formula that takes the geometry, the saved tensors without their tangents, and the tangents.
+
+    Autograd calls a ``jvp`` with forward mode switched off and with tensors that carry the very tangents it is given.
+    Under ``torch.func`` the formula may itself have to be differentiated forward, at an outer level: so forward mode is
+    switched on, and what the formula reads is stripped of the tangents of this level.
+    """
+
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        with forward_ad._set_fwd_grad_enabled(True):
+            primals = [forward_ad.unpack_dual(tensor, level=0).primal for tensor in ctx.saved_tensors]
+            return formula(ctx, primals, *tangents)
+
+    return jvp
+
+
 def _add(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     if one is None or other is None:
         return other if one is None else one
@@ -63,7 +104,7 @@ def _add(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 class Fprop(torch.autograd.Function):
     @staticmethod
     def forward(keyset: Any, *args: Any) -> Any:
-        return _below_autograd(fprop, keyset, args)
+        return _forward(fprop, keyset, args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -85,8 +126,9 @@ class Fprop(torch.autograd.Function):
         return (None, dx, dw, db if want_bias else None, *[None for _ in rest])
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        (_, dx, dw, db, *_), (x, w) = tangents, ctx.saved_tensors
+    @_forward_mode
+    def jvp(ctx: Any, primals: Sequence[Tensor], *tangents: Any) -> Any:
+        (_, dx, dw, db, *_), (x, w) = tangents, primals
         from_x = None if dx is None else fprop(dx, w, None, *ctx.geometry)
         from_w = None if dw is None else fprop(x, dw, None, *ctx.geometry)
         total = _add(from_x, from_w)
@@ -101,7 +143,7 @@ class Fprop(torch.autograd.Function):
 class Dgrad(torch.autograd.Function):
     @staticmethod
     def forward(keyset: Any, *args: Any) -> Any:
-        return _below_autograd(dgrad, keyset, args)
+        return _forward(dgrad, keyset, args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -117,8 +159,9 @@ class Dgrad(torch.autograd.Function):
         return (None, for_grad, for_w, *[None for _ in rest])
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        (_, dgrad_y, dw, *_), (grad, w) = tangents, ctx.saved_tensors
+    @_forward_mode
+    def jvp(ctx: Any, primals: Sequence[Tensor], *tangents: Any) -> Any:
+        (_, dgrad_y, dw, *_), (grad, w) = tangents, primals
         from_grad = None if dgrad_y is None else dgrad(dgrad_y, w, *ctx.rest)
         return _add(from_grad, None if dw is None else dgrad(grad, dw, *ctx.rest))
 
@@ -126,7 +169,7 @@ class Dgrad(torch.autograd.Function):
 class Wgrad(torch.autograd.Function):
     @staticmethod
     def forward(keyset: Any, *args: Any) -> Any:
-        return _below_autograd(wgrad, keyset, args)
+        return _forward(wgrad, keyset, args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -147,8 +190,9 @@ class Wgrad(torch.autograd.Function):
         return (None, for_grad, for_x, *[None for _ in rest])
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        (_, dgrad_y, dx, *_), (grad, x), (w_size, last, bias, *geometry) = tangents, ctx.saved_tensors, ctx.rest
+    @_forward_mode
+    def jvp(ctx: Any, primals: Sequence[Tensor], *tangents: Any) -> Any:
+        (_, dgrad_y, dx, *_), (grad, x), (w_size, last, bias, *geometry) = tangents, primals, ctx.rest
         from_grad, db = (None, None) if dgrad_y is None else wgrad(dgrad_y, x, *ctx.rest)
         from_x = None if dx is None else wgrad(grad, dx, w_size, last, False, *geometry)[0]
         # Of two outputs, neither tangent may be None. The bias gradient does not depend on the input.
