@@ -23,19 +23,23 @@ import torch
 
 from . import derivatives, execution
 from . import fake as fakes
-from .autocast import register_autocast
+from .autocast import overruled_dtype, register_autocast
 from .derivatives import input_gradient, weight_gradient
 from .layouts import geometry_of
+from .precision import HOW_TO_ALLOW, is_widened, widening
 from .problems import dense_strides, problem_of
 from .schema import dgrad, fprop, library, wgrad
 from .vmap import register_vmap, vmap_dgrad, vmap_fprop, vmap_wgrad
 
 __all__ = [
+    "HOW_TO_ALLOW",
     "dense_strides",
     "dgrad",
     "fprop",
     "geometry_of",
     "input_gradient",
+    "is_widened",
+    "overruled_dtype",
     "problem_of",
     "weight_gradient",
     "wgrad",
@@ -44,11 +48,11 @@ __all__ = [
 
 def _register(name: str, op: Any, run: Any, fake: Any, function: Any, vmap: Any) -> None:
     library.impl(name, run, "CompositeExplicitAutograd")
+    library.impl(name, widening(run), "CUDA")
     torch.library.register_fake(f"polyconv::{name}", fake, lib=library)
     library.impl(name, derivatives.autograd_kernel(function, op), "Autograd", with_keyset=True)
     register_vmap(name, vmap)
-    register_autocast(name, op, "cpu", "AutocastCPU")
-    register_autocast(name, op, "cuda", "AutocastCUDA")
+    register_autocast(name, op)
 
 
 _register("conv2d_fprop", fprop, execution.run_fprop, fakes.fake_fprop, derivatives.Fprop, vmap_fprop)

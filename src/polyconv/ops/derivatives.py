@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
-from ..arguments import suggests_channels_last
+from ..arguments import Geometry, suggests_channels_last
 from .layouts import geometry_of
 from .schema import Args, dgrad, fprop, wgrad
 
@@ -109,7 +109,9 @@ class Fprop(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         _, x, w, _, *geometry = inputs
-        ctx.geometry = geometry_of(*geometry)
+        # A graph that is being traced leaves an open tolerance open: it may run under other settings than these.
+        traced = torch._C._len_torch_dispatch_stack() > 0
+        ctx.geometry = Geometry(*geometry) if traced else geometry_of(*geometry)
         _save(ctx, x, w)
 
     @staticmethod

@@ -41,15 +41,13 @@ def fold(tensor: Tensor, batch_dim: int, dim: int, groups: int = 1) -> Tensor:
     tensor = tensor.movedim(batch_dim, 0)
     if groups == 1:
         return tensor.movedim(0, dim).flatten(dim, dim + 1)
-    grouped = tensor.unflatten(dim + 1, (groups, tensor.shape[dim + 1] // groups))
+    grouped: Tensor = tensor.unflatten(dim + 1, (groups, tensor.shape[dim + 1] // groups))
     return grouped.movedim(0, dim + 1).flatten(dim, dim + 2)
 
 
 def unfold(tensor: Tensor, batch: int, dim: int, groups: int = 1) -> Tensor:
     """The reverse of :func:`fold`; the mapped dimension comes first."""
-    if groups == 1:
-        return tensor.unflatten(dim, (batch, tensor.shape[dim] // batch)).movedim(dim, 0)
-    grouped = tensor.unflatten(dim, (groups, batch, tensor.shape[dim] // (groups * batch)))
+    grouped: Tensor = tensor.unflatten(dim, (groups, batch, tensor.shape[dim] // (groups * batch)))
     return grouped.movedim(dim + 1, 0).flatten(dim + 1, dim + 2)
 
 
