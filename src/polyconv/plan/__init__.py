@@ -4,6 +4,7 @@ from .cuda import all_kernels, plan_cuda
 from .device import DEVICES, CudaDevice
 from .errors import PlanError
 from .plan import Candidate, KernelSpec, Launch, Plan, PointerSlot
+from .preference import Preference
 
 __all__ = [
     "DEVICES",
@@ -14,6 +15,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "PointerSlot",
+    "Preference",
     "all_kernels",
     "plan_cuda",
 ]
