@@ -246,7 +246,7 @@ def test_a_full_disk_does_not_lose_the_kernel(
     def no_space(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache_module, "_write", no_space)
+    monkeypatch.setattr(cache_module, "write_synced", no_space)
     with pytest.warns(RuntimeWarning, match="No space left"):
         assert new_cache(folder, compiler).get(SPEC, ARCH) == b"machine code"
     assert [path.name for path in folder.iterdir()] == ["locks"]

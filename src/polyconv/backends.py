@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from .problem import Problem
+
+if TYPE_CHECKING:
+    from .tuning import Environment
 
 
 class Backend(Protocol):
@@ -42,6 +45,15 @@ class Backend(Protocol):
 
     def explain(self, problem: Problem) -> str:
         """What :meth:`run` would do, for people; needs no tensors."""
+
+    def contenders(self, problem: Problem, *, kept_weights: bool = False) -> tuple[str, ...]:
+        """Names of the candidates that may run a problem, the one that the cost model thinks best first.
+
+        With ``kept_weights`` the weights are prepared once for many calls, where the backend does that.
+        """
+
+    def environment(self) -> Environment:
+        """Where this backend runs, for what is measured there."""
 
 
 _backends: dict[torch.device, Backend] = {}

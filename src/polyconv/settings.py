@@ -29,8 +29,10 @@ class Settings:
     tolerance: float = DEFAULT_TOLERANCE
     """``POLYCONV_TOLERANCE``: the error, relative to the output's scale, that a fast algorithm may be expected to make.
     With 0, only direct summation runs."""
-    tuning_file: Path | None = None
-    """``POLYCONV_TUNING_FILE``: measured choices that replace the cost model's. Default: none, the model decides."""
+    tuning_file: tuple[Path, ...] | None = None
+    """``POLYCONV_TUNING_FILE``: measured choices that replace the cost model's. Several files are separated by ``:``
+    and asked in that order, then the one that ``polyconv tune`` writes by itself (``tuning.json`` in the cache's
+    folder), which is the default. ``off``: none at all, the model decides."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
@@ -59,6 +61,12 @@ def _byte_count(text: str) -> int:
     return count
 
 
+def _tuning_files(text: str) -> tuple[Path, ...]:
+    if text.lower() == "off":
+        return ()
+    return tuple(Path(part).expanduser() for part in text.split(os.pathsep) if part)
+
+
 def checked_tolerance(tolerance: float | str) -> float:
     """The tolerance as a float, if it is one."""
     number = float(tolerance)
@@ -71,7 +79,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "cache_dir": Path,
     "workspace_bytes": _byte_count,
     "tolerance": checked_tolerance,
-    "tuning_file": Path,
+    "tuning_file": _tuning_files,
 }
 
 _current: Settings | None = None

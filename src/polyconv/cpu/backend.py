@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from .. import choices
 from ..problem import Pass, Problem
-from . import aten, native
+from ..tuning import Environment, problem_key
+from . import aten, native, planner
 from .borders import fold
 from .candidates import Candidate, Engine
-from .planner import plan_cpu
+from .planner import CpuPlan, plan_cpu
 from .weights import TransformedWeights
 
 
@@ -22,10 +25,21 @@ class CpuBackend:
 
     def __init__(self) -> None:
         self.weights = TransformedWeights()
+        self._planned = lru_cache(maxsize=4096)(self._plan_anew)
+
+    def plan(self, problem: Problem, *, kept_weights: bool = False) -> CpuPlan:
+        """What would run: the model's choice, or one that was measured or agreed upon."""
+        return self._planned(problem, kept_weights, choices.version())
+
+    def contenders(self, problem: Problem, *, kept_weights: bool = False) -> tuple[str, ...]:
+        return planner.contenders(problem, kept_weights=kept_weights)
+
+    def environment(self) -> Environment:
+        return Environment.of_cpu(native.instruction_set() if native.is_available() else "")
 
     def run(self, problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
         keeps = problem.kind is Pass.FPROP and self.weights.keeps(tensors["w"])
-        plan = plan_cpu(problem, kept_weights=keeps)
+        plan = self._planned(problem, keeps, choices.version())
         if not plan.folded:
             self._run(plan.chosen, problem, tensors)
             return
@@ -35,11 +49,18 @@ class CpuBackend:
         dx.copy_(fold(problem, padded["x"], dx))
 
     def explain(self, problem: Problem) -> str:
-        plan, inference = plan_cpu(problem), plan_cpu(problem, kept_weights=problem.kind is Pass.FPROP)
+        plan, inference = self.plan(problem), self.plan(problem, kept_weights=problem.kind is Pass.FPROP)
         text = plan.explain()
         if inference.chosen != plan.chosen:
             text += f"\n  without gradients, with transformed weights kept: {inference.name}, {inference.reason}"
         return text
+
+    def _plan_anew(self, problem: Problem, kept_weights: bool, _: int) -> CpuPlan:
+        return choices.decide(
+            problem_key(problem, kept_weights=kept_weights),
+            self.environment(),
+            lambda prefer: plan_cpu(problem, kept_weights=kept_weights, prefer=prefer),
+        )
 
     def _run(self, chosen: Candidate, problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
         if chosen.engine is Engine.ATEN:

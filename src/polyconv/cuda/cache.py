@@ -25,18 +25,14 @@ import shutil
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import settings
+from ..files import locked, sync_directory, write_synced
 from ..plan.plan import KernelSpec
 from .compile import compile_kernel, compiler_id, flags, in_threads, search_path
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - not a POSIX system: renames still keep the entries whole
-    fcntl = None  # type: ignore[assignment]
 
 SCHEMA = 1
 """Raise it when the layout of an entry or the meaning of the fingerprint changes."""
@@ -143,7 +139,7 @@ class KernelCache:
         with contextlib.ExitStack() as stack:
             try:
                 _make_private(self._directory)
-                stack.enter_context(_locked(self._directory / "locks" / f"{name}.lock"))
+                stack.enter_context(locked(self._directory / "locks" / f"{name}.lock"))
             except OSError as error:
                 _warn_unwritable(self._directory, error)
                 return self._compiler(spec, arch)
@@ -177,34 +173,18 @@ def _store(entry: Path, source: str, cubin: bytes, facts: Mapping[str, Any]) -> 
     temporary = Path(tempfile.mkdtemp(prefix=f".{entry.name}.", dir=entry.parent))  # mkdtemp makes it owner-only
     try:
         meta = {**facts, "cubin": _sha256(cubin)}
-        _write(temporary / "kernel.cu", source.encode())
-        _write(temporary / "kernel.cubin", cubin)
-        _write(temporary / "meta.json", (json.dumps(meta, indent=2) + "\n").encode())
-        _sync_directory(temporary)
+        write_synced(temporary / "kernel.cu", source.encode())
+        write_synced(temporary / "kernel.cubin", cubin)
+        write_synced(temporary / "meta.json", (json.dumps(meta, indent=2) + "\n").encode())
+        sync_directory(temporary)
         if entry.exists():
             damaged = Path(tempfile.mkdtemp(prefix=f".{entry.name}.damaged.", dir=entry.parent))
             os.rename(entry, damaged / "entry")
             shutil.rmtree(damaged, ignore_errors=True)
         os.rename(temporary, entry)
-        _sync_directory(entry.parent)
+        sync_directory(entry.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _write(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(descriptor)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _make_private(directory: Path) -> None:
@@ -212,20 +192,6 @@ def _make_private(directory: Path) -> None:
     directory.parent.mkdir(parents=True, exist_ok=True)
     directory.mkdir(mode=0o700, exist_ok=True)
     (directory / "locks").mkdir(mode=0o700, exist_ok=True)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock between processes. The file stays: removing it would let two processes hold two locks of one name."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        if fcntl is not None:
-            # A file system without locks costs a second compilation, never a broken entry.
-            with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 _warned = False

@@ -9,7 +9,7 @@ UNKNOWN = "no candidate of that name exists for this problem here"
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """A candidate that runs if it can and keeps the tolerance; otherwise the cost model decides and the plan says so."""
+    """A candidate that runs if it can and keeps the tolerance; otherwise the model decides, and the plan says so."""
 
     name: str
     """As the planner calls the candidate."""
