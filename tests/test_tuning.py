@@ -272,7 +272,7 @@ def test_remembered_and_forced_choices(backend: CpuBackend) -> None:
     try:
         assert backend.plan(PROBLEM).choice == name
         assert "measured in this process" in backend.explain(PROBLEM)
-        with choices.forced({KEY: plain.choice}):
+        with choices.Forced({KEY: plain.choice}):
             assert backend.plan(PROBLEM).choice == plain.choice
         assert backend.plan(PROBLEM).choice == name
     finally:

@@ -46,10 +46,10 @@ class Backend(Protocol):
     def explain(self, problem: Problem) -> str:
         """What :meth:`run` would do, for people; needs no tensors."""
 
-    def contenders(self, problem: Problem, *, kept_weights: bool = False) -> tuple[str, ...]:
+    def contenders(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
         """Names of the candidates that may run a problem, the one that the cost model thinks best first.
 
-        With ``kept_weights`` the weights are prepared once for many calls, where the backend does that.
+        With ``inference`` no gradient is recorded, so the weight of a forward pass is likely to stay what it is.
         """
 
     def environment(self) -> Environment:

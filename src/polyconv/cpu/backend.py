@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import choices
 from ..problem import Pass, Problem
-from ..tuning import Environment, problem_key
+from ..tuning import Environment
 from . import aten, native, planner
 from .borders import fold
 from .candidates import Candidate, Engine
@@ -27,12 +27,12 @@ class CpuBackend:
         self.weights = TransformedWeights()
         self._planned = lru_cache(maxsize=4096)(self._plan_anew)
 
-    def plan(self, problem: Problem, *, kept_weights: bool = False) -> CpuPlan:
+    def plan(self, problem: Problem, *, inference: bool = False) -> CpuPlan:
         """What would run: the model's choice, or one that was measured or agreed upon."""
-        return self._planned(problem, kept_weights, choices.version())
+        return self._planned(problem, inference and problem.kind is Pass.FPROP, choices.version())
 
-    def contenders(self, problem: Problem, *, kept_weights: bool = False) -> tuple[str, ...]:
-        return planner.contenders(problem, kept_weights=kept_weights)
+    def contenders(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
+        return planner.contenders(problem, kept_weights=inference and problem.kind is Pass.FPROP)
 
     def environment(self) -> Environment:
         return Environment.of_cpu(native.instruction_set() if native.is_available() else "")
@@ -49,7 +49,7 @@ class CpuBackend:
         dx.copy_(fold(problem, padded["x"], dx))
 
     def explain(self, problem: Problem) -> str:
-        plan, inference = self.plan(problem), self.plan(problem, kept_weights=problem.kind is Pass.FPROP)
+        plan, inference = self.plan(problem), self.plan(problem, inference=True)
         text = plan.explain()
         if inference.chosen != plan.chosen:
             text += f"\n  without gradients, with transformed weights kept: {inference.name}, {inference.reason}"
@@ -57,7 +57,8 @@ class CpuBackend:
 
     def _plan_anew(self, problem: Problem, kept_weights: bool, _: int) -> CpuPlan:
         return choices.decide(
-            problem_key(problem, kept_weights=kept_weights),
+            problem,
+            kept_weights,
             self.environment(),
             lambda prefer: plan_cpu(problem, kept_weights=kept_weights, prefer=prefer),
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ..plan.preference import UNKNOWN, Preference
+from ..preference import UNKNOWN, Preference
 from ..problem import Pass, Problem
 from . import aten, channel_lanes, depthwise, native, plain, tile_lanes
 from .borders import has_border, padded

@@ -19,7 +19,7 @@ from .. import choices, settings
 from ..plan.cuda import contenders, plan_cuda
 from ..plan.plan import Plan
 from ..problem import Problem
-from ..tuning import Environment, problem_key
+from ..tuning import Environment
 from . import driver
 from .cache import KernelCache
 
@@ -98,7 +98,7 @@ class CudaBackend:
         """The plan in words."""
         return self.plan(problem).explain()
 
-    def contenders(self, problem: Problem, *, kept_weights: bool = False) -> tuple[str, ...]:
+    def contenders(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
         """The candidates that may run. No weights are kept on a GPU: they are transformed where they are read."""
         return contenders(problem, self.description, settings.current().workspace_bytes)
 
@@ -126,5 +126,5 @@ class CudaBackend:
     def _plan_or_choose(self, problem: Problem, device: CudaDevice) -> Plan:
         workspace = settings.current().workspace_bytes
         return choices.decide(
-            problem_key(problem), self.environment(), lambda prefer: plan_cuda(problem, device, workspace, prefer)
+            problem, False, self.environment(), lambda prefer: plan_cuda(problem, device, workspace, prefer)
         )

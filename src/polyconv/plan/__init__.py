@@ -4,7 +4,7 @@ from .cuda import all_kernels, plan_cuda
 from .device import DEVICES, CudaDevice
 from .errors import PlanError
 from .plan import Candidate, KernelSpec, Launch, Plan, PointerSlot
-from .preference import Preference
+from ..preference import Preference
 
 __all__ = [
     "DEVICES",

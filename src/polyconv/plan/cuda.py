@@ -13,7 +13,7 @@ from .cost import schedule_us
 from .device import CudaDevice
 from .errors import PlanError
 from .plan import Candidate, KernelSpec, Plan
-from .preference import UNKNOWN, Preference
+from ..preference import UNKNOWN, Preference
 from .ways import Way
 
 DEFAULT_WORKSPACE = 64 * 2**20
