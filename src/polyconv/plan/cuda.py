@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import lru_cache
 from types import ModuleType
 
+from ..preference import UNKNOWN, Preference
 from ..problem import PaddingMode, Pass, Problem
 from . import direct, fused, pointwise_wgrad, separable, strips, toom_wgrad
 from .cost import schedule_us
 from .device import CudaDevice
 from .errors import PlanError
 from .plan import Candidate, KernelSpec, Plan
-from ..preference import UNKNOWN, Preference
 from .ways import Way
 
 DEFAULT_WORKSPACE = 64 * 2**20
