@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import torch
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import ops
 from .arguments import suggests_channels_last
 from .backends import backend_for
-from .problem import Pass, Problem, Strides
+from .problem import Activation, Pass, Problem, Strides
 
 if TYPE_CHECKING:
     from .plan import CudaDevice
@@ -184,6 +184,8 @@ class _Recorder(TorchDispatchMode):
         name = self.stack[-1] if self.stack else ""
         if func is ops.fprop:
             self.calls.append(_call(name, *args, y=result))
+        elif func is ops.fused:
+            self.calls.append(_fused_call(name, *args, y=result))
         elif func is torch.ops.aten.convolution.default:
             note = "PyTorch's own convolution runs: this is not one of polyconv's modules"
             self.calls.append(_Call(name, args[0].device, note=note))
@@ -207,6 +209,26 @@ def _call(name: str, x: Tensor, w: Tensor, bias: Tensor | None, *args: Any, y: T
         for kind in Pass
     )
     return _Call(name, x.device, tuple(problems))
+
+
+def _fused_call(
+    name: str,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+    *args: Any,
+    y: Tensor,
+) -> _Call:
+    """The same with an epilogue, which only the forward pass knows of."""
+    call = _call(name, x, w, bias, *args, y=y)
+    if not call.problems:
+        return call
+    forward, *gradients = call.problems
+    forward = replace(forward, residual=residual is not None, activation=Activation(activation))
+    note = "where a gradient is wanted, silu is applied apart: its derivative needs the sums before it"
+    return replace(call, problems=(forward, *gradients), note=note if activation == "silu" else "")
 
 
 def _dense_strides(tensor: Tensor) -> Strides:

@@ -1,11 +1,11 @@
-"""``conv2d``: the arguments of ``torch.nn.functional.conv2d``, and two more forms of padding."""
+"""``conv2d``: the arguments of ``torch.nn.functional.conv2d``, two more forms of padding, and an epilogue."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from . import ops
-from .arguments import Extent, Geometry, Padding, normalise
+from .arguments import Extent, Geometry, Padding, activation_name, normalise
 
 
 def conv2d(
@@ -19,6 +19,8 @@ def conv2d(
     *,
     padding_mode: str = "zeros",
     tolerance: float | None = None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
 ) -> Tensor:
     """A 2-D convolution. Takes what :func:`torch.nn.functional.conv2d` takes, and means the same by it.
 
@@ -33,6 +35,10 @@ def conv2d(
         padding_mode: what stands outside the image: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``, as
             in ``torch.nn.Conv2d``. Where a side is negative the image is cropped first, then padded.
         tolerance: the error budget of this call and of its backward pass, instead of :func:`polyconv.set_tolerance`'s.
+        activation: ``"relu"`` or ``"silu"``, applied to the sums before they are stored; ``None`` or ``"none"``: none.
+        residual: a tensor of the output's size, dtype and device, added before the activation:
+            ``activation(conv(input, weight) + bias + residual)``. Any strides; one that is not laid out as the output
+            will be (channels_last if input or weight is) is copied into that layout first.
 
     Raises:
         RuntimeError, TypeError: where torch raises them.
@@ -50,9 +56,34 @@ def conv2d(
     geometry = normalise(weight.shape[2:], stride, padding, dilation, groups, padding_mode, tolerance)
     if padding_mode != "zeros" and min(geometry.padding) < 0:
         input, geometry = _crop(input, geometry)  # noqa: A001
+    if activation is not None or residual is not None:
+        return _fused(input, weight, bias, residual, activation_name(activation), geometry)
     if input.dim() == 4:
         return ops.fprop(input, weight, bias, *geometry)
     return ops.fprop(input.unsqueeze(0), weight, bias, *geometry).squeeze(0)
+
+
+def _fused(
+    input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, geometry: Geometry
+) -> Tensor:
+    """The call with an epilogue: a residual, an activation or both."""
+    if residual is not None:
+        if not isinstance(residual, Tensor):
+            raise TypeError(f"conv2d(): argument 'residual' must be a Tensor, not {type(residual).__name__}")
+        if residual.dim() != input.dim():
+            raise RuntimeError(
+                f"expected a residual with as many dimensions as the input of size {list(input.shape)}, "
+                f"but got one of size {list(residual.shape)}"
+            )
+    batched = input.dim() == 4
+    if not batched:
+        input = input.unsqueeze(0)  # noqa: A001
+        residual = None if residual is None else residual.unsqueeze(0)
+    if residual is None and activation == "none":
+        y = ops.fprop(input, weight, bias, *geometry)
+    else:
+        y = ops.fused(input, weight, bias, residual, activation, *geometry)
+    return y if batched else y.squeeze(0)
 
 
 def _check_are_tensors(input: object, weight: object, bias: object) -> None:

@@ -82,6 +82,8 @@ def _why_not_replace(module: torch.nn.Module) -> str | None:
 
 
 def _why_not_restore(module: torch.nn.Module) -> str | None:
+    if type(module) is Conv2d and module.activation not in (None, "none"):
+        return f"it applies {module.activation}, which torch.nn.Conv2d would leave out"
     if type(module) is Conv2d and not isinstance(module.padding, str) and len(module.padding) == 4:
         return f"torch.nn.Conv2d has no padding of four sides {module.padding}"
     if isinstance(module, Conv2d) and type(module) is not Conv2d:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from functools import lru_cache
 
 import torch
@@ -73,15 +73,21 @@ class CpuBackend:
         if stem is not None:
             op = getattr(ops, stem + problem.kind.value)
             if problem.kind is Pass.FPROP:
-                op(x, tensors["w"], tensors.get("bias"), y, geometry)
+                op(x, tensors["w"], tensors.get("bias"), y, geometry, *_epilogue(problem, tensors))
             elif problem.kind is Pass.DGRAD:
                 op(y, tensors["w"], x, geometry)
             else:
                 op(x, y, tensors["dw"], tensors.get("db"), geometry)
         elif problem.kind is Pass.FPROP:
             transformed = self.weights.of(x, tensors["w"], y, geometry, plan)
-            ops.convolve(x, tensors["w"], tensors.get("bias"), y, geometry, plan, transformed)
+            epilogue = _epilogue(problem, tensors)
+            ops.convolve(x, tensors["w"], tensors.get("bias"), y, geometry, plan, transformed, *epilogue)
         elif problem.kind is Pass.DGRAD:
             ops.input_gradient(y, tensors["w"], x, geometry, plan)
         else:
             ops.weight_gradient(x, y, tensors["dw"], tensors.get("db"), geometry, [chosen.algorithm])
+
+
+def _epilogue(problem: Problem, tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, int]:
+    """The last arguments of the forward operators."""
+    return tensors.get("residual"), native.ACTIVATIONS.index(problem.activation)

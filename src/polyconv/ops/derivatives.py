@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..arguments import suggests_channels_last
 from .layouts import geometry_of
-from .schema import Args, dgrad, fprop, wgrad
+from .schema import Args, dgrad, fprop, fused, wgrad
 
 
 def input_gradient(grad: Tensor, w: Tensor, x: Tensor, geometry: Args) -> Tensor:
@@ -60,6 +61,36 @@ def _add(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return one + other
 
 
+def _fprop_gradients(
+    grad: Tensor | None, x: Tensor, w: Tensor, wanted: Sequence[bool], geometry: Args
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of input, weight and bias: the first three of those that are wanted."""
+    want_x, want_w, want_bias = wanted[:3]
+    if grad is None:
+        return None, None, None
+    dx = input_gradient(grad, w, x, geometry) if want_x else None
+    if want_w:
+        dw, db = weight_gradient(grad, x, w, want_bias, geometry)
+        return dx, dw, db if want_bias else None
+    return dx, None, grad.sum((0, 2, 3)) if want_bias else None
+
+
+def _fprop_tangent(
+    tangents: tuple[Tensor | None, Tensor | None, Tensor | None], x: Tensor, w: Tensor, geometry: Args
+) -> Tensor | None:
+    """How the output moves when input, weight and bias do."""
+    dx, dw, db = tangents
+    from_x = None if dx is None else fprop(dx, w, None, *geometry)
+    from_w = None if dw is None else fprop(x, dw, None, *geometry)
+    total = _add(from_x, from_w)
+    if db is None:
+        return total
+    spread = db.reshape(1, -1, 1, 1)
+    if total is not None:
+        return total + spread
+    return spread.expand(x.shape[0], -1, *geometry.out_size(x.shape[2:], w.shape[2:])).clone()
+
+
 class Fprop(torch.autograd.Function):
     @staticmethod
     def forward(keyset: Any, *args: Any) -> Any:
@@ -73,29 +104,62 @@ class Fprop(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Gradients:
-        (grad,), (x, w) = grads, ctx.saved_tensors
-        _, want_x, want_w, want_bias, *rest = (wanted and grad is not None for wanted in ctx.needs_input_grad)
-        dx = dw = db = None
-        if want_x:
-            dx = input_gradient(grad, w, x, ctx.geometry)
-        if want_w:
-            dw, db = weight_gradient(grad, x, w, want_bias, ctx.geometry)
-        elif want_bias:
-            db = grad.sum((0, 2, 3))
-        return (None, dx, dw, db if want_bias else None, *[None for _ in rest])
+        (grad,), (x, w), (_, *wanted) = grads, ctx.saved_tensors, ctx.needs_input_grad
+        return (None, *_fprop_gradients(grad, x, w, wanted, ctx.geometry), *[None for _ in wanted[3:]])
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         (_, dx, dw, db, *_), (x, w) = tangents, ctx.saved_tensors
-        from_x = None if dx is None else fprop(dx, w, None, *ctx.geometry)
-        from_w = None if dw is None else fprop(x, dw, None, *ctx.geometry)
-        total = _add(from_x, from_w)
-        if db is None:
-            return total
-        spread = db.reshape(1, -1, 1, 1)
-        if total is not None:
-            return total + spread
-        return spread.expand(x.shape[0], -1, *ctx.geometry.out_size(x.shape[2:], w.shape[2:])).clone()
+        return _fprop_tangent((dx, dw, db), x, w, ctx.geometry)
+
+
+class Fused(torch.autograd.Function):
+    """Without an activation, or with ReLU, whose gradient the output tells: it is kept in the place of the sums."""
+
+    @staticmethod
+    def forward(keyset: Any, *args: Any) -> Any:
+        return _below_autograd(fused, keyset, args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, x, w, _, _, activation, *geometry = inputs
+        ctx.geometry = geometry_of(*geometry)
+        _save(ctx, x, w, *([output] if activation == "relu" else []))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Gradients:
+        (grad,), (x, w, *y) = grads, ctx.saved_tensors
+        _, *wanted = ctx.needs_input_grad
+        grad = _through_relu(grad, y)
+        found = _fprop_gradients(grad, x, w, wanted, ctx.geometry)
+        return (None, *found, grad if wanted[3] else None, *[None for _ in wanted[4:]])
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        (_, dx, dw, db, dr, *_), (x, w, *y) = tangents, ctx.saved_tensors
+        return _through_relu(_add(_fprop_tangent((dx, dw, db), x, w, ctx.geometry), dr), y)
+
+
+def _through_relu(change: Tensor | None, y: Sequence[Tensor]) -> Tensor | None:
+    """A gradient, or a tangent, that passes where the output did; everywhere if no output was kept."""
+    if change is None or not y:
+        return change
+    passed: Tensor = torch.ops.aten.threshold_backward(change, y[0], 0)
+    return passed
+
+
+def fused_kernel(keyset: Any, *args: Any) -> Any:
+    """What the dispatcher calls for the fused operator where derivatives may be wanted.
+
+    The gradient of SiLU needs the sums before it, so where one is wanted it is applied apart, by torch.
+    """
+    recorded = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args[:4])
+    if not recorded and forward_ad._current_level < 0:
+        return _below_autograd(fused, keyset, args)
+    x, w, bias, residual, activation, *geometry = args
+    if activation == "silu":
+        return F.silu(fused(x, w, bias, residual, "none", *geometry))
+    return Fused.apply(keyset, *args)
 
 
 class Dgrad(torch.autograd.Function):

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from ..backends import backend_for
-from .layouts import Layout, Shape, check_tensors, empty, geometry_of
-from .problems import prepare_dgrad, prepare_fprop, prepare_wgrad
+from ..epilogue import apply_epilogue
+from .layouts import Layout, Shape, check_residual, check_tensors, empty, geometry_of
+from .problems import prepare_dgrad, prepare_fprop, prepare_fused, prepare_wgrad
 from .schema import Args
 
 SMALLEST_POOLED = 16 * 2**20
@@ -46,6 +47,37 @@ def run_fprop(x: Tensor, w: Tensor, bias: Tensor | None, *args: Args) -> Tensor:
     tensors = {"x": x, "w": w, "y": y}
     if bias is not None:
         tensors["bias"] = bias.contiguous()  # one number per channel: the only input without strides of its own
+    backend_for(x.device).run(problem, tensors)
+    return tensors["y"]
+
+
+def run_fused(
+    x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, *args: Args
+) -> Tensor:
+    check_tensors(x, "input", w, "weight", bias)
+    problem, layout = prepare_fused(
+        (x.shape, x.stride()),
+        (w.shape, w.stride()),
+        None if bias is None else bias.shape,
+        residual is not None,
+        activation,
+        x.dtype,
+        not (x.data_ptr() | (0 if residual is None else residual.data_ptr())) & 15,
+        geometry_of(*args),
+    )
+    if residual is not None:
+        check_residual(residual, x, layout[0])
+        # Kernels find an element of the residual where its sum is stored. One that lies so already is not copied.
+        residual = residual.contiguous(memory_format=torch.channels_last if layout[1] else torch.contiguous_format)
+    y = _allocate(layout, x)
+    if x.numel() == 0 or y.numel() == 0:
+        y = y.zero_() if bias is None else y.copy_(bias.reshape(1, -1, 1, 1).expand(y.shape))
+        return apply_epilogue(y, residual, problem.activation)
+    tensors = {"x": x, "w": w, "y": y}
+    if bias is not None:
+        tensors["bias"] = bias.contiguous()
+    if residual is not None:
+        tensors["residual"] = residual
     backend_for(x.device).run(problem, tensors)
     return tensors["y"]
 

@@ -38,6 +38,22 @@ def check_tensors(x: Tensor, x_name: str, w: Tensor, w_name: str, bias: Tensor |
         )
 
 
+def check_residual(residual: Tensor, x: Tensor, expected: Shape) -> None:
+    """Raise unless a residual can be added to an output of the ``expected`` shape. Its strides do not matter."""
+    if residual.dtype != x.dtype:
+        raise RuntimeError(
+            f"input and residual should be the same type: got {x.dtype} and {residual.dtype}. "
+            f"Convert one of them, for example residual.to({x.dtype})"
+        )
+    if residual.device != x.device:
+        raise RuntimeError(f"input and residual should be on the same device: got {x.device} and {residual.device}")
+    if tuple(residual.shape) != tuple(expected):
+        raise RuntimeError(
+            f"expected a residual of the output's size {list(expected)}, but got one of size {list(residual.shape)}. "
+            "It is added element by element; expand() repeats a smaller one"
+        )
+
+
 def fprop_layout(
     x_shape: Shape, x_strides: Shape, w_shape: Shape, w_strides: Shape, bias_shape: Shape | None, geometry: Geometry
 ) -> Layout:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
 
-from ..arguments import Geometry
-from ..problem import DEFAULT_TOLERANCE, PaddingMode, Pass, Problem, Strides, channels_last_strides, contiguous_strides
+from ..arguments import Geometry, activation_name
+from ..problem import (
+    DEFAULT_TOLERANCE,
+    Activation,
+    PaddingMode,
+    Pass,
+    Problem,
+    Strides,
+    channels_last_strides,
+    contiguous_strides,
+)
 from .layouts import Layout, Shape, check_gradient, fprop_layout
 
 
@@ -74,6 +84,21 @@ def prepare_fprop(
     bias = bias_shape is not None
     y_strides = dense_strides(*layout)
     return problem_of(Pass.FPROP, x, w, y_strides, geometry, bias=bias, dtype=dtype, vector_aligned=aligned), layout
+
+
+@lru_cache(maxsize=4096)
+def prepare_fused(
+    x: tuple[Shape, Shape],
+    w: tuple[Shape, Shape],
+    bias_shape: Shape | None,
+    residual: bool,
+    activation: str,
+    dtype: torch.dtype,
+    aligned: bool,
+    geometry: Geometry,
+) -> tuple[Problem, Layout]:
+    problem, layout = prepare_fprop(x, w, bias_shape, dtype, aligned, geometry)
+    return replace(problem, residual=residual, activation=Activation(activation_name(activation))), layout
 
 
 @lru_cache(maxsize=4096)
