@@ -18,17 +18,25 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .explanation import Explanation, explain
+    from .optimization import OptimizationReport, optimize
 
-_ON_DEMAND = {"Explanation": "explanation", "explain": "explanation"}
+_ON_DEMAND = {
+    "Explanation": "explanation",
+    "OptimizationReport": "optimization",
+    "explain": "explanation",
+    "optimize": "optimization",
+}
 """Public name -> the module that defines it."""
 
 __all__ = [
     "Conv2d",
     "Explanation",
+    "OptimizationReport",
     "Replacement",
     "__version__",
     "conv2d",
     "explain",
+    "optimize",
     "replace",
     "restore",
     "set_tolerance",

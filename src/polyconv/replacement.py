@@ -43,7 +43,7 @@ def replace(model: torch.nn.Module) -> Replacement:
     Subclasses of ``torch.nn.Conv2d`` are left alone, because they may do more than a convolution; so are lazy modules
     that have not seen their first input. The result counts what was replaced and names what was not.
     """
-    return _swap(model, "replaced", torch.nn.Conv2d, Conv2d, _why_not_replace)
+    return _swap(model, "replaced", torch.nn.Conv2d, Conv2d, why_not_replace)
 
 
 def restore(model: torch.nn.Module) -> Replacement:
@@ -69,7 +69,8 @@ def _swap(
     return Replacement(action, count, left_alone)
 
 
-def _why_not_replace(module: torch.nn.Module) -> str | None:
+def why_not_replace(module: torch.nn.Module) -> str | None:
+    """Why a convolution cannot become polyconv's, or None; None, too, for what is no convolution of torch's."""
     if type(module) is torch.nn.Conv2d:
         dtype = module.weight.dtype
         return f"its weight is {dtype}; polyconv computes with real numbers" if dtype.is_complex else None

@@ -20,18 +20,29 @@ from torch.utils.weak import WeakIdKeyDictionary
 ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.SiLU: "silu"}
 """The modules that a convolution may take over, and what it calls them."""
 
-_aten = torch.ops.aten
-_COMPUTES = {_aten.relu.default, _aten.silu.default}
-_IN_PLACE = {_aten.relu_.default, _aten.silu_.default}
+_IN_PLACE = {torch.ops.aten.relu_.default, torch.ops.aten.silu_.default}
+
+
+@dataclass(eq=False)
+class _Activated:
+    """One call of an activation module."""
+
+    module: nn.Module
+    input: Tensor | None
 
 
 @dataclass(eq=False)
 class _Output:
     """One output of a convolution."""
 
-    activation: nn.Module | None = None
+    call: _Activated | None = None
+    """The activation that reads it."""
     obstacle: str = ""
-    """Who else reads it."""
+    """Who else does."""
+
+    @property
+    def activation(self) -> nn.Module | None:
+        return None if self.call is None else self.call.module
 
 
 @dataclass
@@ -50,7 +61,7 @@ class Flow(TorchDispatchMode):
         self._names = {module: name for name, module in model.named_modules()}
         self._fates = {conv: _Fate(obstacle="it has hooks" if _hooked(conv) else "") for conv in convolutions}
         self._living = WeakIdKeyDictionary()
-        self._inside: tuple[nn.Module, Tensor] | None = None
+        self._inside: _Activated | None = None
         self._calls: dict[nn.Module, int] = {}
         self._handles: list[Any] = []
 
@@ -83,12 +94,11 @@ class Flow(TorchDispatchMode):
 
     def _read(self, tensor: Tensor, func: Any) -> None:
         output: _Output = self._living[tensor]
-        inside = self._inside is not None and self._inside[1] is tensor
-        if not inside or func not in _COMPUTES | _IN_PLACE or output.activation is not None:
+        now = self._inside if self._inside is not None and self._inside.input is tensor else None
+        if now is None or output.call not in (None, now):
             output.obstacle = output.obstacle or f"its output is read by {func.name()}"
             return
-        assert self._inside is not None
-        output.activation = self._inside[0]
+        output.call = now
         if func in _IN_PLACE:
             del self._living[tensor]  # from here on the tensor is the activation's output
 
@@ -102,10 +112,11 @@ class Flow(TorchDispatchMode):
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self._calls[module] = self._calls.get(module, 0) + 1
-        if len(args) == 1 and isinstance(args[0], Tensor):
-            self._inside = (module, args[0])
+        self._inside = _Activated(module, args[0] if len(args) == 1 else None)
 
     def _leave(self, *_: Any) -> None:
+        if self._inside is not None:
+            self._inside.input = None  # or it would be kept alive
         self._inside = None
 
     def _watch_hooks(self, module: nn.Module, name: str) -> None:

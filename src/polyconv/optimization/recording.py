@@ -32,7 +32,7 @@ class Call:
     count: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class Layer:
     """One ``nn.Conv2d`` of the model, under the first of its names."""
 
@@ -136,7 +136,7 @@ def record(model: nn.Module, convolutions: Mapping[str, nn.Conv2d], example: Exa
 
     with ExitStack() as stack:
         for module in layers:
-            handle = module.register_forward_hook(note, prepend=True, with_kwargs=True)  # type: ignore[arg-type]
+            handle = module.register_forward_hook(note, prepend=True, with_kwargs=True)
             stack.callback(handle.remove)
         with torch.enable_grad() if model.training else torch.no_grad():
             with flow:

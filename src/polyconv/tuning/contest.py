@@ -133,7 +133,7 @@ def times_of(
     for name in names:
         forced = choices.Forced({decision.key: name})
         within[name] = lambda forced=forced: forced  # type: ignore[misc]
-    calls[TORCH] = pytorch(problem, operands)
+    calls[TORCH] = pytorch(problem, _operands(problem, operands, inference=inference))
     with state(problem, inference=inference):
         timings = timer(str(problem), calls, within)
     return {name: timing.best for name, timing in timings.items()}
