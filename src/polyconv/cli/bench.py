@@ -80,7 +80,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     add_workloads_argument(what, "workloads or groups, separated by commas: W1,resnet50-3b")
     what.add_argument("--suite", choices=list(SUITES), default="headline", help="workloads (default: headline)")
-    what.add_argument("--workloads", dest="workloads", help=argparse.SUPPRESS)
     add_device_argument(parser, ["cpu"], "cpu", "where to run")
     add_pass_argument(parser)
     parser.add_argument(

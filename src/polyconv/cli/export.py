@@ -36,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device_argument(parser, sorted(DEVICES), "v100", "choose kernels for this GPU")
     parser.add_argument("--list", action="store_true", help="print the named convolutions and exit")
     add_json_argument(parser, "what was written, or the named convolutions,")
-    parser.add_argument("--gpu", dest="device", choices=sorted(DEVICES), help=argparse.SUPPRESS)
     add_examples(
         parser,
         "polyconv export kb80 -o model.py",

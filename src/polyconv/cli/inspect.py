@@ -41,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pass_argument(parser)
     parser.add_argument("--all-kernels", action="store_true", help="every kernel that a plan can name, on its own")
     add_json_argument(parser, "a list of rows")
-    parser.add_argument("--workload", dest="workloads", help=argparse.SUPPRESS)
     add_examples(
         parser,
         "polyconv inspect W1 --arch sm_70 --pass fprop",
