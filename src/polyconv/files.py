@@ -14,10 +14,11 @@ except ImportError:  # pragma: no cover - not a POSIX system: renames still keep
     fcntl = None  # type: ignore[assignment]
 
 
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a new file, for the owner only, and wait until the disk has it."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+def write_synced(path: Path, data: bytes, permissions: int = 0o600) -> None:
+    """Write a new file, for the owner only unless told otherwise, and wait until the disk has it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions)
     with open(descriptor, "wb") as file:
+        os.fchmod(descriptor, permissions)  # whatever the process's mask takes away
         file.write(data)
         file.flush()
         os.fsync(descriptor)

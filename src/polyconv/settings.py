@@ -18,6 +18,10 @@ from .problem import DEFAULT_TOLERANCE
 PREFIX = "POLYCONV_"
 
 
+class SettingsError(ValueError):
+    """An environment variable whose value cannot be read. The message names both."""
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The values in force. Frozen: a changed setting is a new object, so a plan can remember its own."""
@@ -33,6 +37,10 @@ class Settings:
     """``POLYCONV_TUNING_FILE``: measured choices that replace the cost model's. Several files are separated by ``:``
     and asked in that order, then the one that ``polyconv tune`` writes by itself (``tuning.json`` in the cache's
     folder), which is the default. ``off``: none at all, the model decides."""
+    jit: bool = True
+    """``POLYCONV_JIT``: ``off`` never runs the CUDA compiler; a kernel that is nowhere on disk is an error then."""
+    kernels: Path | None = None
+    """``POLYCONV_KERNELS``: a folder of compiled kernels from ``polyconv warmup -o``, looked into before the cache."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
@@ -47,11 +55,28 @@ class Settings:
             try:
                 found[name] = read(text)
             except ValueError as error:
-                raise ValueError(f"cannot read {variable}={text!r}: {error}") from None
+                raise SettingsError(f"cannot read {variable}={text!r}: {error}") from None
         return cls(**found)
 
+    def as_variables(self) -> dict[str, str]:
+        """Every setting as the environment variable that would set it; empty where there is none."""
+        return {PREFIX + f.name.upper(): _as_text(getattr(self, f.name)) for f in fields(self)}
+
     def __str__(self) -> str:
-        return "\n".join(f"{PREFIX}{f.name.upper()}={getattr(self, f.name)}" for f in fields(self))
+        return "\n".join(f"{variable}={text}" for variable, text in self.as_variables().items())
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "" if value is None else str(value)
+
+
+def _switch(text: str) -> bool:
+    """``on`` or ``off``."""
+    if text.lower() not in ("on", "off"):
+        raise ValueError("expected on or off")
+    return text.lower() == "on"
 
 
 def _byte_count(text: str) -> int:
@@ -80,6 +105,8 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "workspace_bytes": _byte_count,
     "tolerance": checked_tolerance,
     "tuning_file": _tuning_files,
+    "jit": _switch,
+    "kernels": Path,
 }
 
 _current: Settings | None = None

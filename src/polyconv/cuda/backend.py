@@ -118,7 +118,7 @@ class CudaBackend:
     def _prepare_anew(self, problem: Problem, _: settings.Settings, __: int) -> PreparedPlan:
         plan = self.plan(problem)
         specs = list(dict.fromkeys(plan.kernels))
-        cubins = self._cache.get_many(specs, self.description.arch)
+        cubins = self._cache.get_many(specs, self.description.arch, wanted_for=str(problem))
         kernels = {spec: self._device.load(spec, cubin) for spec, cubin in zip(specs, cubins, strict=True)}
         launches = (driver.PreparedLaunch(kernels[launch.kernel], launch) for launch in plan.launches)
         return PreparedPlan(plan, tuple(launches))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +33,8 @@ class Environment:
 
     @classmethod
     def of_cpu(cls, instruction_set: str) -> Environment:
+        from ..bench.machine import processor_name  # here, because importing polyconv imports no tools
+
         return cls(
             device="cpu",
             name=processor_name(),
@@ -53,14 +54,3 @@ class Environment:
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {value}" for name, value in self.as_json().items())
-
-
-def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name, as Linux knows it."""
-    try:
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return "CPU"
