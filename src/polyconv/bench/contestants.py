@@ -47,6 +47,11 @@ class Operands:
             dy=None if problem.kind is Pass.FPROP else torch.randn(problem.y_shape, generator=draw),
         )
 
+    def to(self, device: torch.device) -> Operands:
+        """The same on another device."""
+        moved = [None if tensor is None else tensor.to(device) for tensor in (self.bias, self.dy)]
+        return Operands(self.x.to(device), self.w.to(device), *moved)
+
     def channels_last(self) -> Operands:
         def convert(tensor: Tensor) -> Tensor:
             return tensor.contiguous(memory_format=torch.channels_last)
