@@ -65,7 +65,7 @@ def call_overhead() -> dict[str, dict[str, float]]:
 
 
 def import_ms(processes: int = 9) -> float:
-    """Milliseconds to import polyconv after torch, the best of several new processes, with bytecode as pip leaves it."""
+    """Milliseconds to import polyconv after torch: the best of several processes, with bytecode as pip leaves it."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
     def once() -> float:
