@@ -31,7 +31,19 @@ class Timing:
         return cls(best=min(samples), median=median(samples))
 
 
-def interleaved(calls: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, Timing]:
+Sample = Callable[[Callable[[], object], int], float]
+"""Calls something so many times and gives the seconds that one call took, the mean of them."""
+
+
+def sample(call: Callable[[], object], times: int) -> float:
+    """Seconds per call by this process's clock."""
+    began = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - began) / times
+
+
+def interleaved(calls: Mapping[str, Callable[[], object]], repeats: int, timer: Sample = sample) -> dict[str, Timing]:
     """Time the calls in turn, ``repeats`` times; each round starts with another one.
 
     A first round, not counted, warms up caches, pools and threads, and says how many calls make a sample.
@@ -40,21 +52,14 @@ def interleaved(calls: Mapping[str, Callable[[], object]], repeats: int) -> dict
     per_sample = {}
     for name, call in calls.items():
         call()
-        once = min(_sample(call, 1) for _ in range(2))
+        once = min(timer(call, 1) for _ in range(2))
         per_sample[name] = max(1, min(MOST_CALLS, ceil(SHORTEST / max(once, 1e-9))))
     samples: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(repeats):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            samples[name].append(_sample(calls[name], per_sample[name]))
+            samples[name].append(timer(calls[name], per_sample[name]))
     return {name: Timing.of(found) for name, found in samples.items()}
-
-
-def _sample(call: Callable[[], object], times: int) -> float:
-    began = time.perf_counter()
-    for _ in range(times):
-        call()
-    return (time.perf_counter() - began) / times
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..bench import workloads
+from ..bench.machine import processor_name
 from ..bench.workloads import Workload
 from ..version import __version__
 from ._options import (
@@ -225,15 +226,4 @@ def _setting(threads: Sequence[int]) -> str:
     pages = "huge pages" if os.environ.get(HUGE_PAGES) == "1" else "small pages"
     count = ", ".join(map(str, threads))
     unit = "thread" if count == "1" else "threads"
-    return f"{_processor()}, {count} {unit}, {pages}, PyTorch {torch.__version__}, polyconv {__version__}"
-
-
-def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name, as Linux knows it."""
-    try:
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return "CPU"
+    return f"{processor_name()}, {count} {unit}, {pages}, PyTorch {torch.__version__}, polyconv {__version__}"
