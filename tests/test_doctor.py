@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -148,8 +149,8 @@ def _gpu_self_test() -> Report:
     (gpu,), report = findings.gpus(), Report()
     with VirtualGpu() as virtual:
         trials = list(correctness.cuda_trials(gpu.description, lambda planner: virtual.backend(planner=planner)))
-        doctor.gpu_subject = lambda _: (CPU, trials)  # type: ignore[assignment]
-        doctor.self_test(report, gpu, Progress(), timing=False)
+        with patch.object(doctor, "gpu_subject", lambda _: (CPU, trials)):
+            doctor.self_test(report, gpu, Progress(), timing=False)
     return report
 
 
