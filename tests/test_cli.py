@@ -124,7 +124,8 @@ def test_without_rich_tables_are_plain() -> None:
 def test_what_needs_no_torch_does_not_import_it(arguments: list[str], tmp_path: Path) -> None:
     script = (
         "import sys, atexit\n"
-        "atexit.register(lambda: print([m for m in ('torch', 'rich', 'cuda.core') if m in sys.modules], file=sys.stderr))\n"
+        "heavy = ('torch', 'rich', 'cuda.core')\n"
+        "atexit.register(lambda: print([m for m in heavy if m in sys.modules], file=sys.stderr))\n"
         "from polyconv_cli import main\n"
         "sys.exit(main())"
     )
