@@ -254,7 +254,7 @@ def test_a_full_disk_does_not_lose_the_kernel(
     def no_space(path: Path, data: bytes, permissions: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(entries, "_write", no_space)
+    monkeypatch.setattr(entries, "write_synced", no_space)
     with pytest.warns(RuntimeWarning, match="No space left"):
         assert new_cache(folder, compiler).get(SPEC, ARCH) == b"machine code"
     assert [path.name for path in folder.iterdir()] == ["locks"]

@@ -188,6 +188,7 @@ def test_what_cannot_be_considered_is_named() -> None:
     model = nn.ModuleDict({"used": nn.Conv2d(3, 4, 3), "idle": nn.Conv2d(3, 4, 3), "halved": nn.Conv2d(3, 4, 3).half()})
     model["ours"] = polyconv.Conv2d(3, 4, 3)
     model["lazy"] = nn.LazyConv2d(3, 3)
+    model["normed"] = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3))
     model.eval()
     model.forward = lambda x: model["used"](x)  # type: ignore[method-assign]
     report = optimize(model, X, everything_faster("used"))
@@ -196,6 +197,7 @@ def test_what_cannot_be_considered_is_named() -> None:
     assert "float16" in report.left_alone["halved"]
     assert "already" in report.left_alone["ours"]
     assert "lazy" in report.left_alone["lazy"]
+    assert "parametrised" in report.left_alone["normed"]
 
 
 def test_inputs_by_position_and_by_name() -> None:

@@ -36,12 +36,35 @@ class Timing:
         return cls(best=min(samples), median=median(samples))
 
 
+Sample = Callable[[Callable[[], object], int], float]
+"""Calls something so many times and gives the seconds that one call took, the mean of them."""
+
+
+def sample(call: Callable[[], object], times: int) -> float:
+    """Seconds per call by this process's clock."""
+    began = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - began) / times
+
+
+def cuda_sample(call: Callable[[], object], times: int) -> float:
+    """Seconds per call by the GPU's own clock."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(times):
+        call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / times
+
+
 def interleaved(
     calls: Mapping[str, Callable[[], object]],
     repeats: int,
+    timer: Sample = sample,
     *,
     within: Within | None = None,
-    wait: Callable[[], object] = lambda: None,
     patience: float = inf,
 ) -> dict[str, Timing]:
     """Time the calls in turn, ``repeats`` times; each round starts with another one.
@@ -51,8 +74,8 @@ def interleaved(
     Args:
         calls: the contestants.
         repeats: rounds.
+        timer: takes one sample; on a GPU, one that waits for it.
         within: the state in which a contestant runs; those that are not named run in the one that is there.
-        wait: returns when the work that was enqueued is done: of a GPU.
         patience: seconds after which no more than :data:`FEWEST_ROUNDS` are run.
     """
     names = list(calls)
@@ -62,7 +85,7 @@ def interleaved(
     for name, call in calls.items():
         with states[name]():
             call()
-            once = min(_sample(call, 1, wait) for _ in range(2))
+            once = min(timer(call, 1) for _ in range(2))
         per_sample[name] = max(1, min(MOST_CALLS, ceil(SHORTEST / max(once, 1e-9))))
     samples: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(repeats):
@@ -73,17 +96,8 @@ def interleaved(
             with states[name]():
                 if name in (within or {}) and per_sample[name] > 1:
                     calls[name]()  # the state changed: what follows from it, a plan, is found again
-                samples[name].append(_sample(calls[name], per_sample[name], wait))
+                samples[name].append(timer(calls[name], per_sample[name]))
     return {name: Timing.of(found) for name, found in samples.items()}
-
-
-def _sample(call: Callable[[], object], times: int, wait: Callable[[], object] = lambda: None) -> float:
-    wait()
-    began = time.perf_counter()
-    for _ in range(times):
-        call()
-    wait()
-    return (time.perf_counter() - began) / times
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from importlib.util import find_spec
 INTERRUPTED, CLOSED_PIPE = 130, 141
 
 COMMANDS: dict[str, str] = {
-    # "doctor": "what this installation can do here, what is wrong with it and what to do; runs a self-test",
+    "doctor": "what this installation can do here, what is wrong with it and what to do; runs a self-test",
     "plan": "what would run for a named workload on a GPU or on this CPU, and why",
     "bench": "time and error of named workloads on this machine, next to PyTorch at its best",
     "tune": "measure which kernels are the fastest here, for named workloads or a model, and write it down",

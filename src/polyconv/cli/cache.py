@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 import time
@@ -63,29 +62,6 @@ def run(args: argparse.Namespace) -> int:
     return answers[args.action](directory, args.json)
 
 
-def summary(directory: Path) -> dict[str, Any]:
-    """What is in a folder of kernels, in numbers."""
-    archs: dict[str, dict[str, int]] = {}
-    for entry in entries.entries(directory):
-        of_arch = archs.setdefault(entry.arch, {"kernels": 0, "bytes": 0})
-        of_arch["kernels"] += 1
-        of_arch["bytes"] += entry.size
-    return {
-        "directory": str(directory),
-        "exists": directory.is_dir(),
-        "writable": is_writable(directory),
-        "kernels": sum(one["kernels"] for one in archs.values()),
-        "bytes": sum(one["bytes"] for one in archs.values()),
-        "archs": dict(sorted(archs.items(), key=lambda item: _number(item[0]))),
-    }
-
-
-def is_writable(directory: Path) -> bool:
-    """Whether kernels could be kept in a folder, which need not be there yet."""
-    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
-
-
 # ---- actions
 
 
@@ -98,7 +74,7 @@ def _path(directory: Path, as_json: bool) -> int:
 
 
 def _info(directory: Path, as_json: bool) -> int:
-    found = summary(directory)
+    found = entries.summary(directory)
     if as_json:
         print_json(found)
         return 0
@@ -111,7 +87,7 @@ def _info(directory: Path, as_json: bool) -> int:
 
 
 def _list(directory: Path, as_json: bool) -> int:
-    found = sorted(entries.entries(directory), key=lambda entry: (_number(entry.arch), entry.symbol))
+    found = sorted(entries.entries(directory), key=lambda entry: (entries.arch_number(entry.arch), entry.symbol))
     rows: list[dict[str, Any]] = [
         {
             "kernel": entry.symbol,
@@ -184,12 +160,6 @@ def _clear(directory: Path, age: float | None, as_json: bool) -> int:
     else:
         print(f"{directory}: removed {removed} kernels, {size_text(freed)}")
     return 0
-
-
-def _number(arch: str) -> int:
-    """For sorting: sm_100 comes after sm_90."""
-    digits = re.sub(r"\D", "", arch)
-    return int(digits) if digits else 0
 
 
 def _age(text: str) -> float:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..files import replace_whole
 from ..plan.plan import KernelSpec
 from ..version import __version__
 from . import entries
@@ -56,21 +55,5 @@ class BundleWriter:
             "made_for": list(dict.fromkeys([*self._before.get("made_for", ()), *made_for])),
             "kernels": dict(sorted({**self._before.get("kernels", {}), **self._added}.items())),
         }
-        _replace(self.folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+        replace_whole(self.folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
         return manifest
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file in one step: a reader sees the old one or the new one."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(descriptor, SHARED)
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    entries.sync_directory(path.parent)

@@ -17,11 +17,12 @@ import os
 import shlex
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import settings
+from ..files import locked
 from ..plan.plan import KernelSpec
 from . import entries
 from .bundle import Bundle
@@ -29,11 +30,6 @@ from .compile import compile_kernel, compiler_id, flags, in_threads, search_path
 from .entries import EntryError
 from .errors import MissingKernelError
 from .fingerprint import entry_name, fingerprint, identity
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - not a POSIX system: renames still keep the entries whole
-    fcntl = None  # type: ignore[assignment]
 
 Compiler = Callable[[KernelSpec, str], bytes]
 
@@ -155,7 +151,7 @@ class KernelCache:
         with contextlib.ExitStack() as stack:
             try:
                 _make_private(self._directory)
-                stack.enter_context(_locked(self._directory / "locks" / f"{name}.lock"))
+                stack.enter_context(locked(self._directory / "locks" / f"{name}.lock"))
             except OSError as error:
                 _warn_unwritable(self._directory, error)
                 return self._compiler(spec, arch)
@@ -192,20 +188,6 @@ def _make_private(directory: Path) -> None:
     directory.parent.mkdir(parents=True, exist_ok=True)
     directory.mkdir(mode=0o700, exist_ok=True)
     (directory / "locks").mkdir(mode=0o700, exist_ok=True)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock between processes. The file stays: removing it would let two processes hold two locks of one name."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        if fcntl is not None:
-            # A file system without locks costs a second compilation, never a broken entry.
-            with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 _warned: set[str] = set()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..files import sync_directory, write_synced
 from .fingerprint import entry_name, entry_prefix, sha256
 
 PRIVATE, SHARED = 0o600, 0o644
@@ -140,6 +142,35 @@ def entries(directory: Path) -> Iterator[Entry]:
             yield entry
 
 
+def summary(directory: Path) -> dict[str, Any]:
+    """What is in a folder of kernels, in numbers."""
+    archs: dict[str, dict[str, int]] = {}
+    for entry in entries(directory):
+        of_arch = archs.setdefault(entry.arch, {"kernels": 0, "bytes": 0})
+        of_arch["kernels"] += 1
+        of_arch["bytes"] += entry.size
+    return {
+        "directory": str(directory),
+        "exists": directory.is_dir(),
+        "writable": is_writable(directory),
+        "kernels": sum(one["kernels"] for one in archs.values()),
+        "bytes": sum(one["bytes"] for one in archs.values()),
+        "archs": dict(sorted(archs.items(), key=lambda item: arch_number(item[0]))),
+    }
+
+
+def is_writable(directory: Path) -> bool:
+    """Whether kernels could be kept in a folder, which need not be there yet."""
+    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+
+
+def arch_number(arch: str) -> int:
+    """For sorting: sm_100 comes after sm_90."""
+    digits = re.sub(r"\D", "", arch)
+    return int(digits) if digits else 0
+
+
 def of_kernel(directory: Path, kernel: Mapping[str, Any]) -> Iterator[Entry]:
     """The entries of one kernel, whatever compiled it. Needs no compiler, only the kernel's identity."""
     prefix = entry_prefix(kernel)
@@ -161,9 +192,9 @@ def store(entry: Path, source: str, cubin: bytes, facts: Mapping[str, Any], perm
     temporary = Path(tempfile.mkdtemp(prefix=f".{entry.name}.", dir=entry.parent))  # mkdtemp makes it owner-only
     try:
         meta = {**facts, "cubin": sha256(cubin)}
-        _write(temporary / "kernel.cu", source.encode(), permissions)
-        _write(temporary / "kernel.cubin", cubin, permissions)
-        _write(temporary / "meta.json", (json.dumps(meta, indent=2) + "\n").encode(), permissions)
+        write_synced(temporary / "kernel.cu", source.encode(), permissions)
+        write_synced(temporary / "kernel.cubin", cubin, permissions)
+        write_synced(temporary / "meta.json", (json.dumps(meta, indent=2) + "\n").encode(), permissions)
         if permissions == SHARED:
             temporary.chmod(0o755)
         sync_directory(temporary)
@@ -180,21 +211,3 @@ def remove(entry: Path) -> None:
     aside = Path(tempfile.mkdtemp(prefix=f".{entry.name}.removed.", dir=entry.parent))
     os.rename(entry, aside / "entry")
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _write(path: Path, data: bytes, permissions: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions)
-    with open(descriptor, "wb") as file:
-        if permissions == SHARED:
-            os.fchmod(descriptor, permissions)  # whatever the process's mask takes away: others must read it
-        file.write(data)
-        file.flush()
-        os.fsync(descriptor)
-
-
-def sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -110,16 +110,24 @@ def _convolutions(model: nn.Module) -> tuple[dict[str, nn.Conv2d], dict[str, str
     found: dict[str, nn.Conv2d] = {}
     left_alone: dict[str, str] = {}
     for name, module in model.named_modules():
-        reason = why_not_replace(module)
-        if reason is None and isinstance(module, Conv2d):
-            reason = "it is polyconv's already"
-        if reason is None and type(module) is nn.Conv2d and module.weight.dtype != torch.float32:
-            reason = f"its weight is {module.weight.dtype}; polyconv's kernels compute in float32"
-        if reason is not None:
-            left_alone[name] = reason
-        elif type(module) is nn.Conv2d:
-            found[name] = module
+        if isinstance(module, nn.Conv2d):
+            reason = _why_not(module)
+            if reason is None:
+                found[name] = module
+            else:
+                left_alone[name] = reason
     return found, left_alone
+
+
+def _why_not(module: nn.Conv2d) -> str | None:
+    if isinstance(module, Conv2d):
+        return "it is polyconv's already"
+    if isinstance(module, nn.LazyConv2d):
+        return "it is lazy and has seen no input yet: call the model once"
+    if type(module) is not nn.Conv2d:
+        return why_not_replace(module) or "its weight is parametrised, which polyconv.replace can keep"
+    dtype = module.weight.dtype
+    return None if dtype == torch.float32 else f"its weight is {dtype}; polyconv's kernels compute in float32"
 
 
 def _trials(recording: Recording, fusable: Sequence[Fusion], court: Court, shown: Progress) -> dict[Layer, list[Trial]]:

@@ -17,7 +17,7 @@ from .. import choices, reference
 from ..backends import Backend
 from ..bench.accuracy import measure_all, scale
 from ..bench.contestants import Operands, ours, pytorch
-from ..bench.timing import Timing, Within, interleaved
+from ..bench.timing import Timing, Within, cuda_sample, interleaved, sample
 from ..choices import Decision
 from ..problem import PaddingMode, Pass, Problem
 from .file import Entry
@@ -52,11 +52,8 @@ class Stopwatch:
     patience: float = PATIENCE
 
     def __call__(self, what: str, calls: Mapping[str, Callable[[], object]], within: Within) -> Mapping[str, Timing]:
-        def wait() -> None:
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
-
-        return interleaved(calls, self.repeats, within=within, wait=wait, patience=self.patience)
+        timer = cuda_sample if self.device.type == "cuda" else sample
+        return interleaved(calls, self.repeats, timer, within=within, patience=self.patience)
 
 
 @dataclass(frozen=True, slots=True)
