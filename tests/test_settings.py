@@ -29,6 +29,17 @@ def test_environment() -> None:
     assert found == Settings(Path("/a"), 0, 1e-5, None)
 
 
+def test_tuning_files() -> None:
+    def read(text: str) -> tuple[Path, ...] | None:
+        return Settings.from_environment({"POLYCONV_TUNING_FILE": text}).tuning_file
+
+    assert read("a.json") == (Path("a.json"),)
+    assert read("a.json:/b/c.json") == (Path("a.json"), Path("/b/c.json"))
+    assert read("~/a.json") == (Path.home() / "a.json",)
+    assert read("off") == ()
+    assert read("") is None
+
+
 @pytest.mark.parametrize(
     ("variable", "value"),
     [("WORKSPACE_BYTES", "64M"), ("WORKSPACE_BYTES", "-1"), ("TOLERANCE", "-1"), ("TOLERANCE", "nan"), ("JIT", "0")],

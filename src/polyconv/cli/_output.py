@@ -89,7 +89,8 @@ def size_text(size: float) -> str:
 class Progress:
     """Says what was done last. Safe to tell from several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
         self.total = 0
         self.done = 0
         self._began = self._said = time.monotonic()
@@ -105,7 +106,7 @@ class Progress:
         with self._lock:
             self.done += 1
             now = time.monotonic()
-            if now - self._began < PATIENCE:
+            if self.quiet or now - self._began < PATIENCE:
                 return
             if self._bar is None and sys.stderr.isatty():
                 self._open_bar()
@@ -129,9 +130,9 @@ class Progress:
 
 
 @contextmanager
-def progress() -> Iterator[Progress]:
-    """Progress that is shown once the work has taken :data:`PATIENCE`."""
-    shown = Progress()
+def progress(*, quiet: bool = False) -> Iterator[Progress]:
+    """Progress that is shown once the work has taken :data:`PATIENCE`, unless nothing should be."""
+    shown = Progress(quiet=quiet)
     try:
         yield shown
     finally:

@@ -131,7 +131,7 @@ def attempt(trial: Trial, device: torch.device) -> Outcome:
     try:
         tensors, exact = _tensors(trial.problem, device)
         before = {name: tensor.clone() for name, tensor in tensors.items() if name not in exact}
-        trial.backend().run(trial.problem, tensors)
+        trial.backend().prepare(trial.problem)(tensors)
         changed = [name for name, tensor in before.items() if not torch.equal(tensor, tensors[name])]
         if changed:
             return outcome(error=inf, failure=f"the run changed its input {', '.join(changed)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from math import inf
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..bench.contestants import NCHW, OURS, Call, Operands, ours, pytorch
 from ..bench.limits import available_memory, with_batch
-from ..bench.timing import Sample, interleaved, sample
+from ..bench.timing import Sample, cuda_sample, interleaved, sample
 from ..bench.workloads import Workload
 from ..problem import DEFAULT_TOLERANCE, Pass, Problem
 
@@ -146,14 +146,3 @@ def _float32(device: torch.device) -> AbstractContextManager[Any]:
         return nullcontext()
     flags: AbstractContextManager[Any] = torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False)
     return flags
-
-
-def cuda_sample(call: Callable[[], object], times: int) -> float:
-    """Seconds per call by the GPU's own clock."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(times):
-        call()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3 / times

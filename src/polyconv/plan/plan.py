@@ -137,6 +137,13 @@ class Plan:
     """The largest |ours - exact| of any element to be expected, relative to the output's scale (algebra/error.py)."""
     cost_us: float
     candidates: tuple[Candidate, ...]
+    preference: str = ""
+    """What became of a preference from outside: who chose what runs, or why the preferred candidate does not run."""
+
+    @property
+    def choice(self) -> str:
+        """The chosen candidate's name, by which it can be preferred."""
+        return next(candidate.name for candidate in self.candidates if candidate.rejected is None)
 
     @property
     def kernels(self) -> tuple[KernelSpec, ...]:
@@ -149,6 +156,7 @@ class Plan:
             f"  runs {self.algorithm} on {self.device}: {len(self.launches)} launches, "
             f"workspace {self.workspace_bytes / 2**20:.1f} MiB, expected error {self.expected_error:.1e}, "
             f"modelled cost {self.cost_us:.0f} us",
+            *([f"  {self.preference}"] if self.preference else []),
         ]
         times: dict[str, int] = {}
         for launch in self.launches:
