@@ -62,7 +62,7 @@ def profiles() -> Mapping[str, Profile]:
 
 def profile_of(kernel: KernelSpec) -> Profile:
     try:
-        return profiles()[kernel.symbol]
+        return profiles()[kernel.twin or kernel.symbol]
     except KeyError:
         raise PlanError(
             f"{kernel.symbol} has not been counted: run benchmarks/gpu/profile_kernels.py, which writes profiles.json"

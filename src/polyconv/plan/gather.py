@@ -6,15 +6,17 @@ import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
 from ..algebra.lattice import Phase, forward_phases, gradient_phases
 from ..problem import PaddingMode, Pair, Pass, Problem, Strides
 from . import layout
+from .epilogue import finishing, finishing_kernel, has_epilogue
 from .errors import int32
 from .layout import DIVIDEND_LIMIT, MAX_PHASES, AxisPhase, FastDivisor, GatherParams, PackParams
 from .plan import KernelSpec, Launch, Schedule, Work
 from .rounding import round_up
-from .tiles import GATHER_TILES, GemmTile
+from .tiles import GATHER_TILES, NARROW, SLIMMER, SMALL, SQUARE, TALL, GemmTile
 from .traffic import moved_bytes
 
 DEPTH = 8
@@ -134,6 +136,15 @@ ROWS_BORDERED = LoaderKind(
 )
 FOLDED = LoaderKind("folded", "polyconv::gather_folded<{tile}>(params);", 2, True, 30.0)
 LOADERS = (TAPS, TAPS_VECTOR, POINTWISE, ROWS, ROWS_BORDERED, FOLDED)
+EPILOGUE_TILES: dict[LoaderKind, tuple[GemmTile, ...]] = {
+    TAPS: GATHER_TILES,
+    TAPS_VECTOR: (SQUARE, TALL, NARROW, SMALL),
+    POINTWISE: (SQUARE, TALL, NARROW, SMALL, SLIMMER),
+    ROWS: (SQUARE, TALL, NARROW, SMALL, SLIMMER),
+    ROWS_BORDERED: (TALL, SMALL, SLIMMER),
+    FOLDED: (),
+}
+"""The tiles that have a twin with an epilogue: those that the planner chooses for the layers of known networks."""
 
 
 def kernel(tile: GemmTile, loader: LoaderKind) -> KernelSpec:
@@ -164,10 +175,14 @@ def all_kernels() -> Iterator[KernelSpec]:
     for tile in GATHER_TILES:
         for loader in LOADERS:
             yield kernel(tile, loader)
+            if tile in EPILOGUE_TILES[loader]:
+                yield finishing_kernel(kernel(tile, loader))
 
 
-def refusal(loader: LoaderKind, problem: Problem, r: Roles) -> str | None:
-    """Why a loader cannot gather this problem, or None."""
+def refusal(tile: GemmTile, loader: LoaderKind, problem: Problem, r: Roles) -> str | None:
+    """Why a loader cannot gather this problem on this tile, or None."""
+    if has_epilogue(problem) and tile not in EPILOGUE_TILES[loader]:
+        return "stores its sums as they are, without an activation or a residual"
     zeros = r.border is PaddingMode.ZEROS
     if loader is FOLDED:
         return None if problem.kind is Pass.DGRAD and not zeros else "only for the gradient of a border of image values"
@@ -329,7 +344,7 @@ def _gather(
             )
             written = (r.written, 4 * first_image * r.written_strides[0])
             source = (r.source, 4 * first_image * r.source_strides[0])
-            yield Launch(
+            launch = Launch(
                 spec,
                 (tiles, problem.groups, len(tables.first_rows)),
                 (tile.threads, 1, 1),
@@ -338,6 +353,7 @@ def _gather(
                 layout.slots(GatherParams, **{**where, "source": source, "written": written}),
                 work,
             )
+            yield finishing(problem, launch, int(part * prod(problem.y_shape)))
 
 
 def _written_vector(problem: Problem, r: Roles) -> int:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 from ..problem import PaddingMode, Pair, Pass, Problem
 from . import layout
 from .depthwise import MOST_CHANNELS
 from .direct import direct_error
+from .epilogue import finishing, finishing_kernel
 from .gather import pixel_strides, roles
 from .layout import DIVIDEND_LIMIT, FastDivisor, StripParams, StripWgradParams
 from .plan import KernelSpec, Launch, Schedule, Work
@@ -83,6 +85,12 @@ class StripWay:
             min_blocks=_fitting((8, 6 if self.scatters or wide else 8, 3 if wide else 5), h * w),
         )
 
+    @property
+    def finishing_kernel(self) -> KernelSpec:
+        """With an epilogue. The residuals of several columns, loaded ahead, take the registers of a block."""
+        twin, (h, w) = finishing_kernel(self.kernel), self.taps
+        return replace(twin, min_blocks=twin.min_blocks - (self._columns > 1 and 9 < h * w <= 25))
+
     def refusal(self, problem: Problem) -> str | None:
         reason = _refusal(problem, self.taps, self.stride, self.lanes)
         if reason is not None:
@@ -149,6 +157,7 @@ class StripWay:
         halo = halo_steps(self.taps[0], self.stride)
         work = Work(grid[0], grid[0], grid[0] * (p.rows_per_strip + halo), moved_bytes(problem))
         launch = Launch(self.kernel, grid, (THREADS, 1, 1), 0, bytes(p), layout.slots(StripParams, **where), work)
+        launch = finishing(problem, launch, prod(problem.y_shape), self.finishing_kernel)
         return Schedule((launch,), 0, (self.taps[0] * self.taps[1] + problem.bias,))
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
@@ -279,6 +288,7 @@ def _all(kind: Pass) -> Iterator[StripWay | StripWgradWay]:
 def all_kernels() -> Iterator[KernelSpec]:
     """Every instance that this planner can choose."""
     yield from dict.fromkeys(way.kernel for kind in Pass for way in _all(kind))
+    yield from (way.finishing_kernel for way in _all(Pass.FPROP) if isinstance(way, StripWay))
 
 
 def ways(problem: Problem) -> Iterator[Way]:
