@@ -342,7 +342,7 @@ struct FusedStore {
   }
 };
 
-// Stores kRows rows of outputs, one element of each per lane: `from` row_step elements apart, `to` row_bytes.
+// Stores one column of kRows rows of outputs per lane. They lie kStep elements apart and go to where `row_bytes` say.
 template <int kRows, int kStep, class Params>
 __device__ __forceinline__ void store_rows(const Params& p, const float* from, int lane, float* to, i64 row_bytes) {
   if constexpr (EpilogueOf<Params>::kExists) {

@@ -64,6 +64,7 @@ __device__ __forceinline__ float* written_at(u32 index, const GatherParams& p, c
          i64(block.w.written_first + pixel.j * block.w.written_step) * p.written_column;
 }
 
+// What is done with the sums of a tile, one or four at a time.
 struct StoreSums {
   __device__ __forceinline__ void operator()(float* at, float a) const { *at = a; }
   __device__ __forceinline__ void operator()(float* at, float a, float b, float c, float d) const {

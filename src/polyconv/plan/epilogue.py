@@ -22,22 +22,20 @@ def has_epilogue(problem: Problem) -> bool:
     return problem.kind is Pass.FPROP and (problem.residual or problem.activation is not Activation.NONE)
 
 
-def finishing_kernel(kernel: KernelSpec) -> KernelSpec:
-    """The twin of a kernel that has an epilogue."""
+def finishing_kernel(kernel: KernelSpec, fewer_blocks: int = 0) -> KernelSpec:
+    """The twin of a kernel that has an epilogue, for so many fewer blocks at a time where it needs more registers."""
     return replace(
         kernel,
         symbol=f"{kernel.symbol}_epilogue",
         params=f"polyconv::WithEpilogue<{kernel.params}>",
         params_bytes=kernel.params_bytes + ctypes.sizeof(EpilogueParams),
+        min_blocks=kernel.min_blocks - fewer_blocks,
         twin=kernel.symbol,
     )
 
 
-def finishing(problem: Problem, launch: Launch, elements: int, kernel: KernelSpec | None = None) -> Launch:
-    """A launch that stores so many elements of the result, with the epilogue that the problem asks for, if any.
-
-    ``kernel``: the twin, where it differs from its kernel in more than the epilogue.
-    """
+def finishing(problem: Problem, launch: Launch, elements: int, fewer_blocks: int = 0) -> Launch:
+    """A launch that stores so many elements of the result, with the epilogue that the problem asks for, if any."""
     if not has_epilogue(problem):
         return launch
     tail = EpilogueParams(activation=ACTIVATIONS[problem.activation])
@@ -49,7 +47,7 @@ def finishing(problem: Problem, launch: Launch, elements: int, kernel: KernelSpe
     moved = launch.work.dram_bytes + 4 * elements * problem.residual
     return replace(
         launch,
-        kernel=kernel or finishing_kernel(launch.kernel),
+        kernel=finishing_kernel(launch.kernel, fewer_blocks),
         params=launch.params + bytes(tail),
         pointers=pointers,
         work=replace(launch.work, dram_bytes=moved, finished=elements),

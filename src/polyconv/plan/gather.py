@@ -16,7 +16,7 @@ from .errors import int32
 from .layout import DIVIDEND_LIMIT, MAX_PHASES, AxisPhase, FastDivisor, GatherParams, PackParams
 from .plan import KernelSpec, Launch, Schedule, Work
 from .rounding import round_up
-from .tiles import GATHER_TILES, NARROW, SLIMMER, SMALL, SQUARE, TALL, GemmTile
+from .tiles import GATHER_TILES, GemmTile
 from .traffic import moved_bytes
 
 DEPTH = 8
@@ -109,16 +109,33 @@ class LoaderKind:
     """How many registers it carries: 0 few, 1 more, 2 many."""
     tabulated: bool
     gather_instructions: float
+    epilogue_tiles: tuple[str, ...]
+    """Tiles that have a twin with an epilogue: those that the planner chooses for forward passes of known networks."""
 
 
 TAPS = LoaderKind(
-    "taps", "polyconv::gather_gemm<{tile}, polyconv::TapMajorLoader<{tile}, false>>(params);", 0, False, 2.5
+    "taps",
+    "polyconv::gather_gemm<{tile}, polyconv::TapMajorLoader<{tile}, false>>(params);",
+    0,
+    False,
+    2.5,
+    ("128x128", "128x64", "256x32", "64x64", "64x32", "256x16", "256x8"),
 )
 TAPS_VECTOR = LoaderKind(
-    "taps_vector", "polyconv::gather_gemm<{tile}, polyconv::TapMajorLoader<{tile}, true>>(params);", 1, False, 1.0
+    "taps_vector",
+    "polyconv::gather_gemm<{tile}, polyconv::TapMajorLoader<{tile}, true>>(params);",
+    1,
+    False,
+    1.0,
+    ("128x128", "128x64", "256x32", "64x64"),
 )
 POINTWISE = LoaderKind(
-    "pointwise", "polyconv::gather_gemm<{tile}, polyconv::PointwiseLoader<{tile}>>(params);", 1, False, 0.5
+    "pointwise",
+    "polyconv::gather_gemm<{tile}, polyconv::PointwiseLoader<{tile}>>(params);",
+    1,
+    False,
+    0.5,
+    ("128x128", "128x64", "256x32", "64x64", "256x8"),
 )
 ROWS = LoaderKind(
     "rows",
@@ -126,6 +143,7 @@ ROWS = LoaderKind(
     1,
     True,
     9.0,
+    ("128x128", "128x64", "256x32", "64x64", "256x8"),
 )
 ROWS_BORDERED = LoaderKind(
     "rows_bordered",
@@ -133,18 +151,10 @@ ROWS_BORDERED = LoaderKind(
     1,
     True,
     24.0,
+    ("128x64", "64x64", "256x8"),
 )
-FOLDED = LoaderKind("folded", "polyconv::gather_folded<{tile}>(params);", 2, True, 30.0)
+FOLDED = LoaderKind("folded", "polyconv::gather_folded<{tile}>(params);", 2, True, 30.0, ())
 LOADERS = (TAPS, TAPS_VECTOR, POINTWISE, ROWS, ROWS_BORDERED, FOLDED)
-EPILOGUE_TILES: dict[LoaderKind, tuple[GemmTile, ...]] = {
-    TAPS: GATHER_TILES,
-    TAPS_VECTOR: (SQUARE, TALL, NARROW, SMALL),
-    POINTWISE: (SQUARE, TALL, NARROW, SMALL, SLIMMER),
-    ROWS: (SQUARE, TALL, NARROW, SMALL, SLIMMER),
-    ROWS_BORDERED: (TALL, SMALL, SLIMMER),
-    FOLDED: (),
-}
-"""The tiles that have a twin with an epilogue: those that the planner chooses for the layers of known networks."""
 
 
 def kernel(tile: GemmTile, loader: LoaderKind) -> KernelSpec:
@@ -175,13 +185,13 @@ def all_kernels() -> Iterator[KernelSpec]:
     for tile in GATHER_TILES:
         for loader in LOADERS:
             yield kernel(tile, loader)
-            if tile in EPILOGUE_TILES[loader]:
+            if tile.name in loader.epilogue_tiles:
                 yield finishing_kernel(kernel(tile, loader))
 
 
 def refusal(tile: GemmTile, loader: LoaderKind, problem: Problem, r: Roles) -> str | None:
     """Why a loader cannot gather this problem on this tile, or None."""
-    if has_epilogue(problem) and tile not in EPILOGUE_TILES[loader]:
+    if has_epilogue(problem) and tile.name not in loader.epilogue_tiles:
         return "stores its sums as they are, without an activation or a residual"
     zeros = r.border is PaddingMode.ZEROS
     if loader is FOLDED:
