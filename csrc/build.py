@@ -67,7 +67,7 @@ def build(module: Path = IN_PLACE, counters: bool = False) -> Path:
 
 
 def _compile(objects: Path, more_flags: list[str]) -> None:
-    includes = [f"-isystem{folder}" for folder in [*include_paths(), sysconfig.get_paths()["include"]]]
+    includes = [f"-isystem{Path(folder).resolve()}" for folder in [*include_paths(), sysconfig.get_paths()["include"]]]
     # Paths of ours are relative: they enter the objects, which must not depend on where the sources lie.
     command = [compiler(), *FLAGS, *more_flags, *includes, "-Icsrc/cpu", "-c"]
 

