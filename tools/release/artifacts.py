@@ -71,9 +71,9 @@ def sdist_names(path: Path) -> list[str]:
 
 
 def wheel_names(path: Path) -> list[str]:
-    """The files in a wheel."""
+    """The files in a wheel; auditwheel lists folders beside them."""
     with zipfile.ZipFile(path) as archive:
-        return sorted(archive.namelist())
+        return sorted(member.filename for member in archive.infolist() if not member.is_dir())
 
 
 def check_sdist(path: Path) -> None:
