@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Iterator
 from importlib import import_module
 
 from polyconv.cli import COMMANDS
+
+UNTITLED = ("positional arguments", "options")
+"""argparse's own names of groups, which say nothing on a page."""
 
 
 def markdown() -> str:
@@ -27,29 +29,45 @@ def _section(command: str, line: str) -> Iterator[str]:
     yield f"## polyconv {command}"
     yield f"{line[:1].upper()}{line[1:]}."
     yield f"```text\n{_usage(parser)}\n```"
-    for group in parser._action_groups:
-        rows = [_row(action) for action in group._group_actions if action.help is not argparse.SUPPRESS]
-        if rows:
-            title = {"positional arguments": "", "options": ""}.get(group.title or "", group.title)
-            yield (f"{title[:1].upper()}{title[1:]}:\n\n" if title else "") + "\n".join(
-                ["| argument | what it does |", "| --- | --- |", *rows]
-            )
+    yield from _arguments(parser._action_groups)
     if parser.epilog:
         yield f"```text\n{parser.epilog.strip()}\n```"
 
 
 def _usage(parser: argparse.ArgumentParser) -> str:
-    parser.formatter_class = lambda prog: argparse.HelpFormatter(prog, width=88)  # type: ignore[assignment]
-    return re.sub(r"^usage: ", "", parser.format_usage().strip())
+    formatter = argparse.HelpFormatter(parser.prog, width=88)
+    formatter.add_usage(None, parser._actions, parser._mutually_exclusive_groups, prefix="")
+    return formatter.format_help().strip()
+
+
+def _arguments(groups: list[argparse._ArgumentGroup]) -> Iterator[str]:
+    """One table for what argparse sorts into its own groups, one for each group with a title."""
+    tables: dict[str, list[str]] = {"": []}
+    for group in groups:
+        title = "" if group.title in UNTITLED else group.title or ""
+        shown = [a for a in group._group_actions if a.help is not argparse.SUPPRESS and a.dest != "help"]
+        tables.setdefault(title, []).extend(map(_row, shown))
+    for title, rows in tables.items():
+        if title:
+            yield f"{title[:1].upper()}{title[1:]}:"
+        if rows:
+            yield "\n".join(["| argument | what it does |", "| --- | --- |", *rows])
 
 
 def _row(action: argparse.Action) -> str:
-    names = ", ".join(action.option_strings) or action.metavar or action.dest
-    value = ""
-    if action.option_strings and action.nargs != 0:
-        shown = action.metavar or (
-            "{" + ",".join(map(str, action.choices)) + "}" if action.choices else action.dest.upper()
-        )
-        value = " " + (" ".join(shown) if isinstance(shown, tuple) else str(shown))
-    text = (action.help or "") % {"default": action.default, "prog": "polyconv"} if action.help else ""
-    return f"| `{names}{value}` | {text} |".replace("|", "\\|").replace("\\|", "|", 1)[:-2] + "|"
+    names = ", ".join(action.option_strings) or str(action.metavar or action.dest)
+    words = (action.help or "") % {"default": action.default, "prog": "polyconv"}
+    return f"| `{_cell(names + _value(action))}` | {_cell(words)} |"
+
+
+def _value(action: argparse.Action) -> str:
+    """What stands behind an option."""
+    if not action.option_strings or action.nargs == 0:
+        return ""
+    if action.metavar is not None:
+        return " " + (" ".join(action.metavar) if isinstance(action.metavar, tuple) else action.metavar)
+    return " {" + ",".join(map(str, action.choices)) + "}" if action.choices else f" {action.dest.upper()}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

@@ -11,6 +11,7 @@ TABLE = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu" / "table.json
 def markdown() -> str:
     """One row per workload and pass."""
     lines = [
+        '<div class="one-line" markdown>\n',
         "| workload | pass | plan | launches | counted ms | direct limit ms | limit / counted |",
         "| --- | --- | --- | ---: | ---: | ---: | ---: |",
     ]
@@ -21,4 +22,4 @@ def markdown() -> str:
             f"| {one['workload']} | {one['kind']} | `{one['algorithm']}` | {launches} | {counted:.2f} "
             f"| {one['direct_ms']:.2f} | {one['direct_ms'] / counted:.2f} |"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, "\n</div>"])
