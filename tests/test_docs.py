@@ -33,7 +33,7 @@ RUN = (
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")))
 GPU = "needs a GPU"
 _BLOCK = re.compile(
-    r"^```(?P<language>\w+)(?: title=\"(?P<title>[^\"]*)\")?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]*)\")?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 
 
@@ -106,7 +106,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
     """Every call of ``polyconv`` in a block of shell and in the code of a sentence or a table."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        lines = [line for block in blocks(page) if block.language == "bash" for line in block.text.splitlines()]
+        lines = [line for block in blocks(page) if block.language in ("", "bash") for line in block.text.splitlines()]
         inline = re.findall(r"`(polyconv [^`]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL))
         for line in [*lines, *(" ".join(one.split()) for one in inline)]:
             words = shlex.split(line, comments=True)

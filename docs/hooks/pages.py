@@ -16,12 +16,14 @@ for folder in (ROOT / "src", ROOT / "docs" / "hooks"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
+import api  # noqa: E402
 import command_line  # noqa: E402
 import counted  # noqa: E402
 import variables  # noqa: E402
 from links import AT_ROOT  # noqa: E402
 
 PARTS = {
+    "api": api.markdown,
     "command line": command_line.markdown,
     "settings": variables.markdown,
     "counted": counted.markdown,

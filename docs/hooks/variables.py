@@ -15,24 +15,23 @@ MIB = 2**20
 
 
 def markdown() -> str:
-    """A table: variable, what it does, default."""
+    """A list: variable, default, what it does."""
     source = griffe.load("polyconv.settings.Settings", search_paths=[str(Path(__file__).parents[2] / "src")])
-    lines = ["| variable | default | what it does |", "| --- | --- | --- |"]
+    entries = []
     for field in fields(Settings):
         variable = PREFIX + field.name.upper()
         docstring = source.members[field.name].docstring
         words = " ".join((docstring.value if docstring else "").split())
         words = re.sub(rf"^`*{variable}`*[^:]*:\s*", "", words)
-        lines.append(f"| `{variable}` | {_default(field)} | {words[:1].upper()}{words[1:]} |")
-    return "\n".join(lines)
+        entries.append(f"`{variable}`{_default(field)}\n:   {words[:1].upper()}{words[1:]}")
+    return "\n\n".join(entries)
 
 
 def _default(field: Field[Any]) -> str:
+    """In brackets; nothing where there is none that can be said in a word."""
     value = field.default
     if value is MISSING or value is None:
-        return "–"
+        return ""
     if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, int) and value % MIB == 0:
-        return f"{value // MIB} MiB"
-    return str(value)
+        return f" ({'on' if value else 'off'})"
+    return f" ({value // MIB} MiB)" if isinstance(value, int) and value % MIB == 0 else f" ({value:g})"
