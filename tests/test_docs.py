@@ -26,6 +26,7 @@ DOCS = ROOT / "docs"
 RUN = (
     DOCS / "index.md",
     DOCS / "accuracy.md",
+    DOCS / "compatibility.md",
     DOCS / "reference" / "settings.md",
     *sorted((DOCS / "recipes").glob("*.md")),
 )
@@ -100,6 +101,18 @@ def test_what_does_not_run_says_so() -> None:
             if block.language == "python" and block.title != GPU and block.title:
                 path = block.title.partition(",")[0]
                 assert (ROOT / path).is_file(), f"{page}:{block.line} quotes {path}"
+
+
+def test_files_that_are_named_exist() -> None:
+    """Whatever is spelt like a path of this repository, in any page."""
+    spelt = re.compile(r"\b(?:benchmarks|csrc|docs|examples|src|tests|tools)/[\w./-]+\.(?:cc|cuh|h|json|md|py)\b")
+    missing = {
+        f"{page.relative_to(ROOT)}: {path}"
+        for page in PAGES
+        for path in spelt.findall(page.read_text(encoding="utf-8"))
+        if not (ROOT / path).exists()
+    }
+    assert not missing, missing
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:

@@ -32,13 +32,17 @@ def _each(match: re.Match[str]) -> str:
     return "\n".join(indent(f"{name}: {match['rest']}", match["pad"]) for name in match["names"].split(", "))
 
 
+def as_markdown(docstring: str) -> str:
+    """The same words in Markdown."""
+    text = docstring + "\n"
+    for pattern, written in ((_ROLE, _name), (_LITERAL, _code), (_SEVERAL, _each)):
+        text = pattern.sub(written, text)
+    return text.strip()
+
+
 class Docstrings(griffe.Extension):
     """Rewrites each docstring before it is parsed."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        if obj.docstring is None:
-            return
-        text = obj.docstring.value + "\n"
-        for pattern, written in ((_ROLE, _name), (_LITERAL, _code), (_SEVERAL, _each)):
-            text = pattern.sub(written, text)
-        obj.docstring.value = text.strip()
+        if obj.docstring is not None:
+            obj.docstring.value = as_markdown(obj.docstring.value)

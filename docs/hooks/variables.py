@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import griffe
+from docstrings import as_markdown
 
 from polyconv.settings import PREFIX, Settings
 
@@ -21,7 +22,7 @@ def markdown() -> str:
     for field in fields(Settings):
         variable = PREFIX + field.name.upper()
         docstring = source.members[field.name].docstring
-        words = " ".join((docstring.value if docstring else "").split())
+        words = " ".join(as_markdown(docstring.value if docstring else "").split())
         words = re.sub(rf"^`*{variable}`*[^:]*:\s*", "", words)
         entries.append(f"`{variable}`{_default(field)}\n:   {words[:1].upper()}{words[1:]}")
     return "\n\n".join(entries)
