@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from . import ops
 from .arguments import Extent, Geometry, Padding, normalise
+from .ops import shortcut
 
 
 def conv2d(
@@ -37,6 +39,25 @@ def conv2d(
     Raises:
         RuntimeError, TypeError: where torch raises them.
     """
+    if not torch.compiler.is_compiling():
+        y = shortcut.conv2d(input, weight, bias, stride, padding, dilation, groups, padding_mode, tolerance)
+        if y is not None:
+            return y
+    return _by_operator(input, weight, bias, stride, padding, dilation, groups, padding_mode, tolerance)
+
+
+def _by_operator(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Extent,
+    padding: Padding,
+    dilation: Extent,
+    groups: int,
+    padding_mode: str,
+    tolerance: float | None,
+) -> Tensor:
+    """The call that autocast, transforms, modes and tracers see."""
     _check_are_tensors(input, weight, bias)
     if input.dim() not in (3, 4):
         raise RuntimeError(

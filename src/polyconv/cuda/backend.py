@@ -29,10 +29,14 @@ Planner = Callable[[Problem, "CudaDevice"], Plan]
 
 @dataclass(frozen=True, slots=True)
 class PreparedPlan:
-    """A plan whose kernels are loaded and whose launches are packed."""
+    """A plan whose kernels are loaded and whose launches are packed. Calling it enqueues them."""
 
     plan: Plan
     launches: tuple[driver.PreparedLaunch, ...]
+    backend: CudaBackend
+
+    def __call__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.backend.enqueue(self, tensors)
 
 
 class CudaBackend:
@@ -63,8 +67,8 @@ class CudaBackend:
             description = describe(index)
         self.index = index
         self.description = description
-        self._device = driver.device(index)
-        self._stream = stream or self._torch_stream
+        self.device = driver.device(index)
+        self.stream = stream or self._torch_stream
         self._cache = cache or KernelCache()
         self._planner = planner or _default_planner()
         # A plan depends on the settings (tolerance, workspace), so they are part of the key.
@@ -74,21 +78,24 @@ class CudaBackend:
         """What would run; makes no call to the compiler or the driver."""
         return self._planner(problem, self.description)
 
-    def prepare(self, problem: Problem) -> PreparedPlan:
-        """Plan, compile and load ahead of the first run, so that it takes no longer than the others."""
+    def prepare(self, problem: Problem, *, inference: bool = False) -> PreparedPlan:
+        """Plan, compile and load: what is left for a run is to write addresses and to launch."""
         return self._prepare(problem, settings.current())
 
     def run(self, problem: Problem, tensors: Mapping[str, Tensor]) -> None:
         """Enqueue the launches that fill the outputs in ``tensors``."""
-        prepared = self._prepare(problem, settings.current())
+        self.prepare(problem)(tensors)
+
+    def enqueue(self, prepared: PreparedPlan, tensors: Mapping[str, Tensor]) -> None:
+        """Write the addresses of this call's tensors into the launches, and launch."""
         addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
         if prepared.plan.workspace_bytes:
             # Freed on return, while the kernels may still be running: the allocator gives the memory to nobody but
             # later work on the same stream.
             workspace = self.allocate(prepared.plan.workspace_bytes)
             addresses["workspace"] = workspace.data_ptr()
-        stream = self._stream()
-        with self._device.activate():
+        stream = self.stream()
+        with self.device.activate():
             for launch in prepared.launches:
                 launch(addresses, stream)
 
@@ -107,9 +114,9 @@ class CudaBackend:
         plan = self.plan(problem)
         specs = list(dict.fromkeys(plan.kernels))
         cubins = self._cache.get_many(specs, self.description.arch)
-        kernels = {spec: self._device.load(spec, cubin) for spec, cubin in zip(specs, cubins, strict=True)}
+        kernels = {spec: self.device.load(spec, cubin) for spec, cubin in zip(specs, cubins, strict=True)}
         launches = (driver.PreparedLaunch(kernels[launch.kernel], launch) for launch in plan.launches)
-        return PreparedPlan(plan, tuple(launches))
+        return PreparedPlan(plan, tuple(launches), self)
 
 
 def _default_planner() -> Planner:

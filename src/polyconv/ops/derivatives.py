@@ -10,18 +10,29 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..arguments import suggests_channels_last
+from .execution import recorded, run_dgrad, run_wgrad
 from .layouts import geometry_of
+from .plain import is_plain, is_watched
 from .schema import Args, dgrad, fprop, wgrad
 
 
 def input_gradient(grad: Tensor, w: Tensor, x: Tensor, geometry: Args) -> Tensor:
     """Gradient of the input, in the memory format of the input."""
-    return dgrad(grad, w, x.shape, suggests_channels_last(x.shape, x.stride()), *geometry)
+    op = run_dgrad if _goes_straight(grad, w) else dgrad
+    return op(grad, w, x.shape, suggests_channels_last(x.shape, x.stride()), *geometry)
 
 
 def weight_gradient(grad: Tensor, x: Tensor, w: Tensor, bias: bool, geometry: Args) -> tuple[Tensor, Tensor]:
     """Gradients of the weight, in its memory format, and of the bias."""
-    return wgrad(grad, x, w.shape, suggests_channels_last(w.shape, w.stride()), bias, *geometry)
+    op = run_wgrad if _goes_straight(grad, x) else wgrad
+    return op(grad, x, w.shape, suggests_channels_last(w.shape, w.stride()), bias, *geometry)
+
+
+def _goes_straight(one: Tensor, other: Tensor) -> bool:
+    """Whether the dispatcher would only find the kernel: then the way through it is spared."""
+    if torch.is_grad_enabled() or is_watched():
+        return False
+    return is_plain(one) and is_plain(other)
 
 
 # These are written out, and not left to torch.library.register_autograd, because an operator registered that way has a
@@ -48,7 +59,7 @@ def autograd_kernel(function: Any, op: Any) -> Callable[..., Any]:
     return run
 
 
-def _save(ctx: Any, *tensors: Tensor) -> None:
+def save(ctx: Any, *tensors: Tensor) -> None:
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)
@@ -63,13 +74,14 @@ def _add(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 class Fprop(torch.autograd.Function):
     @staticmethod
     def forward(keyset: Any, *args: Any) -> Any:
-        return _below_autograd(fprop, keyset, args)
+        with recorded():
+            return _below_autograd(fprop, keyset, args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         _, x, w, _, *geometry = inputs
         ctx.geometry = geometry_of(*geometry)
-        _save(ctx, x, w)
+        save(ctx, x, w)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Gradients:
@@ -106,7 +118,7 @@ class Dgrad(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         _, grad, w, *ctx.rest = inputs
-        _save(ctx, grad, w)
+        save(ctx, grad, w)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Gradients:
@@ -131,7 +143,7 @@ class Wgrad(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         _, grad, x, *ctx.rest = inputs
-        _save(ctx, grad, x)
+        save(ctx, grad, x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Gradients:

@@ -56,8 +56,9 @@ def check_gradient(grad_shape: Shape, x_shape: Shape, w_shape: Shape, geometry: 
 
 def empty(layout: Layout, like: Tensor) -> Tensor:
     """A new dense tensor. torch's allocators place it on a 16-byte boundary, so outputs are always aligned."""
-    memory_format = torch.channels_last if layout[1] else torch.contiguous_format
-    return torch.empty(layout[0], dtype=like.dtype, device=like.device, memory_format=memory_format)
+    if not layout[1]:
+        return like.new_empty(layout[0])
+    return torch.empty(layout[0], dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
 
 
 def geometry_of(
