@@ -115,6 +115,14 @@ def test_files_that_are_named_exist() -> None:
     assert not missing, missing
 
 
+def test_links_work_in_the_repository() -> None:
+    """As GitHub follows them, from the folder of the page; the built site is checked by mkdocs (.ci/build_docs)."""
+    for page in (*PAGES, ROOT / "CHANGELOG.md"):
+        prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for target in re.findall(r"\]\((?![a-z]+:|#)([^()\s#]+)", prose):
+            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+
+
 def commands() -> Iterator[tuple[str, list[str]]]:
     """Every call of ``polyconv`` in a block of shell and in the code of a sentence or a table."""
     for page in PAGES:

@@ -7,9 +7,14 @@ there the folder is taken off.
 
 from __future__ import annotations
 
+import logging
 import posixpath
 import re
+from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+logger = logging.getLogger("mkdocs.hooks.links")
 
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\[\]]+)\]\((?P<target>[^()\s]+)\)")
 _CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
@@ -23,7 +28,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
 
     def rewrite(match: re.Match[str]) -> str:
         text, target = match["text"], match["target"]
-        if re.match(r"[a-z]+:|#", target):
+        if re.match(r"[a-z]+:|#|/", target):
             return match[0]
         path, hash_sign, anchor = target.partition("#")
         folder = "" if source in AT_ROOT else posixpath.join("docs", posixpath.dirname(source))
@@ -33,9 +38,11 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
         if inside is not None:
             here = posixpath.dirname(source) or "."
             return f"[{text}]({posixpath.relpath(inside, here)}{hash_sign}{anchor})"
-        return (
-            f"[{text}]({config.repo_url.rstrip('/')}/blob/main/{path}{hash_sign}{anchor})" if config.repo_url else text
-        )
+        if not (ROOT / path).exists():
+            logger.warning("%s links to %s, which is not in the repository", source, target)
+        if not config.repo_url:
+            return text
+        return f"[{text}]({config.repo_url.rstrip('/')}/blob/main/{path}{hash_sign}{anchor})"
 
     parts = _CODE.split(markdown)
     return "".join(part if number % 2 else _LINK.sub(rewrite, part) for number, part in enumerate(parts))
