@@ -140,14 +140,6 @@ def test_forward_mode_without_grad() -> None:
             torch.testing.assert_close(ours, theirs)
 
 
-def test_functorch_is_refused_and_not_wrong() -> None:
-    x, w, _ = leaves(CASES["plain 3x3"])
-    with pytest.raises(NotImplementedError):
-        torch.func.grad(lambda x: polyconv.conv2d(x, w.detach()).sum())(x.detach())
-    with pytest.raises(NotImplementedError):
-        torch.func.jvp(lambda x: polyconv.conv2d(x, w.detach()), (x.detach(),), (x.detach(),))
-
-
 def test_third_derivative_of_the_bilinear_form_vanishes() -> None:
     x, w = leaves(CASES["no bias"])
     (dx,) = torch.autograd.grad(polyconv.conv2d(x, w).pow(2).sum(), x, create_graph=True)

@@ -11,9 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .functional import conv2d
-from .nn import Conv2d
+from .nn import Conv2d, LazyConv2d
 from .replacement import Replacement, replace, restore
-from .settings import set_tolerance, tolerance
+from .settings import allow_low_precision, set_tolerance, tolerance
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -25,8 +25,10 @@ _ON_DEMAND = {"Explanation": "explanation", "explain": "explanation"}
 __all__ = [
     "Conv2d",
     "Explanation",
+    "LazyConv2d",
     "Replacement",
     "__version__",
+    "allow_low_precision",
     "conv2d",
     "explain",
     "replace",

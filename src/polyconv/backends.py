@@ -23,15 +23,16 @@ Run = Callable[[MutableMapping[str, Tensor]], None]
 class Backend(Protocol):
     """Runs problems on one device.
 
-    ======  =====================  ============================================
-    pass    reads                  writes
-    ======  =====================  ============================================
-    FPROP   ``x``, ``w``, ``bias``  ``y``
-    DGRAD   ``y``, ``w``           ``x``
-    WGRAD   ``x``, ``y``           ``dw``, and ``db`` when ``problem.bias``
-    ======  =====================  ============================================
+    ======  =====================================  ============================================
+    pass    reads                                  writes
+    ======  =====================================  ============================================
+    FPROP   ``x``, ``w``, ``bias``, ``residual``   ``y``
+    DGRAD   ``y``, ``w``                           ``x``
+    WGRAD   ``x``, ``y``                           ``dw``, and ``db`` when ``problem.bias``
+    ======  =====================================  ============================================
 
-    In both gradient passes ``y`` is the incoming gradient. It may have any strides, zeros included.
+    In both gradient passes ``y`` is the incoming gradient. It may have any strides, zeros included. The bias is there
+    when ``problem.bias``, the residual when ``problem.residual``; the latter lies in memory exactly as ``y`` does.
     """
 
     name: str

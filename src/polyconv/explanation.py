@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import torch
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import ops
 from .arguments import suggests_channels_last
 from .backends import backend_for
-from .problem import Pass, Problem, Strides
+from .problem import Activation, Pass, Problem, Strides
 
 if TYPE_CHECKING:
     from .plan import CudaDevice
@@ -47,6 +47,7 @@ class ConvExplanation:
     name: str
     passes: tuple[PassExplanation, ...]
     note: str = ""
+    """What there is to say about all passes: one remark per line."""
 
     def __str__(self) -> str:
         body = [str(one) for one in self.passes] + ([self.note] if self.note else [])
@@ -184,6 +185,8 @@ class _Recorder(TorchDispatchMode):
         name = self.stack[-1] if self.stack else ""
         if func is ops.fprop:
             self.calls.append(_call(name, *args, y=result))
+        elif func is ops.fused:
+            self.calls.append(_fused_call(name, *args, y=result))
         elif func is torch.ops.aten.convolution.default:
             note = "PyTorch's own convolution runs: this is not one of polyconv's modules"
             self.calls.append(_Call(name, args[0].device, note=note))
@@ -206,7 +209,33 @@ def _call(name: str, x: Tensor, w: Tensor, bias: Tensor | None, *args: Any, y: T
         )
         for kind in Pass
     )
-    return _Call(name, x.device, tuple(problems))
+    asked = ops.overruled_dtype()
+    note = (
+        f"torch.autocast's {asked} is not followed: computes in {x.dtype}; to follow it: {ops.HOW_TO_ALLOW}"
+        if asked is not None and x.dtype != asked
+        else ""
+    )
+    return _Call(name, x.device, tuple(problems), note)
+
+
+def _fused_call(
+    name: str,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+    *args: Any,
+    y: Tensor,
+) -> _Call:
+    """The same with an epilogue, which only the forward pass knows of."""
+    call = _call(name, x, w, bias, *args, y=y)
+    if not call.problems:
+        return call
+    forward, *gradients = call.problems
+    forward = replace(forward, residual=residual is not None, activation=Activation(activation))
+    note = "where a gradient is wanted, silu is applied apart: its derivative needs the sums before it"
+    return replace(call, problems=(forward, *gradients), note=note if activation == "silu" else "")
 
 
 def _dense_strides(tensor: Tensor) -> Strides:
@@ -215,7 +244,27 @@ def _dense_strides(tensor: Tensor) -> Strides:
 
 
 def _explain_call(call: _Call, device: torch.device | CudaDevice) -> ConvExplanation:
-    return ConvExplanation(call.name, tuple(_ask(problem, device) for problem in call.problems), call.note)
+    problems, notes = call.problems, [call.note] if call.note else []
+    on_gpu = not isinstance(device, torch.device) or device.type == "cuda"
+    if problems and on_gpu and ops.is_widened(getattr(torch, problems[0].dtype)):
+        notes.append(f"tensors are widened to float32 first; the result is rounded to {problems[0].dtype} once")
+        problems = tuple(_widened(problem) for problem in problems)
+    return ConvExplanation(call.name, tuple(_ask(problem, device) for problem in problems), "\n".join(notes))
+
+
+def _widened(problem: Problem) -> Problem:
+    """The problem for float32 copies of the tensors: dense, and channels_last where the tensors are."""
+
+    def dense(shape: Strides, strides: Strides) -> Strides:
+        return ops.dense_strides(shape, suggests_channels_last(shape, strides))
+
+    return replace(
+        problem,
+        dtype="float32",
+        x_strides=dense(problem.x_shape, problem.x_strides),
+        w_strides=dense(problem.w_shape, problem.w_strides),
+        y_strides=dense(problem.y_shape, problem.y_strides),
+    )
 
 
 def _ask(problem: Problem, device: torch.device | CudaDevice) -> PassExplanation:

@@ -198,8 +198,10 @@ class Problem:
         return self.batch * self.out_channels * out_h * out_w * (self.in_channels // self.groups) * r * s
 
     def for_pass(self, kind: Pass) -> Problem:
-        """The same convolution, another pass."""
-        return replace(self, kind=kind)
+        """The same convolution, another pass. Only the forward pass has an epilogue."""
+        if kind is Pass.FPROP:
+            return replace(self, kind=kind)
+        return replace(self, kind=kind, activation=Activation.NONE, residual=False)
 
     def __str__(self) -> str:
         n, c, h, w = self.x_shape

@@ -45,11 +45,12 @@ class CpuBackend:
         if chosen.engine is Engine.ATEN:
             return partial(aten.run, problem)
         ops, geometry = torch.ops.polyconv_cpu, native.geometry_numbers(problem)
+        activation = native.ACTIVATIONS.index(problem.activation)
         stem = {Engine.DEPTHWISE: "depthwise_", Engine.PLAIN: "plain_"}.get(chosen.engine)
         if stem is not None:
             op: Any = getattr(ops, stem + problem.kind.value).default
             if problem.kind is Pass.FPROP:
-                return lambda t: op(t["x"], t["w"], t.get("bias"), t["y"], geometry)
+                return lambda t: op(t["x"], t["w"], t.get("bias"), t["y"], geometry, t.get("residual"), activation)
             if problem.kind is Pass.DGRAD:
                 return lambda t: op(t["y"], t["w"], t["x"], geometry)
             return lambda t: op(t["x"], t["y"], t["dw"], t.get("db"), geometry)
@@ -63,7 +64,8 @@ class CpuBackend:
         def convolve(tensors: MutableMapping[str, Tensor]) -> None:
             x, w, y = tensors["x"], tensors["w"], tensors["y"]
             transformed = self.weights.of(x, w, y, geometry, plan) if keep else None
-            ops.convolve(x, w, tensors.get("bias"), y, geometry, plan, transformed)
+            residual = tensors.get("residual")
+            ops.convolve(x, w, tensors.get("bias"), y, geometry, plan, transformed, residual, activation)
 
         return convolve
 

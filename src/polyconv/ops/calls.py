@@ -7,15 +7,16 @@ finds its plan made.
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from .. import settings
-from ..arguments import Geometry
+from ..arguments import Geometry, activation_name
 from ..backends import Backend, Run, backend_for
-from ..problem import Pass, Problem
+from ..problem import Activation, Pass, Problem
 from .layouts import Layout, Shape, check_gradient, fprop_layout
 from .problems import dense_strides, problem_of
 
@@ -64,6 +65,23 @@ def prepare_fprop(
     y_strides = dense_strides(*layout)
     problem = problem_of(Pass.FPROP, x, w, y_strides, geometry, bias=bias, dtype=dtype, vector_aligned=aligned)
     return Call(problem, layout, geometry, inference)
+
+
+@lru_cache(maxsize=4096)
+def prepare_fused(
+    x: tuple[Shape, Shape],
+    w: tuple[Shape, Shape],
+    bias_shape: Shape | None,
+    residual: bool,
+    activation: str,
+    dtype: torch.dtype,
+    aligned: bool,
+    inference: bool,
+    geometry: Geometry,
+) -> Call:
+    plain = prepare_fprop(x, w, bias_shape, dtype, aligned, inference, geometry)
+    problem = replace(plain.problem, residual=residual, activation=Activation(activation_name(activation)))
+    return Call(problem, plain.layout, geometry, inference)
 
 
 @lru_cache(maxsize=4096)

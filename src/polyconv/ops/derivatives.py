@@ -6,14 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
-from ..arguments import suggests_channels_last
-from .execution import recorded, run_dgrad, run_wgrad
+from ..arguments import Geometry, suggests_channels_last
+from .execution import run_dgrad, run_wgrad, training
 from .layouts import geometry_of
 from .plain import is_plain, is_watched
-from .schema import Args, dgrad, fprop, wgrad
+from .schema import Args, dgrad, fprop, fused, wgrad
 
 
 def input_gradient(grad: Tensor, w: Tensor, x: Tensor, geometry: Args) -> Tensor:
@@ -47,13 +49,38 @@ def _below_autograd(op: Any, keyset: Any, args: Sequence[Any]) -> Any:
         return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
 
 
+def _forward(op: Any, keyset: Any, args: Sequence[Any]) -> Any:
+    """The call inside an autograd.Function, which has switched derivatives off for this level.
+
+    Under ``torch.func`` there may be further levels below, whose derivatives are still wanted.
+    """
+    if not torch._C._are_functorch_transforms_active():
+        with training():
+            return _below_autograd(op, keyset, args)
+    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+        return _below_autograd(op, keyset, args)
+
+
+def _apply(function: Any, keyset: Any, args: Sequence[Any]) -> Any:
+    """``function.apply`` for one level of derivatives, the one that the dispatcher is at.
+
+    ``Function.apply`` itself would, under ``torch.func``, start again from the outermost level; and without it, it
+    works out the signature of ``forward`` on each call, which costs more than all the rest.
+    """
+    apply = super(torch.autograd.Function, function).apply
+    if not torch._C._are_functorch_transforms_active():
+        return apply(keyset, *args)
+    with enable_single_level_autograd_function():
+        return apply(keyset, *args)
+
+
 def autograd_kernel(function: Any, op: Any) -> Callable[..., Any]:
     """What the dispatcher calls where derivatives may be wanted: records the call only if they are."""
 
     def run(keyset: Any, *args: Any) -> Any:
         recorded = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args[:3])
         if recorded or forward_ad._current_level >= 0:
-            return function.apply(keyset, *args)
+            return _apply(function, keyset, args)
         return _below_autograd(op, keyset, args)
 
     return run
@@ -65,55 +92,141 @@ def save(ctx: Any, *tensors: Tensor) -> None:
     ctx.save_for_forward(*tensors)
 
 
+def _geometry_to_keep(arguments: Sequence[Any]) -> Geometry:
+    """For the backward pass. A graph that is traced leaves an open tolerance open: its settings may become others."""
+    traced = torch._C._len_torch_dispatch_stack() > 0
+    return Geometry(*arguments) if traced else geometry_of(*arguments)
+
+
+def _forward_mode(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """A ``jvp`` from a formula that takes the geometry, the saved tensors without their tangents, and the tangents.
+
+    Autograd calls a ``jvp`` with forward mode switched off and with tensors that carry the very tangents it is given.
+    Under ``torch.func`` the formula may itself have to be differentiated forward, at an outer level: so forward mode is
+    switched on, and what the formula reads is stripped of the tangents of this level.
+    """
+
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        with forward_ad._set_fwd_grad_enabled(True):
+            primals = [forward_ad.unpack_dual(tensor, level=0).primal for tensor in ctx.saved_tensors]
+            return formula(ctx, primals, *tangents)
+
+    return jvp
+
+
 def _add(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     if one is None or other is None:
         return other if one is None else one
     return one + other
 
 
+def _fprop_gradients(
+    grad: Tensor | None, x: Tensor, w: Tensor, wanted: Sequence[bool], geometry: Args
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of input, weight and bias: the first three of those that are wanted."""
+    want_x, want_w, want_bias = wanted[:3]
+    if grad is None:
+        return None, None, None
+    dx = input_gradient(grad, w, x, geometry) if want_x else None
+    if want_w:
+        dw, db = weight_gradient(grad, x, w, want_bias, geometry)
+        return dx, dw, db if want_bias else None
+    return dx, None, grad.sum((0, 2, 3)) if want_bias else None
+
+
+def _fprop_tangent(
+    tangents: tuple[Tensor | None, Tensor | None, Tensor | None], x: Tensor, w: Tensor, geometry: Args
+) -> Tensor | None:
+    """How the output moves when input, weight and bias do."""
+    dx, dw, db = tangents
+    from_x = None if dx is None else fprop(dx, w, None, *geometry)
+    from_w = None if dw is None else fprop(x, dw, None, *geometry)
+    total = _add(from_x, from_w)
+    if db is None:
+        return total
+    spread = db.reshape(1, -1, 1, 1)
+    if total is not None:
+        return total + spread
+    return spread.expand(x.shape[0], -1, *geometry.out_size(x.shape[2:], w.shape[2:])).clone()
+
+
 class Fprop(torch.autograd.Function):
     @staticmethod
     def forward(keyset: Any, *args: Any) -> Any:
-        with recorded():
-            return _below_autograd(fprop, keyset, args)
+        return _forward(fprop, keyset, args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         _, x, w, _, *geometry = inputs
-        ctx.geometry = geometry_of(*geometry)
+        ctx.geometry = _geometry_to_keep(geometry)
         save(ctx, x, w)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Gradients:
-        (grad,), (x, w) = grads, ctx.saved_tensors
-        _, want_x, want_w, want_bias, *rest = (wanted and grad is not None for wanted in ctx.needs_input_grad)
-        dx = dw = db = None
-        if want_x:
-            dx = input_gradient(grad, w, x, ctx.geometry)
-        if want_w:
-            dw, db = weight_gradient(grad, x, w, want_bias, ctx.geometry)
-        elif want_bias:
-            db = grad.sum((0, 2, 3))
-        return (None, dx, dw, db if want_bias else None, *[None for _ in rest])
+        (grad,), (x, w), (_, *wanted) = grads, ctx.saved_tensors, ctx.needs_input_grad
+        return (None, *_fprop_gradients(grad, x, w, wanted, ctx.geometry), *[None for _ in wanted[3:]])
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        (_, dx, dw, db, *_), (x, w) = tangents, ctx.saved_tensors
-        from_x = None if dx is None else fprop(dx, w, None, *ctx.geometry)
-        from_w = None if dw is None else fprop(x, dw, None, *ctx.geometry)
-        total = _add(from_x, from_w)
-        if db is None:
-            return total
-        spread = db.reshape(1, -1, 1, 1)
-        if total is not None:
-            return total + spread
-        return spread.expand(x.shape[0], -1, *ctx.geometry.out_size(x.shape[2:], w.shape[2:])).clone()
+    @_forward_mode
+    def jvp(ctx: Any, primals: Sequence[Tensor], *tangents: Any) -> Any:
+        (_, dx, dw, db, *_), (x, w) = tangents, primals
+        return _fprop_tangent((dx, dw, db), x, w, ctx.geometry)
+
+
+class Fused(torch.autograd.Function):
+    """Without an activation, or with ReLU, whose gradient the output tells: it is kept in the place of the sums."""
+
+    @staticmethod
+    def forward(keyset: Any, *args: Any) -> Any:
+        return _forward(fused, keyset, args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, x, w, _, _, activation, *geometry = inputs
+        ctx.geometry = _geometry_to_keep(geometry)
+        save(ctx, x, w, *([output] if activation == "relu" else []))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Gradients:
+        (grad,), (x, w, *y) = grads, ctx.saved_tensors
+        _, *wanted = ctx.needs_input_grad
+        grad = _through_relu(grad, y)
+        found = _fprop_gradients(grad, x, w, wanted, ctx.geometry)
+        return (None, *found, grad if wanted[3] else None, *[None for _ in wanted[4:]])
+
+    @staticmethod
+    @_forward_mode
+    def jvp(ctx: Any, primals: Sequence[Tensor], *tangents: Any) -> Any:
+        (_, dx, dw, db, dr, *_), (x, w, *y) = tangents, primals
+        return _through_relu(_add(_fprop_tangent((dx, dw, db), x, w, ctx.geometry), dr), y)
+
+
+def _through_relu(change: Tensor | None, y: Sequence[Tensor]) -> Tensor | None:
+    """A gradient, or a tangent, that passes where the output did; everywhere if no output was kept."""
+    if change is None or not y:
+        return change
+    passed: Tensor = torch.ops.aten.threshold_backward(change, y[0], 0)
+    return passed
+
+
+def fused_kernel(keyset: Any, *args: Any) -> Any:
+    """What the dispatcher calls for the fused operator where derivatives may be wanted.
+
+    The gradient of SiLU needs the sums before it, so where one is wanted it is applied apart, by torch.
+    """
+    recorded = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args[:4])
+    if not recorded and forward_ad._current_level < 0:
+        return _below_autograd(fused, keyset, args)
+    x, w, bias, residual, activation, *geometry = args
+    if activation == "silu":
+        return F.silu(fused(x, w, bias, residual, "none", *geometry))
+    return _apply(Fused, keyset, args)
 
 
 class Dgrad(torch.autograd.Function):
     @staticmethod
     def forward(keyset: Any, *args: Any) -> Any:
-        return _below_autograd(dgrad, keyset, args)
+        return _forward(dgrad, keyset, args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -129,8 +242,9 @@ class Dgrad(torch.autograd.Function):
         return (None, for_grad, for_w, *[None for _ in rest])
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        (_, dgrad_y, dw, *_), (grad, w) = tangents, ctx.saved_tensors
+    @_forward_mode
+    def jvp(ctx: Any, primals: Sequence[Tensor], *tangents: Any) -> Any:
+        (_, dgrad_y, dw, *_), (grad, w) = tangents, primals
         from_grad = None if dgrad_y is None else dgrad(dgrad_y, w, *ctx.rest)
         return _add(from_grad, None if dw is None else dgrad(grad, dw, *ctx.rest))
 
@@ -138,7 +252,7 @@ class Dgrad(torch.autograd.Function):
 class Wgrad(torch.autograd.Function):
     @staticmethod
     def forward(keyset: Any, *args: Any) -> Any:
-        return _below_autograd(wgrad, keyset, args)
+        return _forward(wgrad, keyset, args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -159,8 +273,9 @@ class Wgrad(torch.autograd.Function):
         return (None, for_grad, for_x, *[None for _ in rest])
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        (_, dgrad_y, dx, *_), (grad, x), (w_size, last, bias, *geometry) = tangents, ctx.saved_tensors, ctx.rest
+    @_forward_mode
+    def jvp(ctx: Any, primals: Sequence[Tensor], *tangents: Any) -> Any:
+        (_, dgrad_y, dx, *_), (grad, x), (w_size, last, bias, *geometry) = tangents, primals, ctx.rest
         from_grad, db = (None, None) if dgrad_y is None else wgrad(dgrad_y, x, *ctx.rest)
         from_x = None if dx is None else wgrad(grad, dx, w_size, last, False, *geometry)[0]
         # Of two outputs, neither tangent may be None. The bias gradient does not depend on the input.

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ..arguments import Geometry
-from .calls import Call, prepare_dgrad, prepare_fprop, prepare_wgrad
-from .layouts import Layout, Shape, check_tensors, empty, geometry_of
+from ..epilogue import apply_epilogue
+from .calls import Call, prepare_dgrad, prepare_fprop, prepare_fused, prepare_wgrad
+from .layouts import Layout, Shape, check_residual, check_tensors, empty, geometry_of
 from .schema import Args
 
 SMALLEST_POOLED = 16 * 2**20
@@ -35,26 +36,26 @@ def _allocate(layout: Layout, like: Tensor) -> Tensor:
 
 def run_fprop(x: Tensor, w: Tensor, bias: Tensor | None, *args: Args) -> Tensor:
     check_tensors(x, "input", w, "weight", bias)
-    call = call_of_fprop(x, w, bias, geometry_of(*args), inference=not _recorded.now)
+    call = call_of_fprop(x, w, bias, geometry_of(*args), inference=not _training.now)
     return compute_fprop(call, x, w, bias)
 
 
-class _Recorded(threading.local):
+class _Training(threading.local):
     now = False
 
 
-_recorded = _Recorded()
+_training = _Training()
 
 
 @contextmanager
-def recorded() -> Iterator[None]:
+def training() -> Iterator[None]:
     """Inside, a forward pass is part of training. Grad mode does not tell: autograd turns it off in its functions."""
-    before = _recorded.now
-    _recorded.now = True
+    before = _training.now
+    _training.now = True
     try:
         yield
     finally:
-        _recorded.now = before
+        _training.now = before
 
 
 def call_of_fprop(x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, *, inference: bool) -> Call:
@@ -66,14 +67,41 @@ def call_of_fprop(x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry,
     )
 
 
-def compute_fprop(call: Call, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+def run_fused(
+    x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, *args: Args
+) -> Tensor:
+    check_tensors(x, "input", w, "weight", bias)
+    aligned = not (x.data_ptr() | (0 if residual is None else residual.data_ptr())) & 15
+    call = prepare_fused(
+        (x.shape, x.stride()),
+        (w.shape, w.stride()),
+        None if bias is None else bias.shape,
+        residual is not None,
+        activation,
+        x.dtype,
+        aligned,
+        not _training.now,
+        geometry_of(*args),
+    )
+    if residual is not None:
+        shape, channels_last = call.layout
+        check_residual(residual, x, shape)
+        # Kernels find an element of the residual where its sum is stored. One that lies so already is not copied.
+        residual = residual.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    return compute_fprop(call, x, w, bias, residual)
+
+
+def compute_fprop(call: Call, x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
     """The output, for tensors that fit the call."""
     y = _allocate(call.layout, x)
     if x.numel() == 0 or y.numel() == 0:  # without input channels: a sum of nothing, and the bias
-        return y.zero_() if bias is None else y.copy_(bias.reshape(1, -1, 1, 1).expand(y.shape))
+        y = y.zero_() if bias is None else y.copy_(bias.reshape(1, -1, 1, 1).expand(y.shape))
+        return apply_epilogue(y, residual, call.problem.activation)
     tensors = {"x": x, "w": w, "y": y}
     if bias is not None:
         tensors["bias"] = bias.contiguous()  # one number per channel: the only input without strides of its own
+    if residual is not None:
+        tensors["residual"] = residual
     call.run(x.device, tensors)
     return tensors["y"]
 

@@ -77,6 +77,8 @@ def conv2d(
     if not (_is_exact(stride) and _is_exact(padding) and _is_exact(dilation) and type(groups) is int):
         return None
     if call is None:
+        if x.dtype not in (torch.float32, torch.float64):  # may be widened on the way
+            return None
         if not (is_plain(x) and is_plain(w) and (bias is None or is_plain(bias))) or x.dim() != 4 or w.dim() != 4:
             return None
         call = _prepare(x, w, bias, (stride, padding, dilation, groups, padding_mode, tolerance), recorded)
