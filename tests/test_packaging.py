@@ -28,11 +28,10 @@ BUILD = "from setuptools import build_meta; import sys; getattr(build_meta, 'bui
 
 
 def tree() -> list[str]:
-    """The files of the project: those that git knows or would add, or all of an unpacked source archive."""
+    """The files of the project: those that git knows or would add; in a source archive, those on its list."""
     if not (ROOT / ".git").exists():
-        return [
-            str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if path.is_file() and ".egg-info" not in str(path)
-        ]
+        listed = (ROOT / "src" / "polyconv.egg-info" / "SOURCES.txt").read_text(encoding="utf-8").splitlines()
+        return [name for name in listed if ".egg-info/" not in name]
     command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     return [name for name in listed if (ROOT / name).is_file()]

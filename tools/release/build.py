@@ -78,7 +78,7 @@ def _audit(built: list[Path], work: Path) -> None:
     with _step("the kernels' use of Python and of torch"):
         _python("abi3audit", "--strict", "--summary", native)
         shutil.unpack_archive(native, work / "unpacked", "zip")
-        _python("torch_abi_audit", "--check", "both", work / "unpacked" / MODULE)
+        _python("torch_abi_audit.cli", "--check", "both", work / "unpacked" / MODULE)
     with _step("the metadata"):
         _python("twine", "check", "--strict", *built)
 
