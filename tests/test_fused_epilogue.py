@@ -466,3 +466,21 @@ def test_the_problems_are_those_that_run(activation: str) -> None:
         y = module(x, residual)
         y.backward(torch.randn_like(y))
     assert recorder.problems == said
+
+
+@pytest.mark.parametrize("in_dims", [(0, None, None), (None, 0, None), (None, None, 1), (1, 0, 0)])
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_vmap(in_dims: tuple[int | None, ...], activation: str) -> None:
+    shapes = (2, 4, 7, 6), (6, 4, 3, 3), (2, 6, 5, 4)
+    batched = [
+        torch.randn(*shape) if dim is None else torch.randn(3, *shape).movedim(0, dim)
+        for shape, dim in zip(shapes, in_dims, strict=True)
+    ]
+
+    def fused(x: Tensor, w: Tensor, residual: Tensor) -> Tensor:
+        return polyconv.conv2d(x, w, activation=activation, residual=residual)
+
+    found = torch.func.vmap(fused, in_dims)(*batched)
+    for place in range(3):
+        one = [t if dim is None else t.select(dim, place) for t, dim in zip(batched, in_dims, strict=True)]
+        torch.testing.assert_close(found[place], fused(*one), atol=1e-4, rtol=1e-4)

@@ -11,24 +11,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .functional import conv2d
-from .nn import Conv2d
+from .nn import Conv2d, LazyConv2d
 from .replacement import Replacement, replace, restore
-from .settings import set_tolerance, tolerance
+from .settings import allow_low_precision, set_tolerance, tolerance
 from .version import __version__
 
 if TYPE_CHECKING:
     from .explanation import Explanation, explain
+    from .optimization import OptimizationReport, optimize
 
-_ON_DEMAND = {"Explanation": "explanation", "explain": "explanation"}
+_ON_DEMAND = {
+    "Explanation": "explanation",
+    "OptimizationReport": "optimization",
+    "explain": "explanation",
+    "optimize": "optimization",
+}
 """Public name -> the module that defines it."""
 
 __all__ = [
     "Conv2d",
     "Explanation",
+    "LazyConv2d",
+    "OptimizationReport",
     "Replacement",
     "__version__",
+    "allow_low_precision",
     "conv2d",
     "explain",
+    "optimize",
     "replace",
     "restore",
     "set_tolerance",

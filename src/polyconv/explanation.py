@@ -47,6 +47,7 @@ class ConvExplanation:
     name: str
     passes: tuple[PassExplanation, ...]
     note: str = ""
+    """What there is to say about all passes: one remark per line."""
 
     def __str__(self) -> str:
         body = [str(one) for one in self.passes] + ([self.note] if self.note else [])
@@ -84,6 +85,20 @@ def explain(target: Callable[..., Any], *inputs: Any, device: Device | None = No
         device: ask for this device instead of the tensors' own: ``"cuda"``, for a model that is still on the CPU; or a
             GPU that need not be here, by its short name in :data:`polyconv.plan.DEVICES` or by its description.
     """
+    calls = _recorded(target, inputs, kwargs)
+    # Asked here, outside the fake mode: a backend may look at its real device.
+    asked = None if device is None else _device(device)
+    return Explanation(tuple(_explain_call(call, asked or call.device) for call in calls))
+
+
+def problems_of(target: Callable[..., Any], *inputs: Any, **kwargs: Any) -> tuple[Problem, ...]:
+    """Every problem that a call would ask polyconv for, all passes, each once. Arguments as for :func:`explain`."""
+    calls = _recorded(target, inputs, kwargs)
+    return tuple(dict.fromkeys(problem for call in calls for problem in call.problems))
+
+
+def _recorded(target: Callable[..., Any], inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> list[_Call]:
+    """The convolutions of a call, made on fake tensors."""
     module = target if isinstance(target, torch.nn.Module) else None
     state: dict[str, Tensor] = {}
     if module is not None:
@@ -101,9 +116,7 @@ def explain(target: Callable[..., Any], *inputs: Any, device: Device | None = No
             else:
                 with _names(module, recorder):
                     torch.func.functional_call(module, fake_state, args, keywords, strict=False)
-    # Asked here, outside the fake mode: a backend may look at its real device.
-    asked = None if device is None else _device(device)
-    return Explanation(tuple(_explain_call(call, asked or call.device) for call in recorder.calls))
+    return recorder.calls
 
 
 def _device(device: Device) -> torch.device | CudaDevice:
@@ -208,7 +221,13 @@ def _call(name: str, x: Tensor, w: Tensor, bias: Tensor | None, *args: Any, y: T
         )
         for kind in Pass
     )
-    return _Call(name, x.device, tuple(problems))
+    asked = ops.overruled_dtype()
+    note = (
+        f"torch.autocast's {asked} is not followed: computes in {x.dtype}; to follow it: {ops.HOW_TO_ALLOW}"
+        if asked is not None and x.dtype != asked
+        else ""
+    )
+    return _Call(name, x.device, tuple(problems), note)
 
 
 def _fused_call(
@@ -237,7 +256,27 @@ def _dense_strides(tensor: Tensor) -> Strides:
 
 
 def _explain_call(call: _Call, device: torch.device | CudaDevice) -> ConvExplanation:
-    return ConvExplanation(call.name, tuple(_ask(problem, device) for problem in call.problems), call.note)
+    problems, notes = call.problems, [call.note] if call.note else []
+    on_gpu = not isinstance(device, torch.device) or device.type == "cuda"
+    if problems and on_gpu and ops.is_widened(getattr(torch, problems[0].dtype)):
+        notes.append(f"tensors are widened to float32 first; the result is rounded to {problems[0].dtype} once")
+        problems = tuple(_widened(problem) for problem in problems)
+    return ConvExplanation(call.name, tuple(_ask(problem, device) for problem in problems), "\n".join(notes))
+
+
+def _widened(problem: Problem) -> Problem:
+    """The problem for float32 copies of the tensors: dense, and channels_last where the tensors are."""
+
+    def dense(shape: Strides, strides: Strides) -> Strides:
+        return ops.dense_strides(shape, suggests_channels_last(shape, strides))
+
+    return replace(
+        problem,
+        dtype="float32",
+        x_strides=dense(problem.x_shape, problem.x_strides),
+        w_strides=dense(problem.w_shape, problem.w_strides),
+        y_strides=dense(problem.y_shape, problem.y_strides),
+    )
 
 
 def _ask(problem: Problem, device: torch.device | CudaDevice) -> PassExplanation:

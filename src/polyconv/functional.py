@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
+from torch.compiler import is_compiling
+from torch.overrides import handle_torch_function, has_torch_function
 
 from . import ops
 from .arguments import Extent, Geometry, Padding, activation_name, normalise
+from .compilation import written_out
+from .ops import shortcut
 
 
 def conv2d(
@@ -43,7 +49,45 @@ def conv2d(
     Raises:
         RuntimeError, TypeError: where torch raises them.
     """
-    _check_are_tensors(input, weight, bias)
+    if activation is None and residual is None and not is_compiling():
+        y = shortcut.conv2d(input, weight, bias, stride, padding, dilation, groups, padding_mode, tolerance)
+        if y is not None:
+            return y
+    return _by_operator(
+        input, weight, bias, stride, padding, dilation, groups, padding_mode, tolerance, activation, residual
+    )
+
+
+def _by_operator(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Extent,
+    padding: Padding,
+    dilation: Extent,
+    groups: int,
+    padding_mode: str,
+    tolerance: float | None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """The call that autocast, transforms, modes and tracers see."""
+    if not (isinstance(input, Tensor) and isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))):
+        return _without_tensors(
+            input,
+            weight,
+            bias,
+            stride,
+            padding,
+            dilation,
+            groups,
+            padding_mode=padding_mode,
+            tolerance=tolerance,
+            activation=activation,
+            residual=residual,
+        )
+    if is_compiling():
+        input, weight, bias, tolerance = written_out(input, weight, bias, tolerance)  # noqa: A001
     if input.dim() not in (3, 4):
         raise RuntimeError(
             f"Expected 3D (unbatched) or 4D (batched) input to conv2d, but got input of size: {list(input.shape)}"
@@ -86,13 +130,15 @@ def _fused(
     return y if batched else y.squeeze(0)
 
 
-def _check_are_tensors(input: object, weight: object, bias: object) -> None:
-    """Raise torch's TypeError, naming the argument, for anything that is not a tensor."""
-    if isinstance(input, Tensor) and isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor)):
-        return
-    for name, value in (("input", input), ("weight", weight), ("bias", bias)):
+def _without_tensors(*args: Any, **options: Any) -> Tensor:
+    """A call in which something is no tensor: left to what stands for one (``torch.fx`` has such), else an error."""
+    if has_torch_function(args[:3]):
+        result: Tensor = handle_torch_function(conv2d, args[:3], *args, **options)
+        return result
+    for name, value in zip(("input", "weight", "bias"), args, strict=False):
         if not (isinstance(value, Tensor) or (name == "bias" and value is None)):
             raise TypeError(f"conv2d(): argument {name!r} must be a Tensor, not {type(value).__name__}")
+    raise AssertionError("everything is a tensor")
 
 
 def _crop(x: Tensor, geometry: Geometry) -> tuple[Tensor, Geometry]:

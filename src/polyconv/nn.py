@@ -90,3 +90,34 @@ class Conv2d(torch.nn.Conv2d):
             activation=self.activation,
             residual=residual,
         )
+
+
+class LazyConv2d(torch.nn.LazyConv2d, Conv2d):  # type: ignore[misc]
+    """Takes the arguments of :class:`torch.nn.LazyConv2d`: in_channels is that of the first input.
+
+    From then on the module is a :class:`Conv2d`.
+    """
+
+    cls_to_become = Conv2d
+
+    def __init__(
+        self,
+        out_channels: int,
+        kernel_size: Extent,
+        stride: Extent = 1,
+        padding: Padding = 0,
+        dilation: Extent = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        tolerance: float | None = None,
+    ) -> None:
+        sizes: dict[str, Any] = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
+        super().__init__(
+            out_channels, groups=groups, bias=bias, padding_mode=padding_mode, device=device, dtype=dtype, **sizes
+        )
+        if tolerance is not None:
+            self.tolerance = checked_tolerance(tolerance)

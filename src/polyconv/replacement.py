@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .nn import Conv2d
+from .nn import Conv2d, LazyConv2d
+
+Class = type[torch.nn.Module]
+
+_OURS: dict[Class, Class] = {torch.nn.Conv2d: Conv2d, torch.nn.LazyConv2d: LazyConv2d}
+_TORCHS: dict[Class, Class] = {ours: torchs for torchs, ours in _OURS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +45,22 @@ class Replacement:
 def replace(model: torch.nn.Module) -> Replacement:
     """Make every ``torch.nn.Conv2d`` in a model, the model itself included, a :class:`polyconv.Conv2d`.
 
-    Subclasses of ``torch.nn.Conv2d`` are left alone, because they may do more than a convolution; so are lazy modules
-    that have not seen their first input. The result counts what was replaced and names what was not.
+    A ``torch.nn.LazyConv2d`` becomes one that turns into a :class:`polyconv.Conv2d` at its first input, and a module
+    with parametrisations (``torch.nn.utils.parametrize``) keeps them. Other subclasses of ``torch.nn.Conv2d`` are left
+    alone, because they may do more than a convolution. The result counts what was replaced and names what was not.
     """
-    return _swap(model, "replaced", torch.nn.Conv2d, Conv2d, _why_not_replace)
+    return _swap(model, "replaced", _OURS, why_not_replace)
 
 
 def restore(model: torch.nn.Module) -> Replacement:
     """The reverse of :func:`replace`: every :class:`polyconv.Conv2d` becomes a ``torch.nn.Conv2d`` again."""
-    return _swap(model, "restored", Conv2d, torch.nn.Conv2d, _why_not_restore)
+    return _swap(model, "restored", _TORCHS, _why_not_restore)
 
 
 def _swap(
     model: torch.nn.Module,
     action: str,
-    old: type[torch.nn.Module],
-    new: type[torch.nn.Module],
+    classes: dict[Class, Class],
     why_not: Callable[[torch.nn.Module], str | None],
 ) -> Replacement:
     count, left_alone = 0, {}
@@ -63,29 +68,51 @@ def _swap(
         reason = why_not(module)
         if reason is not None:
             left_alone[name] = reason
-        elif type(module) is old:
-            module.__class__ = new
+        elif _plain_class(module) in classes:
+            module.__class__ = _counterpart(type(module), classes)
             count += 1
     return Replacement(action, count, left_alone)
 
 
-def _why_not_replace(module: torch.nn.Module) -> str | None:
-    if type(module) is torch.nn.Conv2d:
-        dtype = module.weight.dtype
+def _is_parametrised(kind: Class) -> bool:
+    """Whether ``torch.nn.utils.parametrize`` made this class: for one module, to hold its properties, as a subclass."""
+    return kind.__module__ == "torch.nn.utils.parametrize" and len(kind.__bases__) == 1
+
+
+def _plain_class(module: torch.nn.Module) -> Class:
+    """The class of a module before parametrisations."""
+    kind = type(module)
+    return kind.__bases__[0] if _is_parametrised(kind) else kind
+
+
+def _counterpart(kind: Class, classes: dict[Class, Class]) -> Class:
+    """The class to swap in: for one that parametrize made, its like with another base."""
+    if kind in classes:
+        return classes[kind]
+    (base,) = kind.__bases__
+    made = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
+    return type(f"Parametrized{classes[base].__name__}", (classes[base],), made)
+
+
+def why_not_replace(module: torch.nn.Module) -> str | None:
+    """Why a convolution cannot become polyconv's, or None; None, too, for what is no convolution of torch's."""
+    kind = _plain_class(module)
+    if kind in _OURS:
+        dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)
         return f"its weight is {dtype}; polyconv computes with real numbers" if dtype.is_complex else None
     if not isinstance(module, torch.nn.Conv2d) or isinstance(module, Conv2d):
         return None
-    if isinstance(module, torch.nn.LazyConv2d):
-        return "lazy and not initialised yet; call replace again after the first forward pass"
-    kind = type(module)
     return f"{kind.__module__}.{kind.__qualname__} is a subclass of torch.nn.Conv2d and may do more than a convolution"
 
 
 def _why_not_restore(module: torch.nn.Module) -> str | None:
-    if type(module) is Conv2d and module.activation not in (None, "none"):
+    kind = _plain_class(module)
+    if not isinstance(module, Conv2d):
+        return None
+    if kind not in _TORCHS:
+        return f"{kind.__qualname__} is a subclass of polyconv.Conv2d"
+    if module.activation not in (None, "none"):
         return f"it applies {module.activation}, which torch.nn.Conv2d would leave out"
-    if type(module) is Conv2d and not isinstance(module.padding, str) and len(module.padding) == 4:
+    if not isinstance(module.padding, str) and len(module.padding) == 4:
         return f"torch.nn.Conv2d has no padding of four sides {module.padding}"
-    if isinstance(module, Conv2d) and type(module) is not Conv2d:
-        return f"{type(module).__qualname__} is a subclass of polyconv.Conv2d"
     return None

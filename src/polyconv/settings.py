@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,10 @@ from typing import Any
 from .problem import DEFAULT_TOLERANCE
 
 PREFIX = "POLYCONV_"
+
+
+class SettingsError(ValueError):
+    """An environment variable whose value cannot be read. The message names both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +33,16 @@ class Settings:
     tolerance: float = DEFAULT_TOLERANCE
     """``POLYCONV_TOLERANCE``: the error, relative to the output's scale, that a fast algorithm may be expected to make.
     With 0, only direct summation runs."""
-    tuning_file: Path | None = None
-    """``POLYCONV_TUNING_FILE``: measured choices that replace the cost model's. Default: none, the model decides."""
+    tuning_file: tuple[Path, ...] | None = None
+    """``POLYCONV_TUNING_FILE``: measured choices that replace the cost model's. Several files are separated by ``:``
+    and asked in that order, then the one that ``polyconv tune`` writes by itself (``tuning.json`` in the cache's
+    folder), which is the default. ``off``: none at all, the model decides."""
+    jit: bool = True
+    """``POLYCONV_JIT``: ``off`` never runs the CUDA compiler; a kernel that is nowhere on disk is an error then."""
+    kernels: Path | None = None
+    """``POLYCONV_KERNELS``: a folder of compiled kernels from ``polyconv warmup -o``, looked into before the cache."""
+    allow_low_precision: bool = False
+    """``POLYCONV_ALLOW_LOW_PRECISION``: see :func:`allow_low_precision`. ``on`` or ``off``."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
@@ -45,11 +57,28 @@ class Settings:
             try:
                 found[name] = read(text)
             except ValueError as error:
-                raise ValueError(f"cannot read {variable}={text!r}: {error}") from None
+                raise SettingsError(f"cannot read {variable}={text!r}: {error}") from None
         return cls(**found)
 
+    def as_variables(self) -> dict[str, str]:
+        """Every setting as the environment variable that would set it; empty where there is none."""
+        return {PREFIX + f.name.upper(): _as_text(getattr(self, f.name)) for f in fields(self)}
+
     def __str__(self) -> str:
-        return "\n".join(f"{PREFIX}{f.name.upper()}={getattr(self, f.name)}" for f in fields(self))
+        return "\n".join(f"{variable}={text}" for variable, text in self.as_variables().items())
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "" if value is None else str(value)
+
+
+def _switch(text: str) -> bool:
+    answer = {"on": True, "1": True, "true": True, "off": False, "0": False, "false": False}.get(text.lower())
+    if answer is None:
+        raise ValueError("expected on or off")
+    return answer
 
 
 def _byte_count(text: str) -> int:
@@ -57,6 +86,12 @@ def _byte_count(text: str) -> int:
     if count < 0:
         raise ValueError("a number of bytes is not negative")
     return count
+
+
+def _tuning_files(text: str) -> tuple[Path, ...]:
+    if text.lower() == "off":
+        return ()
+    return tuple(Path(part).expanduser() for part in text.split(os.pathsep) if part)
 
 
 def checked_tolerance(tolerance: float | str) -> float:
@@ -71,34 +106,48 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "cache_dir": Path,
     "workspace_bytes": _byte_count,
     "tolerance": checked_tolerance,
-    "tuning_file": Path,
+    "tuning_file": _tuning_files,
+    "jit": _switch,
+    "kernels": Path,
+    "allow_low_precision": _switch,
 }
 
 _current: Settings | None = None
+_initial: Settings | None = None
+
+changes = ""
+"""What the program itself has set that a compiled graph depends on, as text; empty while the environment's word holds.
+Text, because ``torch.compile`` guards on text by value, and would make a variable of a number that changes."""
 
 
 def current() -> Settings:
     """The settings in force now."""
-    global _current
+    global _current, _initial
     if _current is None:
-        _current = Settings.from_environment(os.environ)
+        _current = _initial = Settings.from_environment(os.environ)
     return _current
 
 
+def _change_to(settings: Settings) -> None:
+    global _current, changes
+    _current = settings
+    changes = "" if settings is _initial else f"{settings.tolerance} {settings.allow_low_precision}"
+
+
 @contextmanager
-def use(**changes: Any) -> Iterator[Settings]:
+def use(**changed: Any) -> Iterator[Settings]:
     """Change settings inside a ``with`` block: ``with settings.use(workspace_bytes=0): ...``.
 
     The change holds for the whole process, not for one thread: the backward pass runs in threads of autograd's own, and
     must see what the forward pass saw.
     """
-    global _current
     before = current()
-    _current = replace(before, **changes)
+    inside = replace(before, **changed)
+    _change_to(inside)
     try:
-        yield _current
+        yield inside
     finally:
-        _current = before
+        _change_to(before)
 
 
 def set_tolerance(tolerance: float) -> float:
@@ -108,9 +157,8 @@ def set_tolerance(tolerance: float) -> float:
     output's scale (see docs/accuracy.md). A larger one lets algorithms run that multiply less; 0 allows direct
     summation only. A call's own argument and a module's come before this.
     """
-    global _current
     before = current()
-    _current = replace(before, tolerance=checked_tolerance(tolerance))
+    _change_to(replace(before, tolerance=checked_tolerance(tolerance)))
     return before.tolerance
 
 
@@ -119,3 +167,33 @@ def tolerance(value: float) -> Iterator[None]:
     """:func:`set_tolerance` for a ``with`` block. A forward pass in it settles the budget of its backward pass, too."""
     with use(tolerance=checked_tolerance(value)):
         yield
+
+
+class _Until:
+    """Goes back to earlier settings at the end of a ``with`` block; what changed them is done already."""
+
+    def __init__(self, before: Settings) -> None:
+        self._before = before
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        _change_to(self._before)
+
+
+def allow_low_precision(allow: bool = True) -> AbstractContextManager[None]:
+    """Let half precision mean what it means elsewhere in torch: for the process, or, as a context, for a block.
+
+    By default a convolution computes in float32 and gives float32, also under ``torch.autocast``, and half-precision
+    CUDA tensors are refused. Once allowed, autocast's dtype is followed, and such tensors are taken: on the CPU
+    PyTorch's own convolution runs in that dtype; on a GPU the tensors are widened, the kernels compute in float32 as
+    ever, and the result is rounded once::
+
+        polyconv.allow_low_precision()
+        with polyconv.allow_low_precision(), torch.autocast("cpu", dtype=torch.bfloat16):
+            y = conv(x)  # bfloat16
+    """
+    before = current()
+    _change_to(replace(before, allow_low_precision=bool(allow)))
+    return _Until(before)

@@ -23,6 +23,11 @@ from .borders import fold, pad
 from .candidates import Candidate, Engine
 from .device import CpuDevice
 
+_HALF_ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""Unit roundoff of the dtypes that sums are rounded to once at the end; they are formed in float32."""
+_LARGEST_TO_SCALE = 5
+"""The largest of many results, in units of their scale: it is rounded the most."""
+
 
 def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
     """PyTorch's kernels take everything, and sum in an order of their own: the error is that of one long sum."""
@@ -33,7 +38,8 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
         f"PyTorch's convolution{padded}" + (f", {' and '.join(apart)} not fused" if apart else ""),
         direct=True,
         cycles=direct_cycles(problem, device) + len(apart) * _pass_cycles(problem, device),
-        error=error_of(problem, None, reduction_of(problem), ()),
+        error=error_of(problem, None, reduction_of(problem), ())
+        + _LARGEST_TO_SCALE * _HALF_ROUNDING.get(problem.dtype, 0.0),
     )
 
 

@@ -25,35 +25,41 @@ import torch
 
 from . import derivatives, execution
 from . import fake as fakes
-from .autocast import register_autocast
+from .autocast import overruled_dtype, register_autocast
 from .derivatives import input_gradient, weight_gradient
 from .layouts import geometry_of
+from .precision import HOW_TO_ALLOW, is_widened, widening
 from .problems import dense_strides, problem_of
 from .schema import dgrad, fprop, fused, library, wgrad
+from .vmap import register_vmap, vmap_dgrad, vmap_fprop, vmap_fused, vmap_wgrad
 
 __all__ = [
+    "HOW_TO_ALLOW",
     "dense_strides",
     "dgrad",
     "fprop",
     "fused",
     "geometry_of",
     "input_gradient",
+    "is_widened",
+    "overruled_dtype",
     "problem_of",
     "weight_gradient",
     "wgrad",
 ]
 
 
-def _register(name: str, op: Any, run: Any, fake: Any, autograd: Any) -> None:
+def _register(name: str, op: Any, run: Any, fake: Any, autograd: Any, vmap: Any) -> None:
     library.impl(name, run, "CompositeExplicitAutograd")
+    library.impl(name, widening(run), "CUDA")
     torch.library.register_fake(f"polyconv::{name}", fake, lib=library)
     library.impl(name, autograd, "Autograd", with_keyset=True)
-    register_autocast(name, op, "cpu", "AutocastCPU")
-    register_autocast(name, op, "cuda", "AutocastCUDA")
+    register_vmap(name, vmap)
+    register_autocast(name, op)
 
 
 _kernel = derivatives.autograd_kernel
-_register("conv2d_fprop", fprop, execution.run_fprop, fakes.fake_fprop, _kernel(derivatives.Fprop, fprop))
-_register("conv2d_fused", fused, execution.run_fused, fakes.fake_fused, derivatives.fused_kernel)
-_register("conv2d_dgrad", dgrad, execution.run_dgrad, fakes.fake_dgrad, _kernel(derivatives.Dgrad, dgrad))
-_register("conv2d_wgrad", wgrad, execution.run_wgrad, fakes.fake_wgrad, _kernel(derivatives.Wgrad, wgrad))
+_register("conv2d_fprop", fprop, execution.run_fprop, fakes.fake_fprop, _kernel(derivatives.Fprop, fprop), vmap_fprop)
+_register("conv2d_fused", fused, execution.run_fused, fakes.fake_fused, derivatives.fused_kernel, vmap_fused)
+_register("conv2d_dgrad", dgrad, execution.run_dgrad, fakes.fake_dgrad, _kernel(derivatives.Dgrad, dgrad), vmap_dgrad)
+_register("conv2d_wgrad", wgrad, execution.run_wgrad, fakes.fake_wgrad, _kernel(derivatives.Wgrad, wgrad), vmap_wgrad)

@@ -1,23 +1,55 @@
-"""Autocast: a convolution of polyconv computes in float32, whatever the region's dtype."""
+"""Autocast: a convolution computes in float32, or, once low precision is allowed, in the dtype of the region."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import settings
 from .schema import library
 
 
-def register_autocast(name: str, op: Callable[..., Any], device_type: str, key: str) -> None:
-    def up(value: Any) -> Any:
-        cast = isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
-        return value.to(torch.float32) if cast else value
+class _Overruled(threading.local):
+    dtype: torch.dtype | None = None
+
+
+_overruled = _Overruled()
+
+
+def overruled_dtype() -> torch.dtype | None:
+    """What autocast asked for and the call that is being dispatched does not follow; None if it follows."""
+    return _overruled.dtype
+
+
+def autocast_kernel(op: Callable[..., Any], device_type: str, key: str) -> Callable[..., Any]:
+    """What the dispatcher calls in an autocast region: the call again, without autocast, on tensors of one dtype.
+
+    As everywhere in autocast, float64 is left alone.
+    """
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
     def run(*args: Any) -> Any:
-        with torch.autocast(device_type, enabled=False):
-            return op(*map(up, args))
+        region = torch.get_autocast_dtype(device_type)
+        dtype = region if settings.current().allow_low_precision else torch.float32
 
-    library.impl(name, run, key)
+        def cast(value: Any) -> Any:
+            eligible = isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
+            return value.to(dtype) if eligible else value
+
+        outer, _overruled.dtype = _overruled.dtype, None if dtype == region else region
+        try:
+            with torch._C._ExcludeDispatchKeyGuard(keys):
+                return op(*map(cast, args))
+        finally:
+            _overruled.dtype = outer
+
+    return run
+
+
+def register_autocast(name: str, op: Callable[..., Any]) -> None:
+    for device_type, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
+        library.impl(name, autocast_kernel(op, device_type, key), key)

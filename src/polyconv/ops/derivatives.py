@@ -8,21 +8,33 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
-from ..arguments import suggests_channels_last
+from ..arguments import Geometry, suggests_channels_last
+from .execution import run_dgrad, run_wgrad, training
 from .layouts import geometry_of
+from .plain import is_plain, is_watched
 from .schema import Args, dgrad, fprop, fused, wgrad
 
 
 def input_gradient(grad: Tensor, w: Tensor, x: Tensor, geometry: Args) -> Tensor:
     """Gradient of the input, in the memory format of the input."""
-    return dgrad(grad, w, x.shape, suggests_channels_last(x.shape, x.stride()), *geometry)
+    op = run_dgrad if _goes_straight(grad, w) else dgrad
+    return op(grad, w, x.shape, suggests_channels_last(x.shape, x.stride()), *geometry)
 
 
 def weight_gradient(grad: Tensor, x: Tensor, w: Tensor, bias: bool, geometry: Args) -> tuple[Tensor, Tensor]:
     """Gradients of the weight, in its memory format, and of the bias."""
-    return wgrad(grad, x, w.shape, suggests_channels_last(w.shape, w.stride()), bias, *geometry)
+    op = run_wgrad if _goes_straight(grad, x) else wgrad
+    return op(grad, x, w.shape, suggests_channels_last(w.shape, w.stride()), bias, *geometry)
+
+
+def _goes_straight(one: Tensor, other: Tensor) -> bool:
+    """Whether the dispatcher would only find the kernel: then the way through it is spared."""
+    if torch.is_grad_enabled() or is_watched():
+        return False
+    return is_plain(one) and is_plain(other)
 
 
 # These are written out, and not left to torch.library.register_autograd, because an operator registered that way has a
@@ -37,22 +49,69 @@ def _below_autograd(op: Any, keyset: Any, args: Sequence[Any]) -> Any:
         return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
 
 
+def _forward(op: Any, keyset: Any, args: Sequence[Any]) -> Any:
+    """The call inside an autograd.Function, which has switched derivatives off for this level.
+
+    Under ``torch.func`` there may be further levels below, whose derivatives are still wanted.
+    """
+    if not torch._C._are_functorch_transforms_active():
+        with training():
+            return _below_autograd(op, keyset, args)
+    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+        return _below_autograd(op, keyset, args)
+
+
+def _apply(function: Any, keyset: Any, args: Sequence[Any]) -> Any:
+    """``function.apply`` for one level of derivatives, the one that the dispatcher is at.
+
+    ``Function.apply`` itself would, under ``torch.func``, start again from the outermost level; and without it, it
+    works out the signature of ``forward`` on each call, which costs more than all the rest.
+    """
+    apply = super(torch.autograd.Function, function).apply
+    if not torch._C._are_functorch_transforms_active():
+        return apply(keyset, *args)
+    with enable_single_level_autograd_function():
+        return apply(keyset, *args)
+
+
 def autograd_kernel(function: Any, op: Any) -> Callable[..., Any]:
     """What the dispatcher calls where derivatives may be wanted: records the call only if they are."""
 
     def run(keyset: Any, *args: Any) -> Any:
         recorded = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args[:3])
         if recorded or forward_ad._current_level >= 0:
-            return function.apply(keyset, *args)
+            return _apply(function, keyset, args)
         return _below_autograd(op, keyset, args)
 
     return run
 
 
-def _save(ctx: Any, *tensors: Tensor) -> None:
+def save(ctx: Any, *tensors: Tensor) -> None:
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)
+
+
+def _geometry_to_keep(arguments: Sequence[Any]) -> Geometry:
+    """For the backward pass. A graph that is traced leaves an open tolerance open: its settings may become others."""
+    traced = torch._C._len_torch_dispatch_stack() > 0
+    return Geometry(*arguments) if traced else geometry_of(*arguments)
+
+
+def _forward_mode(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """A ``jvp`` from a formula that takes the geometry, the saved tensors without their tangents, and the tangents.
+
+    Autograd calls a ``jvp`` with forward mode switched off and with tensors that carry the very tangents it is given.
+    Under ``torch.func`` the formula may itself have to be differentiated forward, at an outer level: so forward mode is
+    switched on, and what the formula reads is stripped of the tangents of this level.
+    """
+
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        with forward_ad._set_fwd_grad_enabled(True):
+            primals = [forward_ad.unpack_dual(tensor, level=0).primal for tensor in ctx.saved_tensors]
+            return formula(ctx, primals, *tangents)
+
+    return jvp
 
 
 def _add(one: Tensor | None, other: Tensor | None) -> Tensor | None:
@@ -94,13 +153,13 @@ def _fprop_tangent(
 class Fprop(torch.autograd.Function):
     @staticmethod
     def forward(keyset: Any, *args: Any) -> Any:
-        return _below_autograd(fprop, keyset, args)
+        return _forward(fprop, keyset, args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         _, x, w, _, *geometry = inputs
-        ctx.geometry = geometry_of(*geometry)
-        _save(ctx, x, w)
+        ctx.geometry = _geometry_to_keep(geometry)
+        save(ctx, x, w)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Gradients:
@@ -108,8 +167,9 @@ class Fprop(torch.autograd.Function):
         return (None, *_fprop_gradients(grad, x, w, wanted, ctx.geometry), *[None for _ in wanted[3:]])
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        (_, dx, dw, db, *_), (x, w) = tangents, ctx.saved_tensors
+    @_forward_mode
+    def jvp(ctx: Any, primals: Sequence[Tensor], *tangents: Any) -> Any:
+        (_, dx, dw, db, *_), (x, w) = tangents, primals
         return _fprop_tangent((dx, dw, db), x, w, ctx.geometry)
 
 
@@ -118,13 +178,13 @@ class Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(keyset: Any, *args: Any) -> Any:
-        return _below_autograd(fused, keyset, args)
+        return _forward(fused, keyset, args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         _, x, w, _, _, activation, *geometry = inputs
-        ctx.geometry = geometry_of(*geometry)
-        _save(ctx, x, w, *([output] if activation == "relu" else []))
+        ctx.geometry = _geometry_to_keep(geometry)
+        save(ctx, x, w, *([output] if activation == "relu" else []))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Gradients:
@@ -135,8 +195,9 @@ class Fused(torch.autograd.Function):
         return (None, *found, grad if wanted[3] else None, *[None for _ in wanted[4:]])
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        (_, dx, dw, db, dr, *_), (x, w, *y) = tangents, ctx.saved_tensors
+    @_forward_mode
+    def jvp(ctx: Any, primals: Sequence[Tensor], *tangents: Any) -> Any:
+        (_, dx, dw, db, dr, *_), (x, w, *y) = tangents, primals
         return _through_relu(_add(_fprop_tangent((dx, dw, db), x, w, ctx.geometry), dr), y)
 
 
@@ -159,18 +220,18 @@ def fused_kernel(keyset: Any, *args: Any) -> Any:
     x, w, bias, residual, activation, *geometry = args
     if activation == "silu":
         return F.silu(fused(x, w, bias, residual, "none", *geometry))
-    return Fused.apply(keyset, *args)
+    return _apply(Fused, keyset, args)
 
 
 class Dgrad(torch.autograd.Function):
     @staticmethod
     def forward(keyset: Any, *args: Any) -> Any:
-        return _below_autograd(dgrad, keyset, args)
+        return _forward(dgrad, keyset, args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         _, grad, w, *ctx.rest = inputs
-        _save(ctx, grad, w)
+        save(ctx, grad, w)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Gradients:
@@ -181,8 +242,9 @@ class Dgrad(torch.autograd.Function):
         return (None, for_grad, for_w, *[None for _ in rest])
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        (_, dgrad_y, dw, *_), (grad, w) = tangents, ctx.saved_tensors
+    @_forward_mode
+    def jvp(ctx: Any, primals: Sequence[Tensor], *tangents: Any) -> Any:
+        (_, dgrad_y, dw, *_), (grad, w) = tangents, primals
         from_grad = None if dgrad_y is None else dgrad(dgrad_y, w, *ctx.rest)
         return _add(from_grad, None if dw is None else dgrad(grad, dw, *ctx.rest))
 
@@ -190,12 +252,12 @@ class Dgrad(torch.autograd.Function):
 class Wgrad(torch.autograd.Function):
     @staticmethod
     def forward(keyset: Any, *args: Any) -> Any:
-        return _below_autograd(wgrad, keyset, args)
+        return _forward(wgrad, keyset, args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         _, grad, x, *ctx.rest = inputs
-        _save(ctx, grad, x)
+        save(ctx, grad, x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Gradients:
@@ -211,8 +273,9 @@ class Wgrad(torch.autograd.Function):
         return (None, for_grad, for_x, *[None for _ in rest])
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        (_, dgrad_y, dx, *_), (grad, x), (w_size, last, bias, *geometry) = tangents, ctx.saved_tensors, ctx.rest
+    @_forward_mode
+    def jvp(ctx: Any, primals: Sequence[Tensor], *tangents: Any) -> Any:
+        (_, dgrad_y, dx, *_), (grad, x), (w_size, last, bias, *geometry) = tangents, primals, ctx.rest
         from_grad, db = (None, None) if dgrad_y is None else wgrad(dgrad_y, x, *ctx.rest)
         from_x = None if dx is None else wgrad(grad, dx, w_size, last, False, *geometry)[0]
         # Of two outputs, neither tangent may be None. The bias gradient does not depend on the input.

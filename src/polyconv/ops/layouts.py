@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from .. import settings
-from ..arguments import Geometry, check_shapes, suggests_channels_last
+from ..arguments import Geometry, check_shapes, known, suggests_channels_last
+from .precision import HALF, HOW_TO_ALLOW, is_widened
 from .schema import Args
 
 Shape = Sequence[int]
@@ -31,10 +32,11 @@ def check_tensors(x: Tensor, x_name: str, w: Tensor, w_name: str, bias: Tensor |
             raise RuntimeError(f"{x_name} and {name} should be on the same device: got {device} and {tensor.device}")
     if dtype.is_complex:
         raise RuntimeError(f"polyconv computes with real numbers only; got {dtype}. Use torch.nn.functional.conv2d")
-    if device.type == "cuda" and dtype != torch.float32:
+    if device.type == "cuda" and dtype != torch.float32 and not is_widened(dtype):
+        instead = f", run under torch.autocast, or allow low precision ({HOW_TO_ALLOW})" if dtype in HALF else ""
         raise RuntimeError(
             f"polyconv's CUDA kernels compute in float32 only; got {dtype}. Convert the model and its input with "
-            ".float(), or run under torch.autocast, which does that for each convolution"
+            f".float(){instead}"
         )
 
 
@@ -66,14 +68,15 @@ def fprop_layout(
 def check_gradient(grad_shape: Shape, x_shape: Shape, w_shape: Shape, geometry: Geometry) -> None:
     check_shapes(x_shape, w_shape, None, geometry)
     expected = (x_shape[0], w_shape[0], *geometry.out_size(x_shape[2:], w_shape[2:]))
-    if tuple(grad_shape) != expected:
+    if len(grad_shape) != 4 or any(known(got != wanted) for got, wanted in zip(grad_shape, expected, strict=True)):
         raise RuntimeError(f"expected a gradient of the output's size {list(expected)}; got {list(grad_shape)}")
 
 
 def empty(layout: Layout, like: Tensor) -> Tensor:
     """A new dense tensor. torch's allocators place it on a 16-byte boundary, so outputs are always aligned."""
-    memory_format = torch.channels_last if layout[1] else torch.contiguous_format
-    return torch.empty(layout[0], dtype=like.dtype, device=like.device, memory_format=memory_format)
+    if not layout[1]:
+        return like.new_empty(layout[0])
+    return torch.empty(layout[0], dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
 
 
 def geometry_of(

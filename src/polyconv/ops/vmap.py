@@ -1,0 +1,152 @@
+"""``torch.vmap``: a batch of convolutions is one convolution with more images, more channels or more groups.
+
+No rule loops. A pass is linear in two tensors, and what is batched says where the new dimension goes:
+
+===================  ==========================  ========================  ==========================
+operator             the first tensor alone      the second alone          both
+===================  ==========================  ========================  ==========================
+fprop(x, w)          more images                 more output channels      more groups
+dgrad(grad, w)       more images                 more input channels       more groups
+wgrad(grad, x)       more output channels        more input channels       more groups
+===================  ==========================  ========================  ==========================
+
+In a grouped convolution new channels go inside each group, so the channels are in the order (group, batch, channel);
+new groups go outside the old ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .layouts import Shape
+from .schema import Args, dgrad, fprop, library, wgrad
+
+Dim = int | None
+"""Where a tensor has the dimension that is mapped over; None where it has none."""
+Rule = Callable[..., tuple[Any, Any]]
+"""Takes vmap's own facts, a :data:`Dim` per argument and the arguments; gives the results and where they have it."""
+
+
+def register_vmap(name: str, rule: Rule) -> None:
+    if hasattr(torch.library, "register_vmap"):  # from PyTorch 2.5 on
+        torch.library.register_vmap(f"polyconv::{name}", rule, lib=library)
+
+
+def fold(tensor: Tensor, batch_dim: int, dim: int, groups: int = 1) -> Tensor:
+    """Make the mapped dimension a part of ``dim`` (counted without it), inside each of the groups that ``dim`` has."""
+    tensor = tensor.movedim(batch_dim, 0)
+    if groups == 1:
+        return tensor.movedim(0, dim).flatten(dim, dim + 1)
+    grouped: Tensor = tensor.unflatten(dim + 1, (groups, tensor.shape[dim + 1] // groups))
+    return grouped.movedim(0, dim + 1).flatten(dim, dim + 2)
+
+
+def unfold(tensor: Tensor, batch: int, dim: int, groups: int = 1) -> Tensor:
+    """The reverse of :func:`fold`; the mapped dimension comes first."""
+    grouped: Tensor = tensor.unflatten(dim, (groups, batch, tensor.shape[dim] // (groups * batch)))
+    return grouped.movedim(dim + 1, 0).flatten(dim + 1, dim + 2)
+
+
+def _multiplied(size: Shape, dim: int, batch: int) -> list[int]:
+    return [extent * batch if axis == dim else extent for axis, extent in enumerate(size)]
+
+
+def _fold_bias(bias: Tensor | None, dim: Dim, batch: int, groups: int) -> Tensor | None:
+    """The bias of more output channels: its own for each of the batch, or the same."""
+    if bias is None:
+        return None
+    return fold(bias.expand(batch, -1), 0, 0, groups) if dim is None else fold(bias, dim, 0, groups)
+
+
+def vmap_fprop(
+    info: Any, in_dims: Sequence[Dim], x: Tensor, w: Tensor, bias: Tensor | None, *args: Args
+) -> tuple[Tensor, int]:
+    x_dim, w_dim, bias_dim, *_ = in_dims
+    batch, (stride, padding, dilation, groups, *rest) = info.batch_size, args
+    if w_dim is None and bias_dim is not None:
+        assert bias is not None
+        biases = bias.movedim(bias_dim, 0)[:, None, :, None, None]
+        if x_dim is None:
+            return fprop(x, w, None, *args) + biases, 0
+        y, _ = vmap_fprop(info, (x_dim, None, None), x, w, None, *args)
+        return y + biases, 0
+    if w_dim is None:
+        assert x_dim is not None
+        images = x.shape[1 if x_dim == 0 else 0]
+        return fprop(fold(x, x_dim, 0), w, bias, *args).unflatten(0, (batch, images)), 0
+    if x_dim is None:
+        w, bias = fold(w, w_dim, 0, groups), _fold_bias(bias, bias_dim, batch, groups)
+        return unfold(fprop(x, w, bias, *args), batch, 1, groups), 0
+    x, w, bias = fold(x, x_dim, 1), fold(w, w_dim, 0), _fold_bias(bias, bias_dim, batch, 1)
+    return unfold(fprop(x, w, bias, stride, padding, dilation, groups * batch, *rest), batch, 1), 0
+
+
+def vmap_fused(
+    info: Any,
+    in_dims: Sequence[Dim],
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+    *args: Args,
+) -> tuple[Tensor, int]:
+    """The epilogue of a batch is not fused: its residual would have to be folded, and so copied, as the output is."""
+    x_dim, w_dim, bias_dim, residual_dim, *_ = in_dims
+    if x_dim is None and w_dim is None and bias_dim is None:
+        y = fprop(x, w, bias, *args)
+    else:
+        y, _ = vmap_fprop(info, (x_dim, w_dim, bias_dim), x, w, bias, *args)
+    if residual is not None:
+        y = y + (residual if residual_dim is None else residual.movedim(residual_dim, 0))
+    return {"relu": torch.relu, "silu": F.silu}.get(activation, lambda z: z)(y), 0
+
+
+def vmap_dgrad(
+    info: Any, in_dims: Sequence[Dim], grad: Tensor, w: Tensor, x_size: Shape, channels_last: bool, *args: Args
+) -> tuple[Tensor, int]:
+    grad_dim, w_dim, *_ = in_dims
+    batch, (stride, padding, dilation, groups, *rest) = info.batch_size, args
+    if w_dim is None:
+        assert grad_dim is not None
+        size = _multiplied(x_size, 0, batch)
+        return dgrad(fold(grad, grad_dim, 0), w, size, channels_last, *args).unflatten(0, (batch, x_size[0])), 0
+    size = _multiplied(x_size, 1, batch)
+    if grad_dim is None:
+        return unfold(dgrad(grad, fold(w, w_dim, 1), size, channels_last, *args), batch, 1, groups), 0
+    grad, w, groups = fold(grad, grad_dim, 1), fold(w, w_dim, 0), groups * batch
+    return unfold(dgrad(grad, w, size, channels_last, stride, padding, dilation, groups, *rest), batch, 1), 0
+
+
+def vmap_wgrad(
+    info: Any,
+    in_dims: Sequence[Dim],
+    grad: Tensor,
+    x: Tensor,
+    w_size: Shape,
+    channels_last: bool,
+    bias: bool,
+    *args: Args,
+) -> tuple[tuple[Tensor, Tensor], tuple[Dim, Dim]]:
+    grad_dim, x_dim, *_ = in_dims
+    batch, (stride, padding, dilation, groups, *rest) = info.batch_size, args
+    if grad_dim is None:
+        assert x_dim is not None
+        size = _multiplied(w_size, 1, batch)
+        dw, db = wgrad(grad, fold(x, x_dim, 1, groups), size, channels_last, bias, *args)
+        return (unfold(dw, batch, 1), db), (0, None)
+    size = _multiplied(w_size, 0, batch)
+    if x_dim is None:
+        dw, db = wgrad(fold(grad, grad_dim, 1, groups), x, size, channels_last, bias, *args)
+        inside = groups
+    else:
+        grad, x, groups = fold(grad, grad_dim, 1), fold(x, x_dim, 1), groups * batch
+        dw, db = wgrad(grad, x, size, channels_last, bias, stride, padding, dilation, groups, *rest)
+        inside = 1
+    # Where the gradient of the bias is not wanted it has no elements, and nothing to divide among the batch.
+    return (unfold(dw, batch, 0, inside), unfold(db, batch, 0, inside) if bias else db), (0, 0 if bias else None)
