@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from commands import polyconv as command
-from polyconv import cli, settings
-from polyconv.backends import override
+from polyconv import cli, settings, tuning
+from polyconv.backends import backend_for, override
 from polyconv.bench.workloads import Workload, find
 from polyconv.cli import doctor
 from polyconv.cli._output import Progress
@@ -81,6 +81,21 @@ def test_a_bundle_that_is_none(tmp_path: Path) -> None:
         found = named(findings.findings(), "bundle")
     assert found.state is State.PROBLEM
     assert "no manifest.json" in found.text
+
+
+def test_tuning_files(tmp_path: Path) -> None:
+    here = backend_for(CPU).environment()
+    entry = tuning.Entry("direct", {"direct": 1.0}, 1.0)
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    tuning.update(good, tuning.Tuning.of(here, {"a": entry, "b": entry}))
+    tuning.update(good, tuning.Tuning.of(replace(here, name="another processor"), {"a": entry}))
+    bad.write_text("{}")
+    with settings.use(tuning_file=(good, bad, tmp_path / "absent.json"), cache_dir=tmp_path):
+        found = [one for one in findings.findings() if one.name == "tuning"]
+    assert found[0].text == f"{good}: 3 choices, 2 of them measured on this machine"
+    assert [one.state for one in found] == [State.OK, State.WARNING, State.WARNING]
+    assert "is not a tuning file" in found[1].text
+    assert "does not exist" in found[2].text
 
 
 def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -56,9 +57,10 @@ def test_kernels_that_are_compiled_ahead_of_time() -> None:
 
 
 def test_prints_what_would_set_it() -> None:
-    environ = {"POLYCONV_CACHE_DIR": "/a", "POLYCONV_JIT": "off", "POLYCONV_TOLERANCE": "0.001"}
-    found = Settings.from_environment(environ)
-    assert Settings.from_environment(found.as_variables()) == found
+    for files in ("", "off", "/t", f"/t{os.pathsep}/u"):
+        environ = {"POLYCONV_CACHE_DIR": "/a", "POLYCONV_JIT": "off", "POLYCONV_TUNING_FILE": files}
+        found = Settings.from_environment(environ)
+        assert Settings.from_environment(found.as_variables()) == found
 
 
 def test_use() -> None:
