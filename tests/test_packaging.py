@@ -93,7 +93,9 @@ def test_source_archive_has_what_the_tests_need(sdist: Path) -> None:
 
 def test_wheel_is_the_package(wheel: Path) -> None:
     """Every file under src/polyconv, whatever opens it at run time, and nothing else."""
-    package = [name.removeprefix("src/") for name in tree() if name.startswith("src/polyconv/")]
+    package = [
+        name.removeprefix("src/") for name in tree() if name.startswith(("src/polyconv/", "src/polyconv_cli.py"))
+    ]
     artifacts.check_wheel(wheel, package, polyconv.__version__, native=False)
     data = {name for name in artifacts.wheel_names(wheel) if name.startswith("polyconv/") and not name.endswith(".py")}
     assert {"polyconv/py.typed", "polyconv/plan/profiles.json", "polyconv/bench/workloads.json"} <= data
@@ -158,7 +160,7 @@ def test_unfit_source_archives(names: list[str], complaint: str, tmp_path: Path)
 
 
 def test_unfit_wheels(wheel: Path) -> None:
-    names = [name for name in artifacts.wheel_names(wheel) if name.startswith("polyconv/")]
+    names = [name for name in artifacts.wheel_names(wheel) if name.startswith(("polyconv/", "polyconv_cli.py"))]
     version = polyconv.__version__
     with pytest.raises(artifacts.UnfitError, match=r"lacks \['polyconv/new.json'\]"):
         artifacts.check_wheel(wheel, [*names, "polyconv/new.json"], version, native=False)

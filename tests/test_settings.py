@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,13 @@ def test_tuning_files() -> None:
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("WORKSPACE_BYTES", "64M"), ("WORKSPACE_BYTES", "-1"), ("TOLERANCE", "-1"), ("TOLERANCE", "nan"), ("JIT", "0")],
+    [
+        ("WORKSPACE_BYTES", "64M"),
+        ("WORKSPACE_BYTES", "-1"),
+        ("TOLERANCE", "-1"),
+        ("TOLERANCE", "nan"),
+        ("JIT", "maybe"),
+    ],
 )
 def test_what_cannot_be_read_is_an_error(variable: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"cannot read POLYCONV_{variable}='{value}'"):
@@ -56,9 +63,10 @@ def test_kernels_that_are_compiled_ahead_of_time() -> None:
 
 
 def test_prints_what_would_set_it() -> None:
-    environ = {"POLYCONV_CACHE_DIR": "/a", "POLYCONV_JIT": "off", "POLYCONV_TOLERANCE": "0.001"}
-    found = Settings.from_environment(environ)
-    assert Settings.from_environment(found.as_variables()) == found
+    for files in ("", "off", "/t", f"/t{os.pathsep}/u"):
+        environ = {"POLYCONV_CACHE_DIR": "/a", "POLYCONV_JIT": "off", "POLYCONV_TUNING_FILE": files}
+        found = Settings.from_environment(environ)
+        assert Settings.from_environment(found.as_variables()) == found
 
 
 def test_use() -> None:

@@ -60,7 +60,11 @@ def _build(output: Path, work: Path) -> list[Path]:
         if tracked:
             check_only_tracked(sdist, tracked.splitlines())
     version = sdist.name.removeprefix("polyconv-").removesuffix(".tar.gz")
-    package = [name.removeprefix("src/") for name in sdist_names(sdist) if name.startswith("src/polyconv/")]
+    package = [
+        name.removeprefix("src/")
+        for name in sdist_names(sdist)
+        if name.startswith(("src/polyconv/", "src/polyconv_cli.py"))
+    ]
     with _step("the wheel without kernels"):
         pure = _only(_wheel(sdist, output, native=False), "*-none-any.whl")
         check_wheel(pure, package, version, native=False)
