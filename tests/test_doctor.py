@@ -16,7 +16,7 @@ from torch import Tensor
 
 from commands import polyconv as command
 from polyconv import cli, settings
-from polyconv.backends import override
+from polyconv.backends import Run, override
 from polyconv.bench.workloads import Workload, find
 from polyconv.cli import doctor
 from polyconv.cli._output import Progress
@@ -59,6 +59,7 @@ def test_without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_settings_and_where_they_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("POLYCONV_TUNING_FILE")
     monkeypatch.setenv("POLYCONV_TOLERANCE", "1e-3")
     monkeypatch.setenv("POLYCONV_TOLERENCE", "1e-3")
     found = list(findings._settings())
@@ -186,12 +187,16 @@ class Broken(CpuBackend):
         super().__init__()
         self.fault = fault
 
-    def run(self, problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
+    def prepare(self, problem: Problem, *, inference: bool = False) -> Run:
+        right = super().prepare(problem, inference=inference)
+        return lambda tensors: self._break(problem, tensors, right)
+
+    def _break(self, problem: Problem, tensors: MutableMapping[str, Tensor], right: Run) -> None:
         if self.fault == "raises":
             raise RuntimeError("no kernel image is available")
         if self.fault == "nothing is written":
             return
-        super().run(problem, tensors)
+        right(tensors)
         output = {Pass.FPROP: "y", Pass.DGRAD: "x", Pass.WGRAD: "dw"}[problem.kind]
         if self.fault == "one element":
             tensors[output].view(-1)[7] += 0.01 * tensors[output].std()

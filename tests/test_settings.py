@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,11 +39,13 @@ def test_tuning_files() -> None:
     assert read("~/a.json") == (Path.home() / "a.json",)
     assert read("off") == ()
     assert read("") is None
+    for text in ("a.json", "a.json:/b/c.json", "off", ""):
+        assert replace(settings.current(), tuning_file=read(text)).as_variables()["POLYCONV_TUNING_FILE"] == text
 
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("WORKSPACE_BYTES", "64M"), ("WORKSPACE_BYTES", "-1"), ("TOLERANCE", "-1"), ("TOLERANCE", "nan"), ("JIT", "0")],
+    [("WORKSPACE_BYTES", "64M"), ("WORKSPACE_BYTES", "-1"), ("TOLERANCE", "-1"), ("TOLERANCE", "nan"), ("JIT", "maybe")],
 )
 def test_what_cannot_be_read_is_an_error(variable: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"cannot read POLYCONV_{variable}='{value}'"):

@@ -71,6 +71,8 @@ class Settings:
 def _as_text(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
+    if isinstance(value, tuple):
+        return os.pathsep.join(map(str, value)) or "off"
     return "" if value is None else str(value)
 
 
