@@ -3304,8 +3304,10 @@ class Problem:
         return self.batch * self.out_channels * out_h * out_w * (self.in_channels // self.groups) * r * s
 
     def for_pass(self, kind: Pass) -> Problem:
-        """The same convolution, another pass."""
-        return replace(self, kind=kind)
+        """The same convolution, another pass. Only the forward pass has an epilogue."""
+        if kind is Pass.FPROP:
+            return replace(self, kind=kind)
+        return replace(self, kind=kind, activation=Activation.NONE, residual=False)
 
     def __str__(self) -> str:
         n, c, h, w = self.x_shape
@@ -3362,6 +3364,21 @@ class Geometry(NamedTuple):
         )
 
 
+def known(condition: bool, otherwise: bool = False) -> bool:
+    """A condition on sizes; ``otherwise`` where it hangs on one that is not known before the program runs.
+
+    While a program is traced, sizes may be symbols. Most have an example to decide by, and the decision becomes a guard
+    of the traced program. A size that comes out of the data (an unbacked symbol) has none: what is checked here is then
+    checked when the operator runs.
+    """
+    if condition is True or condition is False:
+        return condition
+    from torch.fx.experimental import symbolic_shapes  # here, because only a traced program comes this far
+
+    name = "guard_or_true" if otherwise else "guard_or_false"
+    return bool(getattr(symbolic_shapes, name, bool)(condition))  # the first versions of PyTorch 2 do not have it
+
+
 def check_shapes(x: Sequence[int], w: Sequence[int], bias: Sequence[int] | None, geometry: Geometry) -> None:
     """Raise as torch does unless a 4-D input, a 4-D weight and a bias of these shapes fit together."""
     if len(x) != 4 or len(w) != 4:
@@ -3370,22 +3387,22 @@ def check_shapes(x: Sequence[int], w: Sequence[int], bias: Sequence[int] | None,
             f"in_channels/groups, height, width); got an input of size {list(x)} and a weight of size {list(w)}"
         )
     groups = geometry.groups
-    if w[0] < groups:
+    if known(w[0] < groups):
         raise RuntimeError(
             f"Given groups={groups}, expected weight to be at least {groups} at dimension 0 (out_channels), "
             f"but got weight of size {list(w)}"
         )
-    if w[0] % groups != 0:
+    if known(w[0] % groups != 0):
         raise RuntimeError(
             f"Given groups={groups}, expected weight to be divisible by {groups} at dimension 0 (out_channels), "
             f"but got weight of size {list(w)}"
         )
-    if x[1] != w[1] * groups:
+    if known(x[1] != w[1] * groups):
         raise RuntimeError(
             f"Given groups={groups} and a weight of size {list(w)}, expected an input with {w[1] * groups} channels, "
             f"but got {x[1]} channels in an input of size {list(x)}"
         )
-    if bias is not None and (len(bias) != 1 or bias[0] != w[0]):
+    if bias is not None and (len(bias) != 1 or known(bias[0] != w[0])):
         raise RuntimeError(
             f"Given a weight of size {list(w)}, expected bias to be 1-dimensional with {w[0]} elements, "
             f"but got bias of size {list(bias)}"
@@ -3396,24 +3413,24 @@ def check_shapes(x: Sequence[int], w: Sequence[int], bias: Sequence[int] | None,
 def check_extents(in_size: Sequence[int], kernel: Sequence[int], geometry: Geometry) -> None:
     """Raise unless the kernel fits into the padded image and the padding mode can fill the sides."""
     padding, dilation = geometry.padding, geometry.dilation
-    if kernel[0] <= 0 or kernel[1] <= 0:
+    if known(kernel[0] <= 0) or known(kernel[1] <= 0):
         raise RuntimeError(f"Kernel size should be greater than zero, but got {kernel[0]} x {kernel[1]}")
     for axis, name in enumerate(("height", "width")):
         size, before, after = in_size[axis], padding[2 * axis], padding[2 * axis + 1]
         if before < 0 or after < 0:
             _check_crop(name, size, before, after, geometry.padding_mode)
-        if size + before + after < dilation[axis] * (kernel[axis] - 1) + 1:
+        if known(size + before + after < dilation[axis] * (kernel[axis] - 1) + 1):
             _kernel_does_not_fit(in_size, kernel, geometry)
-        if size <= 0:
+        if known(size <= 0):
             raise RuntimeError(
                 f"Only the batch and the channels may be empty: got an input of {in_size[0]} x {in_size[1]} pixels"
             )
-        if geometry.padding_mode == "reflect" and (before >= size or after >= size):
+        if geometry.padding_mode == "reflect" and known(max(before, after) >= size):
             raise RuntimeError(
                 f"padding_mode='reflect' needs a padding smaller than the image: "
                 f"got {before} and {after} along a {name} of {size}"
             )
-        if geometry.padding_mode == "circular" and (before > size or after > size):
+        if geometry.padding_mode == "circular" and known(max(before, after) > size):
             raise RuntimeError(
                 f"padding_mode='circular' needs a padding no larger than the image (it may wrap around once): "
                 f"got {before} and {after} along a {name} of {size}"
@@ -3421,7 +3438,7 @@ def check_extents(in_size: Sequence[int], kernel: Sequence[int], geometry: Geome
 
 
 def _check_crop(name: str, size: int, before: int, after: int, padding_mode: str) -> None:
-    if max(-before, 0) + max(-after, 0) > size:
+    if known(max(-before, 0) + max(-after, 0) > size):
         raise RuntimeError(f"negative padding crops more than there is: {before} and {after} along a {name} of {size}")
     if padding_mode != "zeros":
         raise RuntimeError(
@@ -3446,16 +3463,16 @@ def suggests_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool
     This is ``c10::is_channels_last_strides_2d``, ambiguous cases included, so that our outputs get the memory format
     that torch's convolution would give them.
     """
-    if strides[1] == 0:
+    if known(strides[1] == 0):
         return False
     least = 0
     for axis in (1, 3, 2, 0):
         extent, stride = shape[axis], strides[axis]
-        if stride < least or extent == 0:
+        if known(stride < least, otherwise=True) or known(extent == 0):
             return False
-        if axis == 0 and least == strides[1]:
+        if axis == 0 and known(least == strides[1]):
             return False
-        least = stride * extent if extent > 1 else stride
+        least = stride * extent if known(extent > 1, otherwise=True) else stride
     return True
 
 

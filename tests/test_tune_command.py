@@ -52,7 +52,7 @@ def test_a_table_and_the_default_file(tmp_path: Path, capsys: pytest.CaptureFixt
         assert len(tuning.load(tuning.default_file())) == 1
     out = capsys.readouterr().out
     assert "x PyTorch" in out
-    assert "1 entries in 1 sections" in out
+    assert "1 entry in 1 section" in out
 
 
 def test_merge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +61,7 @@ def test_merge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         tuning.update(path, Tuning.of(HERE, {"k": Entry(choice, {choice: 1.0}, 2.0, when), choice: Entry("x", {}, 1)}))
     a, b, c = map(str, paths)
     assert main(["tune", "--merge", a, b, "-o", c]) == 0
-    assert capsys.readouterr().out == f"{c}: 3 entries in 1 sections\n"
+    assert capsys.readouterr().out == f"{c}: 3 entries in 1 section\n"
     found = tuning.load(paths[2]).find("k", HERE)
     assert found is not None
     assert found.choice == "new"
