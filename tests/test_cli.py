@@ -220,7 +220,7 @@ def test_ctrl_c_leaves_no_traceback(tmp_path: Path) -> None:
         "from polyconv import cli\n"
         "slow = types.ModuleType('polyconv.cli.slow')\n"
         "slow.add_arguments = lambda parser: None\n"
-        f"slow.run = lambda args: (pathlib.Path({str(started)!r}).touch(), time.sleep(60))\n"
+        f"slow.run = lambda args: (pathlib.Path({str(started)!r}).touch(), [time.sleep(0.05) for _ in range(1200)])\n"
         "sys.modules['polyconv.cli.slow'] = slow\n"
         "cli.COMMANDS['slow'] = 'takes its time'\n"
         "sys.exit(main())"

@@ -18,6 +18,7 @@ from .problem import Problem
 
 if TYPE_CHECKING:
     from .tuning import Environment
+
 Run = Callable[[MutableMapping[str, Tensor]], None]
 """Fills the outputs among the tensors of one call, by name."""
 

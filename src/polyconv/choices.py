@@ -11,12 +11,14 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from . import agreement, settings, tuning
+from . import agreement, settings
 from .preference import Preference
 from .problem import Problem
-from .tuning import Environment, problem_key
+
+if TYPE_CHECKING:
+    from .tuning import Environment
 
 AGREED = "agreed with the other ranks"
 MEASURED = "measured in this process"
@@ -52,6 +54,8 @@ def decide(problem: Problem, inference: bool, environment: Environment, plan: Ca
         environment: where it runs; only what was measured in the same one counts.
         plan: the planner, given a preference or none.
     """
+    from .tuning import problem_key  # here, as below: a call whose plan is made needs nothing of it
+
     key = problem_key(problem, kept_weights=inference)
     decided = _decide(key, environment, plan)
     if _watchers:
@@ -85,6 +89,8 @@ def _own(key: str, environment: Environment) -> Preference | None:
     """What this process would run without the others."""
     if key in _measured:
         return Preference(_measured[key], MEASURED)
+    from . import tuning
+
     found = tuning.find(key, environment)
     return None if found is None else Preference(found.entry.choice, f"chosen by the tuning file {found.path}")
 

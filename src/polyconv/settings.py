@@ -42,7 +42,7 @@ class Settings:
     kernels: Path | None = None
     """``POLYCONV_KERNELS``: a folder of compiled kernels from ``polyconv warmup -o``, looked into before the cache."""
     allow_low_precision: bool = False
-    """``POLYCONV_ALLOW_LOW_PRECISION``: see :func:`allow_low_precision`. 1 or 0."""
+    """``POLYCONV_ALLOW_LOW_PRECISION``: see :func:`allow_low_precision`. ``on`` or ``off``."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
@@ -77,7 +77,6 @@ def _as_text(value: Any) -> str:
 
 
 def _switch(text: str) -> bool:
-    """``on`` or ``off``; also ``1`` or ``0``, ``true`` or ``false``."""
     answer = {"on": True, "1": True, "true": True, "off": False, "0": False, "false": False}.get(text.lower())
     if answer is None:
         raise ValueError("expected on or off")

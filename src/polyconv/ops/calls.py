@@ -37,8 +37,7 @@ class Call:
         self._prepared: tuple[Backend | None, settings.Settings | None, int, Run] = (None, None, 0, _never)
 
     def run(self, device: torch.device, tensors: MutableMapping[str, Tensor]) -> None:
-        """Let the backend of a device fill the outputs. It plans at the first call, and when anything changed that a
-        plan depends on: the settings, or choices from outside."""
+        """Let the backend of a device fill the outputs. It plans at the first call, and when a plan may be another."""
         now, current, version = backend_for(device), settings.current(), choices.version()
         backend, under, chosen, run = self._prepared
         if backend is not now or under is not current or chosen != version:
