@@ -59,6 +59,7 @@ def test_without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_settings_and_where_they_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("POLYCONV_TUNING_FILE")
     monkeypatch.setenv("POLYCONV_TOLERANCE", "1e-3")
     monkeypatch.setenv("POLYCONV_TOLERENCE", "1e-3")
     found = list(findings._settings())

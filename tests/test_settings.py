@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,8 @@ def test_tuning_files() -> None:
     assert read("~/a.json") == (Path.home() / "a.json",)
     assert read("off") == ()
     assert read("") is None
+    for text in ("a.json", "a.json:/b/c.json", "off", ""):
+        assert replace(settings.current(), tuning_file=read(text)).as_variables()["POLYCONV_TUNING_FILE"] == text
 
 
 @pytest.mark.parametrize(
