@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from polyconv.backends import Run
 from polyconv.cpu import aten
 from polyconv.problem import Pass, Problem
 
@@ -24,7 +25,10 @@ class Recorder:
     problems: list[Problem] = field(default_factory=list)
     tensors: list[dict[str, Tensor]] = field(default_factory=list)
 
-    def run(self, problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
+    def prepare(self, problem: Problem, *, inference: bool = False) -> Run:
+        return lambda tensors: self._run(problem, tensors)
+
+    def _run(self, problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
         self.problems.append(problem)
         self.tensors.append(dict(tensors))
         for name in OUTPUTS[problem.kind] & tensors.keys():

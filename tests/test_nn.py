@@ -52,11 +52,13 @@ def test_same_as_torchs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 def test_same_signature() -> None:
     ours, theirs = (inspect.signature(c.__init__).parameters for c in (polyconv.Conv2d, torch.nn.Conv2d))
-    assert list(ours) == [*theirs, "tolerance"]
-    assert ours["tolerance"].kind is inspect.Parameter.KEYWORD_ONLY
-    assert [p.default for p in ours.values()] == [*(p.default for p in theirs.values()), None]
+    own = ["tolerance", "activation"]
+    assert list(ours) == [*theirs, *own]
+    assert all(ours[name].kind is inspect.Parameter.KEYWORD_ONLY for name in own)
+    assert [p.default for p in ours.values()] == [*(p.default for p in theirs.values()), None, None]
     forward = inspect.signature(polyconv.Conv2d.forward).parameters
-    assert list(forward) == list(inspect.signature(torch.nn.Conv2d.forward).parameters)
+    assert list(forward) == [*inspect.signature(torch.nn.Conv2d.forward).parameters, "residual"]
+    assert forward["residual"].default is None
 
 
 @pytest.mark.parametrize(

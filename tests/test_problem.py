@@ -58,6 +58,13 @@ def test_equal_questions_are_equal_and_hashable() -> None:
     assert pickle.loads(pickle.dumps(W1)) == W1
 
 
+def test_only_the_forward_pass_has_an_epilogue() -> None:
+    fused = Problem.make("fprop", (1, 4, 8, 8), (4, 4, 3, 3), activation="relu", residual=True)
+    assert str(fused) == "fprop 1x4x8x8, 4 channels, kernel 3x3, residual, relu"
+    assert fused.for_pass(Pass.FPROP) == fused
+    assert fused.for_pass(Pass.DGRAD) == Problem.make("dgrad", (1, 4, 8, 8), (4, 4, 3, 3))
+
+
 def test_is_frozen() -> None:
     with pytest.raises(AttributeError):
         W1.batch = 1  # type: ignore[misc]

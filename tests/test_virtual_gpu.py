@@ -77,7 +77,7 @@ def _launch_at_full_size(problem: Problem) -> None:
         backend = gpu.backend()
         prepared = backend.prepare(problem)
         addresses = {name: (i + 1) << 40 for i, name in enumerate(("x", "w", "y", "bias", "dw", "db", "workspace"))}
-        with backend._device.activate():
+        with backend.device.activate():
             for launch in prepared.launches:
                 launch(addresses, 0)
         assert len(gpu.launches) == len(prepared.plan.launches) > 0

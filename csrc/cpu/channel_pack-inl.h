@@ -14,6 +14,7 @@
 
 #include "border.h"
 #include "channel_grid.h"
+#include "epilogue-inl.h"
 #include "simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -179,25 +180,30 @@ class RowUnpacker {
  public:
   explicit RowUnpacker(const Convolution& conv) : conv_(conv) {}
 
-  // Columns [first, first + count) of a row, without those outside, of one vector of channels; adds the bias.
+  // Columns [first, first + count) of a row, without those outside, of one vector of channels; adds the bias
+  // and applies the epilogue.
   void Unpack(int image, int row, int first, int count, const float* source, int vector) const {
     if (row >= conv_.out_height) return;
     const int channel = vector * kLanes, filled = std::min(kLanes, conv_.out_channels - channel);
     float* target =
         conv_.y + image * conv_.y_batch + channel * conv_.y_channel + row * conv_.y_row + first * conv_.y_column;
     const Floats bias = conv_.bias == nullptr ? hn::Zero(kFloats) : LoadBetween(conv_.bias + channel, 0, filled);
-    UnpackVector(source, std::min(count, conv_.out_width - first), filled, bias, target);
+    const int inside = std::min(count, conv_.out_width - first);
+    WithFinisher(conv_.epilogue, conv_.y,
+                 [&](const auto& finish) HWY_ATTR { UnpackVector(finish, source, inside, filled, bias, target); });
   }
 
  private:
-  void UnpackVector(const float* source, int count, int filled, Floats bias, float* target) const {
+  template <class Finish>
+  void UnpackVector(const Finish& finish, const float* source, int count, int filled, Floats bias,
+                    float* target) const {
     if (conv_.y_channel == 1) {
       for (int j = 0; j < count; j++, source += kLanes, target += conv_.y_column) {
         const Floats pixel = hn::Add(hn::Load(kFloats, source), bias);
         if (filled == kLanes) {
-          Store(target, pixel);
+          Store(target, finish.Whole(pixel, target));
         } else {
-          StoreBetween(target, pixel, 0, filled);
+          StoreBetween(target, finish.Between(pixel, target, 0, filled), 0, filled);
         }
       }
       return;
@@ -212,18 +218,22 @@ class RowUnpacker {
       }
       TransposeColumns<kLanes / 4>(rows, 0, channels);
       for (int lane = 0; lane < filled; lane++) {
-        PutRow(channels + lane * kLanes, columns, target + lane * conv_.y_channel);
+        PutRow(finish, channels + lane * kLanes, columns, target + lane * conv_.y_channel);
       }
     }
   }
 
-  void PutRow(const float* values, int columns, float* target) const {
+  template <class Finish>
+  void PutRow(const Finish& finish, const float* values, int columns, float* target) const {
     if (conv_.y_column != 1) {
-      for (int i = 0; i < columns; i++) target[i * conv_.y_column] = values[i];
+      for (int i = 0; i < columns; i++) {
+        float* place = target + i * conv_.y_column;
+        *place = finish.One(values[i], place);
+      }
     } else if (columns == kLanes) {
-      Store(target, hn::Load(kFloats, values));
+      Store(target, finish.Whole(hn::Load(kFloats, values), target));
     } else {
-      StoreBetween(target, hn::Load(kFloats, values), 0, columns);
+      StoreBetween(target, finish.Between(hn::Load(kFloats, values), target, 0, columns), 0, columns);
     }
   }
 

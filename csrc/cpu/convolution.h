@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <functional>
 
+#include "epilogue.h"
+
 namespace polyconv {
 
 // What stands outside the image. The values are those that Python sends.
@@ -18,6 +20,7 @@ struct Convolution {
   const float* w;
   const float* bias;  // may be null
   float* y;
+  Epilogue<float> epilogue;  // of forward passes
 
   int batch, in_channels, out_channels;  // of one group
   int in_height, in_width, out_height, out_width;

@@ -63,6 +63,7 @@ struct DepthwiseCorrelation {
   const float* w;
   const float* bias;  // may be null
   float* y;
+  Epilogue<float> epilogue;  // of forward passes
 
   int batch, groups, reads, writes;
   DepthwiseAxis height, width;

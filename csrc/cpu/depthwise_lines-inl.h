@@ -112,22 +112,6 @@ class LinePacker {
   int reach_;
 };
 
-// Copies a run of floats; past the caches if it belongs to an output that is too large to be found there again.
-HWY_INLINE void WriteRun(float* target, const float* source, int count, bool stream) {
-  int i = 0;
-  if (stream) {
-    const int misaligned = static_cast<int>(reinterpret_cast<std::uintptr_t>(target) / sizeof(float) % kLanes);
-    if (misaligned != 0) {
-      i = std::min(kLanes - misaligned, count);
-      StoreBetween(target, Load(source), 0, i);
-    }
-    for (; i + kLanes <= count; i += kLanes) hn::Stream(Load(source + i), kFloats, target + i);
-  } else {
-    for (; i + kLanes <= count; i += kLanes) Store(target + i, Load(source + i));
-  }
-  if (i < count) StoreBetween(target + i, Load(source + i), 0, count - i);
-}
-
 }  // namespace HWY_NAMESPACE
 }  // namespace polyconv
 HWY_AFTER_NAMESPACE();

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "depthwise.h"
+#include "epilogue-inl.h"
 #include "memory.h"
 #include "padded_line.h"
 #include "simd-inl.h"
@@ -213,6 +214,16 @@ class DepthwisePixels {
         AddLine<0, kRows - 1, kPixels, kWhole, kInside>(tile, channel, t, line, sums);
       }
     }
+    if (HWY_UNLIKELY(!conv_.epilogue.IsEmpty())) {
+      // Through a few lines of the L1 cache: one loop then serves all register tiles.
+      HWY_ALIGN float kept[kRows * kPixels * kLanes];
+      POLYCONV_UNROLL
+      for (int row = 0; row < kRows; row++) {
+        POLYCONV_UNROLL
+        for (int j = 0; j < kPixels; j++) StoreAligned(kept + (row * kPixels + j) * kLanes, sums[row][j]);
+      }
+      return FinishTile(kept, kRows, kPixels, tile, channel);
+    }
     POLYCONV_UNROLL
     for (int row = 0; row < kRows; row++) {
       POLYCONV_UNROLL
@@ -227,6 +238,26 @@ class DepthwisePixels {
         }
       }
     }
+  }
+
+  // Writes the sums of a tile, [row][pixel][lane], with the epilogue applied.
+  HWY_NOINLINE void FinishTile(const float* sums, int rows, int pixels, const Tile& tile, int channel) const {
+    const int channels = std::min(conv_.groups - channel, kLanes);
+    WithFinisher(conv_.epilogue, conv_.y, [&](const auto& finish) HWY_ATTR {
+      for (int row = 0; row < rows; row++) {
+        for (int j = 0; j < pixels; j++, sums += kLanes) {
+          float* target = tile.y + row * tile.y_row + j * tile.y_step + channel;
+          const Floats sum = hn::Load(kFloats, sums);
+          if (channels < kLanes) {
+            StoreBetween(target, finish.Between(sum, target, 0, channels), 0, channels);
+          } else if (stream_) {
+            hn::Stream(finish.Whole(sum, target), kFloats, target);
+          } else {
+            Store(target, finish.Whole(sum, target));
+          }
+        }
+      }
+    });
   }
 
   // One row of input for the tile's rows kFirst to kLast.

@@ -15,6 +15,7 @@
 
 #include "depthwise_lines-inl.h"
 #include "memory.h"
+#include "row_writer-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace polyconv {
@@ -375,15 +376,27 @@ class DepthwiseRows {
     const float* rows = staging.rows[staging.current ^ 1];
     float* target = staging.target;
     staging.target = nullptr;
-    if (dense_rows_) {
-      WriteRun(target, rows, staging.count * width, stream_);
-      return;
-    }
-    for (int row = 0; row < staging.count; row++, target += conv_.y_row, rows += width) {
-      if (conv_.y_column == 1) {
-        WriteRun(target, rows, width, stream_);
+    WithFinisher(conv_.epilogue, conv_.y, [&](const auto& finish) HWY_ATTR {
+      if (dense_rows_) {
+        WriteRun(finish, target, rows, staging.count * width, stream_);
       } else {
-        for (int i = 0; i < width; i++) target[i * conv_.y_column] = rows[i];
+        WriteApart(finish, target, rows, staging.count);
+      }
+    });
+  }
+
+  // Rows that do not follow one another in memory.
+  template <class Finish>
+  void WriteApart(const Finish& finish, float* target, const float* rows, int count) const {
+    const int width = conv_.width.target;
+    for (int row = 0; row < count; row++, target += conv_.y_row, rows += width) {
+      if (conv_.y_column == 1) {
+        WriteRun(finish, target, rows, width, stream_);
+        continue;
+      }
+      for (int i = 0; i < width; i++) {
+        float* place = target + i * conv_.y_column;
+        *place = finish.One(rows[i], place);
       }
     }
   }

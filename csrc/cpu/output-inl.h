@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "products-inl.h"
+#include "row_writer-inl.h"
 #include "simd-inl.h"
 #include "tiling.h"
 #include "transforms-inl.h"
@@ -31,21 +32,18 @@ struct OutputStage {
   const Tiling& tiling;
   int unit_pitch;                         // of `units`: [row][column of a unit][unit]
   int line_pitch;                         // of `lines`: [row][column]
-  bool stream;                            // past the caches: the output is too large to be found there again
-  bool transposes;                        // channels follow one another in memory: whole vectors of them are written
   std::vector<std::int32_t> run_offsets;  // see FindRuns
+  RowWriter writer;
 
-  OutputStage(const Convolution& c, const Tiling& t, int lanes) : conv(c), tiling(t) {
+  OutputStage(const Convolution& c, const Tiling& t, int lanes)
+      : conv(c), tiling(t), writer(c, c.y_row * t.dilation_h) {
     unit_pitch = lanes + kLanes;
     line_pitch = lanes * kStreams + (kStreams + 1) * kLanes;
-    const double bytes = 4.0 * c.batch * c.out_channels * c.out_height * c.out_width;
-    stream = bytes > (8 << 20);
-    transposes = c.y_column != 1 && c.y_channel == 1;
     if (t.dilation_w > 1) FindRuns();
   }
 
   // Output channels that are worth writing together.
-  int ChannelsTogether() const { return transposes ? kLanes : 1; }
+  int ChannelsTogether() const { return writer.transposes() ? kLanes : 1; }
 
   std::size_t sums_size(int vectors) const {
     return S::kGrouped ? static_cast<std::size_t>(vectors) * S::kBlocks * kBlockOutputs * kLanes : 0;
@@ -88,14 +86,14 @@ struct OutputStage {
       float* target = conv.y + band.image * conv.y_batch + first_channel * conv.y_channel +
                       static_cast<std::ptrdiff_t>(first_row) * conv.y_row + begin * conv.y_column;
       if (kStreams == 1) {  // units are columns already
-        WriteRows(target, units + band.first_lane, unit_pitch, units_size(), channels, rows, count);
+        writer.Write(target, units + band.first_lane, unit_pitch, units_size(), channels, rows, count);
       } else if (dense) {
-        WriteRows(target, lines + band.first_lane * kStreams, line_pitch, lines_size(), channels, rows, count);
+        writer.Write(target, lines + band.first_lane * kStreams, line_pitch, lines_size(), channels, rows, count);
       } else {
         for (int k = 0; k < channels; k++) {
           ArrangeDilated(units + k * units_size() + band.first_lane, rows, count, lines + k * lines_size());
         }
-        WriteRows(target, lines, line_pitch, lines_size(), channels, rows, count);
+        writer.Write(target, lines, line_pitch, lines_size(), channels, rows, count);
       }
     }
   }
@@ -197,57 +195,6 @@ struct OutputStage {
       const float* source = units + column % d;
       for (int row = 0; row < rows; row++, source += static_cast<std::size_t>(kStreams) * unit_pitch) {
         Store(lines + row * line_pitch + column, merger.Merge([&](int run) HWY_ATTR { return source + offsets[run]; }));
-      }
-    }
-  }
-
-  HWY_INLINE void WriteRows(float* target, const float* line, std::size_t pitch, std::size_t channel_pitch,
-                            int channels, int rows, int count) const {
-    for (int row = 0; row < rows; row++, line += pitch, target += conv.y_row * tiling.dilation_h) {
-      if (conv.y_column == 1) {
-        WriteLine(target, line, count);
-      } else if (transposes) {
-        WriteTransposed(target, line, channel_pitch, channels, count);
-      } else {
-        for (int i = 0; i < count; i++) target[i * conv.y_column] = line[i];
-      }
-    }
-  }
-
-  HWY_INLINE void WriteLine(float* target, const float* line, int count) const {
-    const int misaligned = static_cast<int>(reinterpret_cast<std::uintptr_t>(target) / sizeof(float) % kLanes);
-    int i = misaligned == 0 ? 0 : std::min(kLanes - misaligned, count);
-    if (i > 0) StoreBetween(target, Load(line), 0, i);
-    if (stream) {
-      for (; i + kLanes <= count; i += kLanes) hn::Stream(Load(line + i), kFloats, target + i);
-    } else {
-      for (; i + kLanes <= count; i += kLanes) StoreAligned(target + i, Load(line + i));
-    }
-    if (i < count) StoreBetween(target + i, Load(line + i), 0, count - i);
-  }
-
-  // Up to kLanes channels, each pixel's next to one another.
-  HWY_NOINLINE void WriteTransposed(float* target, const float* line, std::size_t channel_pitch, int channels,
-                                    int count) const {
-    const bool whole = channels == kLanes;
-    const bool streams = stream && whole && reinterpret_cast<std::uintptr_t>(target) % (kLanes * sizeof(float)) == 0 &&
-                         conv.y_column % kLanes == 0;
-    for (int i = 0; i < count; i += kLanes) {
-      Floats v[kLanes];
-      POLYCONV_UNROLL
-      for (int k = 0; k < kLanes; k++) v[k] = k < channels ? Load(line + k * channel_pitch + i) : hn::Zero(kFloats);
-      Transpose(v);
-      float* pixel = target + i * conv.y_column;
-      POLYCONV_UNROLL
-      for (int l = 0; l < kLanes; l++, pixel += conv.y_column) {
-        if (i + l >= count) break;
-        if (streams) {
-          hn::Stream(v[l], kFloats, pixel);
-        } else if (whole) {
-          Store(pixel, v[l]);
-        } else {
-          StoreBetween(pixel, v[l], 0, channels);
-        }
       }
     }
   }

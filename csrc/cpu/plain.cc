@@ -58,8 +58,20 @@ inline LineLayout LineOf(const PlainShape& s) {
   return LineLayout(s.stride_w, s.left, s.in_width, reach);
 }
 
+// A row of sums to y, from element `first` on, the epilogue applied: rounded once, at the end.
 template <class T>
-void Forward(const PlainShape& s, const T* x, const T* w, const T* bias, T* y, const Runtime& runtime) {
+void FinishRow(const Epilogue<T>& epilogue, std::ptrdiff_t first, std::ptrdiff_t step, int count, const double* sums,
+               T* y) {
+  for (int j = 0; j < count; j++) {
+    const std::ptrdiff_t at = first + j * step;
+    const double sum = epilogue.residual == nullptr ? sums[j] : sums[j] + static_cast<double>(epilogue.residual[at]);
+    y[at] = static_cast<T>(Activated(epilogue.activation, sum));
+  }
+}
+
+template <class T>
+void Forward(const PlainShape& s, const T* x, const T* w, const T* bias, const Epilogue<T>& epilogue, T* y,
+             const Runtime& runtime) {
   const LineLayout layout = LineOf(s);
   const int blocks = CeilDiv(s.out_channels, kChannelsAtATime);
   const std::int64_t tasks = std::int64_t{1} * s.batch * s.groups * blocks * s.out_height;
@@ -92,8 +104,8 @@ void Forward(const PlainShape& s, const T* x, const T* w, const T* bias, T* y, c
         }
       }
       for (int k = 0; k < channels; k++) {
-        T* target = y + image * s.y_batch + (first_k + k) * s.y_channel + i * s.y_row;
-        for (int j = 0; j < s.out_width; j++) target[j * s.y_column] = static_cast<T>(sums[k * s.out_width + j]);
+        const std::ptrdiff_t first = image * s.y_batch + (first_k + k) * s.y_channel + i * s.y_row;
+        FinishRow(epilogue, first, s.y_column, s.out_width, &sums[k * s.out_width], y);
       }
     }
   });

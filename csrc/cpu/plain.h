@@ -26,8 +26,8 @@ struct PlainShape {
 
 template <class T>
 struct PlainKernels {
-  // y = w * x + bias; the bias may be null
-  void (*forward)(const PlainShape&, const T* x, const T* w, const T* bias, T* y, const Runtime&);
+  // y = activation(w * x + bias + residual); the bias may be null
+  void (*forward)(const PlainShape&, const T* x, const T* w, const T* bias, const Epilogue<T>&, T* y, const Runtime&);
   void (*input_gradient)(const PlainShape&, const T* dy, const T* w, T* dx, const Runtime&);
   // also the bias gradient, unless it is null
   void (*weight_gradient)(const PlainShape&, const T* x, const T* dy, T* dw, T* db, const Runtime&);

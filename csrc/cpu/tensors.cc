@@ -53,6 +53,22 @@ Geometry ReadGeometry(const std::vector<int64_t>& numbers) {
   return {at(0), at(1), at(2), at(3), at(4), at(5), at(6), static_cast<Border>(at(7))};
 }
 
+template <class T>
+Epilogue<T> ReadEpilogue(const std::optional<Tensor>& residual, int64_t activation, const Tensor& y) {
+  Require(activation >= 0 && activation < static_cast<int64_t>(Activation::kCount), "no such activation");
+  const auto wanted = static_cast<Activation>(activation);
+  if (!residual.has_value()) return {nullptr, wanted};
+  Require(residual->scalar_type() == y.scalar_type(), "element types of residual and output differ");
+  Require(residual->dim() == y.dim(), "residual and output differ in size");
+  for (int64_t i = 0; i < y.dim(); i++) {
+    Require(residual->size(i) == y.size(i), "residual and output differ in size");
+    Require(residual->stride(i) == y.stride(i) || y.size(i) <= 1, "residual and output differ in their strides");
+  }
+  return {residual->const_data_ptr<T>(), wanted};
+}
+template Epilogue<float> ReadEpilogue(const std::optional<Tensor>&, int64_t, const Tensor&);
+template Epilogue<double> ReadEpilogue(const std::optional<Tensor>&, int64_t, const Tensor&);
+
 Convolution DescribeForward(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry) {
   return Describe(x, w, y, geometry, false);
 }
@@ -88,6 +104,7 @@ Convolution OfGroup(const Convolution& first, int group, bool input_gradient) {
   c.y += group * c.out_channels * c.y_channel;
   c.w += group * (input_gradient ? c.in_channels * c.w_in : c.out_channels * c.w_out);
   if (c.bias != nullptr) c.bias += group * c.out_channels;
+  if (c.epilogue.residual != nullptr) c.epilogue.residual += group * c.out_channels * c.y_channel;
   return c;
 }
 

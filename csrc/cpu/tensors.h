@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,13 @@ struct Geometry {
 
 // From [stride_h, stride_w, top, left, dilation_h, dilation_w, groups, border].
 Geometry ReadGeometry(const std::vector<int64_t>& numbers);
+
+// What a forward operator does to its sums before it stores them to `y`. The residual has to be laid out as `y` is.
+template <class T>
+Epilogue<T> ReadEpilogue(const std::optional<Tensor>& residual, int64_t activation, const Tensor& y);
+
+extern template Epilogue<float> ReadEpilogue(const std::optional<Tensor>&, int64_t, const Tensor&);
+extern template Epilogue<double> ReadEpilogue(const std::optional<Tensor>&, int64_t, const Tensor&);
 
 // The forward convolution of the first group.
 Convolution DescribeForward(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry);

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 
-from .problem import PaddingMode, Pair, Sides, output_extent
+from .problem import Activation, PaddingMode, Pair, Sides, output_extent
 from .settings import checked_tolerance
 
 Extent = int | Sequence[int]
@@ -21,6 +21,7 @@ Padding = str | int | Sequence[int]
 """``"same"``, ``"valid"``, one number, (height, width), or the four sides (top, bottom, left, right)."""
 
 PADDING_MODES = tuple(mode.value for mode in PaddingMode)
+ACTIVATIONS = tuple(activation.value for activation in Activation)
 
 
 class Geometry(NamedTuple):
@@ -72,6 +73,18 @@ def normalise(
     if tolerance is not None:
         tolerance = checked_tolerance(tolerance)
     return Geometry(stride_pair, sides, dilation_pair, groups, padding_mode, tolerance)
+
+
+def activation_name(activation: str | None) -> str:
+    """The activation in one form: None is "none". Nothing but a name will do: a kernel applies it, not Python."""
+    if activation is None:
+        return Activation.NONE.value
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        raise ValueError(
+            f"activation must be None or one of {', '.join(ACTIVATIONS)}; got {activation!r}. "
+            "Any other function can be called on the result"
+        )
+    return str(activation)
 
 
 def pair(name: str, value: Extent) -> Pair:

@@ -7,41 +7,59 @@ interchangeable.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from .problem import Problem
 
+if TYPE_CHECKING:
+    from .tuning import Environment
+
+Run = Callable[[MutableMapping[str, Tensor]], None]
+"""Fills the outputs among the tensors of one call, by name."""
+
 
 class Backend(Protocol):
     """Runs problems on one device.
 
-    ======  =====================  ============================================
-    pass    reads                  writes
-    ======  =====================  ============================================
-    FPROP   ``x``, ``w``, ``bias``  ``y``
-    DGRAD   ``y``, ``w``           ``x``
-    WGRAD   ``x``, ``y``           ``dw``, and ``db`` when ``problem.bias``
-    ======  =====================  ============================================
+    ======  =====================================  ============================================
+    pass    reads                                  writes
+    ======  =====================================  ============================================
+    FPROP   ``x``, ``w``, ``bias``, ``residual``   ``y``
+    DGRAD   ``y``, ``w``                           ``x``
+    WGRAD   ``x``, ``y``                           ``dw``, and ``db`` when ``problem.bias``
+    ======  =====================================  ============================================
 
-    In both gradient passes ``y`` is the incoming gradient. It may have any strides, zeros included.
+    In both gradient passes ``y`` is the incoming gradient. It may have any strides, zeros included. The bias is there
+    when ``problem.bias``, the residual when ``problem.residual``; the latter lies in memory exactly as ``y`` does.
     """
 
     name: str
 
-    def run(self, problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
-        """Fill the outputs in ``tensors``, whose contents are undefined until then. No tensor is empty.
+    def prepare(self, problem: Problem, *, inference: bool = False) -> Run:
+        """Plan a problem, under the settings of now. The result runs it, as often as it is called.
 
-        A backend that has the result in memory of its own may put that tensor in the place of the output, if it has the
-        same strides.
+        With ``inference`` no gradient is recorded, so the weight of a forward pass is likely to stay what it is.
+
+        It fills the outputs in ``tensors``, whose contents are undefined until then. No tensor is empty. A backend that
+        has the result in memory of its own may put that tensor in the place of the output, if it has the same strides.
         """
 
     def explain(self, problem: Problem) -> str:
-        """What :meth:`run` would do, for people; needs no tensors."""
+        """What :meth:`prepare` would give, for people; needs no tensors."""
+
+    def contenders(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
+        """Names of the candidates that may run a problem, the one that the cost model thinks best first.
+
+        With ``inference`` no gradient is recorded, so the weight of a forward pass is likely to stay what it is.
+        """
+
+    def environment(self) -> Environment:
+        """Where this backend runs, for what is measured there."""
 
 
 _backends: dict[torch.device, Backend] = {}

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import ops
 from .arguments import suggests_channels_last
 from .backends import backend_for
-from .problem import Pass, Problem, Strides
+from .problem import Activation, Pass, Problem, Strides
 
 if TYPE_CHECKING:
     from .plan import CudaDevice
@@ -85,6 +85,20 @@ def explain(target: Callable[..., Any], *inputs: Any, device: Device | None = No
         device: ask for this device instead of the tensors' own: ``"cuda"``, for a model that is still on the CPU; or a
             GPU that need not be here, by its short name in :data:`polyconv.plan.DEVICES` or by its description.
     """
+    calls = _recorded(target, inputs, kwargs)
+    # Asked here, outside the fake mode: a backend may look at its real device.
+    asked = None if device is None else _device(device)
+    return Explanation(tuple(_explain_call(call, asked or call.device) for call in calls))
+
+
+def problems_of(target: Callable[..., Any], *inputs: Any, **kwargs: Any) -> tuple[Problem, ...]:
+    """Every problem that a call would ask polyconv for, all passes, each once. Arguments as for :func:`explain`."""
+    calls = _recorded(target, inputs, kwargs)
+    return tuple(dict.fromkeys(problem for call in calls for problem in call.problems))
+
+
+def _recorded(target: Callable[..., Any], inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> list[_Call]:
+    """The convolutions of a call, made on fake tensors."""
     module = target if isinstance(target, torch.nn.Module) else None
     state: dict[str, Tensor] = {}
     if module is not None:
@@ -102,9 +116,7 @@ def explain(target: Callable[..., Any], *inputs: Any, device: Device | None = No
             else:
                 with _names(module, recorder):
                     torch.func.functional_call(module, fake_state, args, keywords, strict=False)
-    # Asked here, outside the fake mode: a backend may look at its real device.
-    asked = None if device is None else _device(device)
-    return Explanation(tuple(_explain_call(call, asked or call.device) for call in recorder.calls))
+    return recorder.calls
 
 
 def _device(device: Device) -> torch.device | CudaDevice:
@@ -185,6 +197,8 @@ class _Recorder(TorchDispatchMode):
         name = self.stack[-1] if self.stack else ""
         if func is ops.fprop:
             self.calls.append(_call(name, *args, y=result))
+        elif func is ops.fused:
+            self.calls.append(_fused_call(name, *args, y=result))
         elif func is torch.ops.aten.convolution.default:
             note = "PyTorch's own convolution runs: this is not one of polyconv's modules"
             self.calls.append(_Call(name, args[0].device, note=note))
@@ -214,6 +228,26 @@ def _call(name: str, x: Tensor, w: Tensor, bias: Tensor | None, *args: Any, y: T
         else ""
     )
     return _Call(name, x.device, tuple(problems), note)
+
+
+def _fused_call(
+    name: str,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+    *args: Any,
+    y: Tensor,
+) -> _Call:
+    """The same with an epilogue, which only the forward pass knows of."""
+    call = _call(name, x, w, bias, *args, y=y)
+    if not call.problems:
+        return call
+    forward, *gradients = call.problems
+    forward = replace(forward, residual=residual is not None, activation=Activation(activation))
+    note = "where a gradient is wanted, silu is applied apart: its derivative needs the sums before it"
+    return replace(call, problems=(forward, *gradients), note=note if activation == "silu" else "")
 
 
 def _dense_strides(tensor: Tensor) -> Strides:

@@ -1,4 +1,4 @@
-"""``conv2d``: the arguments of ``torch.nn.functional.conv2d``, and two more forms of padding."""
+"""``conv2d``: the arguments of ``torch.nn.functional.conv2d``, two more forms of padding, and an epilogue."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function
 
 from . import ops
-from .arguments import Extent, Geometry, Padding, normalise
+from .arguments import Extent, Geometry, Padding, activation_name, normalise
 from .compilation import written_out
+from .ops import shortcut
 
 
 def conv2d(
@@ -24,6 +25,8 @@ def conv2d(
     *,
     padding_mode: str = "zeros",
     tolerance: float | None = None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
 ) -> Tensor:
     """A 2-D convolution. Takes what :func:`torch.nn.functional.conv2d` takes, and means the same by it.
 
@@ -38,13 +41,51 @@ def conv2d(
         padding_mode: what stands outside the image: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``, as
             in ``torch.nn.Conv2d``. Where a side is negative the image is cropped first, then padded.
         tolerance: the error budget of this call and of its backward pass, instead of :func:`polyconv.set_tolerance`'s.
+        activation: ``"relu"`` or ``"silu"``, applied to the sums before they are stored; ``None`` or ``"none"``: none.
+        residual: a tensor of the output's size, dtype and device, added before the activation:
+            ``activation(conv(input, weight) + bias + residual)``. Any strides; one that is not laid out as the output
+            will be (channels_last if input or weight is) is copied into that layout first.
 
     Raises:
         RuntimeError, TypeError: where torch raises them.
     """
+    if activation is None and residual is None and not is_compiling():
+        y = shortcut.conv2d(input, weight, bias, stride, padding, dilation, groups, padding_mode, tolerance)
+        if y is not None:
+            return y
+    return _by_operator(
+        input, weight, bias, stride, padding, dilation, groups, padding_mode, tolerance, activation, residual
+    )
+
+
+def _by_operator(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Extent,
+    padding: Padding,
+    dilation: Extent,
+    groups: int,
+    padding_mode: str,
+    tolerance: float | None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """The call that autocast, transforms, modes and tracers see."""
     if not (isinstance(input, Tensor) and isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))):
-        options = (stride, padding, dilation, groups)
-        return _without_tensors(input, weight, bias, *options, padding_mode=padding_mode, tolerance=tolerance)
+        return _without_tensors(
+            input,
+            weight,
+            bias,
+            stride,
+            padding,
+            dilation,
+            groups,
+            padding_mode=padding_mode,
+            tolerance=tolerance,
+            activation=activation,
+            residual=residual,
+        )
     if is_compiling():
         input, weight, bias, tolerance = written_out(input, weight, bias, tolerance)  # noqa: A001
     if input.dim() not in (3, 4):
@@ -59,9 +100,34 @@ def conv2d(
     geometry = normalise(weight.shape[2:], stride, padding, dilation, groups, padding_mode, tolerance)
     if padding_mode != "zeros" and min(geometry.padding) < 0:
         input, geometry = _crop(input, geometry)  # noqa: A001
+    if activation is not None or residual is not None:
+        return _fused(input, weight, bias, residual, activation_name(activation), geometry)
     if input.dim() == 4:
         return ops.fprop(input, weight, bias, *geometry)
     return ops.fprop(input.unsqueeze(0), weight, bias, *geometry).squeeze(0)
+
+
+def _fused(
+    input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, geometry: Geometry
+) -> Tensor:
+    """The call with an epilogue: a residual, an activation or both."""
+    if residual is not None:
+        if not isinstance(residual, Tensor):
+            raise TypeError(f"conv2d(): argument 'residual' must be a Tensor, not {type(residual).__name__}")
+        if residual.dim() != input.dim():
+            raise RuntimeError(
+                f"expected a residual with as many dimensions as the input of size {list(input.shape)}, "
+                f"but got one of size {list(residual.shape)}"
+            )
+    batched = input.dim() == 4
+    if not batched:
+        input = input.unsqueeze(0)  # noqa: A001
+        residual = None if residual is None else residual.unsqueeze(0)
+    if residual is None and activation == "none":
+        y = ops.fprop(input, weight, bias, *geometry)
+    else:
+        y = ops.fused(input, weight, bias, residual, activation, *geometry)
+    return y if batched else y.squeeze(0)
 
 
 def _without_tensors(*args: Any, **options: Any) -> Tensor:

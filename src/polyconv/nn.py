@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .arguments import Extent, Padding
+from .arguments import Extent, Padding, activation_name
 from .functional import conv2d
 from .settings import checked_tolerance
 
@@ -21,10 +21,12 @@ class Conv2d(torch.nn.Conv2d):
     """Takes the arguments of :class:`torch.nn.Conv2d`; ``padding`` may also be (top, bottom, left, right).
 
     A padding mode other than zeros costs no padded copy of the input: the kernels compute the index. ``tolerance`` is
-    the error budget of this module; None is the one of :func:`polyconv.set_tolerance`.
+    the error budget of this module; None is the one of :func:`polyconv.set_tolerance`. ``activation`` (``"relu"``,
+    ``"silu"``) is applied before the output is stored, after the residual that :meth:`forward` may be given is added.
     """
 
     tolerance: float | None = None
+    activation: str | None = None
 
     def __init__(
         self,
@@ -41,6 +43,7 @@ class Conv2d(torch.nn.Conv2d):
         dtype: Any = None,
         *,
         tolerance: float | None = None,
+        activation: str | None = None,
     ) -> None:
         # torch's annotations know neither lists nor four sides; its code carries both through to `self.padding`.
         sizes: dict[str, Any] = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
@@ -56,12 +59,24 @@ class Conv2d(torch.nn.Conv2d):
         )
         if tolerance is not None:
             self.tolerance = checked_tolerance(tolerance)
+        if activation is not None:
+            self.activation = activation_name(activation)
         if not isinstance(self.padding, str) and len(self.padding) == 4:
             top, bottom, left, right = self.padding
             # What torch.nn.functional.pad would be called with; torch's constructor expects two sides here.
             self._reversed_padding_repeated_twice = [left, right, top, bottom]
 
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
+        """``activation(conv(input) + bias + residual)``."""
+        return self._conv_forward(input, self.weight, self.bias, residual)
+
+    def extra_repr(self) -> str:
+        plain: str = super().extra_repr()
+        return plain if self.activation is None else f"{plain}, activation={self.activation}"
+
+    def _conv_forward(
+        self, input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None
+    ) -> Tensor:
         return conv2d(
             input,
             weight,
@@ -72,6 +87,8 @@ class Conv2d(torch.nn.Conv2d):
             self.groups,
             padding_mode=self.padding_mode,
             tolerance=self.tolerance,
+            activation=self.activation,
+            residual=residual,
         )
 
 

@@ -103,7 +103,7 @@ class Problem:
     w_strides: Strides
     y_strides: Strides
     vector_aligned: bool
-    """The first elements of x and y lie on 16-byte boundaries."""
+    """The first elements of x, y and the residual lie on 16-byte boundaries."""
     dtype: str
     tolerance: float = DEFAULT_TOLERANCE
     """The error, relative to the output's scale, that a fast algorithm may be expected to make; 0: none may run."""
@@ -198,8 +198,10 @@ class Problem:
         return self.batch * self.out_channels * out_h * out_w * (self.in_channels // self.groups) * r * s
 
     def for_pass(self, kind: Pass) -> Problem:
-        """The same convolution, another pass."""
-        return replace(self, kind=kind)
+        """The same convolution, another pass. Only the forward pass has an epilogue."""
+        if kind is Pass.FPROP:
+            return replace(self, kind=kind)
+        return replace(self, kind=kind, activation=Activation.NONE, residual=False)
 
     def __str__(self) -> str:
         n, c, h, w = self.x_shape

@@ -37,6 +37,23 @@ def fprop(moves: Moves, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Ten
     return F.conv2d(pad(moves, x.double()), w.double(), bias, moves.stride, 0, moves.dilation, moves.groups)
 
 
+def fused(
+    moves: Moves,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+) -> Tensor:
+    """The output with a residual added and an activation applied, in float64."""
+    y = fprop(moves, x, w, bias)
+    if residual is not None:
+        y = y + residual.double()
+    if activation == "relu":
+        return F.relu(y)
+    return F.silu(y) if activation == "silu" else y
+
+
 def dgrad(moves: Moves, dy: Tensor, w: Tensor, x_shape: Sequence[int]) -> Tensor:
     """The gradient of an input of ``x_shape``, in float64. The output is linear in the input, so any input will do."""
     with torch.enable_grad():

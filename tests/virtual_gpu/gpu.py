@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from polyconv.cuda import LaunchError
-from polyconv.cuda.backend import CudaBackend
-from polyconv.problem import Pass, Problem
+from polyconv.cuda.backend import CudaBackend, PreparedPlan
+from polyconv.problem import Pass
 
 _LAUNCH_FAILED = 719
 
@@ -161,7 +161,8 @@ class VirtualBackend(CudaBackend):
         self._gpu._buffers.append(_extent(self._workspace))
         return self._workspace
 
-    def run(self, problem: Problem, tensors: Mapping[str, Tensor]) -> None:
+    def enqueue(self, prepared: PreparedPlan, tensors: Mapping[str, Tensor]) -> None:
+        problem = prepared.plan.problem
         outputs = OUTPUTS[problem.kind]
         for name in outputs:
             if name in tensors:
@@ -169,7 +170,7 @@ class VirtualBackend(CudaBackend):
         before = {name: tensor.clone() for name, tensor in tensors.items() if name not in outputs}
         with self._gpu.memory(*tensors.values()):
             try:
-                super().run(problem, tensors)
+                super().enqueue(prepared, tensors)
             finally:
                 if self._workspace is not None:
                     self._gpu._buffers.remove(_extent(self._workspace))

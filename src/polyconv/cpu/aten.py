@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..epilogue import apply_epilogue
 from ..plan.accuracy import error_of, reduction_of
 from ..plan.rounding import ceil_div
-from ..problem import PaddingMode, Pass, Problem
+from ..problem import Activation, PaddingMode, Pass, Problem
 from . import native
 from .borders import fold, pad
 from .candidates import Candidate, Engine
@@ -31,11 +32,12 @@ _LARGEST_TO_SCALE = 5
 def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
     """PyTorch's kernels take everything, and sum in an order of their own: the error is that of one long sum."""
     padded = "" if _is_native(problem) else " on a padded copy"
+    apart = _applied_apart(problem)
     yield Candidate(
         Engine.ATEN,
-        f"PyTorch's convolution{padded}",
+        f"PyTorch's convolution{padded}" + (f", {' and '.join(apart)} not fused" if apart else ""),
         direct=True,
-        cycles=direct_cycles(problem, device),
+        cycles=direct_cycles(problem, device) + len(apart) * _pass_cycles(problem, device),
         error=error_of(problem, None, reduction_of(problem), ())
         + _LARGEST_TO_SCALE * _HALF_ROUNDING.get(problem.dtype, 0.0),
     )
@@ -55,6 +57,7 @@ def run(problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
         wanted = tensors[name]
         if problem.kind is Pass.FPROP:
             result = _fprop(problem, tensors["x"], tensors["w"], tensors.get("bias"))
+            apply_epilogue(result, tensors.get("residual"), problem.activation)
         else:
             result = _dgrad(problem, tensors["y"], tensors["w"], wanted)
         if result.stride() == wanted.stride():
@@ -63,6 +66,19 @@ def run(problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
             wanted.copy_(result)
     else:
         _wgrad(problem, tensors["x"], tensors["y"], tensors["dw"], tensors.get("db"))
+
+
+def _applied_apart(problem: Problem) -> list[str]:
+    """What is done to the output after it was stored, in a pass over it each."""
+    if problem.kind is not Pass.FPROP:
+        return []
+    activation = [] if problem.activation is Activation.NONE else [str(problem.activation)]
+    return (["residual"] if problem.residual else []) + activation
+
+
+def _pass_cycles(problem: Problem, device: CpuDevice) -> float:
+    """Estimated cycles of one core to read and write the output once more."""
+    return 10.0 * prod(problem.y_shape) / device.lanes
 
 
 def direct_cycles(problem: Problem, device: CpuDevice) -> float:

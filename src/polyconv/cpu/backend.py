@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import choices
+from ..backends import Run
 from ..problem import Pass, Problem
-from . import aten, native
+from ..tuning import Environment
+from . import aten, native, planner
 from .borders import fold
 from .candidates import Candidate, Engine
-from .planner import plan_cpu
+from .planner import CpuPlan, plan_cpu
 from .weights import TransformedWeights
 
 
@@ -22,44 +27,78 @@ class CpuBackend:
 
     def __init__(self) -> None:
         self.weights = TransformedWeights()
+        self._planned = lru_cache(maxsize=4096)(self._plan_anew)
 
-    def run(self, problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
-        keeps = problem.kind is Pass.FPROP and self.weights.keeps(tensors["w"])
-        plan = plan_cpu(problem, kept_weights=keeps)
-        if not plan.folded:
-            self._run(plan.chosen, problem, tensors)
-            return
-        dx, inner = tensors["x"], plan.ran
-        padded = {**tensors, "x": dx.new_empty(inner.x_shape)}
-        self._run(plan.chosen, inner, padded)
-        dx.copy_(fold(problem, padded["x"], dx))
+    def plan(self, problem: Problem, *, inference: bool = False) -> CpuPlan:
+        """What would run: the model's choice, or one that was measured or agreed upon."""
+        return self._planned(problem, inference and problem.kind is Pass.FPROP, choices.version())
+
+    def contenders(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
+        return planner.contenders(problem, kept_weights=inference and problem.kind is Pass.FPROP)
+
+    def environment(self) -> Environment:
+        return Environment.of_cpu(native.instruction_set() if native.is_available() else "")
+
+    def prepare(self, problem: Problem, *, inference: bool = False) -> Run:
+        """Plan. In inference the transformed weights are kept between calls."""
+        keep = inference and problem.kind is Pass.FPROP
+        plan = self.plan(problem, inference=inference)
+        run = self._engine(plan.chosen, plan.ran, keep=keep)
+        return run if not plan.folded else _folding(run, plan)
 
     def explain(self, problem: Problem) -> str:
-        plan, inference = plan_cpu(problem), plan_cpu(problem, kept_weights=problem.kind is Pass.FPROP)
+        plan, inference = self.plan(problem), self.plan(problem, inference=True)
         text = plan.explain()
         if inference.chosen != plan.chosen:
             text += f"\n  without gradients, with transformed weights kept: {inference.name}, {inference.reason}"
         return text
 
-    def _run(self, chosen: Candidate, problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
+    def _plan_anew(self, problem: Problem, kept_weights: bool, _: int) -> CpuPlan:
+        return choices.decide(
+            problem,
+            kept_weights,
+            self.environment(),
+            lambda prefer: plan_cpu(problem, kept_weights=kept_weights, prefer=prefer),
+        )
+
+    def _engine(self, chosen: Candidate, problem: Problem, *, keep: bool) -> Run:
+        """The call of one engine. Everything but the tensors is settled here."""
         if chosen.engine is Engine.ATEN:
-            aten.run(problem, tensors)
-            return
-        ops, geometry, plan = torch.ops.polyconv_cpu, native.geometry_numbers(problem), native.plan_numbers(chosen)
-        x, y = tensors["x"], tensors["y"]
+            return partial(aten.run, problem)
+        ops, geometry = torch.ops.polyconv_cpu, native.geometry_numbers(problem)
+        activation = native.ACTIVATIONS.index(problem.activation)
         stem = {Engine.DEPTHWISE: "depthwise_", Engine.PLAIN: "plain_"}.get(chosen.engine)
         if stem is not None:
-            op = getattr(ops, stem + problem.kind.value)
+            op: Any = getattr(ops, stem + problem.kind.value).default
             if problem.kind is Pass.FPROP:
-                op(x, tensors["w"], tensors.get("bias"), y, geometry)
-            elif problem.kind is Pass.DGRAD:
-                op(y, tensors["w"], x, geometry)
-            else:
-                op(x, y, tensors["dw"], tensors.get("db"), geometry)
-        elif problem.kind is Pass.FPROP:
-            transformed = self.weights.of(x, tensors["w"], y, geometry, plan)
-            ops.convolve(x, tensors["w"], tensors.get("bias"), y, geometry, plan, transformed)
-        elif problem.kind is Pass.DGRAD:
-            ops.input_gradient(y, tensors["w"], x, geometry, plan)
-        else:
-            ops.weight_gradient(x, y, tensors["dw"], tensors.get("db"), geometry, [chosen.algorithm])
+                return lambda t: op(t["x"], t["w"], t.get("bias"), t["y"], geometry, t.get("residual"), activation)
+            if problem.kind is Pass.DGRAD:
+                return lambda t: op(t["y"], t["w"], t["x"], geometry)
+            return lambda t: op(t["x"], t["y"], t["dw"], t.get("db"), geometry)
+        if problem.kind is Pass.WGRAD:
+            algorithm = [chosen.algorithm]
+            return lambda t: ops.weight_gradient(t["x"], t["y"], t["dw"], t.get("db"), geometry, algorithm)
+        plan = native.plan_numbers(chosen)
+        if problem.kind is Pass.DGRAD:
+            return lambda t: ops.input_gradient(t["y"], t["w"], t["x"], geometry, plan)
+
+        def convolve(tensors: MutableMapping[str, Tensor]) -> None:
+            x, w, y = tensors["x"], tensors["w"], tensors["y"]
+            transformed = self.weights.of(x, w, y, geometry, plan) if keep else None
+            residual = tensors.get("residual")
+            ops.convolve(x, w, tensors.get("bias"), y, geometry, plan, transformed, residual, activation)
+
+        return convolve
+
+
+def _folding(run: Run, plan: CpuPlan) -> Run:
+    """Runs on the padded image, then adds the gradients of the border to the pixels that it was made of."""
+    problem, shape = plan.problem, plan.ran.x_shape
+
+    def run_folded(tensors: MutableMapping[str, Tensor]) -> None:
+        dx = tensors["x"]
+        padded = {**tensors, "x": dx.new_empty(shape)}
+        run(padded)
+        dx.copy_(fold(problem, padded["x"], dx))
+
+    return run_folded

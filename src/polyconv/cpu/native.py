@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..problem import PaddingMode, Problem
+from ..problem import Activation, PaddingMode, Problem
 from .candidates import Candidate, Engine
 
 _MODULE = "polyconv.cpu._native"
@@ -71,6 +71,9 @@ def plan_numbers(chosen: Candidate) -> list[int]:
     """What the lanes hold and which algorithm; zeros leave the cut of the work to the kernels."""
     return [int(chosen.engine is Engine.CHANNEL_LANES), chosen.algorithm, 0, 0, 0]
 
+
+ACTIVATIONS = tuple(Activation)
+"""In the order of ``polyconv::Activation``."""
 
 BORDERS = tuple(PaddingMode)
 """In the order of ``polyconv::Border``."""

@@ -20,7 +20,7 @@ class _Kept:
 
 
 class TransformedWeights:
-    """Keeps the transformed weights of forward passes outside grad mode, at most ``limit`` bytes of them.
+    """Keeps the transformed weights of forward passes in inference, at most ``limit`` bytes of them.
 
     They are dropped with the weight, and made anew when it changed: by its version counter, and by a checksum, because
     writing to ``weight.data`` moves no counter. Reading the weight once costs little beside transforming it.
@@ -33,8 +33,8 @@ class TransformedWeights:
         self._lock = Lock()
 
     def keeps(self, w: Tensor) -> bool:
-        """Whether the transformed form of a weight is kept between calls: not while it may be trained."""
-        return not (torch.is_grad_enabled() or w.is_inference()) and w.is_contiguous()
+        """Whether the transformed form of a weight can be kept: a tensor of inference mode has no version counter."""
+        return not w.is_inference() and w.is_contiguous()
 
     def of(self, x: Tensor, w: Tensor, y: Tensor, geometry: list[int], plan: list[int]) -> Tensor | None:
         """The transformed weights for this call, or None where they should be made for it alone."""

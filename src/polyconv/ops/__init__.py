@@ -1,18 +1,20 @@
-"""The three passes of a convolution as operators of PyTorch's dispatcher.
+"""The passes of a convolution as operators of PyTorch's dispatcher.
 
-========================  =======================================================================
+========================  =================================================================================
 ``conv2d_fprop``          output from input, weight and bias
+``conv2d_fused``          the same with a residual added and an activation applied before the sums are stored
 ``conv2d_dgrad``          gradient of the input from the gradient of the output and the weight
 ``conv2d_wgrad``          gradients of weight and bias from the gradient of the output and the input
-========================  =======================================================================
+========================  =================================================================================
 
 They are operators, and not plain functions, so that ``torch.compile``, ``torch.export``, fake tensors, autocast and
 autograd all see one well-described call. The weight and bias gradients share an operator because they share a read of
-the incoming gradient. Each pass is linear in each of its tensors, so the derivative of any of them is again made of
-these three: that is all that double backward needs.
+the incoming gradient. Each of the three passes is linear in each of its tensors, so the derivative of any of them is
+again made of these three: that is all that double backward needs. The fused operator adds the masks of its activation.
 
 The operators take 4-D tensors of any strides and never copy an input: the gradient of ``y.sum()``, a tensor of stride
-zero everywhere, reaches the backend as it is.
+zero everywhere, reaches the backend as it is. The one exception is a residual that is not laid out as the output will
+be: it is brought into that layout first.
 """
 
 from __future__ import annotations
@@ -28,14 +30,15 @@ from .derivatives import input_gradient, weight_gradient
 from .layouts import geometry_of
 from .precision import HOW_TO_ALLOW, is_widened, widening
 from .problems import dense_strides, problem_of
-from .schema import dgrad, fprop, library, wgrad
-from .vmap import register_vmap, vmap_dgrad, vmap_fprop, vmap_wgrad
+from .schema import dgrad, fprop, fused, library, wgrad
+from .vmap import register_vmap, vmap_dgrad, vmap_fprop, vmap_fused, vmap_wgrad
 
 __all__ = [
     "HOW_TO_ALLOW",
     "dense_strides",
     "dgrad",
     "fprop",
+    "fused",
     "geometry_of",
     "input_gradient",
     "is_widened",
@@ -46,15 +49,17 @@ __all__ = [
 ]
 
 
-def _register(name: str, op: Any, run: Any, fake: Any, function: Any, vmap: Any) -> None:
+def _register(name: str, op: Any, run: Any, fake: Any, autograd: Any, vmap: Any) -> None:
     library.impl(name, run, "CompositeExplicitAutograd")
     library.impl(name, widening(run), "CUDA")
     torch.library.register_fake(f"polyconv::{name}", fake, lib=library)
-    library.impl(name, derivatives.autograd_kernel(function, op), "Autograd", with_keyset=True)
+    library.impl(name, autograd, "Autograd", with_keyset=True)
     register_vmap(name, vmap)
     register_autocast(name, op)
 
 
-_register("conv2d_fprop", fprop, execution.run_fprop, fakes.fake_fprop, derivatives.Fprop, vmap_fprop)
-_register("conv2d_dgrad", dgrad, execution.run_dgrad, fakes.fake_dgrad, derivatives.Dgrad, vmap_dgrad)
-_register("conv2d_wgrad", wgrad, execution.run_wgrad, fakes.fake_wgrad, derivatives.Wgrad, vmap_wgrad)
+_kernel = derivatives.autograd_kernel
+_register("conv2d_fprop", fprop, execution.run_fprop, fakes.fake_fprop, _kernel(derivatives.Fprop, fprop), vmap_fprop)
+_register("conv2d_fused", fused, execution.run_fused, fakes.fake_fused, derivatives.fused_kernel, vmap_fused)
+_register("conv2d_dgrad", dgrad, execution.run_dgrad, fakes.fake_dgrad, _kernel(derivatives.Dgrad, dgrad), vmap_dgrad)
+_register("conv2d_wgrad", wgrad, execution.run_wgrad, fakes.fake_wgrad, _kernel(derivatives.Wgrad, wgrad), vmap_wgrad)

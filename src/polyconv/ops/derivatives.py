@@ -6,23 +6,35 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from ..arguments import Geometry, suggests_channels_last
+from .execution import run_dgrad, run_wgrad, training
 from .layouts import geometry_of
-from .schema import Args, dgrad, fprop, wgrad
+from .plain import is_plain, is_watched
+from .schema import Args, dgrad, fprop, fused, wgrad
 
 
 def input_gradient(grad: Tensor, w: Tensor, x: Tensor, geometry: Args) -> Tensor:
     """Gradient of the input, in the memory format of the input."""
-    return dgrad(grad, w, x.shape, suggests_channels_last(x.shape, x.stride()), *geometry)
+    op = run_dgrad if _goes_straight(grad, w) else dgrad
+    return op(grad, w, x.shape, suggests_channels_last(x.shape, x.stride()), *geometry)
 
 
 def weight_gradient(grad: Tensor, x: Tensor, w: Tensor, bias: bool, geometry: Args) -> tuple[Tensor, Tensor]:
     """Gradients of the weight, in its memory format, and of the bias."""
-    return wgrad(grad, x, w.shape, suggests_channels_last(w.shape, w.stride()), bias, *geometry)
+    op = run_wgrad if _goes_straight(grad, x) else wgrad
+    return op(grad, x, w.shape, suggests_channels_last(w.shape, w.stride()), bias, *geometry)
+
+
+def _goes_straight(one: Tensor, other: Tensor) -> bool:
+    """Whether the dispatcher would only find the kernel: then the way through it is spared."""
+    if torch.is_grad_enabled() or is_watched():
+        return False
+    return is_plain(one) and is_plain(other)
 
 
 # These are written out, and not left to torch.library.register_autograd, because an operator registered that way has a
@@ -43,7 +55,8 @@ def _forward(op: Any, keyset: Any, args: Sequence[Any]) -> Any:
     Under ``torch.func`` there may be further levels below, whose derivatives are still wanted.
     """
     if not torch._C._are_functorch_transforms_active():
-        return _below_autograd(op, keyset, args)
+        with training():
+            return _below_autograd(op, keyset, args)
     with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
         return _below_autograd(op, keyset, args)
 
@@ -73,10 +86,16 @@ def autograd_kernel(function: Any, op: Any) -> Callable[..., Any]:
     return run
 
 
-def _save(ctx: Any, *tensors: Tensor) -> None:
+def save(ctx: Any, *tensors: Tensor) -> None:
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)
+
+
+def _geometry_to_keep(arguments: Sequence[Any]) -> Geometry:
+    """For the backward pass. A graph that is traced leaves an open tolerance open: its settings may become others."""
+    traced = torch._C._len_torch_dispatch_stack() > 0
+    return Geometry(*arguments) if traced else geometry_of(*arguments)
 
 
 def _forward_mode(formula: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,6 +120,36 @@ def _add(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return one + other
 
 
+def _fprop_gradients(
+    grad: Tensor | None, x: Tensor, w: Tensor, wanted: Sequence[bool], geometry: Args
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of input, weight and bias: the first three of those that are wanted."""
+    want_x, want_w, want_bias = wanted[:3]
+    if grad is None:
+        return None, None, None
+    dx = input_gradient(grad, w, x, geometry) if want_x else None
+    if want_w:
+        dw, db = weight_gradient(grad, x, w, want_bias, geometry)
+        return dx, dw, db if want_bias else None
+    return dx, None, grad.sum((0, 2, 3)) if want_bias else None
+
+
+def _fprop_tangent(
+    tangents: tuple[Tensor | None, Tensor | None, Tensor | None], x: Tensor, w: Tensor, geometry: Args
+) -> Tensor | None:
+    """How the output moves when input, weight and bias do."""
+    dx, dw, db = tangents
+    from_x = None if dx is None else fprop(dx, w, None, *geometry)
+    from_w = None if dw is None else fprop(x, dw, None, *geometry)
+    total = _add(from_x, from_w)
+    if db is None:
+        return total
+    spread = db.reshape(1, -1, 1, 1)
+    if total is not None:
+        return total + spread
+    return spread.expand(x.shape[0], -1, *geometry.out_size(x.shape[2:], w.shape[2:])).clone()
+
+
 class Fprop(torch.autograd.Function):
     @staticmethod
     def forward(keyset: Any, *args: Any) -> Any:
@@ -109,37 +158,69 @@ class Fprop(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         _, x, w, _, *geometry = inputs
-        # A graph that is being traced leaves an open tolerance open: it may run under other settings than these.
-        traced = torch._C._len_torch_dispatch_stack() > 0
-        ctx.geometry = Geometry(*geometry) if traced else geometry_of(*geometry)
-        _save(ctx, x, w)
+        ctx.geometry = _geometry_to_keep(geometry)
+        save(ctx, x, w)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Gradients:
-        (grad,), (x, w) = grads, ctx.saved_tensors
-        _, want_x, want_w, want_bias, *rest = (wanted and grad is not None for wanted in ctx.needs_input_grad)
-        dx = dw = db = None
-        if want_x:
-            dx = input_gradient(grad, w, x, ctx.geometry)
-        if want_w:
-            dw, db = weight_gradient(grad, x, w, want_bias, ctx.geometry)
-        elif want_bias:
-            db = grad.sum((0, 2, 3))
-        return (None, dx, dw, db if want_bias else None, *[None for _ in rest])
+        (grad,), (x, w), (_, *wanted) = grads, ctx.saved_tensors, ctx.needs_input_grad
+        return (None, *_fprop_gradients(grad, x, w, wanted, ctx.geometry), *[None for _ in wanted[3:]])
 
     @staticmethod
     @_forward_mode
     def jvp(ctx: Any, primals: Sequence[Tensor], *tangents: Any) -> Any:
         (_, dx, dw, db, *_), (x, w) = tangents, primals
-        from_x = None if dx is None else fprop(dx, w, None, *ctx.geometry)
-        from_w = None if dw is None else fprop(x, dw, None, *ctx.geometry)
-        total = _add(from_x, from_w)
-        if db is None:
-            return total
-        spread = db.reshape(1, -1, 1, 1)
-        if total is not None:
-            return total + spread
-        return spread.expand(x.shape[0], -1, *ctx.geometry.out_size(x.shape[2:], w.shape[2:])).clone()
+        return _fprop_tangent((dx, dw, db), x, w, ctx.geometry)
+
+
+class Fused(torch.autograd.Function):
+    """Without an activation, or with ReLU, whose gradient the output tells: it is kept in the place of the sums."""
+
+    @staticmethod
+    def forward(keyset: Any, *args: Any) -> Any:
+        return _forward(fused, keyset, args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, x, w, _, _, activation, *geometry = inputs
+        ctx.geometry = _geometry_to_keep(geometry)
+        save(ctx, x, w, *([output] if activation == "relu" else []))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Gradients:
+        (grad,), (x, w, *y) = grads, ctx.saved_tensors
+        _, *wanted = ctx.needs_input_grad
+        grad = _through_relu(grad, y)
+        found = _fprop_gradients(grad, x, w, wanted, ctx.geometry)
+        return (None, *found, grad if wanted[3] else None, *[None for _ in wanted[4:]])
+
+    @staticmethod
+    @_forward_mode
+    def jvp(ctx: Any, primals: Sequence[Tensor], *tangents: Any) -> Any:
+        (_, dx, dw, db, dr, *_), (x, w, *y) = tangents, primals
+        return _through_relu(_add(_fprop_tangent((dx, dw, db), x, w, ctx.geometry), dr), y)
+
+
+def _through_relu(change: Tensor | None, y: Sequence[Tensor]) -> Tensor | None:
+    """A gradient, or a tangent, that passes where the output did; everywhere if no output was kept."""
+    if change is None or not y:
+        return change
+    passed: Tensor = torch.ops.aten.threshold_backward(change, y[0], 0)
+    return passed
+
+
+def fused_kernel(keyset: Any, *args: Any) -> Any:
+    """What the dispatcher calls for the fused operator where derivatives may be wanted.
+
+    The gradient of SiLU needs the sums before it, so where one is wanted it is applied apart, by torch.
+    """
+    recorded = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args[:4])
+    if not recorded and forward_ad._current_level < 0:
+        return _below_autograd(fused, keyset, args)
+    x, w, bias, residual, activation, *geometry = args
+    if activation == "silu":
+        return F.silu(fused(x, w, bias, residual, "none", *geometry))
+    return _apply(Fused, keyset, args)
 
 
 class Dgrad(torch.autograd.Function):
@@ -150,7 +231,7 @@ class Dgrad(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         _, grad, w, *ctx.rest = inputs
-        _save(ctx, grad, w)
+        save(ctx, grad, w)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Gradients:
@@ -176,7 +257,7 @@ class Wgrad(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         _, grad, x, *ctx.rest = inputs
-        _save(ctx, grad, x)
+        save(ctx, grad, x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Gradients:

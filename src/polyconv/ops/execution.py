@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 
 import torch
 from torch import Tensor
 
-from ..backends import backend_for
-from .layouts import Layout, Shape, check_tensors, empty, geometry_of
-from .problems import prepare_dgrad, prepare_fprop, prepare_wgrad
+from ..arguments import Geometry
+from ..epilogue import apply_epilogue
+from .calls import Call, prepare_dgrad, prepare_fprop, prepare_fused, prepare_wgrad
+from .layouts import Layout, Shape, check_residual, check_tensors, empty, geometry_of
 from .schema import Args
 
 SMALLEST_POOLED = 16 * 2**20
@@ -17,9 +21,9 @@ SMALLEST_POOLED = 16 * 2**20
 
 
 def _allocate(layout: Layout, like: Tensor) -> Tensor:
-    """The same for a tensor that will be computed: a large one on the CPU may come from memory that was used before."""
+    """A new tensor that will be computed: a large one on the CPU may come from memory that was used before."""
     shape, channels_last = layout
-    if like.device.type == "cpu" and like.dtype == torch.float32 and prod(shape) * 4 >= SMALLEST_POOLED:
+    if prod(shape) * 4 >= SMALLEST_POOLED and like.is_cpu and like.dtype == torch.float32:
         from ..cpu import native  # here, because importing polyconv loads no kernels
 
         if native.is_available():
@@ -32,28 +36,80 @@ def _allocate(layout: Layout, like: Tensor) -> Tensor:
 
 def run_fprop(x: Tensor, w: Tensor, bias: Tensor | None, *args: Args) -> Tensor:
     check_tensors(x, "input", w, "weight", bias)
-    problem, layout = prepare_fprop(
+    call = call_of_fprop(x, w, bias, geometry_of(*args), inference=not _training.now)
+    return compute_fprop(call, x, w, bias)
+
+
+class _Training(threading.local):
+    now = False
+
+
+_training = _Training()
+
+
+@contextmanager
+def training() -> Iterator[None]:
+    """Inside, a forward pass is part of training. Grad mode does not tell: autograd turns it off in its functions."""
+    before = _training.now
+    _training.now = True
+    try:
+        yield
+    finally:
+        _training.now = before
+
+
+def call_of_fprop(x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, *, inference: bool) -> Call:
+    """What all forward passes on such tensors share."""
+    bias_shape = None if bias is None else bias.shape
+    aligned = not x.data_ptr() & 15
+    return prepare_fprop(
+        (x.shape, x.stride()), (w.shape, w.stride()), bias_shape, x.dtype, aligned, inference, geometry
+    )
+
+
+def run_fused(
+    x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, *args: Args
+) -> Tensor:
+    check_tensors(x, "input", w, "weight", bias)
+    aligned = not (x.data_ptr() | (0 if residual is None else residual.data_ptr())) & 15
+    call = prepare_fused(
         (x.shape, x.stride()),
         (w.shape, w.stride()),
         None if bias is None else bias.shape,
+        residual is not None,
+        activation,
         x.dtype,
-        not x.data_ptr() & 15,
+        aligned,
+        not _training.now,
         geometry_of(*args),
     )
-    y = _allocate(layout, x)
+    if residual is not None:
+        shape, channels_last = call.layout
+        check_residual(residual, x, shape)
+        # Kernels find an element of the residual where its sum is stored. One that lies so already is not copied.
+        residual = residual.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    return compute_fprop(call, x, w, bias, residual)
+
+
+def compute_fprop(call: Call, x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
+    """The output, for tensors that fit the call."""
+    y = _allocate(call.layout, x)
     if x.numel() == 0 or y.numel() == 0:  # without input channels: a sum of nothing, and the bias
-        return y.zero_() if bias is None else y.copy_(bias.reshape(1, -1, 1, 1).expand(y.shape))
+        y = y.zero_() if bias is None else y.copy_(bias.reshape(1, -1, 1, 1).expand(y.shape))
+        return apply_epilogue(y, residual, call.problem.activation)
     tensors = {"x": x, "w": w, "y": y}
     if bias is not None:
         tensors["bias"] = bias.contiguous()  # one number per channel: the only input without strides of its own
-    backend_for(x.device).run(problem, tensors)
+    if residual is not None:
+        tensors["residual"] = residual
+    call.run(x.device, tensors)
     return tensors["y"]
 
 
 def run_dgrad(grad: Tensor, w: Tensor, x_size: Shape, channels_last: bool, *args: Args) -> Tensor:
     check_tensors(grad, "gradient", w, "weight")
     layout = (tuple(x_size), channels_last)
-    problem = prepare_dgrad(
+    call = prepare_dgrad(
         (grad.shape, grad.stride()),
         (w.shape, w.stride()),
         layout,
@@ -65,7 +121,7 @@ def run_dgrad(grad: Tensor, w: Tensor, x_size: Shape, channels_last: bool, *args
     if dx.numel() == 0:
         return dx
     tensors = {"y": grad, "w": w, "x": dx}
-    backend_for(grad.device).run(problem, tensors)
+    call.run(grad.device, tensors)
     return tensors["x"]
 
 
@@ -74,7 +130,7 @@ def run_wgrad(
 ) -> tuple[Tensor, Tensor]:
     check_tensors(grad, "gradient", x, "input")
     layout = (tuple(w_size), channels_last)
-    problem = prepare_wgrad(
+    call = prepare_wgrad(
         (grad.shape, grad.stride()),
         (x.shape, x.stride()),
         layout,
@@ -91,5 +147,5 @@ def run_wgrad(
     tensors = {"x": x, "y": grad, "dw": dw}
     if bias:
         tensors["db"] = db
-    backend_for(grad.device).run(problem, tensors)
+    call.run(grad.device, tensors)
     return dw, db

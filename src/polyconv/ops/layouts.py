@@ -40,6 +40,22 @@ def check_tensors(x: Tensor, x_name: str, w: Tensor, w_name: str, bias: Tensor |
         )
 
 
+def check_residual(residual: Tensor, x: Tensor, expected: Shape) -> None:
+    """Raise unless a residual can be added to an output of the ``expected`` shape. Its strides do not matter."""
+    if residual.dtype != x.dtype:
+        raise RuntimeError(
+            f"input and residual should be the same type: got {x.dtype} and {residual.dtype}. "
+            f"Convert one of them, for example residual.to({x.dtype})"
+        )
+    if residual.device != x.device:
+        raise RuntimeError(f"input and residual should be on the same device: got {x.device} and {residual.device}")
+    if tuple(residual.shape) != tuple(expected):
+        raise RuntimeError(
+            f"expected a residual of the output's size {list(expected)}, but got one of size {list(residual.shape)}. "
+            "It is added element by element; expand() repeats a smaller one"
+        )
+
+
 def fprop_layout(
     x_shape: Shape, x_strides: Shape, w_shape: Shape, w_strides: Shape, bias_shape: Shape | None, geometry: Geometry
 ) -> Layout:
@@ -58,8 +74,9 @@ def check_gradient(grad_shape: Shape, x_shape: Shape, w_shape: Shape, geometry: 
 
 def empty(layout: Layout, like: Tensor) -> Tensor:
     """A new dense tensor. torch's allocators place it on a 16-byte boundary, so outputs are always aligned."""
-    memory_format = torch.channels_last if layout[1] else torch.contiguous_format
-    return torch.empty(layout[0], dtype=like.dtype, device=like.device, memory_format=memory_format)
+    if not layout[1]:
+        return like.new_empty(layout[0])
+    return torch.empty(layout[0], dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
 
 
 def geometry_of(

@@ -16,6 +16,9 @@ _GEOMETRY = (
 )
 _SCHEMAS = {
     "conv2d_fprop": f"(Tensor x, Tensor weight, Tensor? bias, {_GEOMETRY}) -> Tensor",
+    "conv2d_fused": (
+        f"(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str activation, {_GEOMETRY}) -> Tensor"
+    ),
     "conv2d_dgrad": f"(Tensor grad, Tensor weight, SymInt[4] x_size, bool channels_last, {_GEOMETRY}) -> Tensor",
     "conv2d_wgrad": (
         "(Tensor grad, Tensor x, SymInt[4] weight_size, bool channels_last, bool bias, "
@@ -28,5 +31,6 @@ for _name, _schema in _SCHEMAS.items():
     library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
 
 fprop: Callable[..., Tensor] = torch.ops.polyconv.conv2d_fprop.default
+fused: Callable[..., Tensor] = torch.ops.polyconv.conv2d_fused.default
 dgrad: Callable[..., Tensor] = torch.ops.polyconv.conv2d_dgrad.default
 wgrad: Callable[..., tuple[Tensor, Tensor]] = torch.ops.polyconv.conv2d_wgrad.default

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .layouts import Shape
@@ -83,6 +84,27 @@ def vmap_fprop(
         return unfold(fprop(x, w, bias, *args), batch, 1, groups), 0
     x, w, bias = fold(x, x_dim, 1), fold(w, w_dim, 0), _fold_bias(bias, bias_dim, batch, 1)
     return unfold(fprop(x, w, bias, stride, padding, dilation, groups * batch, *rest), batch, 1), 0
+
+
+def vmap_fused(
+    info: Any,
+    in_dims: Sequence[Dim],
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+    *args: Args,
+) -> tuple[Tensor, int]:
+    """The epilogue of a batch is not fused: its residual would have to be folded, and so copied, as the output is."""
+    x_dim, w_dim, bias_dim, residual_dim, *_ = in_dims
+    if x_dim is None and w_dim is None and bias_dim is None:
+        y = fprop(x, w, bias, *args)
+    else:
+        y, _ = vmap_fprop(info, (x_dim, w_dim, bias_dim), x, w, bias, *args)
+    if residual is not None:
+        y = y + (residual if residual_dim is None else residual.movedim(residual_dim, 0))
+    return {"relu": torch.relu, "silu": F.silu}.get(activation, lambda z: z)(y), 0
 
 
 def vmap_dgrad(

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from math import prod, sqrt
+from math import log, prod, sqrt
 
-from ..algebra.error import predicted_error
+from ..algebra.error import OUTPUTS, UNIT_ROUNDOFF, predicted_error
 from ..algebra.segments import Scheme2d
 from ..algebra.steps import Form
-from ..problem import Pass, Problem
+from ..problem import Activation, Pass, Problem
+
+STEEPEST_SILU = 1.1
+"""The slope of SiLU is largest at 2.4: 1.0998."""
+
+SILU_ROUNDINGS = 6
+"""Half ulps that a kernel's SiLU strays by, at most: on a GPU 5.3 of its argument (kernels/epilogue.cuh)."""
 
 
 def reduction_of(problem: Problem) -> int:
@@ -26,9 +32,21 @@ def error_of(problem: Problem, scheme: Scheme2d | None, count: int, blocks: tupl
     """
     form: Form = "weight gradient" if problem.kind is Pass.WGRAD else "forward"
     if scheme is None:
-        return predicted_error(None, max(1, count), form=form, blocks=blocks)
+        return _through_epilogue(problem, predicted_error(None, max(1, count), form=form, blocks=blocks))
     h, w = scheme.h, scheme.w
     taps = h.outputs * w.outputs if problem.kind is Pass.WGRAD else h.r * w.r
     whole = max(1, count) * taps
     scale = sqrt(max(1.0, whole / reduction_of(problem)))
-    return scale * predicted_error(scheme, whole, form=form, blocks=blocks)
+    return _through_epilogue(problem, scale * predicted_error(scheme, whole, form=form, blocks=blocks))
+
+
+def _through_epilogue(problem: Problem, error: float) -> float:
+    """What becomes of an error of the sums: a slope stretches it, and what is computed after the sums rounds anew.
+
+    These roundings are proportional to the output, the largest of which is some six times the output's scale, the
+    residual's included.
+    """
+    silu = problem.activation is Activation.SILU
+    roundings = int(problem.residual) + (SILU_ROUNDINGS if silu else 0)
+    largest = sqrt(2 * log(OUTPUTS))
+    return (STEEPEST_SILU if silu else 1.0) * error + roundings * UNIT_ROUNDOFF * largest

@@ -1,0 +1,31 @@
+// What a forward pass does to its sums on their way to memory: y = activation(sum + bias + residual).
+#pragma once
+
+#include <cmath>
+
+namespace polyconv {
+
+// The values are those that Python sends.
+enum class Activation : int { kNone = 0, kRelu, kSilu, kCount };
+
+template <class T>
+struct Epilogue {
+  const T* residual;  // laid out as y; may be null
+  Activation activation;
+
+  bool IsEmpty() const { return residual == nullptr && activation == Activation::kNone; }
+};
+
+// One number. As in torch, NaN and -0 pass through ReLU, and SiLU of minus infinity is NaN.
+inline double Activated(Activation activation, double v) {
+  switch (activation) {
+    case Activation::kRelu:
+      return v < 0 ? 0.0 : v;
+    case Activation::kSilu:
+      return v / (1.0 + std::exp(-v));
+    default:
+      return v;
+  }
+}
+
+}  // namespace polyconv

@@ -1,0 +1,73 @@
+"""The commands, as their own parsers describe them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from importlib import import_module
+
+from polyconv.cli import COMMANDS
+
+UNTITLED = ("positional arguments", "options")
+"""argparse's own names of groups, which say nothing on a page."""
+
+
+def markdown() -> str:
+    """A section for each command: what it is for, its usage, its arguments, and what its help ends with."""
+    return "\n\n".join("\n\n".join(_section(name, line)) for name, line in COMMANDS.items())
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    """The parser that the command line would use."""
+    parser = argparse.ArgumentParser(prog=f"polyconv {command}", description=COMMANDS[command])
+    import_module(f"polyconv.cli.{command}").add_arguments(parser)
+    return parser
+
+
+def _section(command: str, line: str) -> Iterator[str]:
+    parser = parser_of(command)
+    yield f"## polyconv {command}"
+    yield f"{line[:1].upper()}{line[1:]}."
+    yield f"```text\n{_usage(parser)}\n```"
+    yield from _arguments(parser._action_groups)
+    if parser.epilog:
+        yield f"```text\n{parser.epilog.strip()}\n```"
+
+
+def _usage(parser: argparse.ArgumentParser) -> str:
+    formatter = argparse.HelpFormatter(parser.prog, width=88)
+    formatter.add_usage(None, parser._actions, parser._mutually_exclusive_groups, prefix="")
+    return formatter.format_help().strip()
+
+
+def _arguments(groups: list[argparse._ArgumentGroup]) -> Iterator[str]:
+    """One table for what argparse sorts into its own groups, one for each group with a title."""
+    tables: dict[str, list[str]] = {"": []}
+    for group in groups:
+        title = "" if group.title in UNTITLED else group.title or ""
+        shown = [a for a in group._group_actions if a.help is not argparse.SUPPRESS and a.dest != "help"]
+        tables.setdefault(title, []).extend(map(_row, shown))
+    for title, rows in tables.items():
+        if title:
+            yield f"{title[:1].upper()}{title[1:]}:"
+        if rows:
+            yield "\n".join(["| argument | what it does |", "| --- | --- |", *rows])
+
+
+def _row(action: argparse.Action) -> str:
+    names = ", ".join(action.option_strings) or str(action.metavar or action.dest)
+    words = (action.help or "") % {"default": action.default, "prog": "polyconv"}
+    return f"| `{_cell(names + _value(action))}` | {_cell(words)} |"
+
+
+def _value(action: argparse.Action) -> str:
+    """What stands behind an option."""
+    if not action.option_strings or action.nargs == 0:
+        return ""
+    if action.metavar is not None:
+        return " " + (" ".join(action.metavar) if isinstance(action.metavar, tuple) else action.metavar)
+    return " {" + ",".join(map(str, action.choices)) + "}" if action.choices else f" {action.dest.upper()}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

@@ -1,0 +1,115 @@
+"""What repeated calls share: all that follows from the shapes, the strides and the geometry, worked out once.
+
+Such numbers rarely change between calls, so each of the functions here is cached: a repeated call costs one lookup, and
+finds its plan made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from .. import choices, settings
+from ..arguments import Geometry, activation_name
+from ..backends import Backend, Run, backend_for
+from ..problem import Activation, Pass, Problem
+from .layouts import Layout, Shape, check_gradient, fprop_layout
+from .problems import dense_strides, problem_of
+
+
+class Call:
+    """One pass on tensors of known shapes and strides."""
+
+    __slots__ = ("_prepared", "geometry", "inference", "layout", "problem")
+
+    def __init__(self, problem: Problem, layout: Layout, geometry: Geometry, inference: bool = False) -> None:
+        self.problem = problem
+        self.layout = layout
+        """Of the output."""
+        self.geometry = geometry
+        self.inference = inference
+        """Whether no gradient is recorded."""
+        # One tuple, replaced as a whole: threads with tensors on several devices may share this call.
+        self._prepared: tuple[Backend | None, settings.Settings | None, int, Run] = (None, None, 0, _never)
+
+    def run(self, device: torch.device, tensors: MutableMapping[str, Tensor]) -> None:
+        """Let the backend of a device fill the outputs. It plans at the first call, and when a plan may be another."""
+        now, current, version = backend_for(device), settings.current(), choices.version()
+        backend, under, chosen, run = self._prepared
+        if backend is not now or under is not current or chosen != version:
+            run = now.prepare(self.problem, inference=self.inference)
+            self._prepared = (now, current, version, run)
+        run(tensors)
+
+
+def _never(_: MutableMapping[str, Tensor]) -> None:
+    raise AssertionError("a call was run before it was prepared")
+
+
+@lru_cache(maxsize=4096)
+def prepare_fprop(
+    x: tuple[Shape, Shape],
+    w: tuple[Shape, Shape],
+    bias_shape: Shape | None,
+    dtype: torch.dtype,
+    aligned: bool,
+    inference: bool,
+    geometry: Geometry,
+) -> Call:
+    layout = fprop_layout(*x, *w, bias_shape, geometry)
+    bias = bias_shape is not None
+    y_strides = dense_strides(*layout)
+    problem = problem_of(Pass.FPROP, x, w, y_strides, geometry, bias=bias, dtype=dtype, vector_aligned=aligned)
+    return Call(problem, layout, geometry, inference)
+
+
+@lru_cache(maxsize=4096)
+def prepare_fused(
+    x: tuple[Shape, Shape],
+    w: tuple[Shape, Shape],
+    bias_shape: Shape | None,
+    residual: bool,
+    activation: str,
+    dtype: torch.dtype,
+    aligned: bool,
+    inference: bool,
+    geometry: Geometry,
+) -> Call:
+    plain = prepare_fprop(x, w, bias_shape, dtype, aligned, inference, geometry)
+    problem = replace(plain.problem, residual=residual, activation=Activation(activation_name(activation)))
+    return Call(problem, plain.layout, geometry, inference)
+
+
+@lru_cache(maxsize=4096)
+def prepare_dgrad(
+    grad: tuple[Shape, Shape],
+    w: tuple[Shape, Shape],
+    layout: Layout,
+    dtype: torch.dtype,
+    aligned: bool,
+    geometry: Geometry,
+) -> Call:
+    check_gradient(grad[0], layout[0], w[0], geometry)
+    x = (layout[0], dense_strides(*layout))
+    problem = problem_of(Pass.DGRAD, x, w, grad[1], geometry, bias=False, dtype=dtype, vector_aligned=aligned)
+    return Call(problem, layout, geometry)
+
+
+@lru_cache(maxsize=4096)
+def prepare_wgrad(
+    grad: tuple[Shape, Shape],
+    x: tuple[Shape, Shape],
+    layout: Layout,
+    bias: bool,
+    dtype: torch.dtype,
+    aligned: bool,
+    geometry: Geometry,
+) -> Call:
+    check_gradient(grad[0], x[0], layout[0], geometry)
+    w = (layout[0], dense_strides(*layout))
+    problem = problem_of(Pass.WGRAD, x, w, grad[1], geometry, bias=bias, dtype=dtype, vector_aligned=aligned)
+    return Call(problem, layout, geometry)

@@ -1,0 +1,296 @@
+"""The epilogue in the native CPU kernels: every engine, where it stores an element, against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import sqrt
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import polyconv
+from cpu_passes import BORDERS, OUT_LAYOUTS, Layer, close, layers, load_native, placed, poisoned
+from polyconv.cpu import native
+from polyconv.cpu.candidates import Engine
+from polyconv.cpu.planner import plan_cpu
+from polyconv.cpu.tile_lanes import SCHEMES
+from polyconv.plan.accuracy import reduction_of
+from polyconv.problem import Activation, Problem
+
+load_native()
+
+APPLIED: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda y: y, "relu": F.relu, "silu": F.silu}
+EPILOGUES = [(activation, residual) for activation in APPLIED for residual in (False, True)][1:]
+FUSED, GROUPED, PHASED = 1, 2, 3
+"""The orders of stages that tiles in lanes know."""
+
+Run = Callable[[Layer, Tensor, Tensor, Tensor | None, Tensor, Tensor | None, str], None]
+
+
+def number(activation: str) -> int:
+    return native.ACTIVATIONS.index(Activation(activation))
+
+
+def by_plan(numbers: list[int]) -> Run:
+    def run(
+        layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, residual: Tensor | None, activation: str
+    ) -> None:
+        kept = None if bias is None else bias.contiguous()
+        torch.ops.polyconv_cpu.convolve(x, w, kept, y, layer.geometry, numbers, None, residual, number(activation))
+
+    return run
+
+
+def by_family(family: str) -> Run:
+    def run(
+        layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, residual: Tensor | None, activation: str
+    ) -> None:
+        op = getattr(torch.ops.polyconv_cpu, f"{family}_fprop")
+        op(x, w, bias, y, layer.geometry, residual, number(activation))
+
+    return run
+
+
+TILES = {
+    f"tile lanes, {scheme}, {name}": by_plan([0, index, mode, 0, 0])
+    for index, scheme in enumerate(SCHEMES)
+    for name, mode in (("fused", FUSED), ("grouped", GROUPED), ("phased", PHASED))
+}
+CHANNELS = {f"channel lanes, algorithm {index}": by_plan([1, index, 0, 0, 0]) for index in range(4)}
+DEPTHWISE, PLAIN = by_family("depthwise"), by_family("plain")
+ENGINES = {**TILES, **CHANNELS, "plain": PLAIN}
+
+LAYERS = {
+    "one pixel": Layer((1, 1, 1, 1), 1, (1, 1)),
+    "channels that fill no vector": Layer((1, 5, 17, 41), 13, (3, 3), padding=(1, 1, 1, 1)),
+    "W1 in small": Layer((2, 8, 40, 60), 16, (5, 9), padding=(2, 2, 4, 4), dilation=(2, 3)),
+    "groups and a stride": Layer((2, 12, 15, 33), 18, (3, 5), (2, 1), (1, 1, 2, 2), groups=3),
+    "sums in several blocks": Layer((2, 150, 7, 7), 40, (3, 3), padding=(1, 1, 1, 1)),
+    "rows joined": Layer((2, 70, 7, 23), 20, (1, 1)),
+    "mirrored": Layer((1, 6, 9, 40), 8, (3, 3), padding=(2, 2, 3, 3), border="reflect"),
+}
+DEPTHWISE_LAYERS = {
+    "a vector and a few channels": Layer((2, 19, 20, 40), 19, (3, 3), padding=(1, 1, 1, 1), groups=19),
+    "several outputs per channel": Layer((1, 5, 13, 37), 15, (3, 5), padding=(1, 1, 2, 2), groups=5),
+    "strided": Layer((2, 32, 15, 33), 32, (5, 5), (2, 2), (2, 2, 2, 2), groups=32),
+    "dilated": Layer((1, 9, 30, 50), 9, (3, 3), padding=(2, 2, 3, 3), dilation=(2, 3), groups=9),
+    "mirrored": Layer((1, 16, 9, 21), 16, (3, 3), padding=(1, 1, 1, 1), groups=16, border="reflect"),
+}
+
+
+def check(
+    run: Run,
+    layer: Layer,
+    activation: str,
+    residual: bool,
+    layout: str = "contiguous",
+    dtype: torch.dtype = torch.float32,
+    x_layout: str = "contiguous",
+) -> None:
+    """Against float64; what is not written stays NaN, and the inputs stay what they were."""
+    torch.manual_seed(0)
+    x, w = placed(layer.x, x_layout, dtype), torch.randn(layer.w, dtype=dtype)
+    bias = torch.randn(layer.out_channels, dtype=dtype)
+    y, added = poisoned(layer.y, layout, dtype), None
+    if residual:
+        added = torch.randn(layer.y, dtype=dtype).mul_(sqrt(w[0].numel()))
+        added = poisoned(layer.y, layout, dtype).copy_(added)
+        assert added.stride() == y.stride()
+    inputs = [t for t in (x, w, bias, added) if t is not None]
+    before = [t.clone() for t in inputs]
+    run(layer, x, w, bias, y, added, activation)
+    expected = layer.reference(x.double(), w.double(), bias.double())
+    expected = APPLIED[activation](expected if added is None else expected + added.double())
+    close(y, expected, 1e-4 if dtype is torch.float32 else 1e-12)
+    assert all(torch.equal(a, b) for a, b in zip(inputs, before, strict=True))
+
+
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize(("activation", "residual"), EPILOGUES)
+def test_every_engine(layer: Layer, activation: str, residual: bool) -> None:
+    for run in ENGINES.values():
+        check(run, layer, activation, residual)
+
+
+@pytest.mark.parametrize("layer", DEPTHWISE_LAYERS.values(), ids=DEPTHWISE_LAYERS)
+@pytest.mark.parametrize(("activation", "residual"), EPILOGUES)
+def test_depthwise(layer: Layer, activation: str, residual: bool, instruction_set: str) -> None:
+    assert native.instruction_set() == instruction_set
+    for layout in OUT_LAYOUTS:
+        check(DEPTHWISE, layer, activation, residual, layout, x_layout=layout)
+
+
+@pytest.mark.parametrize(("activation", "residual"), EPILOGUES)
+@pytest.mark.parametrize("layout", OUT_LAYOUTS)
+def test_every_instruction_set(activation: str, residual: bool, layout: str, instruction_set: str) -> None:
+    assert native.instruction_set() == instruction_set
+    for name in ("channels that fill no vector", "W1 in small", "groups and a stride", "rows joined"):
+        for engine, run in ENGINES.items():
+            if "tile" not in engine or "F(4,3) x F(4,3)" in engine or "direct" in engine or "nested" in engine:
+                check(run, LAYERS[name], activation, residual, layout, x_layout=layout)
+
+
+@pytest.mark.parametrize(("activation", "residual"), EPILOGUES)
+def test_float64(activation: str, residual: bool) -> None:
+    for layer in (*LAYERS.values(), *DEPTHWISE_LAYERS.values()):
+        check(PLAIN, layer, activation, residual, "channels_last", torch.float64)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_large_outputs_are_written_past_the_caches(layout: str) -> None:
+    """More than 8 MiB, with rows that start anywhere in a vector."""
+    wide = Layer((1, 3, 385, 389), 16, (3, 3), padding=(1, 1, 1, 1))
+    check(TILES["tile lanes, F(4,3) x F(4,3), fused"], wide, "silu", True, layout, x_layout=layout)
+    check(CHANNELS["channel lanes, algorithm 1"], wide, "silu", True, layout, x_layout=layout)
+    each = Layer((1, 16, 385, 389), 16, (3, 3), padding=(1, 1, 1, 1), groups=16)
+    check(DEPTHWISE, each, "silu", True, layout, x_layout=layout)
+
+
+@settings(max_examples=100)
+@given(
+    layer=layers(),
+    engine=st.sampled_from(list(ENGINES)),
+    epilogue=st.sampled_from(EPILOGUES),
+    layout=st.sampled_from(OUT_LAYOUTS),
+    x_layout=st.sampled_from(["contiguous", "channels_last", "sliced"]),
+)
+def test_any_geometry(layer: Layer, engine: str, epilogue: tuple[str, bool], layout: str, x_layout: str) -> None:
+    check(ENGINES[engine], layer, *epilogue, layout, x_layout=x_layout)
+
+
+@settings(max_examples=60)
+@given(
+    layer=layers(depthwise=True),
+    epilogue=st.sampled_from(EPILOGUES),
+    layout=st.sampled_from(OUT_LAYOUTS),
+    x_layout=st.sampled_from(["contiguous", "channels_last", "sliced"]),
+)
+def test_any_depthwise_geometry(layer: Layer, epilogue: tuple[str, bool], layout: str, x_layout: str) -> None:
+    check(DEPTHWISE, layer, *epilogue, layout, x_layout=x_layout)
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "depthwise"])
+def test_relu_has_the_bits_of_torch(engine: str) -> None:
+    """The sums are those of a pass without an epilogue, down to the last bit."""
+    layer = DEPTHWISE_LAYERS["strided"] if engine == "depthwise" else LAYERS["W1 in small"]
+    run = {**ENGINES, "depthwise": DEPTHWISE}[engine]
+    x, w, bias = torch.randn(layer.x), torch.randn(layer.w), torch.randn(layer.out_channels)
+    plain, fused = poisoned(layer.y, "contiguous", torch.float32), poisoned(layer.y, "contiguous", torch.float32)
+    run(layer, x, w, bias, plain, None, "none")
+    run(layer, x, w, bias, fused, None, "relu")
+    assert torch.equal(fused, F.relu(plain))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_nothing_is_written_or_read_beside_the_rows(layout: str) -> None:
+    """The residual is NaN wherever it is not to be read."""
+    layer = Layer((1, 4, 12, 30), 20, (3, 3), padding=(1, 1, 1, 1))
+    x, w = torch.randn(layer.x), torch.randn(layer.w)
+    last = layout == "channels_last"
+    shape = (1, 12, 41, 27) if last else (1, 20, 12, 41)
+
+    def inside(tensor: Tensor) -> Tensor:
+        return tensor[:, :, 3:33, 5:25].permute(0, 3, 1, 2) if last else tensor[..., 3:33]
+
+    values = torch.randn(layer.y)
+    for run in ENGINES.values():
+        y, residual = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
+        inside(residual).copy_(values)
+        run(layer, x, w, None, inside(y), inside(residual), "silu")
+        close(inside(y), F.silu(layer.reference(x.double(), w.double(), None) + values.double()), 1e-4)
+        assert y.isnan().sum() == y.numel() - values.numel()
+
+
+def test_silu_is_within_a_few_ulp(instruction_set: str) -> None:
+    """Over all exponents. Below -88.7 it is -0, as torch's; the true value has no more than that left."""
+    assert native.instruction_set() == instruction_set
+    some = torch.randint(-(2**31), 2**31, (400_000,)).to(torch.int32).view(torch.float32)
+    x = torch.cat([some[some.isfinite()], torch.linspace(-110, 110, 400_001), torch.linspace(-1, 1, 100_001)])
+    x = x[: x.numel() // 16 * 16].reshape(1, 1, 16, -1)
+    layer = Layer(tuple(x.shape), 1, (1, 1))  # type: ignore[arg-type]
+    y = poisoned(layer.y, "contiguous", torch.float32)
+    ENGINES["tile lanes, direct, fused"](layer, x, torch.ones(layer.w), None, y, None, "silu")
+    exact = F.silu(x.double())
+    ulp = torch.exp2((exact.frexp().exponent.clamp(min=-125) - 24).double())
+    kept = x > -88.7
+    assert float(((y - exact).abs() / ulp)[kept].max()) <= 2.5
+    assert bool(((y <= 0) & (y > -3e-37))[~kept].all())
+
+
+# ---- the operators refuse what they cannot do
+
+
+def test_a_residual_of_another_layout_is_refused() -> None:
+    layer = LAYERS["channels that fill no vector"]
+    x, w, y = torch.randn(layer.x), torch.randn(layer.w), torch.empty(layer.y)
+    for run in (ENGINES["tile lanes, direct, fused"], CHANNELS["channel lanes, algorithm 0"], PLAIN):
+        with pytest.raises(RuntimeError, match="differ in their strides"):
+            run(layer, x, w, None, y, torch.randn(layer.y).to(memory_format=torch.channels_last), "none")
+        with pytest.raises(RuntimeError, match="differ in size"):
+            run(layer, x, w, None, y, torch.randn(1, 13, 17, 40), "none")
+        with pytest.raises(RuntimeError, match="element types"):
+            run(layer, x, w, None, y, torch.randn(layer.y).double(), "none")
+    with pytest.raises(RuntimeError, match="no such activation"):
+        torch.ops.polyconv_cpu.plain_fprop(x, w, None, y, layer.geometry, None, 3)
+
+
+# ---- the planner
+
+
+def fused_problem(x: tuple[int, int, int, int], w: tuple[int, int, int, int], **kwargs: object) -> Problem:
+    return Problem.make("fprop", x, w, bias=True, **kwargs)  # type: ignore[arg-type]
+
+
+def test_explain_says_what_is_not_fused() -> None:
+    plan = plan_cpu(fused_problem((1, 8, 12, 12), (8, 8, 3, 3), residual=True, activation="relu"))
+    (unfused,) = [c for c in (plan.chosen, *(c for c, _ in plan.rejected)) if c.engine is Engine.ATEN]
+    assert unfused.name == "PyTorch's convolution, residual and relu not fused"
+    assert "bias, residual, relu" in plan.explain()
+    half = plan_cpu(fused_problem((1, 8, 12, 12), (8, 8, 3, 3), activation="silu", dtype="bfloat16"))
+    assert "runs PyTorch's convolution, silu not fused" in half.explain()
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "geometry"),
+    [
+        ((1, 64, 56, 56), (64, 64, 3, 3), {"padding": (1, 1, 1, 1)}),
+        ((1, 64, 56, 56), (256, 64, 1, 1), {}),
+        ((1, 3, 112, 112), (64, 3, 7, 7), {"padding": (3, 3, 3, 3), "stride": (2, 2)}),
+        ((1, 96, 56, 56), (96, 1, 3, 3), {"padding": (1, 1, 1, 1), "groups": 96}),
+        ((1, 32, 96, 128), (64, 32, 5, 9), {"padding": (2, 2, 4, 4), "dilation": (2, 3)}),
+        ((2, 512, 7, 7), (512, 512, 3, 3), {"padding": (1, 1, 1, 1)}),
+    ],
+    ids=["3x3", "1x1", "7x7 strided", "depthwise", "W1", "small map"],
+)
+@pytest.mark.parametrize(("activation", "residual"), EPILOGUES)
+def test_the_predicted_error_holds(
+    x: tuple[int, int, int, int],
+    w: tuple[int, int, int, int],
+    geometry: dict[str, tuple[int, ...]],
+    activation: str,
+    residual: bool,
+) -> None:
+    problem = fused_problem(x, w, activation=activation, residual=residual, **geometry)
+    scale = sqrt(reduction_of(problem))
+    data, weight = torch.randn(x), torch.randn(w) / scale
+    bias, added = torch.randn(w[0]) / scale, torch.randn(problem.y_shape) if residual else None
+    arguments = {**geometry, "activation": activation, "residual": added}
+    with torch.no_grad():
+        y = polyconv.conv2d(data, weight, bias, **arguments)  # type: ignore[arg-type]
+        arguments["residual"] = None if added is None else added.double()
+        exact = polyconv.conv2d(data.double(), weight.double(), bias.double(), **arguments)  # type: ignore[arg-type]
+    observed = float((y - exact).abs().max()) / sqrt(1 + int(residual))
+    plan = plan_cpu(problem, kept_weights=True)
+    assert observed <= plan.predicted_error, f"{observed:.1e} by {plan.name}, predicted {plan.predicted_error:.1e}"
+
+
+def test_every_border_reaches_the_epilogue() -> None:
+    for border in BORDERS:
+        layer = replace(LAYERS["mirrored"], border=border)
+        for run in ENGINES.values():
+            check(run, layer, "relu", True)

@@ -1,0 +1,201 @@
+"""The way around the dispatcher is taken where nothing is going on, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.profiler import profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import polyconv
+from polyconv import functional
+from polyconv.backends import backend_for, override
+from polyconv.cpu.backend import CpuBackend
+from polyconv.ops import shortcut
+from recording import Recorder
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Writes down for each call of conv2d whether it was short."""
+    taken: list[bool] = []
+    original = shortcut.conv2d
+
+    def watch(*args: Any) -> Tensor | None:
+        y = original(*args)
+        taken.append(y is not None)
+        return y
+
+    with monkeypatch.context() as patch:
+        patch.setattr(functional.shortcut, "conv2d", watch)
+        yield taken
+
+
+def tensors(**options: Any) -> tuple[Tensor, Tensor]:
+    return torch.randn(2, 4, 9, 11, **options), torch.randn(6, 4, 3, 3, **options)
+
+
+PLAIN: dict[str, Callable[[], Any]] = {
+    "grad mode": torch.enable_grad,
+    "no_grad": torch.no_grad,
+    "inference mode": torch.inference_mode,
+}
+
+
+@pytest.mark.parametrize("mode", PLAIN)
+@pytest.mark.parametrize("trained", [False, True])
+def test_taken(mode: str, trained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = tensors()
+    w.requires_grad_(trained)
+    bias = torch.randn(6)
+    with counted(monkeypatch) as taken, PLAIN[mode]():
+        for _ in range(3):
+            y = polyconv.conv2d(x, w, bias, padding=1, dilation=(1, 2))
+    assert taken == [True, True, True]
+    assert y.requires_grad == (trained and mode == "grad mode")
+    torch.testing.assert_close(y, F.conv2d(x, w, bias, padding=1, dilation=(1, 2)))
+
+
+def test_gradients_are_the_operators_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaves = [t.requires_grad_() for t in (*tensors(), torch.randn(6))]
+    with counted(monkeypatch) as taken:
+        short = polyconv.conv2d(*leaves, stride=2)
+        grads = torch.autograd.grad(short.square().sum(), leaves)
+        again = torch.autograd.grad(polyconv.conv2d(*leaves, stride=2).square().sum(), leaves, create_graph=True)
+    assert taken == [True, True]
+    long = functional._by_operator(*leaves, 2, 0, 1, 1, "zeros", None)
+    assert torch.equal(short, long)
+    for ours, others, recorded in zip(grads, torch.autograd.grad(long.square().sum(), leaves), again, strict=True):
+        assert torch.equal(ours, others)
+        assert torch.equal(ours, recorded.detach())
+        assert recorded.requires_grad
+
+
+class _Seen(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class _Functions(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class _Subclass(Tensor):
+    pass
+
+
+def _dual(x: Tensor, w: Tensor) -> None:
+    with forward_ad.dual_level():
+        y = polyconv.conv2d(forward_ad.make_dual(x, torch.ones_like(x)), w)
+        assert forward_ad.unpack_dual(y).tangent is not None
+
+
+def _within(mode: Callable[[], Any]) -> Callable[[Tensor, Tensor], None]:
+    def run(x: Tensor, w: Tensor) -> None:
+        with mode():
+            polyconv.conv2d(x, w)
+
+    return run
+
+
+DECLINED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "a dispatch mode": _within(_Seen),
+    "a function mode": _within(_Functions),
+    "autocast": _within(lambda: torch.autocast("cpu", dtype=torch.bfloat16)),
+    "a profiler": _within(profile),
+    "fake mode": _within(lambda: FakeTensorMode(allow_non_fake_inputs=True)),
+    "forward mode": _dual,
+    "torch.func.grad": lambda x, w: torch.func.grad(lambda x: polyconv.conv2d(x, w).sum())(x),
+    "a tracer": lambda x, w: torch.jit.trace(lambda x: polyconv.conv2d(x, w), x, check_trace=False),
+    "a subclass": lambda x, w: polyconv.conv2d(x.as_subclass(_Subclass), w),
+    "a meta tensor": lambda x, w: polyconv.conv2d(x.to("meta"), w.to("meta")),
+    "negative bit": lambda x, w: polyconv.conv2d(torch.complex(x, x).conj().imag, w),
+    "no batch": lambda x, w: polyconv.conv2d(x[0], w),
+    "a list": lambda x, w: polyconv.conv2d(x, w, stride=[1, 1]),
+    "four sides": lambda x, w: polyconv.conv2d(x, w, padding=(0, 1, 0, 1)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("case", DECLINED)
+def test_declined(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = tensors()
+    polyconv.conv2d(x, w)  # the same call in a plain state is remembered
+    with counted(monkeypatch) as taken:
+        DECLINED[case](x, w)
+        assert taken
+        assert not any(taken)
+        taken.clear()
+        polyconv.conv2d(x, w)
+    assert taken == [True]
+
+
+def test_a_profiler_sees_the_operator() -> None:
+    x, w = tensors()
+    polyconv.conv2d(x, w)
+    with profile() as profiler:
+        polyconv.conv2d(x, w)
+    assert any(event.name == "polyconv::conv2d_fprop" for event in profiler.events())
+
+
+@pytest.mark.parametrize("stride", [1.0, True, (1.0, 1.0), (True, 1)])
+def test_what_equals_an_integer_is_none(stride: Any) -> None:
+    x, w = tensors()
+    polyconv.conv2d(x, w, stride=1)
+    polyconv.conv2d(x, w, stride=(1, 1))
+    with pytest.raises(TypeError, match="integers"):
+        polyconv.conv2d(x, w, stride=stride)
+
+
+def test_follows_settings_and_backends() -> None:
+    x, w = tensors()
+    polyconv.conv2d(x, w)
+    with override("cpu", Recorder()) as recorder:
+        polyconv.conv2d(x, w)
+        with polyconv.tolerance(0.125):
+            polyconv.conv2d(x, w)
+        polyconv.conv2d(x, w, tolerance=0.25)
+    assert [problem.tolerance for problem in recorder.problems] == [1e-4, 0.125, 0.25]
+
+
+def test_wrong_arguments_raise_in_a_known_state() -> None:
+    x, w = tensors()
+    polyconv.conv2d(x, w)
+    with pytest.raises(RuntimeError, match="same type"):
+        polyconv.conv2d(x, w.double())
+    with pytest.raises(RuntimeError, match="4 channels"):
+        polyconv.conv2d(x[:, :3], w)
+    with pytest.raises(RuntimeError, match="bias"):
+        polyconv.conv2d(x, w, torch.randn(5))
+
+
+def test_weights_are_kept_in_inference_and_not_in_training() -> None:
+    with override("cpu", CpuBackend()) as backend:
+        module = polyconv.Conv2d(16, 32, (5, 9), padding=(2, 4))
+        x = torch.randn(1, 16, 64, 96)
+        module(x).sum().backward()
+        with torch.autocast("cpu", dtype=torch.bfloat16):  # by the operator
+            module(x).sum().backward()
+        assert backend.weights.size == 0
+        with torch.no_grad():
+            module(x)
+        assert backend.weights.size > 0
+    assert backend_for(torch.device("cpu")) is not backend
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shortcut, "CAPACITY", 4)
+    w = torch.randn(2, 2, 1, 1)
+    for size in range(1, 12):
+        polyconv.conv2d(torch.randn(1, 2, size, size), w)
+        assert len(shortcut._known) <= 4
