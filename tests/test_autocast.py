@@ -315,5 +315,5 @@ def test_from_the_environment(text: str, value: bool) -> None:
 
 
 def test_a_switch_that_is_neither_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"cannot read POLYCONV_ALLOW_LOW_PRECISION='maybe': a switch is 1 or 0"):
+    with pytest.raises(ValueError, match=r"cannot read POLYCONV_ALLOW_LOW_PRECISION='maybe': expected on or off"):
         settings.Settings.from_environment({"POLYCONV_ALLOW_LOW_PRECISION": "maybe"})

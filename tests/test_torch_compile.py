@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import polyconv
+from polyconv import settings
 from polyconv.backends import override
 from recording import Recorder
 
@@ -184,6 +185,19 @@ def test_sizes_that_come_out_of_the_data(Conv2d: Kind, dims: tuple[int, ...]) ->
             torch.testing.assert_close(step(compiled, model, x), step(model, model, x))
 
 
+@pytest.mark.parametrize("mark", [torch._dynamo.mark_dynamic, torch._dynamo.decorators.mark_unbacked])
+def test_any_sizes_with_an_epilogue(mark: Any) -> None:
+    conv = polyconv.Conv2d(3, 3, 3, padding=1, activation="relu")
+    compiled = torch.compile(conv, backend="aot_eager", fullgraph=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for size in SIZES:
+            x, residual = torch.randn(size), torch.randn(size)
+            for tensor in (x, residual):
+                for dim in (0, 2, 3):
+                    mark(tensor, dim)
+            torch.testing.assert_close(compiled(x, residual), conv(x, residual))
+
+
 @both
 def test_an_index_out_of_the_data(Conv2d: Kind) -> None:
     """A mask chooses images: how many there are is not known to the compiler."""
@@ -249,6 +263,8 @@ def test_changing_back_compiles_nothing() -> None:
     for _ in range(3):
         compiled(x)
         with polyconv.tolerance(1e-5):
+            compiled(x)
+        with settings.use(workspace_bytes=0):  # nothing that a graph depends on
             compiled(x)
     assert counted.frame_count == 2
 
