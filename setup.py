@@ -1,6 +1,7 @@
 """Everything about the package is in pyproject.toml; this adds the native CPU kernels to a wheel.
 
-They are built where a C++20 compiler, Highway's headers (Debian: libhwy-dev) and torch are found:
+They are built by csrc/build.py, as they are for development, where an x86-64 machine has a C++20 compiler, Highway's
+headers (Debian: libhwy-dev) and torch:
 
     pip wheel . --no-build-isolation --no-deps
 
@@ -12,6 +13,7 @@ part an error, POLYCONV_BUILD_NATIVE=0 leaves the kernels out.
 from __future__ import annotations
 
 import os
+import platform
 import runpy
 import shutil
 import sys
@@ -19,11 +21,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from setuptools import setup
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+
+class BuildNative(build_ext):
+    def build_extension(self, ext: Extension) -> None:
+        runpy.run_path("csrc/build.py")["build"](Path(self.get_ext_fullpath(ext.name)))
 
 
 def missing() -> str | None:
     """What the native kernels cannot be built without, or None."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return f"an x86-64 processor, and this is {platform.machine()}"
     if find_spec("torch") is None:
         return "torch (build with --no-build-isolation)"
     if shutil.which(os.environ.get("CXX", "g++")) is None:
@@ -35,20 +45,10 @@ def missing() -> str | None:
 
 
 def native() -> dict[str, Any]:
-    from torch.utils.cpp_extension import BuildExtension, CppExtension
-
-    build = runpy.run_path("csrc/build.py")
-    extension = CppExtension(
-        "polyconv.cpu._native",
-        sources=[os.path.relpath(source) for source in build["SOURCES"]],
-        # distutils gives the file that foreach_target.h includes again no folder of its own
-        include_dirs=[os.path.abspath("csrc/cpu")],
-        extra_compile_args=build["FLAGS"],
-        py_limited_api=True,
-    )
     return {
-        "ext_modules": [extension],
-        "cmdclass": {"build_ext": BuildExtension},
+        # The sources are csrc/build.py's to know.
+        "ext_modules": [Extension("polyconv.cpu._native", sources=[], py_limited_api=True)],
+        "cmdclass": {"build_ext": BuildNative},
         "options": {"bdist_wheel": {"py_limited_api": "cp310"}},
     }
 

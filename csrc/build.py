@@ -1,24 +1,32 @@
-"""Builds the native CPU backend in place, for development: ``python csrc/build.py [--counters]``.
+"""Builds the native CPU kernels: ``python csrc/build.py [--counters]`` in place, for development; setup.py for a wheel.
 
-The result, ``src/polyconv/cpu/_native.abi3.so``, is what an editable installation imports. Sources that changed are
-compiled again, and those that include a header that did. The flags are those of the wheel.
+The result, ``src/polyconv/cpu/_native.abi3.so``, is what an editable installation imports. A source is compiled again
+when its contents changed, those of a header that it includes, or the command. Times of files do not matter, so objects
+survive a change of branch and back, and serve a copy of the sources elsewhere.
+
+    POLYCONV_BUILD_DIR  where the objects are kept; build/ beside csrc/ if absent
+    MAX_JOBS            how many compilers run at a time; as many as there are cores if absent
+    CXX                 the compiler; g++ if absent
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import subprocess
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import torch
 from torch.utils.cpp_extension import include_paths
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = sorted((ROOT / "csrc" / "cpu").glob("*.cc"))
+SOURCES = sorted(source.relative_to(ROOT) for source in (ROOT / "csrc" / "cpu").glob("*.cc"))
+IN_PLACE = ROOT / "src" / "polyconv" / "cpu" / "_native.abi3.so"
 FLAGS = [
     "-std=c++20",
     "-O3",
@@ -40,51 +48,73 @@ def compiler() -> str:
     return os.environ.get("CXX", "g++")
 
 
-def _is_stale(target: Path) -> bool:
-    """Whether an object is older than anything that it was compiled from, by the list that the compiler wrote."""
-    listed = target.with_suffix(".d")
-    if not target.exists() or not listed.exists():
-        return True
-    sources = [Path(name) for name in listed.read_text().replace("\\\n", " ").split()[1:]]
-    return any(not source.exists() or source.stat().st_mtime > target.stat().st_mtime for source in sources)
-
-
-def build(counters: bool = False) -> Path:
-    """Compiles what is out of date and links; gives the path of the module."""
-    out = ROOT / "build" / ("cpu-counters" if counters else "cpu")
-    out.mkdir(parents=True, exist_ok=True)
-    includes = [*include_paths(), sysconfig.get_paths()["include"], str(ROOT / "csrc" / "cpu")]
-    flags = [*FLAGS, *(["-DPOLYCONV_STAGE_COUNTERS"] if counters else []), *(f"-isystem{i}" for i in includes[:-1])]
-    flags.append(f"-I{includes[-1]}")
-    stale: list[tuple[Path, Path]] = []
-    objects: list[Path] = []
-    for source in SOURCES:
-        target = out / (source.stem + ".o")
-        objects.append(target)
-        if _is_stale(target):
-            stale.append((source, target))
-
-    def compile_one(pair: tuple[Path, Path]) -> int:
-        command = [compiler(), *flags, "-MD", "-c", str(pair[0]), "-o", str(pair[1])]
-        return subprocess.run(command, check=False).returncode
-
-    # As many at a time as there are cores: a compiler takes a gigabyte. The largest sources first.
-    stale.sort(key=lambda pair: "schemes" in pair[0].name or "channel" in pair[0].name, reverse=True)
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        codes = list(pool.map(compile_one, stale))
-    failed = [source.name for (source, _), code in zip(stale, codes, strict=True) if code != 0]
-    if failed:
-        sys.exit(f"could not compile {', '.join(failed)}")
-    module = (out if counters else ROOT / "src" / "polyconv" / "cpu") / "_native.abi3.so"
-    lib = Path(torch.__file__).parent / "lib"
-    subprocess.run(
-        [compiler(), "-shared", "-o", str(module), *map(str, objects), f"-L{lib}", "-ltorch", "-ltorch_cpu", "-lc10"],
-        check=True,
-    )
+def build(module: Path = IN_PLACE, counters: bool = False) -> Path:
+    """Compiles what is out of date and links it; gives the path of the module."""
+    objects = Path(os.environ.get("POLYCONV_BUILD_DIR") or ROOT / "build").resolve()
+    objects /= "cpu-counters" if counters else "cpu"
+    objects.mkdir(parents=True, exist_ok=True)
+    if counters:
+        module = objects / module.name
+    _compile(objects, ["-DPOLYCONV_STAGE_COUNTERS"] if counters else [])
+    module.parent.mkdir(parents=True, exist_ok=True)
+    # The module names torch's libraries and no place to find them: torch is imported before it, and has loaded them.
+    # Only what is used is named, also where that is not the linker's habit.
+    libraries = [f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu", "-lc10"]
+    linked = [str(objects / f"{source.stem}.o") for source in SOURCES]
+    command = [compiler(), "-shared", "-Wl,--as-needed", "-o", str(module), *linked, *libraries]
+    subprocess.run(command, check=True)
     return module
 
 
+def _compile(objects: Path, more_flags: list[str]) -> None:
+    includes = [f"-isystem{Path(folder).resolve()}" for folder in [*include_paths(), sysconfig.get_paths()["include"]]]
+    # Paths of ours are relative: they enter the objects, which must not depend on where the sources lie.
+    command = [compiler(), *FLAGS, *more_flags, *includes, "-Icsrc/cpu", "-c"]
+
+    def compile_one(source: Path) -> bool:
+        target = objects / f"{source.stem}.o"
+        listed, key = target.with_suffix(".d"), target.with_suffix(".key")
+        key.unlink(missing_ok=True)
+        ran = subprocess.run([*command, str(source), "-o", str(target), "-MD", "-MF", str(listed)], cwd=ROOT)
+        if ran.returncode == 0:
+            key.write_text(_key(command, listed))
+        return ran.returncode == 0
+
+    stale = [source for source in SOURCES if _is_stale(objects / f"{source.stem}.o", command)]
+    # As many at a time as there are cores: a compiler takes a gigabyte. The largest sources first.
+    stale.sort(key=lambda source: "schemes" in source.name or "channel" in source.name, reverse=True)
+    jobs = int(os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(jobs) as pool:
+        compiled = list(pool.map(compile_one, stale))
+    failed = [source.name for source, well in zip(stale, compiled, strict=True) if not well]
+    if failed:
+        sys.exit(f"could not compile {', '.join(failed)}")
+
+
+def _is_stale(target: Path, command: list[str]) -> bool:
+    listed, key = target.with_suffix(".d"), target.with_suffix(".key")
+    if not (target.exists() and listed.exists() and key.exists()):
+        return True
+    return key.read_text() != _key(command, listed)
+
+
+def _key(command: list[str], listed: Path) -> str:
+    """What an object was made from: the command, and the contents of every file on the list that the compiler wrote."""
+    names = listed.read_text().replace("\\\n", " ").split()[1:]
+    parts = [*command, *(f"{name} {_contents(ROOT / name)}" for name in names)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+@cache
+def _contents(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "absent"
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        epilog=__doc__.partition("\n\n")[2],
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
     parser.add_argument("--counters", action="store_true", help="count cycles per stage")
-    print(build(parser.parse_args().counters))
+    print(build(counters=parser.parse_args().counters))

@@ -774,6 +774,92 @@ __device__ __forceinline__ void half_gemm(const HalfGemmParams& p) {
 
 }  // namespace polyconv
 
+// ---- epilogue.cuh ---------------------------------------------------------------------------------------------------
+// What a forward kernel does with a finished sum before it stores it:   y = activation(sum + residual)
+//
+// A kernel's parameters say whether it has an epilogue: an instance that takes WithEpilogue<Params> has one, an instance
+// that takes Params has none, and its machine code knows nothing of this file. Which activation is a number, and whether
+// there is a residual an address: both are the same for all threads, so the branches cost one instruction each.
+
+namespace polyconv {
+
+// Values as in plan/epilogue.py.
+enum class Activation : int { kNone = 0, kRelu = 1, kSilu = 2 };
+
+template <class Params>
+struct WithEpilogue : Params {
+  const float* residual;  // laid out as `written`; null: none
+  int activation;
+
+  // Bytes from an element of `written` to the residual's.
+  __device__ __forceinline__ i64 residual_bytes() const {
+    return reinterpret_cast<i64>(residual) - reinterpret_cast<i64>(this->written);
+  }
+};
+
+template <class Params>
+struct EpilogueOf {
+  static constexpr bool kExists = false;
+};
+template <class Params>
+struct EpilogueOf<WithEpilogue<Params>> {
+  static constexpr bool kExists = true;
+};
+
+// A NaN stays one.
+__device__ __forceinline__ float relu(float z) {
+  return z < 0.f ? 0.f : z;
+}
+
+// z / (1 + exp(-z)) from the two approximations that the special function units have. They err by at most 2^-22 and
+// 2^-23 of their values (PTX ISA: ex2.approx, rcp.approx), the rounded exponent shifts the exponential by less than
+// |z| * 8e-8, and two operations round: together less than 3.2e-7 * |z|. An infinite exponential leaves -0, or of z =
+// -infinity a NaN, as z / (1 + exp(-z)) does in torch.
+__device__ __forceinline__ float silu(float z) {
+  float power, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(z * -1.442695041f));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.f + power));
+  return z * inverse;
+}
+
+template <int kCount>
+__device__ __forceinline__ void activate(float (&values)[kCount], int activation) {
+  if (Activation(activation) == Activation::kRelu) {
+#pragma unroll
+    for (int i = 0; i < kCount; i++) values[i] = relu(values[i]);
+  } else if (Activation(activation) == Activation::kSilu) {
+#pragma unroll
+    for (int i = 0; i < kCount; i++) values[i] = silu(values[i]);
+  }
+}
+
+// The sum that is stored at `to`, finished; as it is where there is no epilogue.
+template <class Params>
+__device__ __forceinline__ float finished(const Params& p, float sum, const float* to) {
+  if constexpr (EpilogueOf<Params>::kExists) {
+    float value[1] = {p.residual ? sum + *add_bytes(to, p.residual_bytes()) : sum};
+    activate(value, p.activation);
+    return value[0];
+  } else {
+    return sum;
+  }
+}
+
+// Four neighbours at once.
+template <class Params>
+__device__ __forceinline__ float4 finished(const Params& p, float4 sums, const float* to) {
+  if constexpr (EpilogueOf<Params>::kExists) {
+    const float4 add = p.residual ? load4(add_bytes(to, p.residual_bytes())) : make_float4(0.f, 0.f, 0.f, 0.f);
+    float value[4] = {sums.x + add.x, sums.y + add.y, sums.z + add.z, sums.w + add.w};
+    activate(value, p.activation);
+    return make_float4(value[0], value[1], value[2], value[3]);
+  } else {
+    return sums;
+  }
+}
+
+}  // namespace polyconv
+
 // ---- half_inverse.cuh -----------------------------------------------------------------------------------------------
 // The last step of the separable pipeline (half_layout.cuh): back along H, plus bias, to where the result belongs.
 // Bound by memory bandwidth.
@@ -810,8 +896,8 @@ struct HalfInverseParams {
   int vector;  // rows may be written by four
 };
 
-template <class H, int kVector>
-__device__ __forceinline__ void half_inverse(const HalfInverseParams& p) {
+template <class H, int kVector, class Params>
+__device__ __forceinline__ void half_inverse(const Params& p) {
   extern __shared__ __align__(16) float rows[];
   u32 block = blockIdx.x, rest = p.stretches.quotient(block);
   const int stretch = block - rest * p.stretches.divisor;
@@ -862,9 +948,9 @@ __device__ __forceinline__ void half_inverse(const HalfInverseParams& p) {
       float* to = written + line * p.written_channel + i64(p.written_first_h + h * p.written_step_h) * p.written_row +
                   p.written_first_w + w;
       if (w + 4 <= p.count_w) {
-        store4(to, load4(rows + at));
+        store4(to, finished(p, load4(rows + at), to));
       } else {
-        for (int v = 0; w + v < p.count_w; v++) to[v] = rows[at + v];
+        for (int v = 0; w + v < p.count_w; v++) to[v] = finished(p, rows[at + v], to + v);
       }
     }
     return;
@@ -872,9 +958,12 @@ __device__ __forceinline__ void half_inverse(const HalfInverseParams& p) {
   for (u32 at = threadIdx.x; at < lines * per_line; at += blockDim.x) {
     const u32 of_all = p.stretch.quotient(at), line = of_all / H::kM, i = of_all % H::kM;
     const int h = first_h + i * p.dilation_h.divisor, w = first_w + at - of_all * p.stretch.divisor;
-    if (h < p.count_h && w < p.count_w)
-      written[line * p.written_channel + i64(p.written_first_h + h * p.written_step_h) * p.written_row +
-              i64(p.written_first_w + w * p.written_step_w) * p.written_column] = rows[at];
+    if (h < p.count_h && w < p.count_w) {
+      const float sum = rows[at];
+      float* to = &written[line * p.written_channel + i64(p.written_first_h + h * p.written_step_h) * p.written_row +
+                           i64(p.written_first_w + w * p.written_step_w) * p.written_column];
+      *to = finished(p, sum, to);
+    }
   }
 }
 
@@ -1389,22 +1478,29 @@ __device__ __forceinline__ float* written_at(u32 index, const GatherParams& p, c
          i64(block.w.written_first + pixel.j * block.w.written_step) * p.written_column;
 }
 
-// Adds the bias and writes the tile, four elements at a time along whichever axis is dense.
-template <class Tile>
-__device__ __forceinline__ void write(Accumulators<Tile>& c, const GatherParams& p) {
-  const GatherBlock<Tile> block(p);
-  const TilePlace<Tile> place(fresh_thread());
-  const u32 first_pixel = block.first_pixel + place.m;
-  const int first_output = block.first_output + place.n;
-  if (p.bias) {
-    const float* bias = p.bias + block.group * p.outputs + first_output;
-#pragma unroll
-    for (int j = 0; j < Tile::kThreadN; j++) {
-      const float add = first_output + c.offset_n(j) < p.outputs ? bias[c.offset_n(j)] : 0.f;
-#pragma unroll
-      for (int i = 0; i < Tile::kThreadM; i++) c.sum[i][j] += add;
-    }
+// What is done with the sums of a tile, one or four at a time.
+struct StoreSums {
+  __device__ __forceinline__ void operator()(float* at, float a) const { *at = a; }
+  __device__ __forceinline__ void operator()(float* at, float a, float b, float c, float d) const {
+    store4_global(at, a, b, c, d);
   }
+};
+
+struct AddResidual {
+  i64 bytes;  // from a sum's place to its residual
+
+  __device__ __forceinline__ void operator()(const float* at, float& a) const { a += *add_bytes(at, bytes); }
+  __device__ __forceinline__ void operator()(const float* at, float& a, float& b, float& c, float& d) const {
+    const float4 v = load4(add_bytes(at, bytes));
+    a += v.x, b += v.y, c += v.z, d += v.w;
+  }
+};
+
+// Shows every sum of the tile that is written, and where, four at a time along whichever axis is dense.
+template <class Tile, class Visit>
+__device__ __forceinline__ void visit_written(Accumulators<Tile>& c, const GatherParams& p,
+                                              const GatherBlock<Tile>& block, u32 first_pixel, int first_output,
+                                              const Visit& visit) {
   if (p.written_vector == 1) {
     const i64 to_next_group = (Tile::kLanesN * 4 - 3) * p.written_channel;
 #pragma unroll
@@ -1414,7 +1510,7 @@ __device__ __forceinline__ void write(Accumulators<Tile>& c, const GatherParams&
 #pragma unroll
       for (int j = 0; j < Tile::kThreadN; j++) {
         if (first_output + c.offset_n(j) < p.outputs)
-          store4_global(at, c.sum[i][j], c.sum[i + 1][j], c.sum[i + 2][j], c.sum[i + 3][j]);
+          visit(at, c.sum[i][j], c.sum[i + 1][j], c.sum[i + 2][j], c.sum[i + 3][j]);
         at += j % 4 == 3 ? to_next_group : p.written_channel;
       }
     }
@@ -1428,17 +1524,42 @@ __device__ __forceinline__ void write(Accumulators<Tile>& c, const GatherParams&
 #pragma unroll
       for (int j = 0; j < Tile::kThreadN; j += 4)
         if (first_output + c.offset_n(j) < p.outputs)
-          store4_global(at + c.offset_n(j), c.sum[i][j], c.sum[i][j + 1], c.sum[i][j + 2], c.sum[i][j + 3]);
+          visit(at + c.offset_n(j), c.sum[i][j], c.sum[i][j + 1], c.sum[i][j + 2], c.sum[i][j + 3]);
     } else {
 #pragma unroll
       for (int j = 0; j < Tile::kThreadN; j++)
-        if (first_output + c.offset_n(j) < p.outputs) at[c.offset_n(j) * p.written_channel] = c.sum[i][j];
+        if (first_output + c.offset_n(j) < p.outputs) visit(at + c.offset_n(j) * p.written_channel, c.sum[i][j]);
     }
   }
 }
 
-template <class Tile, class Loader>
-__device__ __forceinline__ void gather_gemm(const GatherParams& p) {
+// Adds the bias, finishes the sums if there is an epilogue, and writes the tile.
+template <class Tile, class Params>
+__device__ __forceinline__ void write(Accumulators<Tile>& c, const Params& p) {
+  const GatherBlock<Tile> block(p);
+  const TilePlace<Tile> place(fresh_thread());
+  const u32 first_pixel = block.first_pixel + place.m;
+  const int first_output = block.first_output + place.n;
+  if (p.bias) {
+    const float* bias = p.bias + block.group * p.outputs + first_output;
+#pragma unroll
+    for (int j = 0; j < Tile::kThreadN; j++) {
+      const float add = first_output + c.offset_n(j) < p.outputs ? bias[c.offset_n(j)] : 0.f;
+#pragma unroll
+      for (int i = 0; i < Tile::kThreadM; i++) c.sum[i][j] += add;
+    }
+  }
+  if constexpr (EpilogueOf<Params>::kExists) {
+    // Before the first store, so that the loads need not wait for one another.
+    if (p.residual) visit_written(c, p, block, first_pixel, first_output, AddResidual{p.residual_bytes()});
+#pragma unroll
+    for (int i = 0; i < Tile::kThreadM; i++) activate(c.sum[i], p.activation);
+  }
+  visit_written(c, p, block, first_pixel, first_output, StoreSums{});
+}
+
+template <class Tile, class Loader, class Params>
+__device__ __forceinline__ void gather_gemm(const Params& p) {
   __shared__ __align__(16) float a[2 * kDepth * Tile::kM];
   __shared__ __align__(16) float b[2 * kDepth * Tile::kN];
   const GatherBlock<Tile> block(p);
@@ -3260,7 +3381,7 @@ class Problem:
     w_strides: Strides
     y_strides: Strides
     vector_aligned: bool
-    """The first elements of x and y lie on 16-byte boundaries."""
+    """The first elements of x, y and the residual lie on 16-byte boundaries."""
     dtype: str
     tolerance: float = DEFAULT_TOLERANCE
     """The error, relative to the output's scale, that a fast algorithm may be expected to make; 0: none may run."""
@@ -3304,8 +3425,10 @@ class Problem:
         return self.batch * self.out_channels * out_h * out_w * (self.in_channels // self.groups) * r * s
 
     def for_pass(self, kind: Pass) -> Problem:
-        """The same convolution, another pass."""
-        return replace(self, kind=kind)
+        """The same convolution, another pass. Only the forward pass has an epilogue."""
+        if kind is Pass.FPROP:
+            return replace(self, kind=kind)
+        return replace(self, kind=kind, activation=Activation.NONE, residual=False)
 
     def __str__(self) -> str:
         n, c, h, w = self.x_shape
@@ -3362,6 +3485,21 @@ class Geometry(NamedTuple):
         )
 
 
+def known(condition: bool, otherwise: bool = False) -> bool:
+    """A condition on sizes; ``otherwise`` where it hangs on one that is not known before the program runs.
+
+    While a program is traced, sizes may be symbols. Most have an example to decide by, and the decision becomes a guard
+    of the traced program. A size that comes out of the data (an unbacked symbol) has none: what is checked here is then
+    checked when the operator runs.
+    """
+    if condition is True or condition is False:
+        return condition
+    from torch.fx.experimental import symbolic_shapes  # here, because only a traced program comes this far
+
+    name = "guard_or_true" if otherwise else "guard_or_false"
+    return bool(getattr(symbolic_shapes, name, bool)(condition))  # the first versions of PyTorch 2 do not have it
+
+
 def check_shapes(x: Sequence[int], w: Sequence[int], bias: Sequence[int] | None, geometry: Geometry) -> None:
     """Raise as torch does unless a 4-D input, a 4-D weight and a bias of these shapes fit together."""
     if len(x) != 4 or len(w) != 4:
@@ -3370,22 +3508,22 @@ def check_shapes(x: Sequence[int], w: Sequence[int], bias: Sequence[int] | None,
             f"in_channels/groups, height, width); got an input of size {list(x)} and a weight of size {list(w)}"
         )
     groups = geometry.groups
-    if w[0] < groups:
+    if known(w[0] < groups):
         raise RuntimeError(
             f"Given groups={groups}, expected weight to be at least {groups} at dimension 0 (out_channels), "
             f"but got weight of size {list(w)}"
         )
-    if w[0] % groups != 0:
+    if known(w[0] % groups != 0):
         raise RuntimeError(
             f"Given groups={groups}, expected weight to be divisible by {groups} at dimension 0 (out_channels), "
             f"but got weight of size {list(w)}"
         )
-    if x[1] != w[1] * groups:
+    if known(x[1] != w[1] * groups):
         raise RuntimeError(
             f"Given groups={groups} and a weight of size {list(w)}, expected an input with {w[1] * groups} channels, "
             f"but got {x[1]} channels in an input of size {list(x)}"
         )
-    if bias is not None and (len(bias) != 1 or bias[0] != w[0]):
+    if bias is not None and (len(bias) != 1 or known(bias[0] != w[0])):
         raise RuntimeError(
             f"Given a weight of size {list(w)}, expected bias to be 1-dimensional with {w[0]} elements, "
             f"but got bias of size {list(bias)}"
@@ -3396,24 +3534,24 @@ def check_shapes(x: Sequence[int], w: Sequence[int], bias: Sequence[int] | None,
 def check_extents(in_size: Sequence[int], kernel: Sequence[int], geometry: Geometry) -> None:
     """Raise unless the kernel fits into the padded image and the padding mode can fill the sides."""
     padding, dilation = geometry.padding, geometry.dilation
-    if kernel[0] <= 0 or kernel[1] <= 0:
+    if known(kernel[0] <= 0) or known(kernel[1] <= 0):
         raise RuntimeError(f"Kernel size should be greater than zero, but got {kernel[0]} x {kernel[1]}")
     for axis, name in enumerate(("height", "width")):
         size, before, after = in_size[axis], padding[2 * axis], padding[2 * axis + 1]
         if before < 0 or after < 0:
             _check_crop(name, size, before, after, geometry.padding_mode)
-        if size + before + after < dilation[axis] * (kernel[axis] - 1) + 1:
+        if known(size + before + after < dilation[axis] * (kernel[axis] - 1) + 1):
             _kernel_does_not_fit(in_size, kernel, geometry)
-        if size <= 0:
+        if known(size <= 0):
             raise RuntimeError(
                 f"Only the batch and the channels may be empty: got an input of {in_size[0]} x {in_size[1]} pixels"
             )
-        if geometry.padding_mode == "reflect" and (before >= size or after >= size):
+        if geometry.padding_mode == "reflect" and known(max(before, after) >= size):
             raise RuntimeError(
                 f"padding_mode='reflect' needs a padding smaller than the image: "
                 f"got {before} and {after} along a {name} of {size}"
             )
-        if geometry.padding_mode == "circular" and (before > size or after > size):
+        if geometry.padding_mode == "circular" and known(max(before, after) > size):
             raise RuntimeError(
                 f"padding_mode='circular' needs a padding no larger than the image (it may wrap around once): "
                 f"got {before} and {after} along a {name} of {size}"
@@ -3421,7 +3559,7 @@ def check_extents(in_size: Sequence[int], kernel: Sequence[int], geometry: Geome
 
 
 def _check_crop(name: str, size: int, before: int, after: int, padding_mode: str) -> None:
-    if max(-before, 0) + max(-after, 0) > size:
+    if known(max(-before, 0) + max(-after, 0) > size):
         raise RuntimeError(f"negative padding crops more than there is: {before} and {after} along a {name} of {size}")
     if padding_mode != "zeros":
         raise RuntimeError(
@@ -3446,16 +3584,16 @@ def suggests_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool
     This is ``c10::is_channels_last_strides_2d``, ambiguous cases included, so that our outputs get the memory format
     that torch's convolution would give them.
     """
-    if strides[1] == 0:
+    if known(strides[1] == 0):
         return False
     least = 0
     for axis in (1, 3, 2, 0):
         extent, stride = shape[axis], strides[axis]
-        if stride < least or extent == 0:
+        if known(stride < least, otherwise=True) or known(extent == 0):
             return False
-        if axis == 0 and least == strides[1]:
+        if axis == 0 and known(least == strides[1]):
             return False
-        least = stride * extent if extent > 1 else stride
+        least = stride * extent if known(extent > 1, otherwise=True) else stride
     return True
 
 
@@ -3539,6 +3677,8 @@ class KernelSpec:
     """Blocks per multiprocessor that the registers must allow: the second launch bound."""
     axes: tuple[ToomAxis, ...] = ()
     """Fast algorithms whose transforms the body names; their text is emitted from the exact matrices."""
+    twin: str = ""
+    """Of a kernel with an epilogue: the symbol of the one without, whose counts hold for both (plan/cost.py)."""
 
 
 @dataclass(frozen=True)
@@ -3547,7 +3687,7 @@ class PointerSlot:
 
     offset: int
     buffer: str
-    """``x``, ``w``, ``y``, ``bias``, ``dw``, ``db`` or ``workspace``."""
+    """``x``, ``w``, ``y``, ``bias``, ``residual``, ``dw``, ``db`` or ``workspace``."""
     byte_offset: int = 0
 
 
@@ -3567,6 +3707,8 @@ class Work:
     """Lines of the L1 that the kernel touches because its elements are not neighbours: of a dilated row, say."""
     scattered_sectors: int = 0
     """Sectors of the L2, for the same reason."""
+    finished: int = 0
+    """Elements that an epilogue adds to and activates before they are stored."""
 
 
 @dataclass(frozen=True)
@@ -3949,6 +4091,17 @@ def layout_slots(struct: type[ctypes.Structure], **buffers: str | tuple[str, int
     return tuple(found)
 
 
+# ---- What runs after the sums: nothing but a bias.
+
+
+def has_epilogue(problem):
+    return False
+
+
+def finishing(problem, launch, elements, fewer_blocks=0):
+    return launch
+
+
 # ---- What goes wrong while planning, in words for the person who asked.
 
 
@@ -4131,16 +4284,33 @@ class LoaderKind:
     """How many registers it carries: 0 few, 1 more, 2 many."""
     tabulated: bool
     gather_instructions: float
+    epilogue_tiles: tuple[str, ...]
+    """Tiles that have a twin with an epilogue: those that the planner chooses for forward passes of known networks."""
 
 
 TAPS = LoaderKind(
-    "taps", "polyconv::gather_gemm<{tile}, polyconv::TapMajorLoader<{tile}, false>>(params);", 0, False, 2.5
+    "taps",
+    "polyconv::gather_gemm<{tile}, polyconv::TapMajorLoader<{tile}, false>>(params);",
+    0,
+    False,
+    2.5,
+    ("128x128", "128x64", "256x32", "64x64", "64x32", "256x16", "256x8"),
 )
 TAPS_VECTOR = LoaderKind(
-    "taps_vector", "polyconv::gather_gemm<{tile}, polyconv::TapMajorLoader<{tile}, true>>(params);", 1, False, 1.0
+    "taps_vector",
+    "polyconv::gather_gemm<{tile}, polyconv::TapMajorLoader<{tile}, true>>(params);",
+    1,
+    False,
+    1.0,
+    ("128x128", "128x64", "256x32", "64x64"),
 )
 POINTWISE = LoaderKind(
-    "pointwise", "polyconv::gather_gemm<{tile}, polyconv::PointwiseLoader<{tile}>>(params);", 1, False, 0.5
+    "pointwise",
+    "polyconv::gather_gemm<{tile}, polyconv::PointwiseLoader<{tile}>>(params);",
+    1,
+    False,
+    0.5,
+    ("128x128", "128x64", "256x32", "64x64", "256x8"),
 )
 ROWS = LoaderKind(
     "rows",
@@ -4148,6 +4318,7 @@ ROWS = LoaderKind(
     1,
     True,
     9.0,
+    ("128x128", "128x64", "256x32", "64x64", "256x8"),
 )
 ROWS_BORDERED = LoaderKind(
     "rows_bordered",
@@ -4155,8 +4326,9 @@ ROWS_BORDERED = LoaderKind(
     1,
     True,
     24.0,
+    ("128x64", "64x64", "256x8"),
 )
-FOLDED = LoaderKind("folded", "polyconv::gather_folded<{tile}>(params);", 2, True, 30.0)
+FOLDED = LoaderKind("folded", "polyconv::gather_folded<{tile}>(params);", 2, True, 30.0, ())
 
 
 def gather_kernel(tile: GemmTile, loader: LoaderKind) -> KernelSpec:
@@ -4181,8 +4353,10 @@ PACK = KernelSpec(
 )
 
 
-def refusal(loader: LoaderKind, problem: Problem, r: Roles) -> str | None:
-    """Why a loader cannot gather this problem, or None."""
+def refusal(tile: GemmTile, loader: LoaderKind, problem: Problem, r: Roles) -> str | None:
+    """Why a loader cannot gather this problem on this tile, or None."""
+    if has_epilogue(problem) and tile.name not in loader.epilogue_tiles:
+        return "stores its sums as they are, without an activation or a residual"
     zeros = r.border is PaddingMode.ZEROS
     if loader is FOLDED:
         return None if problem.kind is Pass.DGRAD and not zeros else "only for the gradient of a border of image values"
@@ -4344,7 +4518,7 @@ def _gather(
             )
             written = (r.written, 4 * first_image * r.written_strides[0])
             source = (r.source, 4 * first_image * r.source_strides[0])
-            yield Launch(
+            launch = Launch(
                 spec,
                 (tiles, problem.groups, len(tables.first_rows)),
                 (tile.threads, 1, 1),
@@ -4353,6 +4527,7 @@ def _gather(
                 layout_slots(GatherParams, **{**where, "source": source, "written": written}),
                 work,
             )
+            yield finishing(problem, launch, int(part * prod(problem.y_shape)))
 
 
 def _written_vector(problem: Problem, r: Roles) -> int:
@@ -4525,7 +4700,7 @@ class GatherWay:
             return f"more than {MOST_GROUPS} groups"
         if self.loader is TAPS_VECTOR and DEPTH * self.tile.m // self.tile.threads < 4:
             return "a thread gathers fewer than four channels"
-        return refusal(self.loader, problem, roles(problem))
+        return refusal(self.tile, self.loader, problem, roles(problem))
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         return gather_launches(problem, self.tile, self.loader)
@@ -5065,7 +5240,8 @@ def _inverse(problem: Problem, r: Roles, chain: Chain, rows: int, written_at: in
     rounds = -(-lines * parts * columns // INVERSE_THREADS)
     work = Work(grid[0], grid[0], grid[0] * rounds, chain.written_bytes(rows) + result)
     slots = layout_slots(HalfInverseParams, **where)
-    return Launch(spec, grid, (INVERSE_THREADS, 1, 1), shared, bytes(p), slots, work)
+    launch = Launch(spec, grid, (INVERSE_THREADS, 1, 1), shared, bytes(p), slots, work)
+    return finishing(problem, launch, result // 4)
 
 
 # ---- What a schedule would take: from counted instructions and bytes, and the device's figures. Never a measurement.

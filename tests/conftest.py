@@ -1,7 +1,11 @@
-"""What every test shares: one thread (the cores go to the test workers), a fixed seed, hypothesis profiles."""
+"""What every test shares: one thread (the cores go to the test workers), a fixed seed, hypothesis profiles.
+
+No tuning file: what someone measured on this machine must not change which plans the tests see.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+os.environ["POLYCONV_TUNING_FILE"] = "off"
 
 # Derandomised: a red test is red for everyone. Search more widely with --hypothesis-profile=wide.
 settings.register_profile(

@@ -97,7 +97,13 @@ def _rms(tensor: Tensor) -> float:
 
 
 def check(
-    problem: Problem, x: Tensor, w: Tensor, bias: Tensor | None, dy: Tensor, plan: Plan | None = None
+    problem: Problem,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    dy: Tensor,
+    plan: Plan | None = None,
+    residual: Tensor | None = None,
 ) -> list[volta.Report]:
     """One pass of a problem against float64 PyTorch: every element within the tolerance and the plan's own bound."""
     plan = plan or plan_cuda(problem, V100)
@@ -109,7 +115,9 @@ def check(
     if problem.kind is Pass.FPROP:
         del inputs["y"]
         outputs["y"] = torch.empty_strided(problem.y_shape, problem.y_strides).fill_(NAN)
-        expected["y"] = reference.fprop(problem, x, w, bias)
+        expected["y"] = reference.fused(problem, x, w, bias, residual, problem.activation)
+        if residual is not None:
+            inputs["residual"] = residual
         operands = x, w
     elif problem.kind is Pass.DGRAD:
         del inputs["x"]

@@ -248,8 +248,8 @@ def test_the_plan_is_the_planners() -> None:
 
 def test_tiny_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
-    arguments = ["--workloads", "mobilenet-dw3,gcn-15x1", "--batch", "1", "--repeats", "2", "--threads", "1"]
-    assert cli.main(["bench", *arguments, "--json", str(out)]) == 0
+    arguments = ["mobilenet-dw3,gcn-15x1", "--batch", "1", "--repeats", "2", "--threads", "1"]
+    assert cli.main(["bench", *arguments, "-o", str(out)]) == 0
     rows = json.loads(out.read_text(encoding="utf-8"))
     assert [(r["workload"], r["pass"]) for r in rows] == [
         (name, kind) for name in ("mobilenet-dw3", "gcn-15x1") for kind in ("fprop", "dgrad", "wgrad")
@@ -276,8 +276,8 @@ def test_says_where_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch, capsys
 
 def test_several_threads(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    arguments = ["--workloads", "mobilenet-dw3", "--pass", "fprop", "--batch", "1", "--repeats", "1"]
-    assert cli.main(["bench", *arguments, "--threads", "1,2", "--json", str(out)]) == 0
+    arguments = ["mobilenet-dw3", "--pass", "fprop", "--batch", "1", "--repeats", "1"]
+    assert cli.main(["bench", *arguments, "--threads", "1,2", "-o", str(out)]) == 0
     assert [r["threads"] for r in json.loads(out.read_text(encoding="utf-8"))] == [1, 2]
 
 
@@ -290,7 +290,7 @@ def test_interrupted_runs_keep_what_they_have(
 
     monkeypatch.setattr(command, "contests", interrupted)
     out = tmp_path / "out.json"
-    assert cli.main(["bench", "--suite", "kernelbench", "--json", str(out)]) == 130
+    assert cli.main(["bench", "--suite", "kernelbench", "-o", str(out)]) == 130
     assert len(json.loads(out.read_text(encoding="utf-8"))) == 1
     assert "W1" in capsys.readouterr().out
 
@@ -298,14 +298,14 @@ def test_interrupted_runs_keep_what_they_have(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--workloads", "W9"], "'W9'"),
-        (["--json", "absent/out.json"], "is not a directory"),
+        (["W9"], "'W9'"),
+        (["-o", "absent/out.json"], "is not a directory"),
         (["--plot", "absent/out.png"], "is not a directory"),
         (["--threads", "0"], "'0' is not a positive number"),
         (["--threads", "1,x"], "'x' is not a positive number"),
         (["--repeats", "-1"], "'-1' is not a positive number"),
         (["--pass", "sideways"], "'sideways' is not a list of"),
-        (["--suite", "models", "--workloads", "W1"], "not allowed with"),
+        (["--suite", "models", "W1"], "not allowed with"),
         (["--device", "tpu"], "invalid choice"),
     ],
 )
@@ -357,7 +357,7 @@ def test_plot(tmp_path: Path, count: int, passes: tuple[Pass, ...]) -> None:
 def test_plot_from_the_command(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "out.png"
-    arguments = ["--workloads", "mobilenet-dw3", "--pass", "fprop", "--batch", "1", "--repeats", "1", "--threads", "1"]
+    arguments = ["mobilenet-dw3", "--pass", "fprop", "--batch", "1", "--repeats", "1", "--threads", "1"]
     assert cli.main(["bench", *arguments, "--plot", str(path)]) == 0
     assert path.read_bytes().startswith(b"\x89PNG")
 

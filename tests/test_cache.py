@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import stat
+import sys
 import threading
 import time
 import warnings
@@ -15,15 +16,17 @@ from pathlib import Path
 import pytest
 
 from polyconv.cuda import cache as cache_module
-from polyconv.cuda.cache import KernelCache, fingerprint, included_headers
-from polyconv.cuda.compile import compile_kernel
+from polyconv.cuda import entries
+from polyconv.cuda.cache import KernelCache
+from polyconv.cuda.compile import OPTIONS, compile_kernel
 from polyconv.cuda.cubin import kernel_info
+from polyconv.cuda.fingerprint import identity, included_headers
 from polyconv.plan.plan import KernelSpec
 from virtual_gpu.example import KERNELS, axpy_spec
 
 SPEC = axpy_spec()
 ARCH = "sm_70"
-PROCESSES = 8
+PROCESSES = 64
 
 
 class CountingCompiler:
@@ -55,7 +58,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _warnings_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_module, "_warned", False)
+    monkeypatch.setattr(cache_module, "_warned", set())
 
 
 def new_cache(folder: Path, compiler: CountingCompiler | None = None) -> KernelCache:
@@ -162,7 +165,9 @@ def test_everything_that_can_change_the_binary_is_in_the_key(tmp_path: Path, mon
     seen.append(key())
     monkeypatch.setattr("polyconv.cuda.cache.flags", lambda arch: ("--std=c++20",))
     seen.append(key())
-    monkeypatch.setattr("polyconv.cuda.cache.SCHEMA", 1000)
+    monkeypatch.setattr("polyconv.cuda.fingerprint.SCHEMA", 1000)
+    seen.append(key())
+    monkeypatch.setitem(OPTIONS, "use_fast_math", True)
     seen.append(key())
     seen.append(KernelCache(tmp_path, include_dirs=[headers]).entry(SPEC, "sm_80").name)
     seen.append(KernelCache(tmp_path, include_dirs=[headers]).entry(axpy_spec(min_blocks=2), ARCH).name)
@@ -173,7 +178,7 @@ def test_the_place_of_the_headers_is_not_in_the_key(tmp_path: Path) -> None:
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "axpy.cuh").write_bytes((KERNELS / "axpy.cuh").read_bytes())
-    here, there = (fingerprint(SPEC, ARCH, [tmp_path / name]) for name in ("here", "there"))
+    here, there = (identity(SPEC, ARCH, [tmp_path / name]) for name in ("here", "there"))
     assert here == there
 
 
@@ -214,10 +219,13 @@ def _one_of_many(folder: Path, log: Path, barrier: Barrier) -> None:
         assert kernel_info(cubin).name == spec.symbol
 
 
-def test_processes_that_start_together_compile_each_kernel_once(folder: Path, tmp_path: Path) -> None:
-    # Forked from a server that has imported torch but not loaded the compiler: processes of their own, started fast.
+def test_processes_that_start_together_compile_each_kernel_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Forked from a server that has imported everything and done nothing: processes of their own, started fast.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the server is not told pytest's own path
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["polyconv.cuda.cache"])
+    context.set_forkserver_preload(["polyconv.cuda.cache", "cuda.core", "cuda.bindings.nvrtc", __name__])
     barrier = context.Barrier(PROCESSES)
     log = tmp_path / "compilations"
     processes = [context.Process(target=_one_of_many, args=(folder, log, barrier)) for _ in range(PROCESSES)]
@@ -243,10 +251,10 @@ def test_an_unwritable_cache_compiles_in_memory_and_warns_once(tmp_path: Path, c
 def test_a_full_disk_does_not_lose_the_kernel(
     folder: Path, compiler: CountingCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_space(path: Path, data: bytes) -> None:
+    def no_space(path: Path, data: bytes, permissions: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache_module, "_write", no_space)
+    monkeypatch.setattr(entries, "write_synced", no_space)
     with pytest.warns(RuntimeWarning, match="No space left"):
         assert new_cache(folder, compiler).get(SPEC, ARCH) == b"machine code"
     assert [path.name for path in folder.iterdir()] == ["locks"]

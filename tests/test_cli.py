@@ -1,15 +1,28 @@
-"""The command's frame: version, help, unknown commands, and that subcommands are found and imported lazily."""
+"""The command's frame: version, help and its examples, mistakes, interruptions, completion, imports."""
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import shlex
+import signal
 import subprocess
 import sys
+import time
 import types
+from pathlib import Path
 
 import pytest
 
 import polyconv
+from commands import command_line, environment
+from commands import polyconv as command
 from polyconv import cli
+from polyconv.bench.workloads import WorkloadError, find
+from polyconv.cli import _options
+
+WITH_TORCH = "the package's public names need torch; help and completion do not"
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,20 +31,19 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"polyconv {polyconv.__version__}\n"
 
 
-def test_module_runs() -> None:
-    ran = subprocess.run([sys.executable, "-m", "polyconv", "--version"], capture_output=True, text=True, check=True)
+@pytest.mark.parametrize("module", ["polyconv", "polyconv_cli"])
+def test_module_runs(module: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", module, "--version"], env=environment(), capture_output=True, text=True, check=True
+    )
     assert ran.stdout == f"polyconv {polyconv.__version__}\n"
 
 
 def test_no_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 0
-    assert "usage: polyconv" in capsys.readouterr().out
-
-
-def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(["nonsense"])
-    assert "nonsense" in capsys.readouterr().err
+    printed = capsys.readouterr().out
+    assert "usage: polyconv" in printed
+    assert all(f"\n  {name} " in printed for name in cli.COMMANDS)
 
 
 def test_a_subcommand_gets_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,3 +55,273 @@ def test_a_subcommand_gets_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(cli.COMMANDS, "hello", "greets")
     assert cli.main(["hello", "--name", "x"]) == 3
     assert seen == ["x"]
+
+
+# ---- help
+
+
+def help_of(name: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([name, "--help"])
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_help_ends_with_examples_that_parse(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = help_of(name, capsys)
+    _, heading, after = printed.rpartition("\nexample")
+    assert heading, f"polyconv {name} --help has no example"
+    examples = [line.strip() for line in after.splitlines() if line.strip().startswith("polyconv ")]
+    assert examples
+    for example in examples:
+        words = shlex.split(example.partition(" > ")[0])
+        assert words[:2] == ["polyconv", name]
+        cli.command_parser(name).parse_args(words[2:])
+
+
+@pytest.mark.parametrize("name", sorted(set(cli.COMMANDS) - {"completion"}))
+def test_json_is_a_flag_of_every_command(name: str) -> None:
+    (action,) = (a for a in cli.command_parser(name)._actions if "--json" in a.option_strings)
+    assert action.nargs == 0
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_options_of_one_name_mean_one_thing(name: str) -> None:
+    destinations = {"--pass": "passes", "--arch": "archs", "--device": "device", "--output": "output", "-o": "output"}
+    for action in cli.command_parser(name)._actions:
+        for option in action.option_strings:
+            assert destinations.get(option, action.dest) == action.dest
+
+
+def test_without_rich_tables_are_plain() -> None:
+    poison = "import sys; sys.modules['rich'] = None; from polyconv_cli import main; sys.exit(main())"
+    ran = subprocess.run(
+        [sys.executable, "-c", poison, "cache"],
+        env=environment(POLYCONV_CACHE_DIR="/nowhere"),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.startswith("/nowhere: 0 kernels")
+
+
+# ---- what is not imported
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["plan", "--help"],
+        ["cache", "--help"],
+        ["bench", "--help"],
+        ["cache"],
+        ["plan", "W1", "--json"],
+        [],
+    ],
+    ids=" ".join,
+)
+def test_what_needs_no_torch_does_not_import_it(arguments: list[str], tmp_path: Path) -> None:
+    script = (
+        "import sys, atexit\n"
+        "heavy = ('torch', 'rich', 'cuda.core')\n"
+        "atexit.register(lambda: print([m for m in heavy if m in sys.modules], file=sys.stderr))\n"
+        "from polyconv_cli import main\n"
+        "sys.exit(main())"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env=environment(POLYCONV_CACHE_DIR=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "torch" not in ran.stderr, WITH_TORCH
+    assert "cuda" not in ran.stderr
+    assert "usage: polyconv" in ran.stdout or arguments in (["cache"], ["plan", "W1", "--json"])
+
+
+def test_the_package_is_whole_once_it_is_asked_for() -> None:
+    script = (
+        "import sys; from polyconv_cli import defer; defer('polyconv')\n"
+        "import polyconv.problem, polyconv.settings\n"
+        "from polyconv import settings\n"
+        "assert 'torch' not in sys.modules\n"
+        "from polyconv import Conv2d\n"
+        "import polyconv, torch\n"
+        "assert polyconv.__version__ and polyconv.settings is settings and polyconv.explain\n"
+        "print(polyconv.Conv2d is Conv2d, dir(torch.ops.polyconv))\n"
+        "try: polyconv.nonsense\n"
+        "except AttributeError as error: print(error)"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=True)
+    assert ran.stdout.startswith("True [")
+    assert "no attribute 'nonsense'" in ran.stdout
+
+
+# ---- mistakes
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("plam", "did you mean plan?"),
+        ("benhc", "did you mean bench?"),
+        ("nonsense", "there are doctor, plan, bench"),
+        ("--nonsense", "unrecognized arguments: --nonsense"),
+    ],
+)
+def test_unknown_commands(typed: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main([typed])
+    printed = capsys.readouterr().err
+    assert words in printed
+    assert typed in printed
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("kb800", "kb80"), ("resnet50-3d", "resnet50-3b"), ("model", "models")])
+def test_mistyped_workloads(typed: str, meant: str) -> None:
+    with pytest.raises(WorkloadError, match=rf"no workload is called '{typed}'; did you mean {meant}\? There are W1"):
+        find(typed)
+
+
+@pytest.mark.parametrize("name", ["plan", "bench", "warmup", "inspect"])
+def test_an_unknown_workload_is_wrong_usage(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arch = ["--arch", "sm_70"] if name in ("warmup", "inspect") else []
+    assert cli.main([name, "W9", *arch]) == 2
+    assert f"polyconv {name}: no workload is called 'W9'; there are W1" in capsys.readouterr().err
+
+
+def test_a_setting_that_cannot_be_read_is_wrong_usage() -> None:
+    ran = command("cache", POLYCONV_JIT="perhaps")
+    assert ran.returncode == 2
+    assert ran.stderr == "polyconv cache: cannot read POLYCONV_JIT='perhaps': expected on or off\n"
+
+
+def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("polyconv.cli.hello")
+    module.add_arguments = lambda parser: None  # type: ignore[attr-defined]
+    module.run = lambda args: {}["bug"]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "polyconv.cli.hello", module)
+    monkeypatch.setitem(cli.COMMANDS, "hello", "greets")
+    with pytest.raises(KeyError, match="bug"):
+        cli.main(["hello"])
+
+
+# ---- interruptions
+
+
+def test_ctrl_c_leaves_no_traceback(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    script = (
+        "import sys, time, types, pathlib\n"
+        "from polyconv_cli import defer, main\n"
+        "defer('polyconv')\n"
+        "from polyconv import cli\n"
+        "slow = types.ModuleType('polyconv.cli.slow')\n"
+        "slow.add_arguments = lambda parser: None\n"
+        f"slow.run = lambda args: (pathlib.Path({str(started)!r}).touch(), [time.sleep(0.05) for _ in range(1200)])\n"
+        "sys.modules['polyconv.cli.slow'] = slow\n"
+        "cli.COMMANDS['slow'] = 'takes its time'\n"
+        "sys.exit(main())"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, "slow"], env=environment(), stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not started.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "polyconv: interrupted\n")
+
+
+def test_a_closed_pipe_leaves_no_traceback() -> None:
+    """``polyconv plan all --json | head -1``: much more than a pipe holds."""
+    process = subprocess.Popen(
+        command_line("plan", "models", "--pass", "fprop", "--json"),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == "[\n"
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert process.wait(timeout=120) == 141
+    assert "Traceback" not in errors
+    assert "Exception ignored" not in errors
+
+
+# ---- completion
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell: str) -> None:
+    pytest.importorskip("shtab")
+    ran = command("completion", shell)
+    assert ran.returncode == 0, ran.stderr
+    assert all(name in ran.stdout for name in [*cli.COMMANDS, "resnet50-3b", "older-than"])
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("polyconv wa", ["warmup"]),
+        ("polyconv plan resnet50-3", ["resnet50-3b", "resnet50-3down"]),
+        ("polyconv plan W1,kb6", ["W1,kb62", "W1,kb63"]),
+        ("polyconv plan W1 --device rtx5", ["rtx5090"]),
+        ("polyconv cache ver", ["verify"]),
+    ],
+)
+def test_completion_in_bash(line: str, offered: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("shtab")
+    script = tmp_path / "polyconv.bash"
+    script.write_text(command("completion", "bash").stdout)
+    words = line.split(" ")
+    ask = (
+        f"source {script}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; "
+        f"COMP_LINE='{line}'; COMP_POINT={len(line)}; "
+        'function=$(complete -p polyconv | sed "s/.*-F \\([^ ]*\\).*/\\1/"); $function polyconv; '
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    ran = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True)
+    assert sorted(ran.stdout.split()) == offered, ran.stderr
+
+
+def test_completion_without_shtab(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert cli.main(["completion", "bash"]) == 1
+    assert "pip install 'polyconv[cli]'" in capsys.readouterr().err
+
+
+# ---- files
+
+
+def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(_options.UsageError, match="is not a directory"):
+        _options.check_writable(tmp_path / "absent" / "file.json")
+    _options.check_writable(None, tmp_path / "file.json")
+
+
+@pytest.mark.parametrize("text", ["", "sm70", "70", "sm_70,x"])
+def test_architectures(text: str) -> None:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    _options.add_arch_argument(parser, default="sm_70")
+    assert parser.parse_args([]).archs == ("sm_70",)
+    assert parser.parse_args(["--arch", "sm_80, sm_90,sm_80"]).archs == ("sm_80", "sm_90")
+    with pytest.raises(argparse.ArgumentError, match="architecture"):
+        parser.parse_args(["--arch", text])
+
+
+def test_export_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.py"
+    assert cli.main(["export", "tiny-batch", "-o", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"file": str(path), "device": "v100", "lines": found["lines"], "bytes": os.path.getsize(path)}
+    assert cli.main(["export", "--list", "--json"]) == 0
+    assert "kb80" in json.loads(capsys.readouterr().out)
+    assert cli.main(["export", "kb80"]) == 2
+    assert cli.main(["export", "kb80", "-o", "-", "--json"]) == 2

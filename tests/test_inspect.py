@@ -40,7 +40,7 @@ def inspect(capsys: pytest.CaptureFixture[str], *argv: str) -> list[dict[str, ob
 
 def test_a_headline_workload(capsys: pytest.CaptureFixture[str]) -> None:
     """W1's forward chain neither spills nor needs more than a third of what direct multiplication must."""
-    found = inspect(capsys, "--workload", "W1", "--pass", "fprop")
+    found = inspect(capsys, "W1", "--pass", "fprop")
     main = found[0]
     assert main.keys() >= KEYS
     assert (main["workload"], main["id"], main["pass"], main["arch"]) == ("W1", "kb80", "fprop", "sm_70")
@@ -58,7 +58,7 @@ def test_a_headline_workload(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_other_architectures_are_compiled_but_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    found = inspect(capsys, "--workload", "tiny-batch", "--pass", "fprop", "--arch", "sm_80,sm_90")
+    found = inspect(capsys, "tiny-batch", "--pass", "fprop", "--arch", "sm_80,sm_90")
     assert {row["arch"] for row in found} == {"sm_80", "sm_90"}
     assert all(row["registers"] and row["blocks_per_sm"] for row in found)
     assert {row["bound_ms"] for row in found} == {None}
@@ -66,7 +66,7 @@ def test_other_architectures_are_compiled_but_not_counted(capsys: pytest.Capture
 
 def test_without_the_emulator(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "emulator", lambda: None)
-    assert cli.main(["inspect", "--workload", "W1", "--pass", "fprop", "--json"]) == 0
+    assert cli.main(["inspect", "W1", "--pass", "fprop", "--json"]) == 0
     out, err = capsys.readouterr()
     assert "counted figures need a source checkout (tools/volta)" in err
     assert {(row["binding"], row["fp32_share"], row["bound_ms"]) for row in json.loads(out)} == {(None, None, None)}
@@ -77,7 +77,7 @@ def test_an_emulator_without_its_tools(capsys: pytest.CaptureFixture[str], monke
         raise volta.ToolchainError("nvdisasm for sm_70 is needed")
 
     monkeypatch.setattr(volta, "run", no_tool)
-    assert cli.main(["inspect", "--workload", "W1", "--pass", "fprop", "--json"]) == 0
+    assert cli.main(["inspect", "W1", "--pass", "fprop", "--json"]) == 0
     out, err = capsys.readouterr()
     assert "no counted figures: nvdisasm for sm_70 is needed" in err
     assert json.loads(out)[0]["registers"] > 0
@@ -95,7 +95,7 @@ def test_all_kernels(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 def test_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, with_rich: bool) -> None:
     if not with_rich:
         monkeypatch.setattr(_output, "rich", lambda module: None)
-    assert cli.main(["inspect", "--workload", "kb87", "--pass", "fprop"]) == 0
+    assert cli.main(["inspect", "kb87", "--pass", "fprop"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "V100" in lines[0]
     (row,) = (line for line in lines if "gather" in line)
@@ -108,7 +108,7 @@ def test_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("argv", "code", "said"),
     [
-        (["--workload", "W9"], 2, "'W9'; there are W1 (kb80)"),
+        (["W9"], 2, "'W9'; there are W1 (kb80)"),
         (["--arch", "sm_35"], 1, "there are sm_70, sm_80"),
         (["--arch", "sm_35", "--all-kernels"], 1, "NVRTC"),
     ],
@@ -133,7 +133,7 @@ def test_without_cuda_core(
     monkeypatch.setattr("polyconv.cuda.cache.compiler_id", lambda: "none")
     empty = tmp_path_factory.mktemp("cache")
     monkeypatch.setattr(command, "KernelCache", lambda: KernelCache(empty))
-    assert cli.main(["inspect", "--workload", "W1", "--pass", "fprop"]) == 1
+    assert cli.main(["inspect", "W1", "--pass", "fprop"]) == 1
     assert "install polyconv[cu12] or polyconv[cu13]" in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""The operators as PyTorch sees them: schema, fake tensors, autograd, autocast, compile."""
+"""The operators as PyTorch sees them: schema, fake tensors, autograd."""
 
 from __future__ import annotations
 
@@ -94,12 +94,6 @@ def test_fake_cuda_tensors() -> None:
     assert y.device == torch.device("cuda:0")
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_cuda_is_float32_only(dtype: torch.dtype) -> None:
-    with FakeTensorMode(), pytest.raises(RuntimeError, match=f"float32 only; got {dtype}"):
-        polyconv.conv2d(*(torch.empty(4, 4, 4, 4, device="cuda:0", dtype=dtype) for _ in range(2)))
-
-
 # ---- autograd
 
 
@@ -182,15 +176,6 @@ def test_no_grad_saves_nothing() -> None:
         assert polyconv.conv2d(x, w).is_inference()
 
 
-def test_checkpoint() -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    x, w = torch.randn(1, 2, 5, 5, requires_grad=True), torch.randn(3, 2, 3, 3, requires_grad=True)
-    checkpoint(polyconv.conv2d, x, w, use_reentrant=False).sum().backward()
-    assert x.grad is not None
-    assert w.grad is not None
-
-
 # ---- direct calls, as an exported graph makes them, are checked too
 
 
@@ -206,56 +191,6 @@ def test_the_operator_names_what_it_does_not_take() -> None:
     geometry = Geometry(padding=(-1, 0, 0, 0), padding_mode="reflect")
     with pytest.raises(RuntimeError, match=r"polyconv\.conv2d takes it with every mode"):
         ops.fprop(torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3), None, *geometry)
-
-
-# ---- autocast
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_computes_in_float32(dtype: torch.dtype) -> None:
-    x, w, b = torch.randn(2, 3, 6, 6, dtype=dtype), torch.randn(4, 3, 3, 3), torch.randn(4, requires_grad=True)
-    recorder = Recorder()
-    with override("cpu", recorder), torch.autocast("cpu", dtype=dtype):
-        y = polyconv.conv2d(x.requires_grad_(), w.requires_grad_(), b)
-        y.sum().backward()
-    assert y.dtype == torch.float32
-    assert {problem.dtype for problem in recorder.problems} == {"float32"}
-    assert x.grad is not None
-    assert x.grad.dtype == dtype
-    torch.testing.assert_close(y, polyconv.conv2d(x.float(), w, b))
-
-
-def test_autocast_leaves_float64_alone() -> None:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = polyconv.conv2d(torch.randn(1, 2, 5, 5).double(), torch.randn(3, 2, 3, 3).double())
-    assert y.dtype == torch.float64
-
-
-# ---- compile and export
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compiles_as_one_graph(backend: str, dynamic: bool) -> None:
-    torch._dynamo.reset()
-    conv = polyconv.Conv2d(3, 4, 3, padding=(1, 0, 2, 1), padding_mode="reflect")
-    compiled = torch.compile(conv, backend=backend, fullgraph=True, dynamic=dynamic)
-    for size in ((2, 3, 8, 8), (3, 3, 9, 10)):
-        x = torch.randn(size, requires_grad=True)
-        compiled(x).sum().backward()
-        got, x.grad = x.grad, None
-        conv(x).sum().backward()
-        torch.testing.assert_close(got, x.grad)
-
-
-def test_exports_with_a_dynamic_batch() -> None:
-    conv = polyconv.Conv2d(3, 4, 3, padding="same")
-    exported = torch.export.export(
-        conv, (torch.randn(2, 3, 8, 8),), dynamic_shapes={"input": {0: torch.export.Dim("batch", min=1)}}
-    )
-    assert any(node.target is ops.fprop for node in exported.graph.nodes)
-    x = torch.randn(5, 3, 8, 8)
-    torch.testing.assert_close(exported.module()(x), conv(x))
 
 
 def test_override_is_undone() -> None:

@@ -29,13 +29,36 @@ def test_environment() -> None:
     assert found == Settings(Path("/a"), 0, 1e-5, None)
 
 
+def test_tuning_files() -> None:
+    def read(text: str) -> tuple[Path, ...] | None:
+        return Settings.from_environment({"POLYCONV_TUNING_FILE": text}).tuning_file
+
+    assert read("a.json") == (Path("a.json"),)
+    assert read("a.json:/b/c.json") == (Path("a.json"), Path("/b/c.json"))
+    assert read("~/a.json") == (Path.home() / "a.json",)
+    assert read("off") == ()
+    assert read("") is None
+
+
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("WORKSPACE_BYTES", "64M"), ("WORKSPACE_BYTES", "-1"), ("TOLERANCE", "-1"), ("TOLERANCE", "nan")],
+    [("WORKSPACE_BYTES", "64M"), ("WORKSPACE_BYTES", "-1"), ("TOLERANCE", "-1"), ("TOLERANCE", "nan"), ("JIT", "0")],
 )
 def test_what_cannot_be_read_is_an_error(variable: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"cannot read POLYCONV_{variable}='{value}'"):
         Settings.from_environment({f"POLYCONV_{variable}": value})
+
+
+def test_kernels_that_are_compiled_ahead_of_time() -> None:
+    found = Settings.from_environment({"POLYCONV_JIT": "OFF", "POLYCONV_KERNELS": "/k"})
+    assert (found.jit, found.kernels) == (False, Path("/k"))
+    assert Settings.from_environment({"POLYCONV_JIT": "on"}).jit
+
+
+def test_prints_what_would_set_it() -> None:
+    environ = {"POLYCONV_CACHE_DIR": "/a", "POLYCONV_JIT": "off", "POLYCONV_TOLERANCE": "0.001"}
+    found = Settings.from_environment(environ)
+    assert Settings.from_environment(found.as_variables()) == found
 
 
 def test_use() -> None:

@@ -148,7 +148,7 @@ def main(wanted: str = "") -> None:
                             seen[symbol].append((features, cycles))
     kernels = json.loads(FILE.read_text())["kernels"] if wanted and FILE.exists() else {}
     kernels.update({symbol: fit(rows) for symbol, rows in seen.items()})
-    known = {kernel.symbol for kernel in all_kernels()}
+    known = {kernel.symbol for kernel in all_kernels() if not kernel.twin}  # twins: plan/cost.py
     kernels = {symbol: parts for symbol, parts in sorted(kernels.items()) if symbol in known}
     about = "Cycles of one V100 multiprocessor per block, tile and step, by resource; benchmarks/gpu/profile_kernels.py"
     lines = ",\n".join(f"    {json.dumps(symbol)}: {json.dumps(parts)}" for symbol, parts in kernels.items())

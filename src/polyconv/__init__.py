@@ -18,19 +18,27 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .explanation import Explanation, explain
+    from .optimization import OptimizationReport, optimize
 
-_ON_DEMAND = {"Explanation": "explanation", "explain": "explanation"}
+_ON_DEMAND = {
+    "Explanation": "explanation",
+    "OptimizationReport": "optimization",
+    "explain": "explanation",
+    "optimize": "optimization",
+}
 """Public name -> the module that defines it."""
 
 __all__ = [
     "Conv2d",
     "Explanation",
     "LazyConv2d",
+    "OptimizationReport",
     "Replacement",
     "__version__",
     "allow_low_precision",
     "conv2d",
     "explain",
+    "optimize",
     "replace",
     "restore",
     "set_tolerance",

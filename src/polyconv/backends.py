@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from .problem import Problem
+
+if TYPE_CHECKING:
+    from .tuning import Environment
 
 Run = Callable[[MutableMapping[str, Tensor]], None]
 """Fills the outputs among the tensors of one call, by name."""
@@ -48,6 +51,15 @@ class Backend(Protocol):
 
     def explain(self, problem: Problem) -> str:
         """What :meth:`prepare` would give, for people; needs no tensors."""
+
+    def contenders(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
+        """Names of the candidates that may run a problem, the one that the cost model thinks best first.
+
+        With ``inference`` no gradient is recorded, so the weight of a forward pass is likely to stay what it is.
+        """
+
+    def environment(self) -> Environment:
+        """Where this backend runs, for what is measured there."""
 
 
 _backends: dict[torch.device, Backend] = {}

@@ -85,6 +85,20 @@ def explain(target: Callable[..., Any], *inputs: Any, device: Device | None = No
         device: ask for this device instead of the tensors' own: ``"cuda"``, for a model that is still on the CPU; or a
             GPU that need not be here, by its short name in :data:`polyconv.plan.DEVICES` or by its description.
     """
+    calls = _recorded(target, inputs, kwargs)
+    # Asked here, outside the fake mode: a backend may look at its real device.
+    asked = None if device is None else _device(device)
+    return Explanation(tuple(_explain_call(call, asked or call.device) for call in calls))
+
+
+def problems_of(target: Callable[..., Any], *inputs: Any, **kwargs: Any) -> tuple[Problem, ...]:
+    """Every problem that a call would ask polyconv for, all passes, each once. Arguments as for :func:`explain`."""
+    calls = _recorded(target, inputs, kwargs)
+    return tuple(dict.fromkeys(problem for call in calls for problem in call.problems))
+
+
+def _recorded(target: Callable[..., Any], inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> list[_Call]:
+    """The convolutions of a call, made on fake tensors."""
     module = target if isinstance(target, torch.nn.Module) else None
     state: dict[str, Tensor] = {}
     if module is not None:
@@ -102,9 +116,7 @@ def explain(target: Callable[..., Any], *inputs: Any, device: Device | None = No
             else:
                 with _names(module, recorder):
                     torch.func.functional_call(module, fake_state, args, keywords, strict=False)
-    # Asked here, outside the fake mode: a backend may look at its real device.
-    asked = None if device is None else _device(device)
-    return Explanation(tuple(_explain_call(call, asked or call.device) for call in recorder.calls))
+    return recorder.calls
 
 
 def _device(device: Device) -> torch.device | CudaDevice:

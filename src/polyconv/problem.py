@@ -103,7 +103,7 @@ class Problem:
     w_strides: Strides
     y_strides: Strides
     vector_aligned: bool
-    """The first elements of x and y lie on 16-byte boundaries."""
+    """The first elements of x, y and the residual lie on 16-byte boundaries."""
     dtype: str
     tolerance: float = DEFAULT_TOLERANCE
     """The error, relative to the output's scale, that a fast algorithm may be expected to make; 0: none may run."""

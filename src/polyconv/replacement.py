@@ -49,7 +49,7 @@ def replace(model: torch.nn.Module) -> Replacement:
     with parametrisations (``torch.nn.utils.parametrize``) keeps them. Other subclasses of ``torch.nn.Conv2d`` are left
     alone, because they may do more than a convolution. The result counts what was replaced and names what was not.
     """
-    return _swap(model, "replaced", _OURS, _why_not_replace)
+    return _swap(model, "replaced", _OURS, why_not_replace)
 
 
 def restore(model: torch.nn.Module) -> Replacement:
@@ -94,7 +94,8 @@ def _counterpart(kind: Class, classes: dict[Class, Class]) -> Class:
     return type(f"Parametrized{classes[base].__name__}", (classes[base],), made)
 
 
-def _why_not_replace(module: torch.nn.Module) -> str | None:
+def why_not_replace(module: torch.nn.Module) -> str | None:
+    """Why a convolution cannot become polyconv's, or None; None, too, for what is no convolution of torch's."""
     kind = _plain_class(module)
     if kind in _OURS:
         dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)

@@ -18,6 +18,10 @@ from .problem import DEFAULT_TOLERANCE
 PREFIX = "POLYCONV_"
 
 
+class SettingsError(ValueError):
+    """An environment variable whose value cannot be read. The message names both."""
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The values in force. Frozen: a changed setting is a new object, so a plan can remember its own."""
@@ -29,10 +33,16 @@ class Settings:
     tolerance: float = DEFAULT_TOLERANCE
     """``POLYCONV_TOLERANCE``: the error, relative to the output's scale, that a fast algorithm may be expected to make.
     With 0, only direct summation runs."""
-    tuning_file: Path | None = None
-    """``POLYCONV_TUNING_FILE``: measured choices that replace the cost model's. Default: none, the model decides."""
+    tuning_file: tuple[Path, ...] | None = None
+    """``POLYCONV_TUNING_FILE``: measured choices that replace the cost model's. Several files are separated by ``:``
+    and asked in that order, then the one that ``polyconv tune`` writes by itself (``tuning.json`` in the cache's
+    folder), which is the default. ``off``: none at all, the model decides."""
+    jit: bool = True
+    """``POLYCONV_JIT``: ``off`` never runs the CUDA compiler; a kernel that is nowhere on disk is an error then."""
+    kernels: Path | None = None
+    """``POLYCONV_KERNELS``: a folder of compiled kernels from ``polyconv warmup -o``, looked into before the cache."""
     allow_low_precision: bool = False
-    """``POLYCONV_ALLOW_LOW_PRECISION``: see :func:`allow_low_precision`. 1 or 0."""
+    """``POLYCONV_ALLOW_LOW_PRECISION``: see :func:`allow_low_precision`. ``on`` or ``off``."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
@@ -47,11 +57,28 @@ class Settings:
             try:
                 found[name] = read(text)
             except ValueError as error:
-                raise ValueError(f"cannot read {variable}={text!r}: {error}") from None
+                raise SettingsError(f"cannot read {variable}={text!r}: {error}") from None
         return cls(**found)
 
+    def as_variables(self) -> dict[str, str]:
+        """Every setting as the environment variable that would set it; empty where there is none."""
+        return {PREFIX + f.name.upper(): _as_text(getattr(self, f.name)) for f in fields(self)}
+
     def __str__(self) -> str:
-        return "\n".join(f"{PREFIX}{f.name.upper()}={getattr(self, f.name)}" for f in fields(self))
+        return "\n".join(f"{variable}={text}" for variable, text in self.as_variables().items())
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "" if value is None else str(value)
+
+
+def _switch(text: str) -> bool:
+    answer = {"on": True, "1": True, "true": True, "off": False, "0": False, "false": False}.get(text.lower())
+    if answer is None:
+        raise ValueError("expected on or off")
+    return answer
 
 
 def _byte_count(text: str) -> int:
@@ -61,11 +88,10 @@ def _byte_count(text: str) -> int:
     return count
 
 
-def _switch(text: str) -> bool:
-    answer = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}.get(text.lower())
-    if answer is None:
-        raise ValueError("a switch is 1 or 0")
-    return answer
+def _tuning_files(text: str) -> tuple[Path, ...]:
+    if text.lower() == "off":
+        return ()
+    return tuple(Path(part).expanduser() for part in text.split(os.pathsep) if part)
 
 
 def checked_tolerance(tolerance: float | str) -> float:
@@ -80,7 +106,9 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "cache_dir": Path,
     "workspace_bytes": _byte_count,
     "tolerance": checked_tolerance,
-    "tuning_file": Path,
+    "tuning_file": _tuning_files,
+    "jit": _switch,
+    "kernels": Path,
     "allow_low_precision": _switch,
 }
 

@@ -8,7 +8,7 @@ at the bottom, or the weights between some channels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil, inf
 
@@ -74,13 +74,27 @@ def measure(
 
     An element that is not a number makes the error infinite.
     """
-    largest, compared = 0.0, 0
+    return measure_all(problem, operands, {"": result}, whole=whole, sample=sample)[""]
+
+
+def measure_all(
+    problem: Problem,
+    operands: Operands,
+    results: Mapping[str, Tensor],
+    *,
+    whole: float = WHOLE,
+    sample: float = SAMPLE,
+) -> dict[str, Accuracy]:
+    """The same of several results, by name."""
+    largest, compared = dict.fromkeys(results, 0.0), 0
     for part in parts(problem, whole, sample):
-        expected, found = _REFERENCES[problem.kind](problem, operands, part), _cut(problem, result, part)
-        deviation = float((found.double() - expected).abs().max())
-        largest = max(largest, deviation if deviation == deviation else inf)
+        expected = _REFERENCES[problem.kind](problem, operands, part)
+        for name, result in results.items():
+            deviation = float((_cut(problem, result, part).double() - expected).abs().max())
+            largest[name] = max(largest[name], deviation if deviation == deviation else inf)
         compared += expected.numel()
-    return Accuracy(largest / scale(problem, operands), compared / result.numel())
+    unit = scale(problem, operands)
+    return {name: Accuracy(largest[name] / unit, compared / result.numel()) for name, result in results.items()}
 
 
 # ---- which part

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from .. import ops
 from ..arguments import Geometry
+from ..cpu import aten
 from ..cpu.aten import convolution_backward
-from ..problem import Pass, Problem
+from ..problem import PaddingMode, Pass, Problem
 
 OURS, NCHW, CHANNELS_LAST = "ours", "torch_nchw", "torch_channels_last"
 
@@ -46,6 +47,11 @@ class Operands:
             dy=None if problem.kind is Pass.FPROP else torch.randn(problem.y_shape, generator=draw),
         )
 
+    def to(self, device: torch.device) -> Operands:
+        """The same on another device."""
+        moved = [None if tensor is None else tensor.to(device) for tensor in (self.bias, self.dy)]
+        return Operands(self.x.to(device), self.w.to(device), *moved)
+
     def channels_last(self) -> Operands:
         def convert(tensor: Tensor) -> Tensor:
             return tensor.contiguous(memory_format=torch.channels_last)
@@ -65,22 +71,35 @@ def contestants(problem: Problem, operands: Operands, *, fresh_weights: bool = F
 
 def ours(problem: Problem, operands: Operands, *, fresh_weights: bool = False) -> Call:
     """The public operator of the pass."""
-    geometry = Geometry(problem.stride, problem.padding, problem.dilation, problem.groups)
+    geometry = Geometry(
+        problem.stride,
+        problem.padding,
+        problem.dilation,
+        problem.groups,
+        str(problem.padding_mode),
+        problem.tolerance,
+    )
     x, w, bias, dy = operands.x, operands.w, operands.bias, operands.dy
     if problem.kind is Pass.FPROP:
         if fresh_weights:
             return lambda: ops.fprop(x, w.clone(), bias, *geometry)
         return lambda: ops.fprop(x, w, bias, *geometry)
+    assert dy is not None  # both gradients read it
     if problem.kind is Pass.DGRAD:
         if fresh_weights:
-            return lambda: ops.dgrad(dy, w.clone(), x.shape, False, *geometry)
-        return lambda: ops.dgrad(dy, w, x.shape, False, *geometry)
-    return lambda: ops.wgrad(dy, x, w.shape, False, problem.bias, *geometry)[0]
+            return lambda: ops.input_gradient(dy, w.clone(), x, geometry)
+        return lambda: ops.input_gradient(dy, w, x, geometry)
+    return lambda: ops.weight_gradient(dy, x, w, problem.bias, geometry)[0]
 
 
 def pytorch(problem: Problem, operands: Operands) -> Call:
-    """PyTorch's convolution, or of its backward pass only the gradient that is asked for."""
+    """PyTorch's convolution, or of its backward pass only the gradient that is asked for.
+
+    A padding that its kernels do not know is done as ``torch.nn.Conv2d`` does it, on a padded copy.
+    """
     x, w, bias, dy = operands.x, operands.w, operands.bias, operands.dy
+    if not takes_padding(problem):
+        return _padded(problem, operands)
     padding = [problem.padding[0], problem.padding[2]]
     if problem.kind is Pass.FPROP:
         return lambda: F.conv2d(x, w, bias, problem.stride, padding, problem.dilation, problem.groups)
@@ -88,3 +107,23 @@ def pytorch(problem: Problem, operands: Operands) -> Call:
     if problem.kind is Pass.DGRAD:
         return lambda: convolution_backward(problem, dy, x, w, (True, False, False))[0]
     return lambda: convolution_backward(problem, dy, x, w, (False, True, problem.bias))[1]
+
+
+def takes_padding(problem: Problem) -> bool:
+    """Whether PyTorch's convolution takes the padding as it is: zeros, as many on both sides."""
+    top, bottom, left, right = problem.padding
+    return top == bottom >= 0 and left == right >= 0 and (problem.padding_mode is PaddingMode.ZEROS or top + left == 0)
+
+
+def _padded(problem: Problem, operands: Operands) -> Call:
+    name = {Pass.FPROP: "y", Pass.DGRAD: "x", Pass.WGRAD: "dw"}[problem.kind]
+    inputs: dict[str, Tensor | None] = {"x": operands.x, "w": operands.w, "bias": operands.bias, "y": operands.dy}
+    like = {"y": problem.y_shape, "x": problem.x_shape, "dw": problem.w_shape}[name]
+
+    def call() -> Tensor:
+        tensors = {key: tensor for key, tensor in inputs.items() if tensor is not None}
+        tensors[name] = operands.x.new_empty(like)
+        aten.run(problem, tensors)
+        return tensors[name]
+
+    return call

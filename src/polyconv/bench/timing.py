@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil
+from math import ceil, inf
 from statistics import median
 
 import torch
@@ -16,7 +16,12 @@ SHORTEST = 2e-3
 """Seconds that one sample lasts at least: shorter calls are repeated within it, and the sample is their mean."""
 MOST_CALLS = 200
 """Calls within one sample, at most."""
+FEWEST_ROUNDS = 3
+"""Rounds that are run whatever they take."""
 SGEMM_SIZE = 1024
+
+Within = Mapping[str, Callable[[], AbstractContextManager[object]]]
+"""By contestant: the state of the program in which its calls are made, entered and left outside the timing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,30 +36,68 @@ class Timing:
         return cls(best=min(samples), median=median(samples))
 
 
-def interleaved(calls: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, Timing]:
-    """Time the calls in turn, ``repeats`` times; each round starts with another one.
-
-    A first round, not counted, warms up caches, pools and threads, and says how many calls make a sample.
-    """
-    names = list(calls)
-    per_sample = {}
-    for name, call in calls.items():
-        call()
-        once = min(_sample(call, 1) for _ in range(2))
-        per_sample[name] = max(1, min(MOST_CALLS, ceil(SHORTEST / max(once, 1e-9))))
-    samples: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(repeats):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            samples[name].append(_sample(calls[name], per_sample[name]))
-    return {name: Timing.of(found) for name, found in samples.items()}
+Sample = Callable[[Callable[[], object], int], float]
+"""Calls something so many times and gives the seconds that one call took, the mean of them."""
 
 
-def _sample(call: Callable[[], object], times: int) -> float:
+def sample(call: Callable[[], object], times: int) -> float:
+    """Seconds per call by this process's clock."""
     began = time.perf_counter()
     for _ in range(times):
         call()
     return (time.perf_counter() - began) / times
+
+
+def cuda_sample(call: Callable[[], object], times: int) -> float:
+    """Seconds per call by the GPU's own clock."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(times):
+        call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / times
+
+
+def interleaved(
+    calls: Mapping[str, Callable[[], object]],
+    repeats: int,
+    timer: Sample = sample,
+    *,
+    within: Within | None = None,
+    patience: float = inf,
+) -> dict[str, Timing]:
+    """Time the calls in turn, ``repeats`` times; each round starts with another one.
+
+    A first round, not counted, warms up caches, pools and threads, and says how many calls make a sample.
+
+    Args:
+        calls: the contestants.
+        repeats: rounds.
+        timer: takes one sample; on a GPU, one that waits for it.
+        within: the state in which a contestant runs; those that are not named run in the one that is there.
+        patience: seconds after which no more than :data:`FEWEST_ROUNDS` are run.
+    """
+    names = list(calls)
+    states = {name: (within or {}).get(name, nullcontext) for name in names}
+    began = time.perf_counter()
+    per_sample = {}
+    for name, call in calls.items():
+        with states[name]():
+            call()
+            once = min(timer(call, 1) for _ in range(2))
+        per_sample[name] = max(1, min(MOST_CALLS, ceil(SHORTEST / max(once, 1e-9))))
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(repeats):
+        if turn >= FEWEST_ROUNDS and time.perf_counter() - began > patience:
+            break
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            with states[name]():
+                if name in (within or {}) and per_sample[name] > 1:
+                    calls[name]()  # the state changed: what follows from it, a plan, is found again
+                samples[name].append(timer(calls[name], per_sample[name]))
+    return {name: Timing.of(found) for name, found in samples.items()}
 
 
 @contextmanager

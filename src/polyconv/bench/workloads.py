@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -86,7 +87,9 @@ def _one(name: str, known: Mapping[str, Workload]) -> Workload:
         for entry in entries:
             if entry["id"].lower() == name.lower():
                 raise WorkloadError(f"{entry['id']} ({suite}) is a {entry['module']}; only Conv2d can be planned")
-    raise WorkloadError(f"no workload is called {name!r}; there are {_names(known)}")
+    close = get_close_matches(name, [*(w.name for w in known.values()), *known, *GROUPS], n=1, cutoff=0.7)
+    meant = f"did you mean {close[0]}? There" if close else "there"
+    raise WorkloadError(f"no workload is called {name!r}; {meant} are {_names(known)}")
 
 
 def _names(known: Mapping[str, Workload]) -> str:

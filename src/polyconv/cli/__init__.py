@@ -2,54 +2,136 @@
 
 Each subcommand is a module of this package with ``add_arguments(parser)`` and ``run(args) -> int``, listed in
 :data:`COMMANDS`. A module is imported only when its command is the one that was typed, so that none pays for what
-another one needs.
+another one needs; and none imports torch before ``run``, so that help and completion are quick
+(:mod:`polyconv_cli`, the entry point, imports this package without it).
+
+Exit statuses are the same for all: 0, fine; 1, the answer is bad: a check failed, something is missing; 2, wrong usage;
+130, interrupted; 141, the reader of the output went away.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
+
+INTERRUPTED, CLOSED_PIPE = 130, 141
 
 COMMANDS: dict[str, str] = {
-    "bench": "time and error of named workloads on this machine, next to PyTorch at its best",
-    "export": "write one Python file with a convolution and its CUDA kernels, which needs nothing but torch",
-    "inspect": "registers, spills and occupancy of kernels, and what a V100 would spend on them, counted",
+    "doctor": "what this installation can do here, what is wrong with it and what to do; runs a self-test",
     "plan": "what would run for a named workload on a GPU or on this CPU, and why",
+    "bench": "time and error of named workloads on this machine, next to PyTorch at its best",
+    "tune": "measure which kernels are the fastest here, for named workloads or a model, and write it down",
+    "warmup": "compile CUDA kernels ahead of time, for this machine or into a folder for others; needs no GPU",
+    "inspect": "registers, spills and occupancy of kernels, and what a V100 would spend on them, counted",
+    "export": "write one Python file with a convolution and its CUDA kernels, which needs nothing but torch",
+    "cache": "the compiled kernels on this machine: where, how many, whether they are whole; clear them",
+    "completion": "print a script that completes polyconv's commands in bash, zsh or fish",
 }
 """Command -> the one line that ``polyconv --help`` shows. The module has the command's name."""
+
+if find_spec(f"{__name__}.tune") is None:
+    del COMMANDS["tune"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. Returns the exit status."""
-    arguments = _Arguments(argv)
-    if arguments.command is None:
-        arguments.parser.print_help()
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _run(words)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        print("polyconv: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # From here on standard output leads nowhere, so that the interpreter's last flush does not fail as well.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+
+
+def command_parser(command: str) -> argparse.ArgumentParser:
+    """The parser of one command."""
+    parser = argparse.ArgumentParser(prog=f"polyconv {command}", description=COMMANDS[command])
+    import_module(f".{command}", __package__).add_arguments(parser)
+    return parser
+
+
+def complete_parser() -> argparse.ArgumentParser:
+    """One parser with all commands in it, for the scripts that complete them."""
+    parser = _frame()
+    commands = parser.add_subparsers(dest="command")
+    for command, line in COMMANDS.items():
+        module = import_module(f".{command}", __package__)
+        module.add_arguments(commands.add_parser(command, help=line, description=line))
+    return parser
+
+
+def _run(words: list[str]) -> int:
+    parser = _frame()
+    if not words or words[0].startswith("-"):
+        parser.parse_args(words)  # --help, --version, or an error
+        parser.print_help()
         return 0
-    module = import_module(f".{arguments.command}", __package__)
-    parser = argparse.ArgumentParser(prog=f"polyconv {arguments.command}", description=COMMANDS[arguments.command])
-    module.add_arguments(parser)
-    return int(module.run(parser.parse_args(arguments.rest)))
+    command, *rest = words
+    if command not in COMMANDS:
+        parser.error(_unknown(command))
+    try:
+        args = command_parser(command).parse_args(rest)
+        return int(import_module(f".{command}", __package__).run(args))
+    except Exception as error:
+        status = _status_of(error)
+        if status is None:
+            raise
+        print(f"polyconv {command}: {error}", file=sys.stderr)
+        return status
 
 
-class _Arguments:
-    """The first word of the command line, checked; the rest is the subcommand's."""
+def _status_of(error: Exception) -> int | None:
+    """The exit status for an error whose message is meant for the user; None for a bug."""
+    from ..bench.workloads import WorkloadError
+    from ..cuda.entries import EntryError
+    from ..cuda.errors import CudaError
+    from ..plan.errors import PlanError
+    from ..settings import SettingsError
+    from ..warmup import WarmupError
+    from ._options import UsageError
 
-    def __init__(self, argv: Sequence[str] | None) -> None:
-        self.parser = argparse.ArgumentParser(
-            prog="polyconv",
-            description="torch.nn.Conv2d on kernels of its own",
-            epilog="\n".join(f"  {name:<12}{line}" for name, line in COMMANDS.items()),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        self.parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
-        self.parser.add_argument("command", nargs="?", choices=sorted(COMMANDS) or None, help="see below")
-        self.parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-        parsed = self.parser.parse_args(argv)
-        self.command: str | None = parsed.command
-        self.rest: list[str] = parsed.rest
-        if self.command is not None and self.command not in COMMANDS:
-            self.parser.error(f"unknown command {self.command!r}; this version has none yet")
+    if isinstance(error, (UsageError, WorkloadError, SettingsError, WarmupError)):
+        return 2
+    return 1 if isinstance(error, (CudaError, PlanError, EntryError)) else None
+
+
+def _frame() -> argparse.ArgumentParser:
+    """What there is before the first command."""
+    parser = argparse.ArgumentParser(
+        prog="polyconv",
+        usage="polyconv COMMAND ...",
+        description="torch.nn.Conv2d on kernels of its own",
+        epilog="\n".join(
+            [
+                "commands:",
+                *(f"  {name:<12}{line}" for name, line in COMMANDS.items()),
+                "",
+                "polyconv COMMAND --help says more, with examples.",
+            ]
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    return parser
+
+
+def _unknown(command: str) -> str:
+    close = get_close_matches(command, COMMANDS, n=1)
+    meant = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(COMMANDS)}"
+    return f"no command is called {command!r}{meant}"
 
 
 class _Version(argparse.Action):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
@@ -25,6 +26,11 @@ def rich(module: str) -> ModuleType | None:
         return None
 
 
+def print_json(value: Any) -> None:
+    """Print JSON on standard output, where nothing else may go then."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
 def print_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 0) -> None:
     """Print rows of text under headers: the first ``left`` columns flush left, the rest (numbers) flush right.
 
@@ -34,7 +40,7 @@ def print_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]
     if console is None or table is None:
         print(plain_table(title, headers, rows, left=left))
         return
-    drawn = table.Table(title=title, title_justify="left")
+    drawn = table.Table()
     for place, header in enumerate(headers):
         drawn.add_column(header, justify="left" if place < left else "right", overflow="fold")
     for row in rows:
@@ -43,7 +49,10 @@ def print_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]
         else:
             drawn.add_section()
     width = None if sys.stdout.isatty() else WIDE
-    console.Console(width=width, markup=False, highlight=False).print(drawn)
+    screen = console.Console(width=width, markup=False, highlight=False)
+    if title:
+        screen.print(title, soft_wrap=True)  # and not as the table's own, which is cut to the table's width
+    screen.print(drawn)
 
 
 def plain_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 0) -> str:
@@ -59,14 +68,29 @@ def plain_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]
         return "  ".join(cells).rstrip()
 
     return "\n".join(
-        [title, line(headers), "  ".join("-" * width for width in widths), *(line(row) for row in rows if row)]
+        [
+            *([title] if title else []),
+            line(headers),
+            "  ".join("-" * width for width in widths),
+            *(line(row) for row in rows if row),
+        ]
     )
+
+
+def size_text(size: float) -> str:
+    """A number of bytes for people: ``14 kB``."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
 
 
 class Progress:
     """Says what was done last. Safe to tell from several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
         self.total = 0
         self.done = 0
         self._began = self._said = time.monotonic()
@@ -82,7 +106,7 @@ class Progress:
         with self._lock:
             self.done += 1
             now = time.monotonic()
-            if now - self._began < PATIENCE:
+            if self.quiet or now - self._began < PATIENCE:
                 return
             if self._bar is None and sys.stderr.isatty():
                 self._open_bar()
@@ -106,9 +130,9 @@ class Progress:
 
 
 @contextmanager
-def progress() -> Iterator[Progress]:
-    """Progress that is shown once the work has taken :data:`PATIENCE`."""
-    shown = Progress()
+def progress(*, quiet: bool = False) -> Iterator[Progress]:
+    """Progress that is shown once the work has taken :data:`PATIENCE`, unless nothing should be."""
+    shown = Progress(quiet=quiet)
     try:
         yield shown
     finally:

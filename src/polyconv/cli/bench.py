@@ -6,20 +6,32 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from ..bench import plot, workloads
-from ..bench.rows import Row, means
-from ..bench.run import Options
-from ..bench.run import run as contests
+from ..bench import workloads
+from ..bench.machine import processor_name
 from ..bench.workloads import Workload
-from ..cpu import native
 from ..version import __version__
-from ._options import add_pass_argument
-from ._output import print_table, progress
+from ._options import (
+    FILES,
+    UsageError,
+    add_device_argument,
+    add_examples,
+    add_json_argument,
+    add_output_argument,
+    add_pass_argument,
+    add_workloads_argument,
+    check_writable,
+    completes,
+    positive,
+)
+from ._output import print_json, print_table, progress
+
+if TYPE_CHECKING:
+    from ..bench.rows import Row
+    from ..bench.run import Options
 
 SUITES = {"headline": "headline", "kernelbench": "all12", "models": "models"}
 """Word on the command line -> group of workloads."""
@@ -66,55 +78,76 @@ SAMPLED = "~"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = HOW
-    parser.add_argument("--device", choices=["cpu"], default="cpu", help="where to run (default: cpu)")
     what = parser.add_mutually_exclusive_group()
+    add_workloads_argument(what, "workloads or groups, separated by commas: W1,resnet50-3b")
     what.add_argument("--suite", choices=list(SUITES), default="headline", help="workloads (default: headline)")
-    what.add_argument("--workloads", metavar="NAMES", help="workloads or groups, separated by commas: W1,resnet50-3b")
+    add_device_argument(parser, ["cpu"], "cpu", "where to run")
     add_pass_argument(parser)
     parser.add_argument(
         "--threads",
         metavar="N",
         type=_counts,
-        default=(torch.get_num_threads(),),
         help="a number of threads, or several: 1,2 (default: as many as PyTorch takes)",
     )
     parser.add_argument(
-        "--repeats", metavar="N", type=_positive, default=7, help="rounds of the three contestants (default: 7)"
+        "--repeats", metavar="N", type=positive, default=7, help="rounds of the three contestants (default: 7)"
     )
     parser.add_argument(
         "--batch",
         metavar="N",
-        type=_positive,
+        type=positive,
         help="images, at most (default: as many as stay below 40e9 multiply-adds per call and fit into memory)",
     )
     parser.add_argument("--fresh-weights", action="store_true", help="a new weight tensor in every call of ours")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the rows, with medians and notes, as JSON")
-    parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the ratios (.png, .svg or .pdf)")
+    add_json_argument(parser, "the rows, with medians and notes,")
+    add_output_argument(parser, "write the same JSON to a file")
+    picture = parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the ratios (.png, .svg or .pdf)")
+    completes(picture, FILES)
+    add_examples(
+        parser,
+        "polyconv bench W1 --batch 1 --pass fprop",
+        "polyconv bench --suite models --threads 1,2 -o bench.json --plot bench.png",
+        about=HOW,
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        chosen = workloads.find(args.workloads if args.workloads is not None else SUITES[args.suite])
-        _check_files(args)
-    except (workloads.WorkloadError, plot.PlotError, OSError) as error:
-        print(f"polyconv bench: {error}", file=sys.stderr)
-        return 2
+    import torch
+
+    from ..bench import plot
+    from ..bench.run import Options
+    from ..cpu import native
+
+    chosen = workloads.find(args.workloads if args.workloads is not None else SUITES[args.suite])
+    check_writable(args.output, args.plot)
+    if args.plot:
+        try:
+            plot.require()
+        except plot.PlotError as error:
+            raise UsageError(str(error)) from error
     _ensure_huge_pages()
     if not native.is_available():
         print("polyconv bench: no native kernels in this installation, PyTorch's run for ours, too", file=sys.stderr)
-    options = Options(args.passes, args.threads, args.repeats, args.batch, args.fresh_weights)
+    threads = args.threads or (torch.get_num_threads(),)
+    options = Options(args.passes, threads, args.repeats, args.batch, args.fresh_weights)
     rows, complete = _measure(chosen, options)
-    if rows:
+    found = [row.as_json() for row in rows]
+    if args.json:
+        print_json(found)
+    elif rows:
         _print(rows)
-        if args.json:
-            args.json.write_text(
-                json.dumps([row.as_json() for row in rows], indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-            )
-        if args.plot:
-            plot.draw(rows, args.plot, _setting(args.threads))
+    if rows and args.output:
+        args.output.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if rows and args.plot:
+        plot.draw(rows, args.plot, _setting(threads))
     return 0 if complete else 130
+
+
+def contests(chosen: Sequence[Workload], options: Options) -> Iterator[Row]:
+    """The rows, as they are measured."""
+    from ..bench.run import run as measured
+
+    return measured(chosen, options)
 
 
 def _measure(chosen: Sequence[Workload], options: Options) -> tuple[list[Row], bool]:
@@ -142,28 +175,16 @@ def _ensure_huge_pages() -> None:
         os.execve(sys.executable, sys.orig_argv, {**os.environ, HUGE_PAGES: "1"})
 
 
-def _check_files(args: argparse.Namespace) -> None:
-    for path in filter(None, (args.json, args.plot)):
-        if not path.resolve().parent.is_dir():
-            raise FileNotFoundError(f"cannot write {path}: {path.resolve().parent} is not a directory")
-    if args.plot:
-        plot.require()
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)
-
-
 def _counts(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(_positive(part.strip()) for part in text.split(",")))
+    return tuple(dict.fromkeys(positive(part.strip()) for part in text.split(",")))
 
 
 # ---- what is printed
 
 
 def _print(rows: Sequence[Row]) -> None:
+    from ..bench.rows import means
+
     table: list[list[str]] = []
     for place, row in enumerate(rows):
         if place and row.workload != rows[place - 1].workload:
@@ -200,18 +221,9 @@ def _cells(row: Row) -> list[str]:
 
 def _setting(threads: Sequence[int]) -> str:
     """Where and how it was measured, in one line."""
+    import torch
+
     pages = "huge pages" if os.environ.get(HUGE_PAGES) == "1" else "small pages"
     count = ", ".join(map(str, threads))
     unit = "thread" if count == "1" else "threads"
-    return f"{_processor()}, {count} {unit}, {pages}, PyTorch {torch.__version__}, polyconv {__version__}"
-
-
-def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name, as Linux knows it."""
-    try:
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return "CPU"
+    return f"{processor_name()}, {count} {unit}, {pages}, PyTorch {torch.__version__}, polyconv {__version__}"

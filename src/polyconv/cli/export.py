@@ -4,31 +4,43 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..arguments import PADDING_MODES
 from ..bench.workloads import entries
-from ..export import ExportError, Model, conv2d_model, exported_file, named_model
 from ..plan import DEVICES, PlanError
+from ..problem import PaddingMode
+from ._options import (
+    UsageError,
+    add_device_argument,
+    add_examples,
+    add_json_argument,
+    add_output_argument,
+    check_writable,
+    completes,
+)
+from ._output import print_json
+
+if TYPE_CHECKING:
+    from ..export import Model
 
 _REQUIRED = ("in_channels", "out_channels", "kernel_size", "input")
 _OPTIONAL = {"stride": [1], "padding": ["0"], "dilation": [1], "groups": 1, "bias": True, "padding_mode": "zeros"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = (
-        "examples:\n"
-        "  polyconv export kb80 -o model.py\n"
-        "  polyconv export --in-channels 32 --out-channels 64 --kernel-size 5 9 --input 8 32 512 512 -o model.py"
-    )
-    parser.add_argument(
+    workload = parser.add_argument(
         "workload", nargs="?", metavar="WORKLOAD", help="a named convolution: kb80 is KernelBench's problem 80"
     )
-    parser.add_argument("-o", "--output", required=True, type=Path, help="the file to write; - for standard output")
-    parser.add_argument("--gpu", choices=sorted(DEVICES), default="v100", help="choose kernels for it (default: v100)")
-    parser.add_argument("--list", action=_List, nargs=0, help="print the named convolutions and exit")
+    completes(workload, list(entries()))
+    add_output_argument(parser, "the file to write; - for standard output")
+    add_device_argument(parser, sorted(DEVICES), "v100", "choose kernels for this GPU")
+    parser.add_argument("--list", action="store_true", help="print the named convolutions and exit")
+    add_json_argument(parser, "what was written, or the named convolutions,")
+    add_examples(
+        parser,
+        "polyconv export kb80 -o model.py",
+        "polyconv export --in-channels 32 --out-channels 64 --kernel-size 5 9 --input 8 32 512 512 -o model.py",
+    )
     conv = parser.add_argument_group("a convolution by its arguments, those of torch.nn.Conv2d")
     conv.add_argument("--in-channels", type=int, metavar="N")
     conv.add_argument("--out-channels", type=int, metavar="N")
@@ -40,29 +52,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     conv.add_argument("--dilation", type=int, nargs="+", metavar="N")
     conv.add_argument("--groups", type=int, metavar="N")
     conv.add_argument("--bias", action=argparse.BooleanOptionalAction, default=None, help="default: with a bias")
-    conv.add_argument("--padding-mode", choices=PADDING_MODES)
+    conv.add_argument("--padding-mode", choices=[str(mode) for mode in PaddingMode])
     conv.add_argument(
         "--input", type=int, nargs=4, metavar=("N", "C", "H", "W"), help="the input to choose kernels for"
     )
 
 
 def run(args: argparse.Namespace) -> int:
+    from ..export import ExportError, exported_file
+
+    if args.list:
+        _list(args.json)
+        return 0
+    to_stdout = str(args.output) == "-"
+    if args.output is None or (to_stdout and args.json):
+        raise UsageError("-o FILE is needed" + (", because standard output is for JSON" if to_stdout else ""))
+    check_writable(None if to_stdout else args.output)
     try:
-        text = exported_file(_model(args), DEVICES[args.gpu])
+        text = exported_file(_model(args), DEVICES[args.device])
     except (ExportError, PlanError, RuntimeError, TypeError) as error:
-        print(f"polyconv export: {error}", file=sys.stderr)
-        return 2
-    if str(args.output) == "-":
+        raise UsageError(str(error)) from error
+    if to_stdout:
         sys.stdout.write(text)
+        return 0
+    args.output.write_text(text, encoding="utf-8")
+    lines, size = len(text.splitlines()), len(text.encode())
+    if args.json:
+        print_json({"file": str(args.output), "device": args.device, "lines": lines, "bytes": size})
     else:
-        args.output.write_text(text, encoding="utf-8")
-        print(
-            f"wrote {args.output}: {len(text.splitlines())} lines, {len(text.encode()) / 1000:.0f} kB", file=sys.stderr
-        )
+        print(f"wrote {args.output}: {lines} lines, {size / 1000:.0f} kB", file=sys.stderr)
     return 0
 
 
+def _list(as_json: bool) -> None:
+    from ..export import named_model
+
+    titles = {name: named_model(name).title for name in entries()}
+    if as_json:
+        print_json(titles)
+    else:
+        print("\n".join(f"{name:<18}{title}" for name, title in titles.items()))
+
+
 def _model(args: argparse.Namespace) -> Model:
+    from ..export import ExportError, conv2d_model, named_model
+
     given = [name for name in (*_REQUIRED, *_OPTIONAL) if getattr(args, name) is not None]
     if args.workload is not None:
         if given:
@@ -91,15 +125,8 @@ def _integer(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ExportError(f"--padding takes numbers, 'same' or 'valid'; got {text!r}") from None
+        raise UsageError(f"--padding takes numbers, 'same' or 'valid'; got {text!r}") from None
 
 
 def _numbers(values: list[int]) -> int | tuple[int, ...]:
     return values[0] if len(values) == 1 else tuple(values)
-
-
-class _List(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        for name in entries():
-            print(f"{name:<18}{named_model(name).title}")
-        parser.exit()

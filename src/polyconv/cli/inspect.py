@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -11,7 +10,6 @@ from typing import Any
 
 from ..bench import workloads
 from ..cuda.cache import KernelCache
-from ..cuda.errors import CudaError
 from ..inspection import (
     CountingError,
     EmulatorError,
@@ -22,46 +20,50 @@ from ..inspection import (
     inspect_workloads,
 )
 from ..inspection.counting import COUNTED_ARCH
-from ..plan import PlanError, all_kernels
+from ..plan import all_kernels
 from ..problem import Pass
-from ._options import add_pass_argument
-from ._output import Progress, print_table, progress
+from ._options import (
+    add_arch_argument,
+    add_examples,
+    add_json_argument,
+    add_pass_argument,
+    add_workloads_argument,
+)
+from ._output import Progress, print_json, print_table, progress
 
 NO_EMULATOR = "counted figures need a source checkout (tools/volta)"
 _HEADERS = ("workload", "pass", "kernel", "registers", "spilled B", "shared B", "blocks/SM", "bound by", "FP32", "ms")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = (
-        "bound by, FP32, ms: counted for a V100 (80 SMs, 1530 MHz, 900 GB/s) by executing a sample of each launch's\n"
-        "blocks in an emulator. They are the least time that the launch's busiest resource needs, and the share of it\n"
-        "that the multiply-adds of the definition would take: above 100 %, a fast algorithm does fewer. Latencies are\n"
-        "not in them: a GPU takes longer. x26: the launch runs 26 times, in slabs; its ms are those of all.\n\n"
-        "groups of workloads:\n" + "\n".join(f"  {name:<10}{what}" for name, (what, _) in workloads.GROUPS.items())
-    )
-    parser.add_argument("--arch", default="sm_70", help="architectures, separated by commas (default: sm_70)")
-    parser.add_argument(
-        "--workload",
-        metavar="NAMES",
-        help="workloads or groups of them, separated by commas (default: headline, which is W1,W2,W3)",
-    )
+    add_workloads_argument(parser, "workloads or groups of them, separated by commas (default: headline, W1,W2,W3)")
+    add_arch_argument(parser, default="sm_70")
     add_pass_argument(parser)
     parser.add_argument("--all-kernels", action="store_true", help="every kernel that a plan can name, on its own")
-    parser.add_argument("--json", action="store_true", help="print a list of rows as JSON")
+    add_json_argument(parser, "a list of rows")
+    add_examples(
+        parser,
+        "polyconv inspect W1 --arch sm_70 --pass fprop",
+        "polyconv inspect --all-kernels --arch sm_80,sm_90 --json",
+        about=(
+            "bound by, FP32, ms: counted for a V100 (80 SMs, 1530 MHz, 900 GB/s) by executing a sample of each\n"
+            "launch's blocks in an emulator. They are the least time that the launch's busiest resource needs,\n"
+            "and the share of it that the multiply-adds of the definition would take: above 100 %, a fast algorithm\n"
+            "does fewer. Latencies are not in them: a GPU takes longer. x26: the launch runs 26 times, in slabs; its\n"
+            "ms are those of all.\n\n"
+            "groups of workloads:\n" + "\n".join(f"  {name:<10}{what}" for name, (what, _) in workloads.GROUPS.items())
+        ),
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     try:
         rows = _rows(args)
-    except workloads.WorkloadError as error:
-        print(f"polyconv inspect: {error}", file=sys.stderr)
-        return 2
-    except (CudaError, PlanError, InspectionError, CountingError) as error:
+    except (InspectionError, CountingError) as error:
         print(f"polyconv inspect: {error}", file=sys.stderr)
         return 1
     if args.json:
-        print(json.dumps([row.to_dict() for row in rows], indent=2))
+        print_json([row.to_dict() for row in rows])
     else:
         for arch, of_arch in groupby(rows, key=lambda row: row.arch):
             _print(arch, list(of_arch))
@@ -69,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _rows(args: argparse.Namespace) -> list[Row]:
-    archs = [part.strip() for part in args.arch.split(",") if part.strip()]
-    names = args.workload or ("" if args.all_kernels else "headline")
+    archs = args.archs
+    names = args.workloads or ("" if args.all_kernels else "headline")
     asked = workloads.find(names) if names else []
     kernels = all_kernels() if args.all_kernels else ()
     volta = emulator() if COUNTED_ARCH in archs and asked else None

@@ -3,53 +3,55 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import settings
 from ..bench import workloads
-from ..cpu.candidates import Candidate
-from ..cpu.planner import CpuPlan, plan_cpu
-from ..plan import DEVICES, Plan, PlanError, plan_cuda
+from ..plan import DEVICES, Plan, plan_cuda
 from ..problem import Problem
-from ._options import add_pass_argument
+from ._options import (
+    add_device_argument,
+    add_examples,
+    add_json_argument,
+    add_pass_argument,
+    add_workloads_argument,
+)
+from ._output import print_json, progress
+
+if TYPE_CHECKING:
+    from ..cpu.candidates import Candidate
+    from ..cpu.planner import CpuPlan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "workload", metavar="WORKLOAD", help="workloads or groups of them, separated by commas: W1, kb80"
-    )
+    add_workloads_argument(parser, "workloads or groups of them, separated by commas: W1,kb63,models", required=True)
     add_pass_argument(parser)
-    parser.add_argument(
-        "--device", choices=["cpu", *sorted(DEVICES)], default="v100", help="plan for it (default: v100)"
-    )
-    parser.add_argument("--json", action="store_true", help="print a list of plans, with every candidate, as JSON")
+    add_device_argument(parser, ["cpu", *sorted(DEVICES)], "v100", "plan for this GPU, or for this processor")
+    add_json_argument(parser, "a list of plans, with every candidate,")
     parser.add_argument("-v", "--verbose", action="store_true", help="name every candidate that cannot run, too")
+    add_examples(parser, "polyconv plan W1 --pass fprop --device v100", "polyconv plan models --device cpu --json")
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        found = workloads.find(args.workload)
-        plans = [(w, _plan(w.problem(kind), args.device)) for w in found for kind in args.passes]
-    except workloads.WorkloadError as error:
-        print(f"polyconv plan: {error}", file=sys.stderr)
-        return 2
-    except PlanError as error:
-        print(f"polyconv plan: {error}", file=sys.stderr)
-        return 1
+    asked = [(workload, kind) for workload in workloads.find(args.workloads) for kind in args.passes]
+    plans = []
+    with progress() as shown:
+        shown.expect(len(asked))
+        for workload, kind in asked:
+            plans.append((workload, _plan(workload.problem(kind), args.device)))
+            shown.step(f"planned {workload.name} {kind}")
     if args.json:
-        print(json.dumps([_as_json(workload, plan) for workload, plan in plans], indent=2))
+        print_json([_as_json(workload, plan) for workload, plan in plans])
     else:
         print("\n".join(f"{workload.name}: {_in_words(plan, verbose=args.verbose)}" for workload, plan in plans))
     return 0
 
 
 def _in_words(plan: Plan | CpuPlan, *, verbose: bool) -> str:
-    if isinstance(plan, CpuPlan):
-        return plan.explain(verbose=verbose)
-    return "\n".join([*plan.summary(), *_candidates(plan, verbose=verbose)])
+    if isinstance(plan, Plan):
+        return "\n".join([*plan.summary(), *_candidates(plan, verbose=verbose)])
+    return plan.explain(verbose=verbose)
 
 
 def _candidates(plan: Plan, *, verbose: bool) -> list[str]:
@@ -76,12 +78,16 @@ def _candidates(plan: Plan, *, verbose: bool) -> list[str]:
 def _plan(problem: Problem, device: str) -> Plan | CpuPlan:
     current = settings.current()
     problem = replace(problem, tolerance=current.tolerance)
-    return plan_cpu(problem) if device == "cpu" else plan_cuda(problem, DEVICES[device], current.workspace_bytes)
+    if device == "cpu":
+        from ..cpu.planner import plan_cpu  # here, because it imports torch
+
+        return plan_cpu(problem)
+    return plan_cuda(problem, DEVICES[device], current.workspace_bytes)
 
 
 def _as_json(workload: workloads.Workload, plan: Plan | CpuPlan) -> dict[str, Any]:
     common = {"workload": workload.name, "id": workload.id, "pass": str(plan.problem.kind)}
-    return {**common, **(_cpu_json(plan) if isinstance(plan, CpuPlan) else _cuda_json(plan))}
+    return {**common, **(_cuda_json(plan) if isinstance(plan, Plan) else _cpu_json(plan))}
 
 
 def _cpu_json(plan: CpuPlan) -> dict[str, Any]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import choices
 from ..backends import Run
 from ..problem import Pass, Problem
-from . import aten, native
+from ..tuning import Environment
+from . import aten, native, planner
 from .borders import fold
 from .candidates import Candidate, Engine
 from .planner import CpuPlan, plan_cpu
@@ -25,20 +27,39 @@ class CpuBackend:
 
     def __init__(self) -> None:
         self.weights = TransformedWeights()
+        self._planned = lru_cache(maxsize=4096)(self._plan_anew)
+
+    def plan(self, problem: Problem, *, inference: bool = False) -> CpuPlan:
+        """What would run: the model's choice, or one that was measured or agreed upon."""
+        return self._planned(problem, inference and problem.kind is Pass.FPROP, choices.version())
+
+    def contenders(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
+        return planner.contenders(problem, kept_weights=inference and problem.kind is Pass.FPROP)
+
+    def environment(self) -> Environment:
+        return Environment.of_cpu(native.instruction_set() if native.is_available() else "")
 
     def prepare(self, problem: Problem, *, inference: bool = False) -> Run:
         """Plan. In inference the transformed weights are kept between calls."""
         keep = inference and problem.kind is Pass.FPROP
-        plan = plan_cpu(problem, kept_weights=keep)
+        plan = self.plan(problem, inference=inference)
         run = self._engine(plan.chosen, plan.ran, keep=keep)
         return run if not plan.folded else _folding(run, plan)
 
     def explain(self, problem: Problem) -> str:
-        plan, inference = plan_cpu(problem), plan_cpu(problem, kept_weights=problem.kind is Pass.FPROP)
+        plan, inference = self.plan(problem), self.plan(problem, inference=True)
         text = plan.explain()
         if inference.chosen != plan.chosen:
             text += f"\n  without gradients, with transformed weights kept: {inference.name}, {inference.reason}"
         return text
+
+    def _plan_anew(self, problem: Problem, kept_weights: bool, _: int) -> CpuPlan:
+        return choices.decide(
+            problem,
+            kept_weights,
+            self.environment(),
+            lambda prefer: plan_cpu(problem, kept_weights=kept_weights, prefer=prefer),
+        )
 
     def _engine(self, chosen: Candidate, problem: Problem, *, keep: bool) -> Run:
         """The call of one engine. Everything but the tensors is settled here."""

@@ -3,7 +3,10 @@
 ========================  ==============================================================================
 :mod:`~.compile`          a :class:`~polyconv.plan.plan.KernelSpec` to a cubin
 :mod:`~.cubin`            what a cubin says about itself: registers, spills, shared memory, parameters
-:mod:`~.cache`            cubins on disk, each compiled once per machine
+:mod:`~.fingerprint`      what makes two cubins the same kernel, or the same binary
+:mod:`~.entries`          cubins as folders on disk
+:mod:`~.cache`            the machine's cubins, each compiled once
+:mod:`~.bundle`           cubins that were compiled elsewhere; :mod:`~.bundle_writer` makes such a folder
 :mod:`~.device`           what the driver says about a GPU, in the planner's words
 :mod:`~.driver`           load a cubin, launch a kernel; every driver call is checked here
 :mod:`~.backend`          runs a problem: plan, workspace, launches, on torch's current stream
@@ -15,6 +18,6 @@ Importing this package imports no CUDA library; using it does. The CUDA packages
 
 from __future__ import annotations
 
-from .errors import CompileError, CudaError, DriverError, LaunchError
+from .errors import CompileError, CudaError, DriverError, LaunchError, MissingKernelError
 
-__all__ = ["CompileError", "CudaError", "DriverError", "LaunchError"]
+__all__ = ["CompileError", "CudaError", "DriverError", "LaunchError", "MissingKernelError"]

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .. import settings
+from .. import choices, settings
+from ..plan.cuda import contenders, plan_cuda
 from ..plan.plan import Plan
 from ..problem import Problem
+from ..tuning import Environment
 from . import driver
 from .cache import KernelCache
 
@@ -47,7 +49,7 @@ class CudaBackend:
         stream: gives the handle of the stream to launch on; torch's current stream if absent.
         description: the device to plan for; read from the driver if absent.
         cache: where compiled kernels are kept; the one in the settings if absent.
-        planner: makes the plan; :func:`polyconv.plan.plan_cuda` if absent.
+        planner: makes the plan; if absent :func:`polyconv.plan.plan_cuda`, and what was measured or agreed upon.
     """
 
     name = "cuda"
@@ -70,8 +72,8 @@ class CudaBackend:
         self.device = driver.device(index)
         self.stream = stream or self._torch_stream
         self._cache = cache or KernelCache()
-        self._planner = planner or _default_planner()
-        # A plan depends on the settings (tolerance, workspace), so they are part of the key.
+        self._planner = planner or self._plan_or_choose
+        # A plan depends on the settings (tolerance, workspace) and on choices from outside, so both are in the key.
         self._prepare = lru_cache(maxsize=1024)(self._prepare_anew)
 
     def plan(self, problem: Problem) -> Plan:
@@ -80,7 +82,7 @@ class CudaBackend:
 
     def prepare(self, problem: Problem, *, inference: bool = False) -> PreparedPlan:
         """Plan, compile and load: what is left for a run is to write addresses and to launch."""
-        return self._prepare(problem, settings.current())
+        return self._prepare(problem, settings.current(), choices.version())
 
     def run(self, problem: Problem, tensors: Mapping[str, Tensor]) -> None:
         """Enqueue the launches that fill the outputs in ``tensors``."""
@@ -103,6 +105,16 @@ class CudaBackend:
         """The plan in words."""
         return self.plan(problem).explain()
 
+    def contenders(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
+        """The candidates that may run. No weights are kept on a GPU: they are transformed where they are read."""
+        return contenders(problem, self.description, settings.current().workspace_bytes)
+
+    def environment(self) -> Environment:
+        """This GPU, its driver, and what its kernels are compiled with."""
+        number = int(driver.call("cuDriverGetVersion"))
+        version = f"{number // 1000}.{number % 1000 // 10}"
+        return Environment.of_cuda(self.description.name, self.description.arch, version, driver.bindings_version())
+
     def allocate(self, size: int) -> Tensor:
         """Scratch memory for one run."""
         return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", self.index))
@@ -110,16 +122,16 @@ class CudaBackend:
     def _torch_stream(self) -> int:
         return int(torch.cuda.current_stream(self.index).cuda_stream)
 
-    def _prepare_anew(self, problem: Problem, _: settings.Settings) -> PreparedPlan:
+    def _prepare_anew(self, problem: Problem, _: settings.Settings, __: int) -> PreparedPlan:
         plan = self.plan(problem)
         specs = list(dict.fromkeys(plan.kernels))
-        cubins = self._cache.get_many(specs, self.description.arch)
+        cubins = self._cache.get_many(specs, self.description.arch, wanted_for=str(problem))
         kernels = {spec: self.device.load(spec, cubin) for spec, cubin in zip(specs, cubins, strict=True)}
         launches = (driver.PreparedLaunch(kernels[launch.kernel], launch) for launch in plan.launches)
         return PreparedPlan(plan, tuple(launches), self)
 
-
-def _default_planner() -> Planner:
-    from ..plan import plan_cuda
-
-    return lambda problem, device: plan_cuda(problem, device, settings.current().workspace_bytes)
+    def _plan_or_choose(self, problem: Problem, device: CudaDevice) -> Plan:
+        workspace = settings.current().workspace_bytes
+        return choices.decide(
+            problem, False, self.environment(), lambda prefer: plan_cuda(problem, device, workspace, prefer)
+        )

@@ -1,89 +1,50 @@
-"""Compiled kernels on disk: each is compiled once per machine, however many processes start together.
+"""The machine's compiled kernels: each is compiled once, however many processes start together.
 
-An entry is a folder that a person can read::
+The cache lies in the folder that the settings name (``POLYCONV_CACHE_DIR``), one entry per kernel
+(:mod:`~polyconv.cuda.entries`). An entry's name covers everything that can change the binary
+(:mod:`~polyconv.cuda.fingerprint`), so it is never stale: a changed header is another entry. Processes that want the
+same kernel queue at a lock, and all but the first find it there. A damaged entry, or one that belongs to another user,
+counts as absent. Where the folder cannot be written the kernels are compiled in memory, and a warning says so once.
 
-    <cache>/<symbol>-<arch>-<hash>/kernel.cu      what was compiled
-                                   kernel.cubin   the result
-                                   meta.json      what the hash was made of, and the cubin's own checksum
-
-The hash covers everything that can change the binary (see :func:`fingerprint`), so an entry is never stale: a changed
-header is another entry. Entries appear whole, by a rename, or not at all. Processes that want the same kernel queue at
-a lock, and all but the first find it there. A damaged entry, or one that belongs to another user, counts as absent.
-
-The cache lies in the folder that the settings name (``POLYCONV_CACHE_DIR``). Where that cannot be written the kernels
-are compiled in memory, and a warning says so once.
+A bundle (``POLYCONV_KERNELS``) comes before the cache. With ``POLYCONV_JIT=off`` nothing comes after it: no compiler is
+run, imported or asked for its version, and a kernel that is nowhere is an error that says how to get it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
-import re
-import shutil
-import tempfile
+import shlex
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import settings
+from ..files import locked
 from ..plan.plan import KernelSpec
+from . import entries
+from .bundle import Bundle
 from .compile import compile_kernel, compiler_id, flags, in_threads, search_path
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - not a POSIX system: renames still keep the entries whole
-    fcntl = None  # type: ignore[assignment]
-
-SCHEMA = 1
-"""Raise it when the layout of an entry or the meaning of the fingerprint changes."""
-
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.MULTILINE)
+from .entries import EntryError
+from .errors import MissingKernelError
+from .fingerprint import entry_name, fingerprint, identity
 
 Compiler = Callable[[KernelSpec, str], bytes]
 
 
-def included_headers(source: str, search: Sequence[Path]) -> dict[str, str]:
-    """Text of every header that the source reaches, by the name it is included under.
-
-    Follows NVRTC's own rule under ``--no-source-include``: each name is looked up in the search path alone. A name
-    that is not found there is skipped, since the compiler will either know it itself or report it.
-    """
-    headers: dict[str, str] = {}
-    waiting = _INCLUDE.findall(source)
-    while waiting:
-        name = waiting.pop()
-        if name in headers:
-            continue
-        path = next((directory / name for directory in search if (directory / name).is_file()), None)
-        if path is not None:
-            headers[name] = path.read_text(encoding="utf-8")
-            waiting += _INCLUDE.findall(headers[name])
-    return headers
-
-
-def fingerprint(spec: KernelSpec, arch: str, search: Sequence[Path]) -> dict[str, Any]:
-    """Everything that can change the binary. Paths are not in it, so a cache can be moved or shipped."""
-    source = spec.source()
-    return {
-        "schema": SCHEMA,
-        "symbol": spec.symbol,
-        "arch": arch,
-        "compiler": compiler_id(),
-        "flags": list(flags(arch)),
-        "source": _sha256(source.encode()),
-        "headers": {name: _sha256(text.encode()) for name, text in sorted(included_headers(source, search).items())},
-    }
-
-
 class KernelCache:
-    """Cubins by kernel and architecture: first from memory, then from disk, else from the compiler.
+    """Cubins by kernel and architecture: from memory, from the bundle, from disk, else from the compiler.
 
     Safe to use from several threads and several processes. Headers are read when a kernel is first asked for; a process
     does not notice that one is edited afterwards.
+
+    Args:
+        directory: the cache's folder; the one in the settings if absent.
+        include_dirs: where headers are, beside polyconv's own.
+        compiler: compiles what is missing; NVRTC if absent.
+        jit: whether it may; what the settings say if absent.
     """
 
     def __init__(
@@ -92,11 +53,14 @@ class KernelCache:
         *,
         include_dirs: Iterable[str | os.PathLike[str]] = (),
         compiler: Compiler | None = None,
+        jit: bool | None = None,
     ) -> None:
         self._directory = Path(directory) if directory is not None else settings.current().cache_dir
         self._include_dirs = tuple(include_dirs)
         self._compiler = compiler or self._compile
+        self._jit = jit
         self._memory: dict[tuple[KernelSpec, str], bytes] = {}
+        self._bundles: dict[Path, Bundle] = {}
         self._guard = threading.Lock()
         self._busy: dict[tuple[KernelSpec, str], threading.Lock] = {}
 
@@ -106,6 +70,37 @@ class KernelCache:
 
     def get(self, spec: KernelSpec, arch: str) -> bytes:
         """The kernel's cubin, compiled if it is nowhere to be found."""
+        return self.get_many([spec], arch)[0]
+
+    def get_many(self, specs: Sequence[KernelSpec], arch: str, wanted_for: str | None = None) -> list[bytes]:
+        """The same for several kernels; those that are missing are compiled on all cores.
+
+        Args:
+            wanted_for: the problem that they are wanted for, in words, for the error where one may not be compiled.
+        """
+        found = in_threads(lambda spec: self._find(spec, arch), specs)
+        missing = [spec.symbol for spec, cubin in zip(specs, found, strict=True) if cubin is None]
+        if missing:
+            raise MissingKernelError(self._advice(missing, arch, wanted_for))
+        return [cubin for cubin in found if cubin is not None]
+
+    def entry(self, spec: KernelSpec, arch: str) -> Path:
+        """The folder that holds, or would hold, the kernel."""
+        return self._directory / entry_name(self.facts(spec, arch))
+
+    def facts(self, spec: KernelSpec, arch: str) -> dict[str, Any]:
+        """Everything that can change the kernel's binary on this machine."""
+        return self._fingerprint(identity(spec, arch, search_path(self._include_dirs)))
+
+    @staticmethod
+    def _fingerprint(kernel: Mapping[str, Any]) -> dict[str, Any]:
+        return fingerprint(kernel, compiler_id(), flags(kernel["arch"]))
+
+    def _compile(self, spec: KernelSpec, arch: str) -> bytes:
+        return compile_kernel(spec, arch, include_dirs=self._include_dirs)
+
+    def _find(self, spec: KernelSpec, arch: str) -> bytes | None:
+        """The kernel from wherever it is; None if it would have to be compiled and must not be."""
         key = (spec, arch)
         cubin = self._memory.get(key)
         if cubin is None:
@@ -114,97 +109,78 @@ class KernelCache:
             with busy:
                 cubin = self._memory.get(key)
                 if cubin is None:
-                    cubin = self._memory[key] = self._from_disk_or_compiler(spec, arch)
+                    cubin = self._from_disk_or_compiler(spec, arch)
+                    if cubin is not None:
+                        self._memory[key] = cubin
         return cubin
 
-    def get_many(self, specs: Sequence[KernelSpec], arch: str) -> list[bytes]:
-        """The same for several kernels; those that are missing are compiled on all cores."""
-        return in_threads(lambda spec: self.get(spec, arch), specs)
+    def _from_disk_or_compiler(self, spec: KernelSpec, arch: str) -> bytes | None:
+        kernel = identity(spec, arch, search_path(self._include_dirs))
+        jit = settings.current().jit if self._jit is None else self._jit
+        cubin = self._from_bundle(kernel, jit)
+        if cubin is None:
+            cubin = self._compiled(spec, kernel) if jit else self._whoever_compiled_it(kernel)
+        return cubin
 
-    def entry(self, spec: KernelSpec, arch: str) -> Path:
-        """The folder that holds, or would hold, the kernel."""
-        return self._directory / self._entry_name(fingerprint(spec, arch, search_path(self._include_dirs)))
+    def _from_bundle(self, kernel: Mapping[str, Any], jit: bool) -> bytes | None:
+        folder = settings.current().kernels
+        if folder is None:
+            return None
+        bundle = self._bundles.setdefault(folder, Bundle(folder))
+        try:
+            return bundle.find(kernel)
+        except EntryError as error:
+            if not jit:
+                raise MissingKernelError(f"{error}. Make the bundle anew with polyconv warmup -o {folder}") from error
+            _warn_once(f"{error}; polyconv compiles the kernel instead")
+            return None
 
-    @staticmethod
-    def _entry_name(facts: Mapping[str, Any]) -> str:
-        digest = _sha256(json.dumps(facts, sort_keys=True).encode())
-        return f"{facts['symbol']}-{facts['arch']}-{digest[:16]}"
+    def _whoever_compiled_it(self, kernel: Mapping[str, Any]) -> bytes | None:
+        """The kernel from the cache by its identity alone, because the compiler cannot be asked who it is."""
+        for entry in entries.of_kernel(self._directory, kernel):
+            with contextlib.suppress(EntryError):
+                return entry.cubin()
+        return None
 
-    def _compile(self, spec: KernelSpec, arch: str) -> bytes:
-        return compile_kernel(spec, arch, include_dirs=self._include_dirs)
-
-    def _from_disk_or_compiler(self, spec: KernelSpec, arch: str) -> bytes:
-        facts = fingerprint(spec, arch, search_path(self._include_dirs))
-        name = self._entry_name(facts)
-        cubin = _load(self._directory / name)
+    def _compiled(self, spec: KernelSpec, kernel: Mapping[str, Any]) -> bytes:
+        facts, arch = self._fingerprint(kernel), kernel["arch"]
+        name = entry_name(facts)
+        cubin = entries.load(self._directory / name)
         if cubin is not None:
             return cubin
-        # An installation that must never run a compiler (a serving fleet with shipped kernels) would stop here.
         with contextlib.ExitStack() as stack:
             try:
                 _make_private(self._directory)
-                stack.enter_context(_locked(self._directory / "locks" / f"{name}.lock"))
+                stack.enter_context(locked(self._directory / "locks" / f"{name}.lock"))
             except OSError as error:
                 _warn_unwritable(self._directory, error)
                 return self._compiler(spec, arch)
             # Another process may have stored the kernel while this one waited for the lock.
-            cubin = _load(self._directory / name)
+            cubin = entries.load(self._directory / name)
             if cubin is not None:
                 return cubin
             cubin = self._compiler(spec, arch)
             try:
-                _store(self._directory / name, spec.source(), cubin, facts)
+                entries.store(self._directory / name, spec.source(), cubin, facts)
             except OSError as error:
                 _warn_unwritable(self._directory, error)
             return cubin
 
-
-def _load(entry: Path) -> bytes | None:
-    """The cubin of an entry, or ``None`` if it is absent, damaged, or not ours."""
-    try:
-        # Whoever can write an entry chooses what runs on the GPU in this process.
-        if hasattr(os, "geteuid") and entry.stat().st_uid not in (os.geteuid(), 0):
-            return None
-        meta = json.loads((entry / "meta.json").read_text(encoding="utf-8"))
-        cubin = (entry / "kernel.cubin").read_bytes()
-        return cubin if meta["cubin"] == _sha256(cubin) else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _store(entry: Path, source: str, cubin: bytes, facts: Mapping[str, Any]) -> None:
-    """Write an entry beside its place and rename it there, replacing a damaged one."""
-    temporary = Path(tempfile.mkdtemp(prefix=f".{entry.name}.", dir=entry.parent))  # mkdtemp makes it owner-only
-    try:
-        meta = {**facts, "cubin": _sha256(cubin)}
-        _write(temporary / "kernel.cu", source.encode())
-        _write(temporary / "kernel.cubin", cubin)
-        _write(temporary / "meta.json", (json.dumps(meta, indent=2) + "\n").encode())
-        _sync_directory(temporary)
-        if entry.exists():
-            damaged = Path(tempfile.mkdtemp(prefix=f".{entry.name}.damaged.", dir=entry.parent))
-            os.rename(entry, damaged / "entry")
-            shutil.rmtree(damaged, ignore_errors=True)
-        os.rename(temporary, entry)
-        _sync_directory(entry.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _write(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(descriptor)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    def _advice(self, missing: Sequence[str], arch: str, wanted_for: str | None) -> str:
+        """What is missing, where it was looked for, and the command that makes it."""
+        folder = settings.current().kernels
+        looked = f"the cache {self._directory}" + (f" nor in the bundle {folder}" if folder else "")
+        command = (
+            f"polyconv warmup --kernels {','.join(missing)} --arch {arch} -o {shlex.quote(str(folder or 'kernels'))}"
+        )
+        return (
+            f"{', '.join(missing)} for {arch}{f', wanted for {wanted_for},' if wanted_for else ''} "
+            f"{'is' if len(missing) == 1 else 'are'} not in {looked}, and POLYCONV_JIT=off forbids to compile. "
+            f"On a machine with polyconv[cu12] or [cu13] (no GPU is needed) run\n\n    {command}\n\n"
+            + ("" if folder else "and set POLYCONV_KERNELS to that folder here. ")
+            + "All that a model needs: polyconv warmup MODULE:MODEL --input-shape N,C,H,W --arch "
+            + f"{arch} -o {shlex.quote(str(folder or 'kernels'))}"
+        )
 
 
 def _make_private(directory: Path) -> None:
@@ -214,34 +190,18 @@ def _make_private(directory: Path) -> None:
     (directory / "locks").mkdir(mode=0o700, exist_ok=True)
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock between processes. The file stays: removing it would let two processes hold two locks of one name."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        if fcntl is not None:
-            # A file system without locks costs a second compilation, never a broken entry.
-            with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-_warned = False
+_warned: set[str] = set()
 
 
 def _warn_unwritable(directory: Path, error: OSError) -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        warnings.warn(
-            f"polyconv cannot keep compiled kernels in {directory} ({error}); every process will compile them again. "
-            f"Set POLYCONV_CACHE_DIR to a folder that can be written.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+    _warn_once(
+        f"polyconv cannot keep compiled kernels in {directory} ({error}); every process will compile them again. "
+        f"Set POLYCONV_CACHE_DIR to a folder that can be written."
+    )
 
 
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _warn_once(message: str) -> None:
+    """A warning per process and text: a model has many kernels, and one line says it."""
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, RuntimeWarning, stacklevel=3)

@@ -19,12 +19,14 @@ from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from ..plan.plan import KernelSpec
 from .errors import CompileError
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 OPTIONS: dict[str, Any] = {"std": "c++17", "fma": True, "use_fast_math": False, "no_source_include": True}
 """What every kernel is compiled with, in cuda.core's words. Fast math stays off: float32 means float32."""
@@ -65,7 +67,7 @@ def compile_many(
     return in_threads(lambda spec: compile_kernel(spec, arch, include_dirs=include_dirs), specs)
 
 
-def in_threads(function: Callable[[KernelSpec], bytes], specs: Sequence[KernelSpec]) -> list[bytes]:
+def in_threads(function: Callable[[KernelSpec], Result], specs: Sequence[KernelSpec]) -> list[Result]:
     """``[function(spec) for spec in specs]``, on all cores."""
     workers = min(len(specs), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     if workers <= 1:

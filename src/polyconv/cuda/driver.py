@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
+from importlib.metadata import version
 from typing import Any
 
 from ..plan.plan import KernelSpec, Launch
@@ -45,6 +46,12 @@ def bindings() -> Any:
     if status:
         raise DriverError(f"the NVIDIA driver does not start: {describe_status(driver, status)}")
     return driver
+
+
+@cache
+def bindings_version() -> str:
+    """The version of CUDA that the bindings speak: 12.9."""
+    return ".".join(version("cuda-bindings").split(".")[:2])
 
 
 def describe_status(driver: Any, status: Any) -> str:

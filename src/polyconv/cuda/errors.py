@@ -11,6 +11,10 @@ class CompileError(CudaError):
     """NVRTC refused a kernel, or cannot compile for this GPU at all."""
 
 
+class MissingKernelError(CudaError):
+    """A kernel is nowhere, and the settings forbid to compile it. The message holds the command that makes it."""
+
+
 class DriverError(CudaError):
     """No NVIDIA driver on this machine, or a call to it failed."""
 

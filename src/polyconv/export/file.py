@@ -9,11 +9,12 @@ from typing import Any
 
 from ..plan import gather
 from ..plan.device import CudaDevice
+from ..plan.epilogue import has_epilogue
 from ..version import __version__
 from .bundle import bundle
 from .choice import Choice, choose
 from .kernels import cuda_source
-from .models import Model
+from .models import ExportError, Model
 
 _DROPPED = (
     "polyconv.plan.plan.KernelSpec.source",  # the instances are in the CUDA source already
@@ -24,12 +25,32 @@ _DROPPED = (
     "polyconv.plan.toom.ToomAxis.__str__",
 )
 
+_NO_EPILOGUE = '''\
+"""What runs after the sums: nothing but a bias."""
+
+
+def has_epilogue(problem):
+    return False
+
+
+def finishing(problem, launch, elements, fewer_blocks=0):
+    return launch
+'''
+"""In place of plan/epilogue.py: an exported file holds plain convolutions."""
+
 
 def exported_file(model: Model, device: CudaDevice) -> str:
     """The text of a self-contained Python file: ``ModelNew``, its kernels, and nothing imported but torch."""
+    for layer in model.layers:
+        if has_epilogue(layer.problem):
+            raise ExportError(
+                f"{layer.attribute} would have an activation or a residual of its own ({layer.problem}): "
+                "an exported file holds plain convolutions; leave both to the module around it"
+            )
     choice = choose((layer.problem for layer in model.layers), device)
     source = cuda_source(choice.kernels)
     replaced = {
+        "polyconv.plan.epilogue": _NO_EPILOGUE,
         "polyconv.export.cuda_source": f'"""CUDA kernels."""\n\nCUDA_SOURCE = r"""\n{source}"""\n',
         "polyconv.export.chosen": _chosen(model, choice, device),
     }

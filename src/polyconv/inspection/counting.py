@@ -225,6 +225,7 @@ def buffer_bytes(plan: Plan) -> dict[str, int]:
         "y": _extent(p.y_shape, p.y_strides),
         "dw": _extent(p.w_shape, p.w_strides),
         "bias": 4 * p.out_channels,
+        "residual": _extent(p.y_shape, p.y_strides),
         "db": 4 * p.out_channels,
         "workspace": plan.workspace_bytes,
     }

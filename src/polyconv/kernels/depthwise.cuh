@@ -9,6 +9,7 @@
 // Grid: x = image chunk * tiles + tile, y = written channel, z = phase.
 #pragma once
 
+#include "epilogue.cuh"
 #include "halo_tile.cuh"
 
 namespace polyconv {
@@ -34,8 +35,8 @@ struct DepthwiseParams {
   AxisPhase phase_h[kMaxPhases], phase_w[kMaxPhases];
 };
 
-template <int kTileH, int kTileW, int kThreads>
-__device__ __forceinline__ void depthwise(const DepthwiseParams& p) {
+template <int kTileH, int kTileW, int kThreads, class Params>
+__device__ __forceinline__ void depthwise(const Params& p) {
   constexpr int kEach = kTileH * kTileW / kThreads;  // positions per thread, a few rows apart
   constexpr int kRowStep = kThreads / kTileW;
   static_assert(kThreads % kTileW == 0 && kTileH % kRowStep == 0, "the block must divide the tile");
@@ -108,6 +109,18 @@ __device__ __forceinline__ void depthwise(const DepthwiseParams& p) {
       __syncthreads();
     }
     float* written = p.written + image * p.written_batch + channel * p.written_channel;
+    if constexpr (EpilogueOf<Params>::kExists) {
+      // All residuals before the first store, so that the loads need not wait for one another.
+      const float* residual = p.residual + image * p.written_batch + channel * p.written_channel;
+#pragma unroll
+      for (int e = 0; e < kEach; e++) {
+        const int a = first_i + i + e * kRowStep, b = first_j + j;
+        if (p.residual && a < int(h.count.divisor) && b < int(w.count.divisor))
+          sum[e] += residual[i64(h.written_first + a * h.written_step) * p.written_row +
+                             i64(w.written_first + b * w.written_step) * p.written_column];
+      }
+      activate(sum, p.activation);
+    }
 #pragma unroll
     for (int e = 0; e < kEach; e++) {
       const int a = first_i + i + e * kRowStep, b = first_j + j;

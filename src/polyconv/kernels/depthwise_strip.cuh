@@ -11,13 +11,14 @@
 // No shared memory. Grid: x covers the strips, one thread each.
 #pragma once
 
+#include "epilogue.cuh"
 #include "strip.cuh"
 
 namespace polyconv {
 
 // kStride: along both axes.
-template <int kTapsH, int kTapsW, int kStride, Lanes kLanes>
-__device__ __forceinline__ void depthwise_strip(const StripParams& p) {
+template <int kTapsH, int kTapsW, int kStride, Lanes kLanes, class Params>
+__device__ __forceinline__ void depthwise_strip(const Params& p) {
   // Where lanes are columns they share a row's elements through L1; else a thread shares them among columns of its own.
   constexpr int kColumns = kLanes == Lanes::kColumns ? 1 : 4;
   constexpr int kWidth = (kColumns - 1) * kStride + kTapsW;
@@ -51,6 +52,17 @@ __device__ __forceinline__ void depthwise_strip(const StripParams& p) {
     for (int u = 0; u < kAhead; u++)
 #pragma unroll
       for (int a = 0; a < kStride; a++) source.next(x[u][a]);
+    float residual[kAhead][kColumns];
+    if constexpr (EpilogueOf<Params>::kExists) {
+      const float* from = add_bytes(to, p.residual_bytes());
+#pragma unroll
+      for (int u = 0; u < kAhead; u++, from += p.written_row)
+#pragma unroll
+        for (int c = 0; c < kColumns; c++) {
+          const bool exists = u32(i + u) < u32(strip.rows) && (kColumns == 1 || strip.column + c < p.columns);
+          residual[u][c] = p.residual && exists ? from[c * next_column] : 0.f;
+        }
+    }
 #pragma unroll
     for (int u = 0; u < kAhead; u++) {
 #pragma unroll
@@ -64,10 +76,18 @@ __device__ __forceinline__ void depthwise_strip(const StripParams& p) {
             for (int s = 0; s < kTapsW; s++) sum = fmaf(taps[m * kStride + a][s], x[u][a][c * kStride + s], sum);
           open[m][c] = sum;
         }
+      float complete[kColumns];
+#pragma unroll
+      for (int c = 0; c < kColumns; c++) complete[c] = open[kOpen - 1][c];
+      if constexpr (EpilogueOf<Params>::kExists) {
+#pragma unroll
+        for (int c = 0; c < kColumns; c++) complete[c] += residual[u][c];
+        activate(complete, p.activation);
+      }
       if (u32(i + u) < u32(strip.rows))
 #pragma unroll
         for (int c = 0; c < kColumns; c++)
-          if (kColumns == 1 || strip.column + c < p.columns) to[c * next_column] = open[kOpen - 1][c];
+          if (kColumns == 1 || strip.column + c < p.columns) to[c * next_column] = complete[c];
       to += p.written_row;
     }
   }

@@ -16,6 +16,7 @@
 // A dilated axis has a tile per residue of the dilation: tile = first position / positions * dilation + residue.
 #pragma once
 
+#include "epilogue.cuh"
 #include "toom.cuh"
 
 namespace polyconv {
@@ -341,10 +342,33 @@ struct FusedStore {
   }
 };
 
+// Stores one column of kRows rows of outputs per lane. They lie kStep elements apart and go to where `row_bytes` say.
+template <int kRows, int kStep, class Params>
+__device__ __forceinline__ void store_rows(const Params& p, const float* from, int lane, float* to, i64 row_bytes) {
+  if constexpr (EpilogueOf<Params>::kExists) {
+    // All residuals before the first store, so that the loads need not wait for one another.
+    float values[kRows];
+    const float* at = add_bytes(to, p.residual_bytes());
+#pragma unroll
+    for (int row = 0; row < kRows; row++, at = add_bytes(at, row_bytes)) values[row] = p.residual ? *at : 0.f;
+#pragma unroll
+    for (int row = 0; row < kRows; row++) values[row] += from[row * kStep + lane];
+    activate(values, p.activation);
+#pragma unroll
+    for (int row = 0; row < kRows; row++, to = add_bytes(to, row_bytes)) *to = values[row];
+  } else {
+#pragma unroll
+    for (int row = 0; row < kRows; row++) {
+      *to = from[row * kStep + lane];
+      to = add_bytes(to, row_bytes);
+    }
+  }
+}
+
 // The inverse transform of one slice of channels: a warp takes 32 units of one channel at a time, leaves their outputs
 // in the memory that only it reads, as rows of 32, and stores them row by row.
-template <class Tile>
-__device__ __forceinline__ void write_slice(float* exchange, const FusedParams& p, const FusedStore<Tile>& store,
+template <class Tile, class Params>
+__device__ __forceinline__ void write_slice(float* exchange, const Params& p, const FusedStore<Tile>& store,
                                             int first) {
   using H = typename Tile::H;
   using W = typename Tile::W;
@@ -387,15 +411,11 @@ __device__ __forceinline__ void write_slice(float* exchange, const FusedParams& 
     float* to = add_bytes(store.corner + of_block * p.written_channel, part * kJobRows * store.row_step);
     const int rows = store.rows - part * kJobRows;
     if (store.inside && rows >= kJobRows) {
-#pragma unroll
-      for (int row = 0; row < kJobRows; row++) {
-        *to = own[row * kPointStep + lane];
-        to = add_bytes(to, store.row_step);
-      }
+      store_rows<kJobRows, kPointStep>(p, own, lane, to, store.row_step);
     } else if (store.inside) {
 #pragma unroll 1
       for (int row = 0; row < rows; row++) {
-        *to = own[row * kPointStep + lane];
+        *to = finished(p, own[row * kPointStep + lane], to);
         to = add_bytes(to, store.row_step);
       }
     }
@@ -403,8 +423,8 @@ __device__ __forceinline__ void write_slice(float* exchange, const FusedParams& 
   }
 }
 
-template <class Tile>
-__device__ __forceinline__ void fused(const FusedParams& p) {
+template <class Tile, class Params>
+__device__ __forceinline__ void fused(const Params& p) {
   extern __shared__ __align__(16) float shared[];
   float* const exchange = shared + 2 * Tile::kBuffer;
   const FusedBlock<Tile> block(p, blockIdx.x, blockIdx.y);

@@ -110,7 +110,8 @@ struct ResidentStore {
 
   // One slice of a tile of channels, of which `k_left` exist from this warp's first on. All channels of a warp take
   // each step together, so that the latencies of shared memory are met once.
-  __device__ __forceinline__ void write(const FusedParams& p, float* meeting, int k_left) const {
+  template <class Params>
+  __device__ __forceinline__ void write(const Params& p, float* meeting, int k_left) const {
     using H = typename Tile::H;
     using W = typename Tile::W;
     const int thread = fresh_thread(), lane = thread % 32, warp = thread / 32, first = warp / H::kM;
@@ -144,16 +145,31 @@ struct ResidentStore {
     return (n + 1) * kStep <= Tile::kSliceK || n * kStep + first < Tile::kSliceK;
   }
 
-  __device__ __forceinline__ void store_pairs(const FusedParams& p, const float* mine, int first, int k_left) const {
+  template <class Params>
+  __device__ __forceinline__ void store_pairs(const Params& p, const float* mine, int first, int k_left) const {
     float* to = corner;
 #pragma unroll
     for (int n = 0; n < kEach; n++) {
       if (exists(n, first) && n * kStep * Tile::kThreadK < k_left) {
         float* at = to;
+        float2 residual[Tile::kUnitsH];
+        if constexpr (EpilogueOf<Params>::kExists) {
+          // Before the first store, so that the loads need not wait for one another.
+          const float* from = add_bytes(at, p.residual_bytes());
+#pragma unroll
+          for (int row = 0; row < Tile::kUnitsH; row++, from = add_bytes(from, p.down_bytes))
+            residual[row] = p.residual ? *reinterpret_cast<const float2*>(from) : make_float2(0.f, 0.f);
+        }
 #pragma unroll
         for (int row = 0; row < Tile::kUnitsH; row++) {
           const float* const from = mine + row * kAcross * Tile::kSlice + n * kStep * Tile::kUnits;
-          *reinterpret_cast<float2*>(at) = *reinterpret_cast<const float2*>(from);
+          float2 pair = *reinterpret_cast<const float2*>(from);
+          if constexpr (EpilogueOf<Params>::kExists) {
+            float value[2] = {pair.x + residual[row].x, pair.y + residual[row].y};
+            activate(value, p.activation);
+            pair = make_float2(value[0], value[1]);
+          }
+          *reinterpret_cast<float2*>(at) = pair;
           at = add_bytes(at, p.down_bytes);
         }
       }
@@ -161,16 +177,19 @@ struct ResidentStore {
     }
   }
 
-  __device__ __forceinline__ void store_columns(const FusedParams& p, const float* mine, int first, int k_left) const {
+  template <class Params>
+  __device__ __forceinline__ void store_columns(const Params& p, const float* mine, int first, int k_left) const {
     float* to = corner;
 #pragma unroll 1
     for (int n = 0; n < kEach; n++) {
       if (exists(n, first) && n * kStep * Tile::kThreadK < k_left) {
 #pragma unroll
         for (int piece = 0; piece < Tile::kPieces; piece++)
-          if (inside >> piece & 1)
-            *add_bytes(to, piece / kAcross * p.down_bytes + piece % kAcross * p.across_bytes) =
-                mine[piece * Tile::kSlice];
+          if (inside >> piece & 1) {
+            const float sum = mine[piece * Tile::kSlice];
+            float* const at = add_bytes(to, piece / kAcross * p.down_bytes + piece % kAcross * p.across_bytes);
+            *at = finished(p, sum, at);
+          }
       }
       mine += kStep * Tile::kUnits;
       to = add_bytes(to, p.job_bytes);
@@ -178,8 +197,8 @@ struct ResidentStore {
   }
 };
 
-template <class Tile>
-__device__ __forceinline__ void fused_resident(const FusedParams& p) {
+template <class Tile, class Params>
+__device__ __forceinline__ void fused_resident(const Params& p) {
   using H = typename Tile::H;
   using W = typename Tile::W;
   constexpr int kOnes = 1;  // the point 1 enters every output with factor 1: so does a bias that is added there

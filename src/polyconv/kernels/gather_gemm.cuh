@@ -11,6 +11,7 @@
 // the next 8 rows travel from global memory through registers into the other.
 #pragma once
 
+#include "epilogue.cuh"
 #include "gather_loaders.cuh"
 
 namespace polyconv {
@@ -63,22 +64,29 @@ __device__ __forceinline__ float* written_at(u32 index, const GatherParams& p, c
          i64(block.w.written_first + pixel.j * block.w.written_step) * p.written_column;
 }
 
-// Adds the bias and writes the tile, four elements at a time along whichever axis is dense.
-template <class Tile>
-__device__ __forceinline__ void write(Accumulators<Tile>& c, const GatherParams& p) {
-  const GatherBlock<Tile> block(p);
-  const TilePlace<Tile> place(fresh_thread());
-  const u32 first_pixel = block.first_pixel + place.m;
-  const int first_output = block.first_output + place.n;
-  if (p.bias) {
-    const float* bias = p.bias + block.group * p.outputs + first_output;
-#pragma unroll
-    for (int j = 0; j < Tile::kThreadN; j++) {
-      const float add = first_output + c.offset_n(j) < p.outputs ? bias[c.offset_n(j)] : 0.f;
-#pragma unroll
-      for (int i = 0; i < Tile::kThreadM; i++) c.sum[i][j] += add;
-    }
+// What is done with the sums of a tile, one or four at a time.
+struct StoreSums {
+  __device__ __forceinline__ void operator()(float* at, float a) const { *at = a; }
+  __device__ __forceinline__ void operator()(float* at, float a, float b, float c, float d) const {
+    store4_global(at, a, b, c, d);
   }
+};
+
+struct AddResidual {
+  i64 bytes;  // from a sum's place to its residual
+
+  __device__ __forceinline__ void operator()(const float* at, float& a) const { a += *add_bytes(at, bytes); }
+  __device__ __forceinline__ void operator()(const float* at, float& a, float& b, float& c, float& d) const {
+    const float4 v = load4(add_bytes(at, bytes));
+    a += v.x, b += v.y, c += v.z, d += v.w;
+  }
+};
+
+// Shows every sum of the tile that is written, and where, four at a time along whichever axis is dense.
+template <class Tile, class Visit>
+__device__ __forceinline__ void visit_written(Accumulators<Tile>& c, const GatherParams& p,
+                                              const GatherBlock<Tile>& block, u32 first_pixel, int first_output,
+                                              const Visit& visit) {
   if (p.written_vector == 1) {
     const i64 to_next_group = (Tile::kLanesN * 4 - 3) * p.written_channel;
 #pragma unroll
@@ -88,7 +96,7 @@ __device__ __forceinline__ void write(Accumulators<Tile>& c, const GatherParams&
 #pragma unroll
       for (int j = 0; j < Tile::kThreadN; j++) {
         if (first_output + c.offset_n(j) < p.outputs)
-          store4_global(at, c.sum[i][j], c.sum[i + 1][j], c.sum[i + 2][j], c.sum[i + 3][j]);
+          visit(at, c.sum[i][j], c.sum[i + 1][j], c.sum[i + 2][j], c.sum[i + 3][j]);
         at += j % 4 == 3 ? to_next_group : p.written_channel;
       }
     }
@@ -102,17 +110,42 @@ __device__ __forceinline__ void write(Accumulators<Tile>& c, const GatherParams&
 #pragma unroll
       for (int j = 0; j < Tile::kThreadN; j += 4)
         if (first_output + c.offset_n(j) < p.outputs)
-          store4_global(at + c.offset_n(j), c.sum[i][j], c.sum[i][j + 1], c.sum[i][j + 2], c.sum[i][j + 3]);
+          visit(at + c.offset_n(j), c.sum[i][j], c.sum[i][j + 1], c.sum[i][j + 2], c.sum[i][j + 3]);
     } else {
 #pragma unroll
       for (int j = 0; j < Tile::kThreadN; j++)
-        if (first_output + c.offset_n(j) < p.outputs) at[c.offset_n(j) * p.written_channel] = c.sum[i][j];
+        if (first_output + c.offset_n(j) < p.outputs) visit(at + c.offset_n(j) * p.written_channel, c.sum[i][j]);
     }
   }
 }
 
-template <class Tile, class Loader>
-__device__ __forceinline__ void gather_gemm(const GatherParams& p) {
+// Adds the bias, finishes the sums if there is an epilogue, and writes the tile.
+template <class Tile, class Params>
+__device__ __forceinline__ void write(Accumulators<Tile>& c, const Params& p) {
+  const GatherBlock<Tile> block(p);
+  const TilePlace<Tile> place(fresh_thread());
+  const u32 first_pixel = block.first_pixel + place.m;
+  const int first_output = block.first_output + place.n;
+  if (p.bias) {
+    const float* bias = p.bias + block.group * p.outputs + first_output;
+#pragma unroll
+    for (int j = 0; j < Tile::kThreadN; j++) {
+      const float add = first_output + c.offset_n(j) < p.outputs ? bias[c.offset_n(j)] : 0.f;
+#pragma unroll
+      for (int i = 0; i < Tile::kThreadM; i++) c.sum[i][j] += add;
+    }
+  }
+  if constexpr (EpilogueOf<Params>::kExists) {
+    // Before the first store, so that the loads need not wait for one another.
+    if (p.residual) visit_written(c, p, block, first_pixel, first_output, AddResidual{p.residual_bytes()});
+#pragma unroll
+    for (int i = 0; i < Tile::kThreadM; i++) activate(c.sum[i], p.activation);
+  }
+  visit_written(c, p, block, first_pixel, first_output, StoreSums{});
+}
+
+template <class Tile, class Loader, class Params>
+__device__ __forceinline__ void gather_gemm(const Params& p) {
   __shared__ __align__(16) float a[2 * kDepth * Tile::kM];
   __shared__ __align__(16) float b[2 * kDepth * Tile::kN];
   const GatherBlock<Tile> block(p);

@@ -7,6 +7,7 @@
 // time read and write neighbouring memory. Shared: lines * kM * stretch.
 #pragma once
 
+#include "epilogue.cuh"
 #include "half_layout.cuh"
 
 namespace polyconv {
@@ -36,8 +37,8 @@ struct HalfInverseParams {
   int vector;  // rows may be written by four
 };
 
-template <class H, int kVector>
-__device__ __forceinline__ void half_inverse(const HalfInverseParams& p) {
+template <class H, int kVector, class Params>
+__device__ __forceinline__ void half_inverse(const Params& p) {
   extern __shared__ __align__(16) float rows[];
   u32 block = blockIdx.x, rest = p.stretches.quotient(block);
   const int stretch = block - rest * p.stretches.divisor;
@@ -88,9 +89,9 @@ __device__ __forceinline__ void half_inverse(const HalfInverseParams& p) {
       float* to = written + line * p.written_channel + i64(p.written_first_h + h * p.written_step_h) * p.written_row +
                   p.written_first_w + w;
       if (w + 4 <= p.count_w) {
-        store4(to, load4(rows + at));
+        store4(to, finished(p, load4(rows + at), to));
       } else {
-        for (int v = 0; w + v < p.count_w; v++) to[v] = rows[at + v];
+        for (int v = 0; w + v < p.count_w; v++) to[v] = finished(p, rows[at + v], to + v);
       }
     }
     return;
@@ -98,9 +99,12 @@ __device__ __forceinline__ void half_inverse(const HalfInverseParams& p) {
   for (u32 at = threadIdx.x; at < lines * per_line; at += blockDim.x) {
     const u32 of_all = p.stretch.quotient(at), line = of_all / H::kM, i = of_all % H::kM;
     const int h = first_h + i * p.dilation_h.divisor, w = first_w + at - of_all * p.stretch.divisor;
-    if (h < p.count_h && w < p.count_w)
-      written[line * p.written_channel + i64(p.written_first_h + h * p.written_step_h) * p.written_row +
-              i64(p.written_first_w + w * p.written_step_w) * p.written_column] = rows[at];
+    if (h < p.count_h && w < p.count_w) {
+      const float sum = rows[at];
+      float* to = &written[line * p.written_channel + i64(p.written_first_h + h * p.written_step_h) * p.written_row +
+                           i64(p.written_first_w + w * p.written_step_w) * p.written_column];
+      *to = finished(p, sum, to);
+    }
   }
 }
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from .. import settings
+from .. import choices, settings
 from ..arguments import Geometry, activation_name
 from ..backends import Backend, Run, backend_for
 from ..problem import Activation, Pass, Problem
@@ -34,15 +34,15 @@ class Call:
         self.inference = inference
         """Whether no gradient is recorded."""
         # One tuple, replaced as a whole: threads with tensors on several devices may share this call.
-        self._prepared: tuple[Backend | None, settings.Settings | None, Run] = (None, None, _never)
+        self._prepared: tuple[Backend | None, settings.Settings | None, int, Run] = (None, None, 0, _never)
 
     def run(self, device: torch.device, tensors: MutableMapping[str, Tensor]) -> None:
-        """Let the backend of a device fill the outputs. It plans at the first call, and when the settings changed."""
-        now, current = backend_for(device), settings.current()
-        backend, under, run = self._prepared
-        if backend is not now or under is not current:
+        """Let the backend of a device fill the outputs. It plans at the first call, and when a plan may be another."""
+        now, current, version = backend_for(device), settings.current(), choices.version()
+        backend, under, chosen, run = self._prepared
+        if backend is not now or under is not current or chosen != version:
             run = now.prepare(self.problem, inference=self.inference)
-            self._prepared = (now, current, run)
+            self._prepared = (now, current, version, run)
         run(tensors)
 
 

@@ -1,5 +1,6 @@
 """From what is asked (:class:`~polyconv.problem.Problem`) to what will run (:class:`Plan`): pure Python, no GPU."""
 
+from ..preference import Preference
 from .cuda import all_kernels, plan_cuda
 from .device import DEVICES, CudaDevice
 from .errors import PlanError
@@ -14,6 +15,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "PointerSlot",
+    "Preference",
     "all_kernels",
     "plan_cuda",
 ]

@@ -12,8 +12,8 @@ from ..problem import Activation, Pass, Problem
 STEEPEST_SILU = 1.1
 """The slope of SiLU is largest at 2.4: 1.0998."""
 
-SILU_ROUNDINGS = 4
-"""Half ulps that a kernel's SiLU strays by, at most."""
+SILU_ROUNDINGS = 6
+"""Half ulps that a kernel's SiLU strays by, at most: on a GPU 5.3 of its argument (kernels/epilogue.cuh)."""
 
 
 def reduction_of(problem: Problem) -> int:

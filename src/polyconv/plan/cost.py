@@ -53,6 +53,12 @@ DRAM_EFFICIENCY = 0.85
 """Share of the data-sheet bandwidth that streaming kernels reach."""
 
 
+FINISHED = Spent(0.1, 0.08, 0.1, 0.05, 0.16)
+"""What an epilogue adds for one element: about what is counted with a residual and SiLU, the costliest, where a kernel
+stores several elements at a time (``benchmarks/gpu/count_epilogue.py``; one at a time: up to 0.35). Special functions
+take 0.125 of their own pipe, a quarter of what the memory takes for each time that an element crosses it."""
+
+
 @lru_cache(maxsize=1)
 def profiles() -> Mapping[str, Profile]:
     """By the kernel's symbol."""
@@ -62,7 +68,7 @@ def profiles() -> Mapping[str, Profile]:
 
 def profile_of(kernel: KernelSpec) -> Profile:
     try:
-        return profiles()[kernel.symbol]
+        return profiles()[kernel.twin or kernel.symbol]
     except KeyError:
         raise PlanError(
             f"{kernel.symbol} has not been counted: run benchmarks/gpu/profile_kernels.py, which writes profiles.json"
@@ -72,9 +78,12 @@ def profile_of(kernel: KernelSpec) -> Profile:
 def resource_us(launch: Launch, device: CudaDevice) -> dict[str, float]:
     """Microseconds that each resource needs, everything else being free and all multiprocessors evenly filled."""
     work, profile = launch.work, profile_of(launch.kernel)
-    amounts = (work.blocks, work.tiles, work.steps)
+    amounts = (work.blocks, work.tiles, work.steps, work.finished)
     cycles = Spent(
-        *(sum(n * part for n, part in zip(amounts, parts, strict=True)) for parts in zip(*profile, strict=True))
+        *(
+            sum(n * part for n, part in zip(amounts, parts, strict=True))
+            for parts in zip(*profile, FINISHED, strict=True)
+        )
     )
     cycles = cycles._replace(
         fp32=cycles.fp32 * 64 / device.fp32_per_clock,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from types import ModuleType
 
+from ..preference import UNKNOWN, Preference
 from ..problem import PaddingMode, Pass, Problem
 from . import direct, fused, pointwise_wgrad, separable, strips, toom_wgrad
 from .cost import schedule_us
@@ -27,13 +28,18 @@ def all_kernels() -> tuple[KernelSpec, ...]:
 
 
 @lru_cache(maxsize=4096)
-def plan_cuda(problem: Problem, device: CudaDevice, workspace: int = DEFAULT_WORKSPACE) -> Plan:
-    """The way to solve ``problem`` on ``device`` with the least modelled cost. Deterministic: no timing, no state."""
+def plan_cuda(
+    problem: Problem, device: CudaDevice, workspace: int = DEFAULT_WORKSPACE, prefer: Preference | None = None
+) -> Plan:
+    """The way to solve ``problem`` on ``device`` with the least modelled cost, or the preferred one, if it can run.
+
+    Deterministic: no timing, no state.
+    """
     if problem.dtype != "float32":
         raise PlanError(f"polyconv's CUDA kernels compute in float32; this problem is {problem.dtype}")
     if problem.padding_mode is not PaddingMode.ZEROS and min(problem.padding) < 0 and problem.kind is not Pass.DGRAD:
-        return _plan_cropped(problem, device, workspace)
-    way, best, every = choose(problem, device, workspace)
+        return _plan_cropped(problem, device, workspace, prefer)
+    way, best, every = choose(problem, device, workspace, prefer=prefer)
     schedule = way.schedule(problem, device.sms, workspace)
     return Plan(
         problem=problem,
@@ -43,8 +49,16 @@ def plan_cuda(problem: Problem, device: CudaDevice, workspace: int = DEFAULT_WOR
         workspace_bytes=schedule.workspace_bytes,
         expected_error=best.error or 0.0,
         cost_us=best.cost_us or 0.0,
-        candidates=tuple(c if c.rejected or c is best else _slower(c, best) for c in every),
+        candidates=tuple(c if c.rejected or c is best else _compared(c, best) for c in every),
+        preference="" if prefer is None else _outcome(prefer, best, every),
     )
+
+
+def contenders(problem: Problem, device: CudaDevice, workspace: int = DEFAULT_WORKSPACE) -> tuple[str, ...]:
+    """Names of the candidates that may run: they can, and keep the tolerance. The least modelled cost comes first."""
+    plan = plan_cuda(problem, device, workspace)
+    able = [c for c in plan.candidates if c.cost_us is not None]
+    return tuple(c.name for c in sorted(able, key=lambda c: c.cost_us or 0.0))
 
 
 def choose(
@@ -52,8 +66,12 @@ def choose(
     device: CudaDevice,
     workspace: int = DEFAULT_WORKSPACE,
     families: tuple[ModuleType, ...] = FAMILIES,
+    prefer: Preference | None = None,
 ) -> tuple[Way, Candidate, list[Candidate]]:
-    """The way of least modelled cost among those that take the problem and keep its tolerance; and what all cost."""
+    """The way of least modelled cost among those that take the problem and keep its tolerance; and what all cost.
+
+    If the preferred one is among them, it is that one.
+    """
     offered = list(ways(problem, families))
     every = [_weigh(way, problem, device, workspace) for way in offered]
     usable = [(c.cost_us or 0.0, i) for i, c in enumerate(every) if c.rejected is None]
@@ -61,10 +79,19 @@ def choose(
         reasons = "; ".join(f"{c.name}: {c.rejected}" for c in every)
         raise PlanError(f"no CUDA kernel can run {problem}: {reasons}")
     _, chosen = min(usable)
+    if prefer is not None:
+        chosen = next((i for _, i in usable if every[i].name == prefer.name), chosen)
     return offered[chosen], every[chosen], every
 
 
-def _plan_cropped(problem: Problem, device: CudaDevice, workspace: int) -> Plan:
+def _outcome(prefer: Preference, best: Candidate, every: list[Candidate]) -> str:
+    """What a plan says of a preference."""
+    if best.name == prefer.name:
+        return prefer.source
+    return prefer.not_followed(next((c.rejected for c in every if c.name == prefer.name), None) or UNKNOWN)
+
+
+def _plan_cropped(problem: Problem, device: CudaDevice, workspace: int, prefer: Preference | None) -> Plan:
     """A negative side takes rows away before the border is made of the image: the same problem on a part of x."""
     crop_top, crop_bottom, crop_left, crop_right = (max(-side, 0) for side in problem.padding)
     top, bottom, left, right = (max(side, 0) for side in problem.padding)
@@ -75,7 +102,7 @@ def _plan_cropped(problem: Problem, device: CudaDevice, workspace: int) -> Plan:
         vector_aligned=False,
     )
     offset = 4 * (crop_top * problem.x_strides[2] + crop_left * problem.x_strides[3])
-    plan = plan_cuda(part, device, workspace)
+    plan = plan_cuda(part, device, workspace, prefer)
     moved = tuple(
         replace(
             launch,
@@ -107,6 +134,6 @@ def _weigh(way: Way, problem: Problem, device: CudaDevice, workspace: int) -> Ca
     return Candidate(way.name, schedule_us(launches, device), error=error)
 
 
-def _slower(candidate: Candidate, best: Candidate) -> Candidate:
+def _compared(candidate: Candidate, best: Candidate) -> Candidate:
     ratio = (candidate.cost_us or 0.0) / (best.cost_us or 1.0)
     return replace(candidate, rejected=f"modelled {candidate.cost_us:.0f} us, {ratio:.2f}x the chosen one's")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from math import prod
 
 from ..algebra.lattice import Phase
 from ..problem import PaddingMode, Pass, Problem
 from . import layout
+from .epilogue import finishing, finishing_kernel
 from .errors import int32
 from .gather import BORDERS, Roles, pixel_strides, roles
 from .layout import AxisPhase, DepthwiseParams, DepthwiseWgradParams, FastDivisor, HaloShape
@@ -51,6 +53,7 @@ def all_kernels() -> Iterator[KernelSpec]:
     """Every instance that this planner can choose."""
     for tile in PLANE_TILES:
         yield kernel(tile)
+        yield finishing_kernel(kernel(tile))
         for taps in WGRAD_TAPS:
             yield wgrad_kernel(tile, taps)
 
@@ -135,6 +138,7 @@ def launches(problem: Problem, tile: PlaneTile, sms: int) -> Schedule:
     rounds = -(-height * width // tile.threads) * r.channels  # of loading a tile's source
     work = Work(blocks, walked * phases * rounds, walked * taps, moved_bytes(problem))
     launch = Launch(spec, grid, (tile.threads, 1, 1), _shared(r, height, width), bytes(p), slots, work)
+    launch = finishing(problem, launch, prod(problem.y_shape))
     return Schedule((launch,), 0, (taps_of(r) + problem.bias,))
 
 

@@ -63,7 +63,7 @@ class GatherWay:
             return f"more than {gather.MOST_GROUPS} groups"
         if self.loader is gather.TAPS_VECTOR and gather.DEPTH * self.tile.m // self.tile.threads < 4:
             return "a thread gathers fewer than four channels"
-        return gather.refusal(self.loader, problem, gather.roles(problem))
+        return gather.refusal(self.tile, self.loader, problem, gather.roles(problem))
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         return gather.launches(problem, self.tile, self.loader)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod
 
 from ..algebra.lattice import DenseAxis, dense_axis
 from ..problem import PaddingMode, Pass, Problem
 from . import layout
+from .epilogue import finishing, finishing_kernel
 from .gather import MOST_GROUPS, Roles, roles
 from .layout import FastDivisor, FusedAxis, FusedParams, FusedTaps, FusedWeightsParams
 from .plan import KernelSpec, Launch, Schedule, Work
@@ -228,7 +230,8 @@ class FusedWay:
         scattered = apart * rows * -(-self.tile.columns // 32)
         work = Work(blocks, tiles, tiles * (p.channels_padded // self.tile.chunk), moved, scattered, 4 * scattered)
         slots = layout.slots(FusedParams, **where)
-        return Launch(spec, grid, (spec.threads, 1, 1), self.shared, bytes(p), slots, work)
+        launch = Launch(spec, grid, (spec.threads, 1, 1), self.shared, bytes(p), slots, work)
+        return finishing(problem, launch, prod(problem.y_shape))
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         """The largest error to be expected, relative to the output's scale."""
@@ -289,6 +292,7 @@ def ways(problem: Problem) -> Iterator[FusedWay]:
 def all_kernels() -> Iterator[KernelSpec]:
     """Every instance that this planner can choose."""
     yield from dict.fromkeys(spec for way in WAYS for spec in (way.weights_kernel(), way.kernel()))
+    yield from (finishing_kernel(way.kernel()) for way in WAYS)
 
 
 def _pairs(r: Roles) -> Iterator[tuple[DenseAxis, DenseAxis]]:

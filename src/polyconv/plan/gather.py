@@ -6,10 +6,12 @@ import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
 from ..algebra.lattice import Phase, forward_phases, gradient_phases
 from ..problem import PaddingMode, Pair, Pass, Problem, Strides
 from . import layout
+from .epilogue import finishing, finishing_kernel, has_epilogue
 from .errors import int32
 from .layout import DIVIDEND_LIMIT, MAX_PHASES, AxisPhase, FastDivisor, GatherParams, PackParams
 from .plan import KernelSpec, Launch, Schedule, Work
@@ -107,16 +109,33 @@ class LoaderKind:
     """How many registers it carries: 0 few, 1 more, 2 many."""
     tabulated: bool
     gather_instructions: float
+    epilogue_tiles: tuple[str, ...]
+    """Tiles that have a twin with an epilogue: those that the planner chooses for forward passes of known networks."""
 
 
 TAPS = LoaderKind(
-    "taps", "polyconv::gather_gemm<{tile}, polyconv::TapMajorLoader<{tile}, false>>(params);", 0, False, 2.5
+    "taps",
+    "polyconv::gather_gemm<{tile}, polyconv::TapMajorLoader<{tile}, false>>(params);",
+    0,
+    False,
+    2.5,
+    ("128x128", "128x64", "256x32", "64x64", "64x32", "256x16", "256x8"),
 )
 TAPS_VECTOR = LoaderKind(
-    "taps_vector", "polyconv::gather_gemm<{tile}, polyconv::TapMajorLoader<{tile}, true>>(params);", 1, False, 1.0
+    "taps_vector",
+    "polyconv::gather_gemm<{tile}, polyconv::TapMajorLoader<{tile}, true>>(params);",
+    1,
+    False,
+    1.0,
+    ("128x128", "128x64", "256x32", "64x64"),
 )
 POINTWISE = LoaderKind(
-    "pointwise", "polyconv::gather_gemm<{tile}, polyconv::PointwiseLoader<{tile}>>(params);", 1, False, 0.5
+    "pointwise",
+    "polyconv::gather_gemm<{tile}, polyconv::PointwiseLoader<{tile}>>(params);",
+    1,
+    False,
+    0.5,
+    ("128x128", "128x64", "256x32", "64x64", "256x8"),
 )
 ROWS = LoaderKind(
     "rows",
@@ -124,6 +143,7 @@ ROWS = LoaderKind(
     1,
     True,
     9.0,
+    ("128x128", "128x64", "256x32", "64x64", "256x8"),
 )
 ROWS_BORDERED = LoaderKind(
     "rows_bordered",
@@ -131,8 +151,9 @@ ROWS_BORDERED = LoaderKind(
     1,
     True,
     24.0,
+    ("128x64", "64x64", "256x8"),
 )
-FOLDED = LoaderKind("folded", "polyconv::gather_folded<{tile}>(params);", 2, True, 30.0)
+FOLDED = LoaderKind("folded", "polyconv::gather_folded<{tile}>(params);", 2, True, 30.0, ())
 LOADERS = (TAPS, TAPS_VECTOR, POINTWISE, ROWS, ROWS_BORDERED, FOLDED)
 
 
@@ -164,10 +185,14 @@ def all_kernels() -> Iterator[KernelSpec]:
     for tile in GATHER_TILES:
         for loader in LOADERS:
             yield kernel(tile, loader)
+            if tile.name in loader.epilogue_tiles:
+                yield finishing_kernel(kernel(tile, loader))
 
 
-def refusal(loader: LoaderKind, problem: Problem, r: Roles) -> str | None:
-    """Why a loader cannot gather this problem, or None."""
+def refusal(tile: GemmTile, loader: LoaderKind, problem: Problem, r: Roles) -> str | None:
+    """Why a loader cannot gather this problem on this tile, or None."""
+    if has_epilogue(problem) and tile.name not in loader.epilogue_tiles:
+        return "stores its sums as they are, without an activation or a residual"
     zeros = r.border is PaddingMode.ZEROS
     if loader is FOLDED:
         return None if problem.kind is Pass.DGRAD and not zeros else "only for the gradient of a border of image values"
@@ -329,7 +354,7 @@ def _gather(
             )
             written = (r.written, 4 * first_image * r.written_strides[0])
             source = (r.source, 4 * first_image * r.source_strides[0])
-            yield Launch(
+            launch = Launch(
                 spec,
                 (tiles, problem.groups, len(tables.first_rows)),
                 (tile.threads, 1, 1),
@@ -338,6 +363,7 @@ def _gather(
                 layout.slots(GatherParams, **{**where, "source": source, "written": written}),
                 work,
             )
+            yield finishing(problem, launch, int(part * prod(problem.y_shape)))
 
 
 def _written_vector(problem: Problem, r: Roles) -> int:

@@ -175,6 +175,12 @@ class StripWgradParams(ctypes.Structure):
     ]
 
 
+class EpilogueParams(ctypes.Structure):
+    """What ``WithEpilogue`` of epilogue.cuh adds behind a kernel's own parameters."""
+
+    _fields_ = [("residual", pointer), ("activation", c_int32)]
+
+
 MAX_PARTS = 16
 """Classes of taps per axis, times segments along H, that fit into one launch (``kMaxParts`` in half_layout.cuh)."""
 

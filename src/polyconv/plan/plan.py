@@ -34,6 +34,8 @@ class KernelSpec:
     """Blocks per multiprocessor that the registers must allow: the second launch bound."""
     axes: tuple[ToomAxis, ...] = ()
     """Fast algorithms whose transforms the body names; their text is emitted from the exact matrices."""
+    twin: str = ""
+    """Of a kernel with an epilogue: the symbol of the one without, whose counts hold for both (plan/cost.py)."""
 
     def source(self) -> str:
         """Text that instantiates the kernel and nothing else."""
@@ -55,7 +57,7 @@ class PointerSlot:
 
     offset: int
     buffer: str
-    """``x``, ``w``, ``y``, ``bias``, ``dw``, ``db`` or ``workspace``."""
+    """``x``, ``w``, ``y``, ``bias``, ``residual``, ``dw``, ``db`` or ``workspace``."""
     byte_offset: int = 0
 
 
@@ -75,6 +77,8 @@ class Work:
     """Lines of the L1 that the kernel touches because its elements are not neighbours: of a dilated row, say."""
     scattered_sectors: int = 0
     """Sectors of the L2, for the same reason."""
+    finished: int = 0
+    """Elements that an epilogue adds to and activates before they are stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,13 @@ class Plan:
     """The largest |ours - exact| of any element to be expected, relative to the output's scale (algebra/error.py)."""
     cost_us: float
     candidates: tuple[Candidate, ...]
+    preference: str = ""
+    """What became of a preference from outside: who chose what runs, or why the preferred candidate does not run."""
+
+    @property
+    def choice(self) -> str:
+        """The chosen candidate's name, by which it can be preferred."""
+        return next(candidate.name for candidate in self.candidates if candidate.rejected is None)
 
     @property
     def kernels(self) -> tuple[KernelSpec, ...]:
@@ -149,6 +160,7 @@ class Plan:
             f"  runs {self.algorithm} on {self.device}: {len(self.launches)} launches, "
             f"workspace {self.workspace_bytes / 2**20:.1f} MiB, expected error {self.expected_error:.1e}, "
             f"modelled cost {self.cost_us:.0f} us",
+            *([f"  {self.preference}"] if self.preference else []),
         ]
         times: dict[str, int] = {}
         for launch in self.launches:

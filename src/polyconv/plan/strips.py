@@ -10,11 +10,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 from ..problem import PaddingMode, Pair, Pass, Problem
 from . import layout
 from .depthwise import MOST_CHANNELS
 from .direct import direct_error
+from .epilogue import finishing, finishing_kernel
 from .gather import pixel_strides, roles
 from .layout import DIVIDEND_LIMIT, FastDivisor, StripParams, StripWgradParams
 from .plan import KernelSpec, Launch, Schedule, Work
@@ -83,6 +85,11 @@ class StripWay:
             min_blocks=_fitting((8, 6 if self.scatters or wide else 8, 3 if wide else 5), h * w),
         )
 
+    @property
+    def fewer_blocks(self) -> int:
+        """With an epilogue: the residuals of several columns, loaded ahead, take the registers of a block."""
+        return int(self._columns > 1 and 9 < self.taps[0] * self.taps[1] <= 25)
+
     def refusal(self, problem: Problem) -> str | None:
         reason = _refusal(problem, self.taps, self.stride, self.lanes)
         if reason is not None:
@@ -149,6 +156,7 @@ class StripWay:
         halo = halo_steps(self.taps[0], self.stride)
         work = Work(grid[0], grid[0], grid[0] * (p.rows_per_strip + halo), moved_bytes(problem))
         launch = Launch(self.kernel, grid, (THREADS, 1, 1), 0, bytes(p), layout.slots(StripParams, **where), work)
+        launch = finishing(problem, launch, prod(problem.y_shape), self.fewer_blocks)
         return Schedule((launch,), 0, (self.taps[0] * self.taps[1] + problem.bias,))
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
@@ -279,6 +287,8 @@ def _all(kind: Pass) -> Iterator[StripWay | StripWgradWay]:
 def all_kernels() -> Iterator[KernelSpec]:
     """Every instance that this planner can choose."""
     yield from dict.fromkeys(way.kernel for kind in Pass for way in _all(kind))
+    forward = (way for way in _all(Pass.FPROP) if isinstance(way, StripWay))
+    yield from (finishing_kernel(way.kernel, way.fewer_blocks) for way in forward)
 
 
 def ways(problem: Problem) -> Iterator[Way]:

@@ -1,0 +1,169 @@
+"""Who decides what runs: the other ranks, then a measurement of this process, then a tuning file, then the cost model.
+
+A backend asks here when it plans a problem. Whoever keeps a plan plans again when :func:`version` is another number.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from . import agreement, settings
+from .preference import Preference
+from .problem import Problem
+
+if TYPE_CHECKING:
+    from .tuning import Environment
+
+AGREED = "agreed with the other ranks"
+MEASURED = "measured in this process"
+
+
+class Planned(Protocol):
+    """A plan of any backend."""
+
+    @property
+    def choice(self) -> str:
+        """The chosen candidate's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What was decided for a problem."""
+
+    problem: Problem
+    inference: bool
+    """The backend prepares the weight once for many calls."""
+    key: str
+    choice: str
+
+
+P = TypeVar("P", bound=Planned)
+
+
+def decide(problem: Problem, inference: bool, environment: Environment, plan: Callable[[Preference | None], P]) -> P:
+    """The plan for a problem.
+
+    Args:
+        problem, inference: what is asked; ``inference``: the backend keeps the prepared weight between calls.
+        environment: where it runs; only what was measured in the same one counts.
+        plan: the planner, given a preference or none.
+    """
+    from .tuning import problem_key  # here, as below: a call whose plan is made needs nothing of it
+
+    key = problem_key(problem, kept_weights=inference)
+    decided = _decide(key, environment, plan)
+    if _watchers:
+        decision = Decision(problem, inference, key, decided.choice)
+        for seen in _watchers:
+            seen.append(decision)
+    return decided
+
+
+def _decide(key: str, environment: Environment, plan: Callable[[Preference | None], P]) -> P:
+    if _State.forced is not None and key in _State.forced.choices:
+        return plan(Preference(_State.forced.choices[key], "asked for"))
+    mine = plan(_own(key, environment))
+    if agreement.ranks() == 1:
+        return mine
+    agreed = agreement.agree(environment.device, key, mine.choice)
+    if agreed == mine.choice:
+        return mine
+    adopted = plan(Preference(agreed, AGREED))
+    if adopted.choice != agreed:
+        warnings.warn(
+            f"the other ranks run {agreed!r} for a convolution that cannot run it here ({environment}): "
+            f"{adopted.choice!r} runs instead. Results may differ between ranks in the last bits. Problem: {key}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return adopted
+
+
+def _own(key: str, environment: Environment) -> Preference | None:
+    """What this process would run without the others."""
+    if key in _measured:
+        return Preference(_measured[key], MEASURED)
+    from . import tuning
+
+    found = tuning.find(key, environment)
+    return None if found is None else Preference(found.entry.choice, f"chosen by the tuning file {found.path}")
+
+
+# ---- when to plan again
+
+_numbers = itertools.count(1)
+
+
+class _State:
+    """What :func:`version` saw last. The group is not kept alive: a program may destroy it."""
+
+    version = next(_numbers)
+    files: Any = None
+    group: Callable[[], Any] = staticmethod(lambda: None)
+    forced: Forced | None = None
+
+
+def version() -> int:
+    """A number that is another one after anything changed that a choice may depend on. Cheap: asked on every call."""
+    if _State.forced is not None:
+        return _State.forced.version
+    files, group = settings.current().tuning_file, agreement.group()
+    if files is not _State.files or group is not _State.group():
+        _State.files, _State.group = files, (lambda: None) if group is None else weakref.ref(group)
+        _State.version = next(_numbers)
+    return _State.version
+
+
+# ---- choices of this process
+
+_measured: dict[str, str] = {}
+
+
+def remember(choices: Mapping[str, str]) -> None:
+    """Let problems run what was measured to be best for them, from now on: key -> candidate."""
+    _measured.update(choices)
+    _State.version = next(_numbers)
+
+
+def forget(keys: Iterable[str]) -> None:
+    """The reverse of :func:`remember`."""
+    for key in keys:
+        _measured.pop(key, None)
+    _State.version = next(_numbers)
+
+
+class Forced:
+    """Lets candidates run inside a ``with`` block, whatever else is in force: to measure them. Can be entered again."""
+
+    def __init__(self, choices: Mapping[str, str]) -> None:
+        self.choices = dict(choices)
+        self.version = next(_numbers)
+        self._before: list[Forced | None] = []
+
+    def __enter__(self) -> None:
+        self._before.append(_State.forced)
+        _State.forced = self
+
+    def __exit__(self, *_: object) -> None:
+        _State.forced = self._before.pop()
+
+
+_watchers: list[list[Decision]] = []
+
+
+@contextmanager
+def watched() -> Iterator[list[Decision]]:
+    """What is decided for the problems that run inside a ``with`` block, each planned anew."""
+    seen: list[Decision] = []
+    _watchers.append(seen)
+    try:
+        with Forced(_State.forced.choices if _State.forced is not None else {}):
+            yield seen
+    finally:
+        _watchers[:] = [other for other in _watchers if other is not seen]

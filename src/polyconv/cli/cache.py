@@ -1,0 +1,169 @@
+"""``polyconv cache``: the compiled kernels on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from .. import settings
+from ..cuda import entries
+from ..cuda.bundle import MANIFEST, Bundle
+from ..cuda.entries import Entry, EntryError
+from ._options import FOLDERS, UsageError, add_examples, add_json_argument, completes
+from ._output import print_json, print_table, progress, size_text
+
+ACTIONS = {
+    "info": "where it is, how many kernels it has and how large it is (the default)",
+    "list": "every kernel in it",
+    "verify": "read every file and say which entries are not as they were stored",
+    "clear": "delete the kernels; those that are wanted again are compiled again",
+    "path": "print its folder, nothing else",
+}
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", nargs="?", choices=list(ACTIONS), default="info", help="see below")
+    parser.add_argument(
+        "--older-than", metavar="AGE", type=_age, help="clear: only what was compiled so long ago: 30d, 12h, 90m"
+    )
+    folder = parser.add_argument(
+        "--directory",
+        metavar="FOLDER",
+        type=Path,
+        help="this folder instead of the settings' cache: another cache, or a bundle (POLYCONV_CACHE_DIR)",
+    )
+    completes(folder, FOLDERS)
+    add_json_argument(parser, "the answer")
+    add_examples(
+        parser,
+        "polyconv cache",
+        "polyconv cache verify --directory kernels/",
+        "polyconv cache clear --older-than 30d",
+        about="actions:\n" + "\n".join(f"  {name:<8}{what}" for name, what in ACTIONS.items()),
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.older_than is not None and args.action != "clear":
+        raise UsageError("--older-than is for clear")
+    if args.directory is not None and not args.directory.is_dir():
+        raise UsageError(f"{args.directory} is not a directory")
+    directory: Path = args.directory or settings.current().cache_dir
+    if args.action == "clear":
+        return _clear(directory, args.older_than, args.json)
+    answers: dict[str, Callable[[Path, bool], int]] = {"info": _info, "list": _list, "verify": _verify, "path": _path}
+    return answers[args.action](directory, args.json)
+
+
+# ---- actions
+
+
+def _path(directory: Path, as_json: bool) -> int:
+    if as_json:
+        print_json({"directory": str(directory)})
+    else:
+        print(directory)
+    return 0
+
+
+def _info(directory: Path, as_json: bool) -> int:
+    found = entries.summary(directory)
+    if as_json:
+        print_json(found)
+        return 0
+    state = "" if found["writable"] else ", not writable: every process compiles its kernels again"
+    print(f"{directory}: {found['kernels']} kernels, {size_text(found['bytes'])}{state}")
+    if found["archs"]:
+        rows = [[arch, str(one["kernels"]), size_text(one["bytes"])] for arch, one in found["archs"].items()]
+        print_table("", ("arch", "kernels", "size"), rows, left=1)
+    return 0
+
+
+def _list(directory: Path, as_json: bool) -> int:
+    found = sorted(entries.entries(directory), key=lambda entry: (entries.arch_number(entry.arch), entry.symbol))
+    rows: list[dict[str, Any]] = [
+        {
+            "kernel": entry.symbol,
+            "arch": entry.arch,
+            "compiler": entry.compiler,
+            "bytes": entry.size,
+            "compiled": datetime.fromtimestamp(entry.modified).astimezone().isoformat(timespec="seconds"),
+            "entry": entry.path.name,
+        }
+        for entry in found
+    ]
+    if as_json:
+        print_json(rows)
+        return 0
+    cells = [
+        [str(row["kernel"]), str(row["arch"]), str(row["compiler"]), size_text(row["bytes"]), str(row["compiled"])]
+        for row in rows
+    ]
+    print_table(f"Kernels in {directory}", ("kernel", "arch", "compiler", "size", "compiled"), cells, left=3)
+    return 0
+
+
+def _verify(directory: Path, as_json: bool) -> int:
+    is_bundle = (directory / MANIFEST).exists()
+    folders = entries.folders(directory)
+    problems = Bundle(directory).check() if is_bundle else _problems(folders)
+    if as_json:
+        print_json({"directory": str(directory), "kernels": len(folders), "problems": problems})
+    else:
+        for name, why in problems.items():
+            print(f"{name}: {why}")
+        print(f"{directory}: {len(folders)} kernels, {len(problems)} of them damaged")
+        if problems:
+            advice = "make the bundle anew with polyconv warmup" if is_bundle else "polyconv cache clear removes them"
+            print(f"damaged kernels are never run; {advice}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _problems(folders: list[Path]) -> dict[str, str]:
+    problems: dict[str, str] = {}
+    with progress() as shown:
+        shown.expect(len(folders))
+        for path in folders:
+            try:
+                entry = Entry.read(path)
+                if entry is not None:
+                    entry.check()
+            except EntryError as error:
+                problems[path.name] = str(error)
+            shown.step(f"read {path.name}")
+    return problems
+
+
+def _clear(directory: Path, age: float | None, as_json: bool) -> int:
+    if (directory / MANIFEST).exists():
+        raise UsageError(f"{directory} is a bundle, not a cache: delete it as a whole")
+    latest = time.time() - (age or 0.0)
+    removed, freed = 0, 0
+    for path in entries.folders(directory):
+        if age is not None and path.stat().st_mtime > latest:
+            continue
+        # Anything else in the folder is not ours to delete.
+        if not re.fullmatch(r".+-sm_\w+-[0-9a-f]{16}", path.name):
+            continue
+        size = sum(file.stat().st_size for file in path.rglob("*"))
+        entries.remove(path)
+        removed, freed = removed + 1, freed + size
+    if as_json:
+        print_json({"directory": str(directory), "removed": removed, "bytes": freed})
+    else:
+        print(f"{directory}: removed {removed} kernels, {size_text(freed)}")
+    return 0
+
+
+def _age(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an age: expected a number with s, m, h, d or w, such as 30d")
+    return float(match[1]) * UNITS[match[2]]

@@ -1,0 +1,177 @@
+"""``polyconv doctor``: what this installation can do here, what is wrong with it, what to do; and a self-test."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shutil
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ._options import add_examples, add_json_argument, add_output_argument, check_writable
+from ._output import Progress, print_json, print_table, progress
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..diagnosis.correctness import Trial
+    from ..diagnosis.findings import Gpu
+    from ..diagnosis.report import Report
+
+REPORT = Path("polyconv-report.json")
+WORKLOADS = "W1,W2,W3"
+IMAGES_ON_CPU = 1
+"""Of a workload's batch: a minute has to be enough."""
+ABOUT = f"""\
+The self-test takes about a minute, longer the first time on a GPU, whose kernels are compiled then. It runs every
+family of kernels on small problems, all three passes, and compares each element with float64 on the CPU; then it times
+W1, W2 and W3 next to PyTorch's own convolution in float32. It runs where there is a GPU that PyTorch can use, and
+elsewhere, on the CPU, if it is asked for. Its figures go to {REPORT} (or -o FILE), which can be attached
+to a bug report: it holds versions, devices, settings and figures, and no user or host name.
+
+Exit status: 0 if nothing is broken, 1 if something is. A warning or a slow kernel is not broken.
+"""
+MARKS = {"ok": "ok", "warning": "warning", "problem": "PROBLEM"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--self-test",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="test the kernels (default: if there is a GPU)",
+    )
+    parser.add_argument("--timing", action=argparse.BooleanOptionalAction, default=True, help="time them, too")
+    add_output_argument(parser, f"where the report goes (default: {REPORT}, if the self-test runs)")
+    add_json_argument(parser, "the report")
+    add_examples(parser, "polyconv doctor", "polyconv doctor --self-test -o report.json", about=ABOUT)
+
+
+def run(args: argparse.Namespace) -> int:
+    check_writable(args.output)
+    from ..diagnosis.findings import findings, usable_gpus
+    from ..diagnosis.report import Report
+
+    report = Report(findings())
+    if not args.json:
+        _print_findings(report)
+    found = usable_gpus()
+    tested = bool(found) if args.self_test is None else args.self_test
+    if tested:
+        with progress() as shown:
+            self_test(report, found[0] if found else None, shown, timing=args.timing)
+        if not args.json:
+            _print_self_test(report)
+    path = args.output or (REPORT if tested else None)
+    if path is not None:
+        report.write(path)
+        print(f"wrote {path}: {_contents()}", file=sys.stderr)
+    if args.json:
+        print_json(report.as_json())
+    return 0 if report.ok else 1
+
+
+def self_test(report: Report, gpu: Gpu | None, shown: Progress, *, timing: bool = True) -> None:
+    """Fill in the self-test of a GPU, or of the CPU."""
+    from ..bench import workloads
+    from ..diagnosis import correctness, speed
+
+    device, trials = cpu_subject() if gpu is None else gpu_subject(gpu)
+    report.device = "cpu" if gpu is None else gpu.description.name
+    raced = workloads.find(WORKLOADS) if timing else []
+    shown.expect(len(trials) + 3 * len(raced))
+    if gpu is not None:
+        _compile(trials, gpu.description.arch, shown)
+    report.outcomes = correctness.run(trials, device, shown.step)
+    for contest in speed.contests(raced, device, images=None if gpu else IMAGES_ON_CPU):
+        report.contests.append(contest)
+        shown.step(f"timed {contest.workload} {contest.kind}")
+
+
+def cpu_subject() -> tuple[torch.device, list[Trial]]:
+    """What is tested without a GPU, and where its tensors are."""
+    import torch
+
+    from ..diagnosis import correctness
+
+    return torch.device("cpu"), list(correctness.cpu_trials())
+
+
+def gpu_subject(gpu: Gpu) -> tuple[torch.device, list[Trial]]:
+    """The same for a GPU."""
+    import torch
+
+    from ..cuda.backend import CudaBackend
+    from ..diagnosis import correctness
+
+    trials = correctness.cuda_trials(gpu.description, lambda planner: CudaBackend(gpu.index, planner=planner))
+    return torch.device("cuda", gpu.index), list(trials)
+
+
+def _compile(trials: list[Trial], arch: str, shown: Progress) -> None:
+    """Compile what is missing on all cores, before one trial after the other asks for it."""
+    from ..cuda import CudaError
+    from ..cuda.cache import KernelCache
+    from ..cuda.compile import in_threads
+    from ..plan import KernelSpec
+
+    kernels = list(dict.fromkeys(kernel for trial in trials for kernel in trial.kernels))
+    cache = KernelCache()
+    shown.expect(len(kernels))
+
+    def compile_one(kernel: KernelSpec) -> None:
+        with contextlib.suppress(CudaError):  # the trials that need it will say so
+            cache.get(kernel, arch)
+        shown.step(f"compiled {kernel.symbol}")
+
+    in_threads(compile_one, kernels)
+
+
+# ---- what is printed
+
+
+def _print_findings(report: Report) -> None:
+    width = max(len(finding.name) for finding in report.findings)
+    columns = max(60, shutil.get_terminal_size((120, 24)).columns)
+    for finding in report.findings:
+        head = f"{MARKS[str(finding.state)]:<8}{finding.name:<{width}}  "
+        body = finding.text + (f" -> {finding.advice}" if finding.advice else "")
+        lines = textwrap.wrap(body, columns - len(head), break_long_words=False, break_on_hyphens=False) or [""]
+        print(head + f"\n{' ' * len(head)}".join(lines))
+
+
+def _print_self_test(report: Report) -> None:
+    families: dict[str, list[float]] = {}
+    for outcome in report.outcomes:
+        families.setdefault(outcome.family, []).append(outcome.error)
+    passed = {family: sum(o.ok for o in report.outcomes if o.family == family) for family in families}
+    print_table(
+        f"Kernels on {report.device}, against float64",
+        ("kernels", "right", "of", "largest error"),
+        [[name, str(passed[name]), str(len(all_)), f"{max(all_):.1e}"] for name, all_ in families.items()],
+        left=1,
+    )
+    if report.contests:
+        rows = [
+            [
+                contest.workload,
+                contest.kind,
+                f"{contest.batch} of {contest.whole_batch}",
+                "" if contest.torch_ms is None else f"{contest.torch_ms:.2f}",
+                "" if contest.ours_ms is None else f"{contest.ours_ms:.2f}",
+                "" if contest.ratio is None else f"{contest.ratio:.2f}",
+            ]
+            for contest in report.contests
+        ]
+        title = f"Time of one call on {report.device}, float32, best of a few"
+        print_table(title, ("workload", "pass", "images", "PyTorch ms", "ours ms", "x PyTorch"), rows, left=2)
+    for failure in report.failures:
+        print(f"PROBLEM {failure}")
+
+
+def _contents() -> str:
+    from ..diagnosis.report import CONTENTS
+
+    return CONTENTS

@@ -1,0 +1,190 @@
+"""``polyconv tune``: measure which kernels are the fastest here, and write it into a tuning file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..bench import workloads
+from ..bench.workloads import Workload
+from ..problem import Pass
+from ._options import (
+    FILES,
+    UsageError,
+    add_device_argument,
+    add_examples,
+    add_json_argument,
+    add_output_argument,
+    add_pass_argument,
+    add_workloads_argument,
+    check_writable,
+    completes,
+    positive,
+)
+from ._output import print_json, print_table, progress
+
+if TYPE_CHECKING:
+    from ..tuning import Tuning
+    from ..tuning.contest import Outcome
+
+ABOUT = """\
+The candidates that the cost model ranks first run in turn with PyTorch's convolution, on random numbers; the fastest
+that is exact enough is written down. A forward pass is measured twice where that makes a difference: in inference,
+where the transformed weight is kept between calls, and in training.
+
+Without -o the result is merged into tuning.json in the cache's folder, where every process finds it. Another file is
+used if POLYCONV_TUNING_FILE names it. A file may hold sections for several devices and versions; each process reads the
+one that was measured where it runs. For the layers of a model, on its own data: polyconv.optimize(model, inputs,
+tuning_file=FILE).
+"""
+
+HEADERS = ("workload", "pass", "batch", "choice", "PyTorch ms", "ours ms", "x PyTorch", "model's ms", "max error")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_workloads_argument(parser, "workloads or groups of them, separated by commas: W1,resnet50-3b,models")
+    merging = parser.add_argument("--merge", metavar="FILE", nargs="+", type=Path, help="merge tuning files into one")
+    completes(merging, FILES)
+    add_pass_argument(parser)
+    add_device_argument(parser, ["cpu", "cuda"], "cpu", "where to measure")
+    parser.add_argument("--candidates", metavar="N", type=positive, default=3, help="to time (default: 3)")
+    parser.add_argument("--batch", metavar="N", type=positive, help="images, at most (default: as polyconv bench)")
+    add_output_argument(parser, "the tuning file to merge into (default: tuning.json in the cache's folder)")
+    add_json_argument(parser, "what was measured")
+    add_examples(
+        parser,
+        "polyconv tune W1 --pass fprop",
+        "polyconv tune models -o tuning.json",
+        "polyconv tune --merge server.json laptop.json -o tuning.json",
+        about=ABOUT,
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from ..tuning import TuningError
+
+    if (args.workloads is None) == (args.merge is None):
+        raise UsageError("name either WORKLOADS to measure or files to --merge")
+    check_writable(args.output)
+    try:
+        return _merge(args) if args.merge is not None else _tune(args)
+    except TuningError as error:
+        print(f"polyconv tune: {error}", file=sys.stderr)
+        return 1
+
+
+def _merge(args: argparse.Namespace) -> int:
+    from .. import tuning
+
+    if args.output is None:
+        raise UsageError("--merge needs the file to write: -o FILE")
+    try:
+        merged = tuning.merge(tuning.load(path) for path in args.merge)
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no {error.filename}") from None
+    written = tuning.update(args.output, merged)
+    if args.json:
+        print_json({"output": str(args.output), "sections": len(written.sections), "entries": len(written)})
+    else:
+        print(f"{args.output}: {len(written)} entries in {len(written.sections)} sections")
+    return 0
+
+
+# ---- measure
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One problem of a workload."""
+
+    workload: Workload
+    what: str
+    """The pass, and which of its two uses."""
+    batch: str
+    outcome: Outcome
+
+    def as_json(self) -> dict[str, Any]:
+        outcome = self.outcome
+        return {
+            "workload": self.workload.name,
+            "pass": self.what,
+            "batch": self.batch,
+            "problem": outcome.key,
+            **outcome.entry.as_json(),
+            "model_choice": outcome.decision.choice,
+            "max_error": outcome.error,
+            "torch_max_error": outcome.torch_error,
+        }
+
+    def cells(self) -> list[str]:
+        entry, model = self.outcome.entry, self.outcome.decision.choice
+        ours, theirs = self.outcome.seconds, entry.torch_seconds
+        milliseconds = [f"{theirs * 1e3:.4g}", f"{ours * 1e3:.4g}", f"{theirs / ours:.2f}"]
+        modelled = f"{entry.seconds[model] * 1e3:.4g}" if model in entry.seconds else ""
+        head = [self.workload.name, self.what, self.batch, entry.choice]
+        return [*head, *milliseconds, modelled, f"{self.outcome.error:.1e}"]
+
+
+def _tune(args: argparse.Namespace) -> int:
+    import torch
+
+    from .. import tuning
+    from ..backends import backend_for
+
+    chosen = workloads.find(args.workloads)
+    device = torch.device(args.device)
+    measured: list[Measured] = []
+    complete = True
+    with progress() as shown:
+        shown.expect(len(chosen) * len(args.passes))
+        try:
+            for workload, kind in ((w, kind) for w in chosen for kind in args.passes):
+                measured += _measure(workload, kind, device, args)
+                shown.step(f"{workload.name} {kind}")
+        except KeyboardInterrupt:  # keep what is there
+            complete = False
+    path = args.output or tuning.default_file()
+    if measured:
+        found = tuning.Tuning.of(backend_for(device).environment(), {m.outcome.key: m.outcome.entry for m in measured})
+        _report(measured, path, tuning.update(path, found), as_json=args.json)
+    return 0 if complete else 130
+
+
+def _measure(workload: Workload, kind: Pass, device: Any, args: argparse.Namespace) -> Iterator[Measured]:
+    """The problems of one pass: two where the backend tells inference from training."""
+    from .. import settings
+    from ..backends import backend_for
+    from ..bench.contestants import Operands
+    from ..bench.limits import available_memory, cut_batch, with_batch
+    from ..tuning.contest import Stopwatch, contest, decision_of
+
+    batch = cut_batch(workload, args.batch, available_memory())
+    problem = replace(with_batch(workload, batch.images).problem(kind), tolerance=settings.current().tolerance)
+    operands = Operands.random(problem).to(device)
+    done: set[str] = set()
+    for inference in (True, False) if kind is Pass.FPROP else (False,):
+        decision = decision_of(problem, operands, inference=inference)
+        if decision.key not in done:
+            done.add(decision.key)
+            outcome = contest(
+                decision, operands, backend_for(operands.x.device), Stopwatch(device), most=args.candidates
+            )
+            what = str(kind) if kind is not Pass.FPROP else f"fprop, {'inference' if inference else 'training'}"
+            yield Measured(workload, what, str(batch), outcome)
+
+
+def _report(measured: Sequence[Measured], path: Path, written: Tuning, *, as_json: bool) -> None:
+    if as_json:
+        print_json([one.as_json() for one in measured])
+        return
+    table: list[list[str]] = []
+    for place, one in enumerate(measured):
+        if place and one.workload != measured[place - 1].workload:
+            table.append([])
+        table.append(one.cells())
+    print_table("Time of one call, best of all rounds", HEADERS, table, left=4)
+    print(f"{path}: {len(written)} entries in {len(written.sections)} sections")

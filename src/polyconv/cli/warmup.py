@@ -1,0 +1,237 @@
+"""``polyconv warmup``: compile kernels before a program wants them, on a machine that needs no GPU."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from .. import settings, warmup
+from ..bench import workloads
+from ..cuda.bundle_writer import BundleWriter
+from ..cuda.cache import KernelCache
+from ..cuda.compile import in_threads
+from ..plan import KernelSpec
+from ..problem import Pass, Problem
+from ._options import (
+    UsageError,
+    add_arch_argument,
+    add_examples,
+    add_json_argument,
+    add_output_argument,
+    add_pass_argument,
+    add_workloads_argument,
+)
+from ._output import Progress, print_json, print_table, progress, size_text
+
+ABOUT = """\
+A model is named as MODULE:ATTRIBUTE, an import path and a name in it: a torch.nn.Module, or a class or a function that
+makes one when called without arguments. It is called on tensors without data, its torch.nn.Conv2d modules replaced by
+polyconv's, and plans for all its convolutions are made for every GPU of the architecture that is known. Which kernels a
+GPU chooses depends on its clocks and sizes, so those of plans that come close are compiled, too.
+
+Without -o the kernels go to this machine's cache. With it they go to a folder (a bundle) that can be copied; a program
+uses it with POLYCONV_KERNELS=FOLDER, and with POLYCONV_JIT=off it never runs a compiler.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_workloads_argument(parser, "workloads or groups of them, separated by commas; or a model, MODULE:ATTRIBUTE")
+    parser.add_argument(
+        "--input-shape",
+        metavar="SHAPE",
+        type=_shape,
+        action="append",
+        help="shape of the model's input: 8,3,224,224; once for each input",
+    )
+    parser.add_argument("--kernels", metavar="NAMES", type=_names, help="kernels by name, separated by commas")
+    parser.add_argument("--all-kernels", action="store_true", help="every kernel that a plan can name")
+    add_arch_argument(
+        parser, help="GPU architectures, separated by commas: sm_70,sm_80,sm_90 (default: of the GPUs in this machine)"
+    )
+    add_pass_argument(parser)
+    add_output_argument(parser, "write a bundle for other machines, or add to one", folder=True)
+    add_json_argument(parser, "what was compiled")
+    add_examples(
+        parser,
+        "polyconv warmup W1,W2 --arch sm_70,sm_80,sm_90 --pass fprop -o kernels/",
+        "polyconv warmup torchvision.models:resnet50 --input-shape 8,3,224,224 --arch sm_80 -o kernels/",
+        "polyconv warmup --all-kernels --arch sm_70",
+        about=ABOUT,
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    _check(args)
+    archs = args.archs or _archs_here()
+    wanted = _wanted(args, archs)
+    # Compiling is what was asked for, whatever POLYCONV_JIT says.
+    cache = KernelCache(jit=True)
+    writer = BundleWriter(args.output, cache) if args.output else None
+    with settings.use(kernels=None), progress() as shown:
+        sizes = _compile(wanted, writer.add if writer else cache.get, shown)
+    if writer:
+        writer.finish([_asked(args, arch) for arch in archs])
+    folder = (writer.folder if writer else cache.directory).resolve()
+    if args.json:
+        print_json(_as_json(folder, wanted, sizes))
+    else:
+        _print(folder, wanted, sizes, bundle=writer is not None)
+    return 0
+
+
+# ---- what is wanted
+
+
+def _check(args: argparse.Namespace) -> None:
+    given = [name for name in ("workloads", "kernels", "all_kernels") if getattr(args, name)]
+    if len(given) != 1:
+        raise UsageError("name one thing to compile: workloads, a model, --kernels or --all-kernels")
+    is_model = args.workloads is not None and ":" in args.workloads
+    if is_model and not args.input_shape:
+        raise UsageError(f"--input-shape is needed: what runs in {args.workloads} depends on the shape of its input")
+    if args.input_shape and not is_model:
+        raise UsageError("--input-shape is for a model, MODULE:ATTRIBUTE")
+
+
+def _wanted(args: argparse.Namespace, archs: Sequence[str]) -> list[warmup.Wanted]:
+    if args.all_kernels:
+        return [warmup.every_kernel(arch) for arch in archs]
+    if args.kernels:
+        return [warmup.wanted_by_name(args.kernels, arch) for arch in archs]
+    if ":" in args.workloads:
+        problems = _model_problems(args.workloads, args.input_shape, args.passes)
+    else:
+        tolerance = settings.current().tolerance
+        found = workloads.find(args.workloads)
+        problems = [replace(w.problem(kind), tolerance=tolerance) for w in found for kind in args.passes]
+    return [warmup.wanted_by(problems, arch) for arch in archs]
+
+
+def _model_problems(name: str, shapes: Sequence[tuple[int, ...]], passes: Sequence[Pass]) -> list[Problem]:
+    """What a model's forward pass, and the backward pass after it, would ask of polyconv."""
+    import torch
+
+    from .. import replacement
+    from ..explanation import problems_of
+
+    model = load_model(name)
+    inputs: list[Any] = list(shapes)
+    if not any(parameter.is_floating_point() for parameter in model.parameters()):
+        inputs = [torch.empty(shape) for shape in shapes]
+    replacement.replace(model)
+    try:
+        problems = problems_of(model, *inputs)
+    except Exception as error:  # the model's own code: anything may happen in it
+        sizes = " ".join(",".join(map(str, shape)) for shape in shapes)
+        raise UsageError(f"{name} cannot be called with inputs of shape {sizes}: {error}") from error
+    if not problems:
+        raise UsageError(f"{name} makes no convolution that polyconv could run")
+    return [problem for problem in problems if problem.kind in passes]
+
+
+def load_model(name: str) -> Any:
+    """The model that ``MODULE:ATTRIBUTE`` names, made if a class or a function is named."""
+    import torch
+
+    module_name, _, attribute = name.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m` would
+    try:
+        found: Any = import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+        model = found if isinstance(found, torch.nn.Module) else found()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise UsageError(f"no model can be had from {name}: {error}") from error
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"{name} gives a {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def _archs_here() -> tuple[str, ...]:
+    """Architectures of the GPUs in this machine."""
+    from ..cuda import CudaError, driver
+    from ..cuda.device import describe
+
+    try:
+        count = driver.call("cuDeviceGetCount")
+        return tuple(dict.fromkeys(describe(index).arch for index in range(count)))
+    except CudaError as error:
+        raise UsageError(f"--arch is needed, because this machine has no GPU to compile for: {error}") from error
+
+
+# ---- compiling
+
+
+def _compile(
+    wanted: Sequence[warmup.Wanted], get: Callable[[KernelSpec, str], bytes], shown: Progress
+) -> list[dict[str, int]]:
+    """For each architecture: kernel -> bytes of its binary."""
+    shown.expect(sum(len(each.kernels) for each in wanted))
+
+    def sizes_for(each: warmup.Wanted) -> dict[str, int]:
+        def one(spec: KernelSpec) -> int:
+            size = len(get(spec, each.arch))
+            shown.step(f"compiled {spec.symbol} for {each.arch}")
+            return size
+
+        kernels = list(each.kernels)
+        return dict(zip((spec.symbol for spec in kernels), in_threads(one, kernels), strict=True))
+
+    return [sizes_for(each) for each in wanted]
+
+
+def _asked(args: argparse.Namespace, arch: str) -> str:
+    """What was asked for, in words, for the manifest."""
+    if args.all_kernels:
+        return f"every kernel for {arch}"
+    if args.kernels:
+        return f"{','.join(args.kernels)} for {arch}"
+    shapes = "".join(f" {','.join(map(str, shape))}" for shape in args.input_shape or ())
+    return f"{args.workloads}{shapes}, {','.join(map(str, args.passes))}, for {arch}"
+
+
+# ---- what is printed
+
+
+def _print(folder: Path, wanted: Sequence[warmup.Wanted], sizes: Sequence[dict[str, int]], *, bundle: bool) -> None:
+    rows = [
+        [each.arch, str(len(found)), size_text(sum(found.values()))] for each, found in zip(wanted, sizes, strict=True)
+    ]
+    print_table(f"Kernels in {folder}", ("arch", "kernels", "size"), rows, left=1)
+    for each in wanted:
+        for problem, why in each.skipped.items():
+            print(f"no kernel for {each.arch}: {problem}: {why}", file=sys.stderr)
+    if bundle:
+        print(f"use it with POLYCONV_KERNELS={folder}, and without a compiler with POLYCONV_JIT=off")
+
+
+def _as_json(folder: Path, wanted: Sequence[warmup.Wanted], sizes: Sequence[dict[str, int]]) -> dict[str, Any]:
+    return {
+        "folder": str(folder),
+        "archs": {
+            each.arch: {"kernels": found, "skipped": each.skipped} for each, found in zip(wanted, sizes, strict=True)
+        },
+    }
+
+
+# ---- arguments
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        shape = tuple(int(part) for part in text.replace("x", ",").split(","))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shape: expected numbers such as 8,3,224,224")
+    return shape
+
+
+def _names(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]

@@ -1,0 +1,59 @@
+"""Makes a bundle (:mod:`~polyconv.cuda.bundle`) of kernels, or adds to one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..files import replace_whole
+from ..plan.plan import KernelSpec
+from ..version import __version__
+from . import entries
+from .bundle import MANIFEST, SCHEMA, Bundle
+from .cache import KernelCache
+from .entries import SHARED
+from .fingerprint import entry_name, sha256
+
+
+class BundleWriter:
+    """Fills a bundle: a new one, or one that lacks something. What an older one holds stays in it.
+
+    Kernels come from the machine's cache, which compiles those that it does not have.
+    """
+
+    def __init__(self, folder: Path, cache: KernelCache) -> None:
+        self._before: Mapping[str, Any] = {}
+        if folder.is_dir() and any(folder.iterdir()):
+            self._before = Bundle(folder).manifest  # an error if the folder is something else
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._cache = cache
+        self._added: dict[str, dict[str, str]] = {}
+
+    def add(self, spec: KernelSpec, arch: str) -> bytes:
+        """A kernel's binary, which is in the bundle afterwards. Safe to call from several threads."""
+        cubin = self._cache.get(spec, arch)
+        facts = self._cache.facts(spec, arch)
+        name = entry_name(facts)
+        if entries.load(self.folder / name) != cubin:
+            entries.store(self.folder / name, spec.source(), cubin, facts, SHARED)
+        self._added[name] = {
+            "symbol": spec.symbol,
+            "arch": arch,
+            "compiler": facts["compiler"],
+            "cubin": sha256(cubin),
+        }
+        return cubin
+
+    def finish(self, made_for: Iterable[str]) -> Mapping[str, Any]:
+        """Write the manifest; ``made_for`` says in words what was asked for."""
+        manifest = {
+            "schema": SCHEMA,
+            "polyconv": __version__,
+            "made_for": list(dict.fromkeys([*self._before.get("made_for", ()), *made_for])),
+            "kernels": dict(sorted({**self._before.get("kernels", {}), **self._added}.items())),
+        }
+        replace_whole(self.folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+        return manifest

@@ -1,0 +1,184 @@
+"""Runs small convolutions on the machine's kernels and compares every element with float64 on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from math import inf
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import reference, settings
+from ..backends import Backend, backend_for
+from ..cpu.planner import plan_cpu
+from ..plan.cuda import FAMILIES, choose
+from ..plan.device import CudaDevice
+from ..plan.errors import PlanError
+from ..plan.plan import KernelSpec, Plan
+from ..problem import DEFAULT_TOLERANCE, Pass, Problem
+from .cases import problems
+
+FLOAT64 = 1e-12
+"""The error that is allowed in float64."""
+
+Planner = Callable[[Problem, CudaDevice], Plan]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One problem, on one family of kernels."""
+
+    case: str
+    problem: Problem
+    family: str
+    plan: str
+    """What runs, as the planner calls it."""
+    backend: Callable[[], Backend]
+    kernels: tuple[KernelSpec, ...] = ()
+    """CUDA: what has to be compiled for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a trial."""
+
+    case: str
+    family: str
+    plan: str
+    error: float
+    """Largest deviation of any element, relative to the result's root mean square and the element itself."""
+    allowed: float
+    failure: str = ""
+    """What went wrong, where no result could be compared."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.failure and self.error <= self.allowed
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "error": self.error if self.error < inf else None, "ok": self.ok}
+
+    def __str__(self) -> str:
+        what = self.failure or f"error {self.error:.1e}, allowed {self.allowed:.0e}"
+        return f"{self.case}, {self.family} ({self.plan}): {what}"
+
+
+# ---- what is tried
+
+
+def cuda_trials(device: CudaDevice, backend: Callable[[Planner], Backend]) -> Iterator[Trial]:
+    """Every case on every family of CUDA kernels that takes it.
+
+    Args:
+        device: the GPU to plan for.
+        backend: makes a backend that runs the plans of a planner.
+    """
+    for name, problem in problems().items():
+        for family in FAMILIES:
+            planner = partial(_plan_within, family)
+            try:
+                plan = planner(problem, device)
+            except PlanError:
+                continue  # the family does not take it, or not within the tolerance
+            yield Trial(name, problem, _short(family), plan.algorithm, partial(backend, planner), plan.kernels)
+
+
+LARGER_ON_CPU = 4
+"""Images on the CPU are so many times as high and as wide: on smaller ones the planner prefers PyTorch's kernels."""
+
+
+def cpu_trials() -> Iterator[Trial]:
+    """Every case as the CPU planner runs it: with the usual tolerance, with direct summation only, and in float64."""
+    for name, problem in problems(LARGER_ON_CPU).items():
+        for asked in (problem, replace(problem, tolerance=0.0), replace(problem, dtype="float64")):
+            plan = plan_cpu(asked)
+            engine = str(plan.chosen.engine.value)
+            yield Trial(name, asked, engine, plan.name, lambda: backend_for(torch.device("cpu")))
+
+
+def _plan_within(family: ModuleType, problem: Problem, device: CudaDevice) -> Plan:
+    """The plan that one family of kernels would make of a problem."""
+    workspace = settings.current().workspace_bytes
+    way, best, _ = choose(problem, device, workspace, families=(family,))
+    schedule = way.schedule(problem, device.sms, workspace)
+    return Plan(
+        problem=problem,
+        device=device.name,
+        algorithm=best.name,
+        launches=schedule.launches,
+        workspace_bytes=schedule.workspace_bytes,
+        expected_error=best.error or 0.0,
+        cost_us=best.cost_us or 0.0,
+        candidates=(),
+    )
+
+
+def _short(family: ModuleType) -> str:
+    return family.__name__.rpartition(".")[2]
+
+
+# ---- trying it
+
+
+def attempt(trial: Trial, device: torch.device) -> Outcome:
+    """Run a trial on a device. Never raises: what goes wrong is the outcome."""
+    allowed = FLOAT64 if trial.problem.dtype == "float64" else trial.problem.tolerance or DEFAULT_TOLERANCE
+    outcome = partial(Outcome, trial.case, trial.family, trial.plan, allowed=allowed)
+    try:
+        tensors, exact = _tensors(trial.problem, device)
+        before = {name: tensor.clone() for name, tensor in tensors.items() if name not in exact}
+        trial.backend().prepare(trial.problem)(tensors)
+        changed = [name for name, tensor in before.items() if not torch.equal(tensor, tensors[name])]
+        if changed:
+            return outcome(error=inf, failure=f"the run changed its input {', '.join(changed)}")
+        return outcome(error=max(_deviation(tensors[name], want) for name, want in exact.items()))
+    except Exception as error:  # whatever the driver, the compiler or a kernel did: the report says it
+        return outcome(error=inf, failure=f"{type(error).__name__}: {error}")
+
+
+def run(trials: Sequence[Trial], device: torch.device, step: Callable[[str], None]) -> list[Outcome]:
+    """All outcomes; ``step`` is told after each."""
+    outcomes = []
+    for trial in trials:
+        outcomes.append(attempt(trial, device))
+        step(f"{trial.case}: {trial.family}")
+    return outcomes
+
+
+def _tensors(problem: Problem, device: torch.device) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors of a problem by name, outputs poisoned with NaN; and the exact outputs, in float64 on the CPU."""
+    dtype: torch.dtype = getattr(torch, problem.dtype)
+    random = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=random, dtype=dtype)
+
+    x, w, y = draw(*problem.x_shape), draw(*problem.w_shape), draw(*problem.y_shape)
+    bias = draw(problem.out_channels) if problem.bias else None
+    given: dict[str, Tensor]
+    if problem.kind is Pass.FPROP:
+        given, exact = {"x": x, "w": w}, {"y": reference.fprop(problem, x, w, bias)}
+        if bias is not None:
+            given["bias"] = bias
+    elif problem.kind is Pass.DGRAD:
+        given, exact = {"y": y, "w": w}, {"x": reference.dgrad(problem, y, w, problem.x_shape)}
+    else:
+        dw, db = reference.wgrad(problem, x, y, problem.w_shape)
+        given, exact = {"x": x, "y": y}, {"dw": dw, **({"db": db} if problem.bias else {})}
+    strides = {"x": problem.x_strides, "y": problem.y_strides, "w": problem.w_strides, "dw": problem.w_strides}
+
+    def placed(name: str, value: Tensor) -> Tensor:
+        empty = torch.empty_strided(value.shape, strides.get(name, (1,)), dtype=dtype, device=device)
+        return empty.copy_(value) if name in given else empty.fill_(torch.nan)
+
+    return {name: placed(name, value) for name, value in {**given, **exact}.items()}, exact
+
+
+def _deviation(found: Tensor, exact: Tensor) -> float:
+    scale = exact.square().mean().sqrt() + exact.abs()
+    error = float(((found.cpu().double() - exact).abs() / scale.clamp_min(1e-30)).max())
+    return error if error == error else inf  # NaN: something was not written

@@ -1,0 +1,274 @@
+"""What this installation is made of and what will run where: one line each, with what to do if something is wrong."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from enum import Enum
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from .. import settings
+from ..bench.machine import processor_name
+from ..cpu import native
+from ..cuda import CudaError, driver, entries
+from ..cuda.bundle import Bundle
+from ..cuda.compile import check_arch, compiler_id, supported_archs
+from ..cuda.device import describe
+from ..cuda.entries import EntryError
+from ..plan.device import CudaDevice
+from ..version import __version__
+
+OLDEST_TORCH = (2, 4)
+INSTALL_CUDA = "pip install 'polyconv[cu12]' (or polyconv[cu13], which has no V100)"
+
+
+class State(str, Enum):
+    OK = "ok"
+    WARNING = "warning"
+    """Works, but not as well as it could."""
+    PROBLEM = "problem"
+    """Does not work."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line."""
+
+    name: str
+    state: State
+    text: str
+    advice: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "state": str(self.state)}
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU that the driver shows."""
+
+    index: int
+    description: CudaDevice
+    memory: int
+
+    def __str__(self) -> str:
+        d = self.description
+        return f"{d.name} ({d.arch}, {d.sms} multiprocessors, {self.memory / 2**30:.0f} GiB)"
+
+
+def findings() -> list[Finding]:
+    """Everything, in the order in which a person would ask."""
+    found: list[Finding] = []
+    for check in (_versions, _cpu, _devices, _compiler, _cache, _bundle, _settings, _tuning, _what_runs):
+        try:
+            found += check()
+        except Exception as error:  # a check that fails is a finding, and the others still count
+            found.append(Finding(check.__name__.strip("_"), State.PROBLEM, f"{type(error).__name__}: {error}"))
+    return found
+
+
+def gpus() -> list[Gpu]:
+    """The GPUs of this machine; none where there is no driver. A driver that does not work raises."""
+    if not has_driver():
+        return []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        count = int(driver.call("cuDeviceGetCount"))
+        return [Gpu(index, describe(index), _memory(index)) for index in range(count)]
+
+
+def has_driver() -> bool:
+    """Whether NVIDIA's driver is installed."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def usable_gpus() -> list[Gpu]:
+    """The GPUs that tensors can be on."""
+    try:
+        return gpus() if torch.cuda.is_available() else []
+    except CudaError:
+        return []
+
+
+# ---- the checks
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("polyconv", State.OK, f"{__version__}, Python {platform.python_version()}, {platform.platform()}")
+    version = str(torch.__version__)
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+    old = tuple(int(part) for part in version.split("+")[0].split(".")[:2]) < OLDEST_TORCH
+    advice = f"install PyTorch {'.'.join(map(str, OLDEST_TORCH))} or newer" if old else ""
+    yield Finding("PyTorch", State.PROBLEM if old else State.OK, f"{version}, built with {built}", advice)
+
+
+def _cpu() -> Iterator[Finding]:
+    name = f"{processor_name()}, {torch.get_num_threads()} threads"
+    absent = native.why_absent()
+    if absent is None:
+        yield Finding("CPU", State.OK, f"{name}, native kernels for {native.instruction_set()}")
+    else:
+        advice = "PyTorch's convolution runs instead. Install a wheel, or build the kernels (see README, Install)"
+        yield Finding("CPU", State.WARNING, f"{name}: {absent}", advice)
+
+
+def _devices() -> Iterator[Finding]:
+    if not has_driver():
+        yield Finding("GPU", State.OK, "none: no NVIDIA driver (libcuda.so.1) on this machine")
+        return
+    try:
+        found = gpus()
+        number = int(driver.call("cuDriverGetVersion"))
+    except CudaError as error:
+        yield Finding("driver", State.PROBLEM, str(error), INSTALL_CUDA)
+        return
+    yield Finding("driver", State.OK, f"for CUDA {number // 1000}.{number % 1000 // 10} and older")
+    if not found:
+        yield Finding("GPU", State.WARNING, "the driver shows none", "look at nvidia-smi and CUDA_VISIBLE_DEVICES")
+    for gpu in found:
+        yield Finding(f"GPU {gpu.index}", State.OK, str(gpu))
+    if found and not torch.cuda.is_available():
+        text = "PyTorch cannot use the GPU" + ("" if torch.version.cuda else ": this build of it has no CUDA")
+        yield Finding("PyTorch on GPU", State.WARNING, text, "install a CUDA build of PyTorch: https://pytorch.org")
+
+
+def _compiler() -> Iterator[Finding]:
+    jit = settings.current().jit
+    needed = _needs_compiler()
+    try:
+        build, archs = compiler_id(), supported_archs()
+    except CudaError as error:
+        state = State.PROBLEM if needed and jit else State.OK
+        text = f"none; needed for CUDA kernels only ({error})" if state is State.OK else str(error)
+        yield Finding("compiler", state, text, INSTALL_CUDA if state is State.PROBLEM else "")
+        return
+    off = "" if jit else "; not run, because POLYCONV_JIT=off"
+    yield Finding("compiler", State.OK, f"NVRTC {build}, compiles for sm_{archs[0]} to sm_{archs[-1]}{off}")
+    for gpu in gpus() if needed and jit else []:
+        try:
+            check_arch(gpu.description.arch)
+        except CudaError as error:
+            yield Finding("compiler", State.PROBLEM, str(error), f"for GPU {gpu.index}, {gpu}")
+
+
+def _cache() -> Iterator[Finding]:
+    directory = settings.current().cache_dir
+    summary = entries.summary(directory)
+    text = f"{directory}, {summary['kernels']} kernels, {summary['bytes'] / 1e6:.1f} MB"
+    if summary["writable"]:
+        yield Finding("cache", State.OK, text)
+    else:
+        advice = "every process compiles its kernels again: set POLYCONV_CACHE_DIR to a folder that can be written"
+        yield Finding("cache", State.WARNING, f"{text}, not writable", advice)
+
+
+def _bundle() -> Iterator[Finding]:
+    folder = settings.current().kernels
+    if folder is None:
+        return
+    try:
+        damaged = Bundle(folder).check()
+        kernels = Bundle(folder).manifest["kernels"]
+    except EntryError as error:
+        yield Finding("bundle", State.PROBLEM, str(error), "make one with polyconv warmup -o")
+        return
+    archs = ", ".join(sorted({str(one["arch"]) for one in kernels.values()}))
+    text = f"{folder}, {len(kernels)} kernels for {archs or 'nothing'}"
+    if damaged:
+        advice = f"{len(damaged)} of them are refused (polyconv cache verify): make it anew with polyconv warmup -o"
+        yield Finding("bundle", State.PROBLEM, text, advice)
+    else:
+        yield Finding("bundle", State.OK, text)
+
+
+def _settings() -> Iterator[Finding]:
+    variables = settings.current().as_variables()
+    given = {name: text for name, text in os.environ.items() if name in variables and text.strip()}
+    for name, text in given.items():
+        yield Finding("setting", State.OK, f"{name}={text} (environment)")
+    defaults = {name: text for name, text in variables.items() if name not in given}
+    rest = ", ".join(f"{name.removeprefix(settings.PREFIX)}={text or 'none'}" for name, text in defaults.items())
+    yield Finding("settings", State.OK, f"default: {rest}")
+    for name in os.environ:
+        if name.startswith(settings.PREFIX) and name not in variables and name not in OTHER_VARIABLES:
+            close = get_close_matches(name, variables, n=1)
+            advice = f"did you mean {close[0]}?" if close else f"there are {', '.join(variables)}"
+            yield Finding("setting", State.WARNING, f"{name} is set, but no setting of polyconv", advice)
+
+
+OTHER_VARIABLES = frozenset({"POLYCONV_NIGHTLY", "POLYCONV_BUILD_NATIVE"})
+"""Read by the tests and by the build."""
+
+
+def _tuning() -> Iterator[Finding]:
+    try:
+        tuning: Any = import_module("polyconv.tuning")
+        lookup: Any = import_module("polyconv.tuning.lookup")
+    except ImportError:
+        return
+    for path in lookup.files():
+        if not path.exists():
+            if path != lookup.default_file():
+                yield Finding("tuning", State.WARNING, f"{path} does not exist", "the cost model decides instead")
+            continue
+        try:
+            sections = tuning.load(path).sections
+        except (tuning.TuningError, OSError) as error:
+            yield Finding("tuning", State.WARNING, str(error), "the cost model decides instead")
+            continue
+        count = sum(len(section.entries) for section in sections)
+        yield Finding("tuning", State.OK, f"{path}: {count} choices, measured in {len(sections)} environments")
+
+
+def _what_runs() -> Iterator[Finding]:
+    if native.is_available():
+        yield Finding("cpu tensors", State.OK, "polyconv's native kernels; PyTorch's where the planner expects no gain")
+    else:
+        yield Finding("cpu tensors", State.WARNING, "PyTorch's convolution", "see CPU above")
+    if not usable_gpus():
+        return
+    current = settings.current()
+    source = f"from {current.kernels}" if current.kernels else ""
+    if not current.jit:
+        source = (source or "from the cache") + ", never compiled here (POLYCONV_JIT=off)"
+    elif _compiler_works():
+        source = (source + ", else " if source else "") + "compiled at first use"
+    else:
+        yield Finding("cuda tensors", State.PROBLEM, "polyconv's kernels cannot be compiled", "see compiler above")
+        return
+    yield Finding("cuda tensors", State.OK, f"polyconv's kernels, {source}; PyTorch's convolution is never called")
+
+
+def _needs_compiler() -> bool:
+    try:
+        return bool(gpus())
+    except CudaError:
+        return False
+
+
+def _compiler_works() -> bool:
+    try:
+        for gpu in gpus():
+            check_arch(gpu.description.arch)
+    except CudaError:
+        return False
+    return True
+
+
+def _memory(index: int) -> int:
+    return int(driver.call("cuDeviceTotalMem", driver.device(index).handle))

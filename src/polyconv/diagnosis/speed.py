@@ -1,0 +1,148 @@
+"""The headline workloads, timed next to PyTorch's own convolution on the same device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..bench.contestants import NCHW, OURS, Call, Operands, ours, pytorch
+from ..bench.limits import available_memory, with_batch
+from ..bench.timing import Sample, cuda_sample, interleaved, sample
+from ..bench.workloads import Workload
+from ..problem import DEFAULT_TOLERANCE, Pass, Problem
+
+REPEATS = 3
+SHARE_OF_MEMORY = 0.75
+ALLOWED = 2 * DEFAULT_TOLERANCE
+"""Deviation from PyTorch's result, relative to its root mean square: both round."""
+SPOT = 8
+"""Channels of the last image that are compared, where a result is large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """One pass of one workload."""
+
+    workload: str
+    kind: str
+    batch: int
+    whole_batch: int
+    ours_ms: float | None = None
+    torch_ms: float | None = None
+    deviation: float | None = None
+    """From PyTorch's float32 result, on a part of it."""
+    failure: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times as fast as PyTorch."""
+        return self.torch_ms / self.ours_ms if self.ours_ms and self.torch_ms else None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the result is right; being slower is no failure."""
+        return not self.failure and self.deviation is not None and self.deviation <= ALLOWED
+
+    def as_json(self) -> dict[str, Any]:
+        found = asdict(self)
+        found["pass"] = found.pop("kind")
+        return {**found, "ratio": self.ratio, "ok": self.ok}
+
+    def __str__(self) -> str:
+        return f"{self.workload} {self.kind}: " + (self.failure or f"deviation {self.deviation:.1e}")
+
+
+def contests(
+    workloads: Sequence[Workload],
+    device: torch.device,
+    *,
+    timer: Sample | None = None,
+    memory: int | None = None,
+    images: int | None = None,
+) -> Iterator[Contest]:
+    """The contests, as they are measured.
+
+    Args:
+        timer: gives the seconds of one call; the device's own clock if absent.
+        memory: bytes that may be used; what is free if absent.
+        images: of a workload's batch, at most.
+    """
+    timer = timer or (cuda_sample if device.type == "cuda" else sample)
+    for workload in workloads:
+        for kind in Pass:
+            batch = 0
+            try:
+                batch = _batch(workload, free_memory(device) if memory is None else memory, images)
+                figures = _contest(with_batch(workload, batch).problem(kind), device, timer)
+            except Exception as error:  # out of memory, or whatever a kernel did: the report says it
+                figures = {"failure": f"{type(error).__name__}: {error}"}
+            yield Contest(workload.name, str(kind), batch, workload.input[0], **figures)
+
+
+def _contest(problem: Problem, device: torch.device, timer: Sample) -> dict[str, Any]:
+    operands = _operands(problem, device)
+    calls: dict[str, Call] = {OURS: ours(problem, operands), NCHW: pytorch(problem, operands)}
+    with torch.no_grad(), _float32(device):
+        deviation = _compare(problem, calls)
+        timings = interleaved(calls, REPEATS, timer)
+    return {
+        "ours_ms": timings[OURS].best * 1e3,
+        "torch_ms": timings[NCHW].best * 1e3,
+        "deviation": deviation,
+    }
+
+
+def _compare(problem: Problem, calls: dict[str, Call]) -> float:
+    """The largest deviation on a part of the result; each result is let go of before the next one is made."""
+    parts = []
+    for name in (OURS, NCHW):
+        result = calls[name]()
+        part = result if problem.kind is Pass.WGRAD else result[-1:, :SPOT]
+        parts.append(part.double().cpu())
+        del result, part
+    found, expected = parts
+    deviation = float((found - expected).abs().max() / expected.square().mean().sqrt().clamp_min(1e-30))
+    return deviation if deviation == deviation else inf
+
+
+def _operands(problem: Problem, device: torch.device) -> Operands:
+    """Made on the device: there is much of it."""
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device)
+
+    return Operands(
+        x=draw(*problem.x_shape),
+        w=draw(*problem.w_shape),
+        bias=draw(problem.out_channels) if problem.bias else None,
+        dy=None if problem.kind is Pass.FPROP else draw(*problem.y_shape),
+    )
+
+
+def _batch(workload: Workload, memory: int, images: int | None) -> int:
+    """As many images as there is room for with both contestants' outputs."""
+    one = with_batch(workload, 1).problem(Pass.FPROP)
+    _, c, h, w = one.x_shape
+    _, k, out_h, out_w = one.y_shape
+    per_image = 4 * (2 * c * h * w + 2 * k * out_h * out_w)
+    fitting = int(SHARE_OF_MEMORY * memory / per_image)
+    return max(1, min(workload.input[0], fitting, images or workload.input[0]))
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can be had on a device now."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_memory()
+
+
+def _float32(device: torch.device) -> AbstractContextManager[Any]:
+    """PyTorch at its best in float32: cuDNN may try its algorithms, but not TF32."""
+    if device.type != "cuda":
+        return nullcontext()
+    flags: AbstractContextManager[Any] = torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False)
+    return flags

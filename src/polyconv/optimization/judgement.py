@@ -1,0 +1,73 @@
+"""Which layers are swapped: those that gain by more than measurements scatter; and on all ranks the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from .. import agreement
+from .recording import Layer
+from .swapping import Fusion
+from .trial import Trial
+
+Trials = Mapping[Layer, Sequence[Trial]]
+"""Each layer on each of its inputs."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What to do."""
+
+    swapped: tuple[Layer, ...]
+    fusions: tuple[Fusion, ...]
+    reasons: Mapping[Layer, str]
+    """Of every layer, swapped or not."""
+
+    @property
+    def fused(self) -> set[nn.Module]:
+        return {conv for fusion in self.fusions for conv in fusion.convolutions}
+
+
+def judge(trials: Trials, fusable: Sequence[Fusion], margin: float) -> Judgement:
+    """The layers to swap and the activations to fuse. Convolutions that share an activation share a fate."""
+    layers = {layer.module: layer for layer in trials}
+    fusions: list[Fusion] = []
+    reasons: dict[Layer, str] = {}
+    swapped: list[Layer] = []
+    for fusion in fusable:
+        together = [layers[conv] for conv in fusion.convolutions]  # type: ignore[index]
+        theirs, apart, fused = (sum(_seconds(layer, trials)[i] for layer in together) for i in range(3))
+        gains = fused <= apart and fused < (1 - margin) * theirs
+        if agreed(f"fuse {[layer.name for layer in together]}", gains):
+            fusions.append(fusion)
+            swapped += together
+            reasons.update(dict.fromkeys(together, f"faster, with {fusion.activation} inside"))
+    for layer in trials:
+        if layer in reasons:
+            continue
+        theirs, apart, _ = _seconds(layer, trials)
+        if agreed(f"swap {layer.name} {[trial.shape for trial in trials[layer]]}", apart < (1 - margin) * theirs):
+            swapped.append(layer)
+            reasons[layer] = "faster"
+        else:
+            reasons[layer] = "PyTorch is as fast" if apart < (1 + margin) * theirs else "PyTorch is faster"
+    return Judgement(tuple(swapped), tuple(fusions), reasons)
+
+
+def _seconds(layer: Layer, trials: Trials) -> tuple[float, float, float]:
+    """All calls of a layer in one run of the model: PyTorch's, ours, ours fused."""
+    theirs = apart = fused = 0.0
+    for call, trial in zip(layer.calls.values(), trials[layer], strict=True):
+        theirs += call.count * trial.torch_seconds
+        apart += call.count * trial.seconds
+        fused += call.count * (trial.seconds if trial.fused_seconds is None else trial.fused_seconds)
+    return theirs, apart, fused
+
+
+def agreed(what: str, decision: bool) -> bool:
+    """The same decision on every rank: that of the first to make it."""
+    if agreement.ranks() == 1:
+        return decision
+    return agreement.agree("optimize", what, "yes" if decision else "no") == "yes"

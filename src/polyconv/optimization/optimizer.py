@@ -1,0 +1,209 @@
+"""From a model and its example inputs to a faster model and a report: record, try, judge, time the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from os import PathLike
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from .. import choices, tuning
+from ..backends import backend_for
+from ..bench.timing import Timing
+from ..cli._output import Progress, progress
+from ..nn import Conv2d
+from ..replacement import why_not_replace
+from ..tuning.contest import CANDIDATES, Stopwatch, Timer
+from .judgement import Judgement, Trials, agreed, judge
+from .recording import Example, Layer, Loss, Recording, preserved, record, runner
+from .report import OptimizationReport, Row
+from .swapping import Fusion, Swap
+from .trial import Court, Trial
+
+MARGIN = 0.03
+"""Share of PyTorch's time that must be gained before a convolution is swapped: measurements scatter."""
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def optimize(
+    model: M,
+    example_inputs: Example,
+    *,
+    loss: Loss | None = None,
+    margin: float = MARGIN,
+    candidates: int = CANDIDATES,
+    fuse: bool = True,
+    tuning_file: str | PathLike[str] | None = None,
+    quiet: bool = False,
+    timer: Timer | None = None,
+) -> tuple[M, OptimizationReport]:
+    """Make the convolutions of a model polyconv's where that is faster, in place; gives the model and a report.
+
+    Examples::
+
+        model, report = polyconv.optimize(model.eval(), torch.randn(8, 3, 224, 224))
+        print(report)
+        report.undo()
+
+    A model in evaluation mode is timed in inference, one in training mode forward and backward. Running it changes
+    nothing: buffers, gradients and random generators are put back. An activation module (``nn.ReLU``, ``nn.SiLU``) that
+    the example shows to follow a convolution, and nothing else, is computed by the convolution; the module becomes an
+    ``nn.Identity``. The example should therefore take every path that the model will take.
+
+    Args:
+        model: any module on a CPU or a CUDA device. ``torch.nn.Conv2d`` modules in float32 are considered.
+        example_inputs: what the model is called with: a tensor, a tuple of positional arguments, or a dict of named
+            ones. Shapes, strides and values like those of real use give choices that hold there.
+        loss: in training, from the output to the number whose gradient is computed; by default the sum of all outputs
+            with random weights.
+        margin: share of PyTorch's time that a convolution must gain to be swapped.
+        candidates: how many of polyconv's plans are timed for each problem, from the cost model's first on.
+        fuse: let convolutions compute the activations that follow them.
+        tuning_file: merge what was measured into this tuning file, for other processes.
+        quiet: show no progress on standard error.
+        timer: what times the calls, instead of the clock.
+    """
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    timer = timer or Stopwatch(device)
+    convolutions, left_alone = _convolutions(model)
+    with preserved(model), progress(quiet=quiet) as shown:
+        recording = record(model, convolutions, example_inputs, loss)
+        shown.expect(sum(len(layer.calls) for layer in recording.layers) + 1)
+        fusable = [Fusion(*group) for group in recording.flow.groups()] if fuse else []
+        court = Court(timer, training=model.training, candidates=candidates)
+        trials = _trials(recording, fusable, court, shown)
+        judgement = judge(trials, fusable, margin)
+        chosen = {
+            key: name for layer in judgement.swapped for trial in trials[layer] for key, name in trial.choices.items()
+        }
+        swap = Swap([layer.module for layer in judgement.swapped], judgement.fusions)
+        run = runner(model, example_inputs, loss)
+        before, after = _time_whole(timer, swap, chosen, run, training=model.training)
+        shown.step("the model")
+    faster = after is not None and after.best < before.best and after.median < before.median
+    faster = agreed(f"keep {type(model).__qualname__} {sorted(chosen)}", faster)
+    if faster:
+        choices.remember(chosen)
+        swap.apply()
+    if tuning_file is not None:
+        _save(Path(tuning_file), device, trials)
+    return model, OptimizationReport(
+        mode="training" if model.training else "inference",
+        device=str(device),
+        rows=tuple(_rows(trials, judgement, kept=faster)),
+        left_alone={**left_alone, **dict.fromkeys(recording.idle, "it does not run on these inputs")},
+        before=before,
+        after=after if faster and after is not None else before,
+        verdict=_verdict(before, after, kept=faster),
+        choices=chosen if faster else {},
+        _undo=_undoing(swap, chosen),
+    )
+
+
+def _convolutions(model: nn.Module) -> tuple[dict[str, nn.Conv2d], dict[str, str]]:
+    """The convolutions to consider by name, each once, and why others are left alone."""
+    found: dict[str, nn.Conv2d] = {}
+    left_alone: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d):
+            reason = _why_not(module)
+            if reason is None:
+                found[name] = module
+            else:
+                left_alone[name] = reason
+    return found, left_alone
+
+
+def _why_not(module: nn.Conv2d) -> str | None:
+    if isinstance(module, Conv2d):
+        return "it is polyconv's already"
+    if isinstance(module, nn.LazyConv2d):
+        return "it is lazy and has seen no input yet: call the model once"
+    if type(module) is not nn.Conv2d:
+        return why_not_replace(module) or "its weight is parametrised, which polyconv.replace can keep"
+    dtype = module.weight.dtype
+    return None if dtype == torch.float32 else f"its weight is {dtype}; polyconv's kernels compute in float32"
+
+
+def _trials(recording: Recording, fusable: Sequence[Fusion], court: Court, shown: Progress) -> dict[Layer, list[Trial]]:
+    """Each layer on each of its inputs."""
+    follows = {conv: fusion for fusion in fusable for conv in fusion.convolutions}
+    trials: dict[Layer, list[Trial]] = {}
+    for layer in recording.layers:
+        fusion = follows.get(layer.module)
+        activation, kind = (fusion.modules[0], fusion.activation) if fusion is not None else (None, None)
+        trials[layer] = []
+        for call in layer.calls.values():
+            trials[layer].append(court.trial(layer, call, activation, kind))
+            shown.step(layer.name)
+    return trials
+
+
+def _time_whole(
+    timer: Timer, swap: Swap, chosen: Mapping[str, str], run: Callable[[], None], *, training: bool
+) -> tuple[Timing, Timing | None]:
+    """The model before and after the swaps, in turn; only before, where there are none."""
+    forced = choices.Forced(chosen)
+
+    @contextmanager
+    def swapped() -> Iterator[None]:
+        with forced, swap:
+            yield
+
+    calls = {"before": run, "after": run} if swap.convolutions else {"before": run}
+    with torch.enable_grad() if training else torch.inference_mode():
+        timings = timer("the model", calls, {"before": nullcontext, "after": swapped})
+    return timings["before"], timings.get("after")
+
+
+def _verdict(before: Timing, after: Timing | None, *, kept: bool) -> str:
+    if after is None:
+        return "no convolution is faster in polyconv"
+    if kept:
+        return f"{before.best / after.best:.2f} times as fast"
+    return f"with the swaps it takes {after.best * 1e3:.4g} ms, so all of them were undone"
+
+
+def _undoing(swap: Swap, chosen: Mapping[str, str]) -> Callable[[], None]:
+    def undo() -> None:
+        if swap.applied:
+            swap.undo()
+            choices.forget(chosen)
+
+    return undo
+
+
+def _save(path: Path, device: torch.device, trials: Trials) -> None:
+    entries = {key: entry for tried in trials.values() for trial in tried for key, entry in trial.entries.items()}
+    tuning.update(path, tuning.Tuning.of(backend_for(device).environment(), entries))
+
+
+def _rows(trials: Trials, judgement: Judgement, *, kept: bool) -> Iterator[Row]:
+    for layer, tried in trials.items():
+        for call, trial in zip(layer.calls.values(), tried, strict=True):
+            swapped = kept and layer in judgement.swapped
+            undone = layer in judgement.swapped and not kept
+            why = "faster alone, but not in the whole model" if undone else judgement.reasons[layer]
+            yield _row(layer, call.count, trial, swapped, layer.module in judgement.fused, why)
+
+
+def _row(layer: Layer, calls: int, trial: Trial, swapped: bool, fused: bool, why: str) -> Row:
+    ours = trial.fused_seconds if fused and trial.fused_seconds is not None else trial.seconds
+    return Row(
+        layer=layer.name,
+        shape=trial.shape,
+        calls=calls,
+        plan=trial.plan,
+        before=trial.torch_seconds,
+        after=ours if swapped else trial.torch_seconds,
+        ours=ours,
+        error=trial.error,
+        torch_error=trial.torch_error,
+        swapped=swapped,
+        why=why,
+    )

@@ -1,0 +1,135 @@
+"""What :func:`polyconv.optimize` did to a model, and what it gained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..bench.timing import Timing
+from ..cli._output import plain_table, rich
+
+HEADERS = ("layer", "convolution", "plan", "outcome", "PyTorch ms", "ours ms", "faster", "error", "PyTorch's")
+TEXTS = 4
+"""Columns of text, before the numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One convolution of the model, on inputs of one shape."""
+
+    layer: str
+    shape: str
+    calls: int
+    """In one run of the model."""
+    plan: str
+    """What polyconv runs, or would run."""
+    before: float
+    """Seconds of one call of PyTorch's module, with the activation after it where that could be fused; in training
+    with the backward pass."""
+    after: float
+    """The same of what runs now."""
+    ours: float
+    """The same of polyconv's module, whether it runs now or not."""
+    error: float
+    """The largest deviation from float64 on the model's data, relative to the output's scale."""
+    torch_error: float
+    """PyTorch's, in the same unit."""
+    swapped: bool
+    why: str
+    """Why it was swapped or not."""
+
+
+@dataclass(frozen=True)
+class OptimizationReport:
+    """Prints as a table; :meth:`undo` takes everything back."""
+
+    mode: str
+    """``inference`` or ``training``."""
+    device: str
+    rows: tuple[Row, ...]
+    left_alone: Mapping[str, str]
+    """Convolutions that were not measured -> why."""
+    before: Timing
+    """The whole model, in seconds, as it was."""
+    after: Timing
+    """The whole model as it is now: the same as before where nothing was gained."""
+    verdict: str
+    """What the whole model's time decided, in words."""
+    choices: Mapping[str, str]
+    """Problems whose measured plan is in force -> the plan, as in a tuning file."""
+    _undo: Callable[[], None] = field(repr=False, compare=False)
+
+    @property
+    def swapped(self) -> tuple[str, ...]:
+        """Names of the modules that are polyconv's now."""
+        return tuple(dict.fromkeys(row.layer for row in self.rows if row.swapped))
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast the whole model is."""
+        return self.before.best / self.after.best
+
+    def undo(self) -> None:
+        """Make the model what it was: every class, every activation. Doing so twice changes nothing more."""
+        self._undo()
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything but :meth:`undo`, for ``json.dumps``."""
+        return {
+            "mode": self.mode,
+            "device": self.device,
+            "rows": [asdict(row) for row in self.rows],
+            "left_alone": dict(self.left_alone),
+            "before": asdict(self.before),
+            "after": asdict(self.after),
+            "speedup": self.speedup,
+            "verdict": self.verdict,
+            "choices": dict(self.choices),
+        }
+
+    def __str__(self) -> str:
+        text = plain_table(self._title(), HEADERS, [_cells(row) for row in self.rows], left=TEXTS)
+        return "\n".join([text, *self._notes()])
+
+    __repr__ = __str__
+
+    def table(self) -> Any:
+        """The rows as a table of ``rich``, which ``polyconv[cli]`` installs."""
+        module = rich("table")
+        if module is None:
+            raise ModuleNotFoundError("report.table() needs rich: pip install 'polyconv[cli]', or print(report)")
+        drawn = module.Table(title=self._title(), title_justify="left", caption="\n".join(self._notes()))
+        for place, header in enumerate(HEADERS):
+            drawn.add_column(header, justify="left" if place < TEXTS else "right", overflow="fold")
+        for row in self.rows:
+            drawn.add_row(*_cells(row), style="" if row.swapped else "dim")
+        return drawn
+
+    def __rich__(self) -> Any:
+        return self.table()
+
+    def _title(self) -> str:
+        return f"{self.mode} on {self.device}: {len(self.swapped)} of {len(self._layers())} convolutions swapped"
+
+    def _layers(self) -> set[str]:
+        return {row.layer for row in self.rows} | set(self.left_alone)
+
+    def _notes(self) -> list[str]:
+        notes = [f"left alone: {name or '(the model itself)'}: {why}" for name, why in self.left_alone.items()]
+        before, after = self.before.best * 1e3, self.after.best * 1e3
+        return [*notes, f"the model: {before:.4g} ms before, {after:.4g} ms now: {self.verdict}"]
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        row.layer,
+        row.shape if row.calls == 1 else f"{row.shape}, {row.calls} calls",
+        row.plan,
+        ("swapped: " if row.swapped else "left: ") + row.why,
+        f"{row.before * 1e3:.4g}",
+        f"{row.ours * 1e3:.4g}",
+        f"{row.before / row.ours:.2f}x" if row.ours else "",
+        f"{row.error:.1e}",
+        f"{row.torch_error:.1e}",
+    ]

@@ -1,0 +1,167 @@
+"""One convolution of a model on trial: PyTorch's module against polyconv's, on the model's own data."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from .. import choices
+from ..backends import backend_for
+from ..bench.contestants import Operands
+from ..bench.run import shape_of
+from ..choices import Decision
+from ..nn import Conv2d
+from ..problem import Activation, Pass
+from ..tuning import Entry, problem_key
+from ..tuning.contest import Outcome, Timer, contest, times_of
+from .recording import Call, Layer
+
+TORCH, OURS, FUSED = "PyTorch", "polyconv", "polyconv, fused"
+
+Passes = Callable[[], object]
+"""One call of a module: forward, and in training backward."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was measured for one layer on inputs of one shape. Seconds are of one call."""
+
+    shape: str
+    plan: str
+    torch_seconds: float
+    seconds: float
+    """Of polyconv's module, the activation that follows computed apart."""
+    fused_seconds: float | None
+    """Of polyconv's module with the activation inside, where that is possible."""
+    error: float
+    torch_error: float
+    choices: Mapping[str, str]
+    """Key of a problem -> the candidate that is to run."""
+    entries: Mapping[str, Entry]
+    """For a tuning file."""
+
+
+class Court:
+    """Tries layers one after another; what was timed for one problem is not timed again for the next layer."""
+
+    def __init__(self, timer: Timer, *, training: bool, candidates: int) -> None:
+        self.timer = timer
+        self.training = training
+        self.candidates = candidates
+        self._known: dict[str, dict[str, float]] = {}
+
+    def trial(self, layer: Layer, call: Call, activation: nn.Module | None, fused: str | None) -> Trial:
+        """Time one layer on one of its inputs. ``activation`` follows it always; ``fused`` is what it is called."""
+        twin = _twin(layer.module, None)
+        decisions = self._decisions(twin, call)
+        operands = _operands(layer.module, call)
+        backend = backend_for(call.x.device)
+        outcomes: list[Outcome] = []
+        for decision in decisions:
+            if decision.key not in self._known:
+                self._known[decision.key] = times_of(decision, operands, backend, self.timer, most=self.candidates)
+            known = self._known[decision.key]
+            outcomes.append(contest(decision, operands, backend, self.timer, known=known))
+        chosen = {outcome.key: outcome.entry.choice for outcome in outcomes}
+        if fused is not None:
+            chosen.update(_fused_choices(outcomes, Activation(fused), backend.contenders))
+        calls: dict[str, Passes] = {
+            TORCH: self._passes(layer.module, nn.Conv2d.forward, call, activation),
+            OURS: self._passes(twin, Conv2d.forward, call, activation),
+        }
+        if fused is not None:
+            calls[FUSED] = self._passes(_twin(layer.module, fused), Conv2d.forward, call, None)
+        forced = choices.Forced(chosen)
+        within: dict[str, Callable[[], AbstractContextManager[object]]] = dict.fromkeys(calls, lambda: forced)
+        within[TORCH] = nullcontext
+        with self._mode():
+            timings = self.timer(layer.name, calls, within)
+        return Trial(
+            shape=f"{_times(call.x.shape)}: {shape_of(decisions[0].problem)}" if decisions else _times(call.x.shape),
+            plan=_plan(outcomes),
+            torch_seconds=timings[TORCH].best,
+            seconds=timings[OURS].best,
+            fused_seconds=timings[FUSED].best if fused is not None else None,
+            error=max((outcome.error for outcome in outcomes), default=0.0),
+            torch_error=max((outcome.torch_error for outcome in outcomes), default=0.0),
+            choices=chosen,
+            entries={outcome.key: outcome.entry for outcome in outcomes},
+        )
+
+    def _decisions(self, twin: nn.Module, call: Call) -> list[Decision]:
+        """The problems that one call of polyconv's module asks for."""
+        with choices.watched() as seen, self._mode():
+            self._passes(twin, Conv2d.forward, call, None)()
+        return list({decision.key: decision for decision in seen}.values())
+
+    def _mode(self) -> AbstractContextManager[object]:
+        return torch.enable_grad() if self.training else torch.inference_mode()
+
+    def _passes(
+        self, module: nn.Module, forward: Callable[..., Tensor], call: Call, activation: nn.Module | None
+    ) -> Passes:
+        x = call.x.detach()
+
+        def run(x: Tensor) -> Tensor:
+            y = forward(module, x)
+            return y if activation is None else type(activation).forward(activation, y)
+
+        if not self.training:
+            return lambda: run(x)
+        x.requires_grad_(call.needs_dx)
+        wanted = [tensor for tensor in (x, *module.parameters(recurse=False)) if tensor.requires_grad]
+        if not wanted or call.dy is None:
+            return lambda: run(x)
+        return lambda: torch.autograd.grad(run(x), wanted, call.dy)
+
+
+def _plan(outcomes: list[Outcome]) -> str:
+    """What runs: in training, by pass."""
+    if len(outcomes) == 1:
+        return outcomes[0].entry.choice
+    return "; ".join(f"{outcome.decision.problem.kind} {outcome.entry.choice}" for outcome in outcomes)
+
+
+def _twin(module: nn.Conv2d, activation: str | None) -> nn.Module:
+    """A polyconv.Conv2d with the very parameters of a torch.nn.Conv2d."""
+    twin = copy.copy(module)
+    twin.__class__ = Conv2d
+    if activation is not None:
+        twin.activation = activation  # type: ignore[assignment]
+    return twin
+
+
+def _operands(module: nn.Conv2d, call: Call) -> Operands:
+    def batched(tensor: Tensor | None) -> Tensor | None:
+        return tensor.unsqueeze(0) if tensor is not None and tensor.dim() == 3 else tensor
+
+    x, bias = batched(call.x), module.bias
+    assert x is not None
+    return Operands(x, module.weight.detach(), None if bias is None else bias.detach(), batched(call.dy))
+
+
+def _fused_choices(
+    outcomes: list[Outcome], activation: Activation, contenders: Callable[..., tuple[str, ...]]
+) -> dict[str, str]:
+    """The same candidates for the problems with an activation: it comes after the sums, whoever sums."""
+    found = {}
+    for outcome in outcomes:
+        problem, inference = outcome.decision.problem, outcome.decision.inference
+        if problem.kind is not Pass.FPROP:
+            continue
+        fused = replace(problem, activation=activation)
+        names, choice = contenders(fused, inference=inference), outcome.entry.choice
+        if choice.endswith(", ATen"):  # which is called what it does beside
+            choice = next((name for name in names if name.endswith(", ATen")), choice)
+        if choice in names:
+            found[problem_key(fused, kept_weights=inference)] = choice
+    return found
+
+
+def _times(shape: torch.Size) -> str:
+    return "×".join(map(str, shape))

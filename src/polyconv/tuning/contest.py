@@ -1,0 +1,186 @@
+"""Measure, and choose: the candidates for one problem, timed in turn with PyTorch's convolution on the same numbers.
+
+The core of ``polyconv tune``, which draws its numbers, and of :func:`polyconv.optimize`, which takes a model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .. import choices, reference
+from ..backends import Backend
+from ..bench.accuracy import measure_all, scale
+from ..bench.contestants import Operands, ours, pytorch
+from ..bench.timing import Timing, Within, cuda_sample, interleaved, sample
+from ..choices import Decision
+from ..problem import PaddingMode, Pass, Problem
+from .file import Entry
+
+TORCH = "PyTorch"
+"""The contestant that is not ours."""
+CANDIDATES = 3
+"""Those of polyconv's that the cost model ranks first; PyTorch's convolution, where it is a candidate, runs besides."""
+REPEATS = 7
+PATIENCE = 4.0
+"""Seconds after which a contest ends with the rounds that it has."""
+WHOLE, SAMPLE = 2e8, 5e7
+"""Multiply-adds that a comparison with float64 may take: of the whole result, or of a sample of it."""
+AS_PYTORCH = 4.0
+"""A result is exact enough, whatever the tolerance, if its error is at most so many times PyTorch's own: both round."""
+
+
+class Timer(Protocol):
+    """Times named calls. Tests have one that knows the times already."""
+
+    def __call__(
+        self, what: str, calls: Mapping[str, Callable[[], object]], within: Within
+    ) -> Mapping[str, Timing]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stopwatch:
+    """Times calls in turn on a device, by the clock."""
+
+    device: torch.device
+    repeats: int = REPEATS
+    patience: float = PATIENCE
+
+    def __call__(self, what: str, calls: Mapping[str, Callable[[], object]], within: Within) -> Mapping[str, Timing]:
+        timer = cuda_sample if self.device.type == "cuda" else sample
+        return interleaved(calls, self.repeats, timer, within=within, patience=self.patience)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a contest found."""
+
+    decision: Decision
+    """What was asked, and what would have run without the contest."""
+    entry: Entry
+    error: float
+    """Of the choice: the largest deviation from float64, relative to the output's scale."""
+    torch_error: float
+    """PyTorch's, in the same unit."""
+
+    @property
+    def key(self) -> str:
+        return self.decision.key
+
+    @property
+    def seconds(self) -> float:
+        """One call of the choice."""
+        return self.entry.seconds[self.entry.choice]
+
+
+def decision_of(problem: Problem, operands: Operands, *, inference: bool) -> Decision:
+    """What is decided when a pass runs on these tensors: with their strides and alignment, in training or not."""
+    with choices.watched() as seen, state(problem, inference=inference):
+        ours(problem, _operands(problem, operands, inference=inference))()
+    return next((one for one in seen if one.problem.kind is problem.kind), Decision(problem, inference, "", ""))
+
+
+def contest(
+    decision: Decision,
+    operands: Operands,
+    backend: Backend,
+    timer: Timer,
+    *,
+    most: int = CANDIDATES,
+    known: Mapping[str, float] | None = None,
+) -> Outcome:
+    """Time the candidates, and choose the fastest that is exact enough.
+
+    ``known``: times that were measured before for the same problem (:func:`times_of`); then only the error is new.
+    """
+    seconds = dict(known or times_of(decision, operands, backend, timer, most=most))
+    torch_seconds = seconds.pop(TORCH)
+    problem, inference = decision.problem, decision.inference
+    with state(problem, inference=inference):
+        theirs = pytorch(problem, operands)().detach()
+    for name in sorted(seconds, key=lambda name: seconds[name]):
+        with choices.Forced({decision.key: name}), state(problem, inference=inference):
+            mine = ours(problem, _operands(problem, operands, inference=inference))().detach()
+        error, torch_error = _errors(problem, operands, mine, theirs)
+        if error <= max(problem.tolerance, AS_PYTORCH * torch_error):
+            return Outcome(decision, Entry(name, seconds, torch_seconds), error, torch_error)
+    raise RuntimeError(
+        f"no candidate for {problem} keeps the tolerance {problem.tolerance:g} on this data (the last one strayed by "
+        f"{error:.1e}, PyTorch by {torch_error:.1e}): {', '.join(seconds)}"
+    )
+
+
+def times_of(
+    decision: Decision, operands: Operands, backend: Backend, timer: Timer, *, most: int = CANDIDATES
+) -> dict[str, float]:
+    """Seconds of one call, by candidate and for PyTorch."""
+    problem, inference = decision.problem, decision.inference
+    contenders = backend.contenders(problem, inference=inference)
+    names = [*contenders[:most], *(name for name in contenders[most:] if name.endswith(", ATen"))]
+    # Weights of their own: what is prepared of a weight is kept for one candidate at a time.
+    calls: dict[str, Callable[[], object]] = {
+        name: ours(problem, _operands(problem, operands, inference=inference)) for name in names
+    }
+    within: dict[str, Callable[[], AbstractContextManager[object]]] = {}
+    for name in names:
+        forced = choices.Forced({decision.key: name})
+        within[name] = lambda forced=forced: forced  # type: ignore[misc]
+    calls[TORCH] = pytorch(problem, _operands(problem, operands, inference=inference))
+    with state(problem, inference=inference):
+        timings = timer(str(problem), calls, within)
+    return {name: timing.best for name, timing in timings.items()}
+
+
+def state(problem: Problem, *, inference: bool) -> AbstractContextManager[object]:
+    """The mode in which a pass runs: gradients are recorded in a forward pass of training, and only there."""
+    if problem.kind is Pass.FPROP:
+        return torch.inference_mode() if inference else torch.enable_grad()
+    return torch.no_grad()
+
+
+def _operands(problem: Problem, operands: Operands, *, inference: bool) -> Operands:
+    """The same, with a weight of its own; in a forward pass of training, one that wants a gradient."""
+    if problem.kind is not Pass.FPROP:
+        return operands
+    with torch.inference_mode(False), torch.no_grad():
+        w = torch.empty_strided(operands.w.shape, operands.w.stride(), dtype=operands.w.dtype, device=operands.w.device)
+        w.copy_(operands.w)
+    return replace(operands, w=w.requires_grad_(not inference))
+
+
+# ---- the error
+
+
+def _errors(problem: Problem, operands: Operands, mine: Tensor, theirs: Tensor) -> tuple[float, float]:
+    results = {"mine": mine, "theirs": theirs}
+    with torch.no_grad():
+        if problem.padding_mode is PaddingMode.ZEROS or not any(problem.padding):
+            found = {name: a.error for name, a in measure_all(problem, operands, results, **_LIMITS).items()}
+        elif problem.kind is Pass.DGRAD:
+            found = _bordered_gradient(problem, operands, results)
+        else:  # the same convolution of the padded image, without padding
+            x = reference.pad(problem, operands.x)
+            inner = replace(
+                problem, in_size=(x.shape[2], x.shape[3]), padding=(0, 0, 0, 0), padding_mode=PaddingMode.ZEROS
+            )
+            found = {
+                name: a.error for name, a in measure_all(inner, replace(operands, x=x), results, **_LIMITS).items()
+            }
+    return found["mine"], found["theirs"]
+
+
+_LIMITS = {"whole": WHOLE, "sample": SAMPLE}
+
+
+def _bordered_gradient(problem: Problem, operands: Operands, results: Mapping[str, Tensor]) -> dict[str, float]:
+    """Where a border is made of the image, its gradient goes back to the pixels: the last image, as a whole."""
+    assert operands.dy is not None
+    one = replace(problem, batch=1)
+    exact = reference.dgrad(one, operands.dy[-1:], operands.w, one.x_shape)
+    unit = scale(problem, operands)
+    return {name: float((result[-1:].double() - exact).abs().max()) / unit for name, result in results.items()}

@@ -1,0 +1,182 @@
+"""The tuning file: JSON for people and for version control.
+
+::
+
+    {"format": "polyconv tuning", "schema": 1, "sections": [
+      {"environment": {"device": "cpu", "name": "Intel(R) Xeon(R)", "instruction_set": "avx512", "threads": 8, ...},
+       "entries": {"fprop x 8x32x512x512 w 64x32x5x9, stride 1x1, ...": {
+         "choice": "F(4,5) x F(4,9), tile lanes",
+         "seconds": {"F(4,5) x F(4,9), tile lanes": 0.021, ...}, "torch_seconds": 0.083,
+         "measured": "2026-11-15T11:05:00Z"}}}]}
+
+A section of another environment is skipped by readers and carried along by writers, whatever is in it. Writers merge
+into what is there and replace the file whole, under a lock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from ..files import locked, replace_whole
+from .environment import Environment
+
+FORMAT = "polyconv tuning"
+SCHEMA = 1
+"""Raise it when an entry comes to mean something else."""
+
+Json = Mapping[str, Any]
+
+
+class TuningError(ValueError):
+    """A file that is not a tuning file, or one of a version that this one cannot read. The message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What was measured for one problem, and what should run."""
+
+    choice: str
+    """The candidate, as the planner calls it."""
+    seconds: Mapping[str, float]
+    """Best time of one call, by candidate."""
+    torch_seconds: float
+    """The same of PyTorch's convolution, called as a program without polyconv would."""
+    measured: str = field(default_factory=lambda: datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"))
+    """When, in UTC."""
+
+    @classmethod
+    def from_json(cls, entry: Json) -> Entry:
+        seconds = {str(name): float(value) for name, value in entry["seconds"].items()}
+        return cls(str(entry["choice"]), seconds, float(entry["torch_seconds"]), str(entry["measured"]))
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "choice": self.choice,
+            "seconds": dict(sorted(self.seconds.items(), key=lambda pair: pair[1])),
+            "torch_seconds": self.torch_seconds,
+            "measured": self.measured,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Entries of one environment, both as the file has them: a later version may write what this one does not know."""
+
+    environment: Json
+    entries: Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The contents of a file, at most one section per environment."""
+
+    sections: tuple[Section, ...] = ()
+
+    @classmethod
+    def of(cls, environment: Environment, entries: Mapping[str, Entry]) -> Tuning:
+        return cls((Section(environment.as_json(), {key: entry.as_json() for key, entry in entries.items()}),))
+
+    def find(self, key: str, environment: Environment) -> Entry | None:
+        """What was measured for a problem in exactly this environment."""
+        asked = environment.as_json()
+        for section in self.sections:
+            if section.environment == asked and key in section.entries:
+                try:
+                    return Entry.from_json(section.entries[key])
+                except (KeyError, TypeError, ValueError, AttributeError):
+                    return None  # of a later version: the model decides
+        return None
+
+    def __len__(self) -> int:
+        return sum(len(section.entries) for section in self.sections)
+
+    def text(self) -> str:
+        """As it is written: sorted, so that version control sees only what changed."""
+        sections = sorted(self.sections, key=lambda section: _canonical(section.environment))
+        listed = [
+            {"environment": dict(s.environment), "entries": {k: s.entries[k] for k in sorted(s.entries)}}
+            for s in sections
+        ]
+        return json.dumps({"format": FORMAT, "schema": SCHEMA, "sections": listed}, indent=1) + "\n"
+
+
+def parse(text: str, name: str) -> Tuning:
+    """The contents of a file that is called ``name`` in messages."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise TuningError(f"{name} is not JSON: {error}") from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise TuningError(f'{name} is not a tuning file of polyconv\'s: it has no "format": "{FORMAT}"')
+    if found.get("schema") != SCHEMA:
+        raise TuningError(f"{name} has schema {found.get('schema')}; this version of polyconv reads {SCHEMA}")
+    try:
+        sections = [
+            Section(dict(s["environment"]), {k: dict(e) for k, e in s["entries"].items()}) for s in found["sections"]
+        ]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TuningError(f"{name} is damaged: a section has no environment and entries ({error!r})") from None
+    return merge(Tuning((section,)) for section in sections)
+
+
+def load(path: Path) -> Tuning:
+    """The contents of a file; :class:`TuningError` if they cannot be read, ``FileNotFoundError`` if there are none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise
+    except (OSError, UnicodeDecodeError) as error:
+        raise TuningError(f"{path} cannot be read: {error}") from None
+    return parse(text, str(path))
+
+
+def merge(tunings: Iterable[Tuning]) -> Tuning:
+    """All sections and entries. Of two entries for one problem the later stays, of two of one time the faster.
+
+    The result does not depend on the order.
+    """
+    environments: dict[str, Json] = {}
+    entries: dict[str, dict[str, Json]] = {}
+    for tuning in tunings:
+        for section in tuning.sections:
+            place = _canonical(section.environment)
+            environments.setdefault(place, section.environment)
+            there = entries.setdefault(place, {})
+            for key, entry in section.entries.items():
+                there[key] = max(entry, there[key], key=_rank) if key in there else entry
+    return Tuning(tuple(Section(environments[place], entries[place]) for place in sorted(environments)))
+
+
+def update(path: Path, tuning: Tuning) -> Tuning:
+    """Merge into a file, or make it; gives what it holds then. Processes that do so at once all get their part in.
+
+    A file that cannot be read as a tuning file is left alone: :class:`TuningError`.
+    """
+    path = path.resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path.parent):
+        try:
+            there = load(path)
+        except FileNotFoundError:
+            there = Tuning()
+        except TuningError as error:
+            raise TuningError(f"{error}. It was not overwritten: move it away, or name another file") from None
+        merged = merge((there, tuning))
+        replace_whole(path, merged.text().encode())
+    return merged
+
+
+def _rank(entry: Json) -> tuple[str, float, str]:
+    seconds = entry.get("seconds")
+    best = seconds.get(entry.get("choice"), inf) if isinstance(seconds, Mapping) else inf
+    return str(entry.get("measured", "")), -best if isinstance(best, (int, float)) else -inf, _canonical(entry)
+
+
+def _canonical(value: Json) -> str:
+    return json.dumps(value, sort_keys=True)

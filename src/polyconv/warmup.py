@@ -1,0 +1,85 @@
+"""Which kernels a program will want, so that they can be compiled before it runs.
+
+A plan is made for a GPU's figures, and GPUs of one architecture differ: in multiprocessors, in clocks, and in what
+their drivers report. So plans are made for every GPU of the architecture that is known, and candidates that come close
+to the chosen one count as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from . import settings
+from .plan import DEVICES, CudaDevice, KernelSpec, Plan, PlanError, all_kernels, plan_cuda
+from .plan.cuda import ways
+from .problem import Problem
+
+CLOSE = 1.3
+"""A candidate counts if it is modelled to take at most so many times as long as the chosen one."""
+
+
+class WarmupError(ValueError):
+    """What was asked for names no kernel; the message says what does."""
+
+
+@dataclass
+class Wanted:
+    """Kernels for one architecture, in the order in which they were first wanted."""
+
+    arch: str
+    kernels: dict[KernelSpec, None] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Problem -> why no kernel runs it."""
+
+
+def wanted_by(problems: Iterable[Problem], arch: str) -> Wanted:
+    """The kernels that plans for these problems may name on any GPU of the architecture."""
+    devices, workspace = devices_of(arch), settings.current().workspace_bytes
+    wanted = Wanted(arch)
+    for problem in problems:
+        for device in devices:
+            try:
+                plan = plan_cuda(problem, device, workspace)
+            except PlanError as error:
+                wanted.skipped[str(problem)] = str(error)
+                break
+            wanted.kernels.update(dict.fromkeys(plan.kernels))
+            wanted.kernels.update(dict.fromkeys(_close_kernels(plan, device, workspace)))
+    return wanted
+
+
+def wanted_by_name(names: Sequence[str], arch: str) -> Wanted:
+    """Kernels by their symbols."""
+    known = {spec.symbol: spec for spec in all_kernels()}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise WarmupError(
+            f"no kernel of this version of polyconv is called {', '.join(unknown)}; polyconv inspect --all-kernels "
+            "lists them. A message that names another version's kernel is answered by that version"
+        )
+    return Wanted(arch, dict.fromkeys(known[name] for name in names))
+
+
+def every_kernel(arch: str) -> Wanted:
+    """Every kernel that any plan can name, for any architecture."""
+    return Wanted(arch, dict.fromkeys(all_kernels()))
+
+
+def devices_of(arch: str) -> list[CudaDevice]:
+    """The GPUs of an architecture that plans can be made for without one."""
+    found = [device for device in DEVICES.values() if device.arch == arch]
+    if not found:
+        known = ", ".join(dict.fromkeys(device.arch for device in DEVICES.values()))
+        raise WarmupError(
+            f"no GPU of {arch} is described here, so it is not known what would run on one (there are {known}); "
+            "--all-kernels compiles all, for any architecture"
+        )
+    return found
+
+
+def _close_kernels(plan: Plan, device: CudaDevice, workspace: int) -> Iterable[KernelSpec]:
+    close = {c.name for c in plan.candidates if c.cost_us is not None and c.cost_us <= CLOSE * plan.cost_us}
+    for way in ways(plan.problem):
+        if way.name in close and way.refusal(plan.problem) is None:
+            yield from (launch.kernel for launch in way.schedule(plan.problem, device.sms, workspace).launches)

@@ -1,0 +1,36 @@
+"""The ``polyconv`` command in a process of its own, as a shell would start it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parents[1] / "src"
+
+
+def command_line(*arguments: str) -> list[str]:
+    """What the installed script runs."""
+    return [sys.executable, "-m", "polyconv_cli", *arguments]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process's environment, with this checkout first on the import path."""
+    path = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path, **variables}
+
+
+def polyconv(
+    *arguments: str, cwd: Path | None = None, timeout: float = 300.0, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    return subprocess.run(
+        command_line(*arguments),
+        cwd=cwd,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+    )

@@ -1,0 +1,312 @@
+"""Half precision: refused or overruled, and said so, unless it is allowed; then it is followed as torch follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import polyconv
+from geometries import CASES
+from polyconv import ops, settings
+from polyconv.arguments import Geometry
+from polyconv.backends import override
+from polyconv.ops import execution
+from polyconv.ops.autocast import autocast_kernel
+from polyconv.ops.precision import widening
+from polyconv.problem import Pass
+from recording import Recorder
+from virtual_gpu import run_in_virtual_gpu
+from virtual_gpu.gpu import VirtualGpu
+
+HALF = [torch.bfloat16, torch.float16]
+
+both = pytest.mark.parametrize("Conv2d", [nn.Conv2d, polyconv.Conv2d], ids=["torch", "polyconv"])
+
+
+def network(Conv2d: type[nn.Conv2d]) -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), Conv2d(16, 4, 3, stride=2))
+
+
+# ---- as it is by default
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_autocast_computes_in_float32(dtype: torch.dtype) -> None:
+    x, w, b = torch.randn(2, 3, 6, 6, dtype=dtype), torch.randn(4, 3, 3, 3), torch.randn(4, requires_grad=True)
+    recorder = Recorder()
+    with override("cpu", recorder), torch.autocast("cpu", dtype=dtype):
+        y = polyconv.conv2d(x.requires_grad_(), w.requires_grad_(), b)
+        y.sum().backward()
+    assert y.dtype == torch.float32
+    assert {problem.dtype for problem in recorder.problems} == {"float32"}
+    assert x.grad is not None
+    assert x.grad.dtype == dtype
+    torch.testing.assert_close(y, polyconv.conv2d(x.float(), w, b))
+
+
+def test_explain_says_that_the_dtype_of_the_region_is_not_followed() -> None:
+    conv = polyconv.Conv2d(3, 4, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        text = str(polyconv.explain(conv, (2, 3, 8, 8)))
+        assert "torch.autocast's torch.bfloat16 is not followed: computes in torch.float32" in text
+        assert "polyconv.allow_low_precision()" in text
+        with torch.autocast("cpu", enabled=False):
+            assert "autocast" not in str(polyconv.explain(conv, (2, 3, 8, 8)))
+    assert "autocast" not in str(polyconv.explain(conv, (2, 3, 8, 8)))
+
+
+def test_explain_sees_a_region_inside_the_model() -> None:
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = polyconv.Conv2d(3, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x)
+            with torch.autocast("cpu", dtype=torch.float16):
+                return y + self.conv(x)
+
+    first, second = polyconv.explain(Inner(), (2, 3, 8, 8)).convolutions
+    assert first.note == ""
+    assert "torch.float16 is not followed" in second.note
+
+
+# ---- allowed
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@both
+def test_allowed_the_result_has_the_dtype_of_the_region(Conv2d: type[nn.Conv2d], dtype: torch.dtype) -> None:
+    conv = network(Conv2d)[0]
+    x = torch.randn(2, 3, 9, 9, requires_grad=True)
+    with polyconv.allow_low_precision(), torch.autocast("cpu", dtype=dtype):
+        y = conv(x)
+        y.sum().backward()
+    assert y.dtype == dtype
+    assert [t.grad.dtype for t in (x, conv.weight, conv.bias)] == [torch.float32] * 3
+    exact = F.conv2d(x.to(dtype).double(), conv.weight.to(dtype).double(), conv.bias.to(dtype).double(), padding=1)
+    torch.testing.assert_close(y, exact.to(dtype))
+
+
+@both
+def test_float64_is_left_alone(Conv2d: type[nn.Conv2d]) -> None:
+    conv, x = Conv2d(2, 3, 3).double(), torch.randn(1, 2, 5, 5).double()
+    for allowed in (False, True):
+        with polyconv.allow_low_precision(allowed), torch.autocast("cpu", dtype=torch.bfloat16):
+            assert conv(x).dtype == torch.float64
+
+
+@both
+def test_a_region_can_be_left(Conv2d: type[nn.Conv2d]) -> None:
+    conv, x = Conv2d(2, 3, 3), torch.randn(1, 2, 5, 5)
+    with polyconv.allow_low_precision(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert conv(x).dtype == torch.bfloat16
+        with torch.autocast("cpu", enabled=False):
+            assert conv(x).dtype == torch.float32
+        assert torch.is_autocast_enabled("cpu")
+        assert (x[0, 0] @ x[0, 0]).dtype == torch.bfloat16
+
+
+def test_explain_shows_what_runs_instead() -> None:
+    conv = polyconv.Conv2d(3, 4, 3)
+    with polyconv.allow_low_precision(), torch.autocast("cpu", dtype=torch.bfloat16):
+        explanation = polyconv.explain(conv, (2, 3, 8, 8))
+    (explained,) = explanation.convolutions
+    assert explained.note == ""
+    assert all(one.problem.dtype == "bfloat16" for one in explained.passes)
+    assert all("PyTorch's convolution" in one.text for one in explained.passes)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_the_predicted_error_is_that_of_the_dtype(dtype: torch.dtype) -> None:
+    x, w = torch.randn(2, 16, 20, 20).to(dtype).requires_grad_(), torch.randn(32, 16, 3, 3).to(dtype).requires_grad_()
+    y = polyconv.conv2d(x, w)
+    dy = torch.randn_like(y)
+    got = (y, *torch.autograd.grad(y, (x, w), dy))
+    exact_x, exact_w = (t.detach().double().requires_grad_() for t in (x, w))
+    exact_y = F.conv2d(exact_x, exact_w)
+    exact = (exact_y, *torch.autograd.grad(exact_y, (exact_x, exact_w), dy.double()))
+    (explained,) = polyconv.explain(polyconv.conv2d, x, w).convolutions
+    for one, value, truth in zip(explained.passes, got, exact, strict=True):
+        error = (value.double() - truth).abs().max() / truth.square().mean().sqrt()
+        predicted = float(one.text.split("predicted error ")[1].split()[0])
+        assert predicted / 5 < error < predicted
+
+
+# ---- training
+
+
+def losses(model: nn.Module, dtype: torch.dtype | None = None) -> list[float]:
+    """A few steps under autocast, with the scaler of gradients that float16 needs; in float32 without a dtype."""
+    torch.manual_seed(2)
+    x, target = torch.randn(4, 3, 12, 12), torch.randn(4, 4, 5, 5)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=dtype is not None)
+    found = []
+    for _ in range(5):
+        optimiser.zero_grad()
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            loss = F.mse_loss(model(x).float(), target)
+        scaler.scale(loss).backward()
+        scaler.step(optimiser)
+        scaler.update()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+@pytest.mark.parametrize("dtype", HALF)
+@both
+def test_training_under_autocast(Conv2d: type[nn.Conv2d], dtype: torch.dtype, allowed: bool) -> None:
+    """The losses are those of float32, to the rounding of the dtype."""
+    with polyconv.allow_low_precision(allowed):
+        found = losses(network(Conv2d), dtype)
+    assert found[-1] < 0.95 * found[0]
+    torch.testing.assert_close(found, losses(network(nn.Conv2d)), rtol=2e-2, atol=0)
+
+
+@both
+def test_the_scaler_skips_a_step_whose_gradients_overflow(Conv2d: type[nn.Conv2d]) -> None:
+    conv = Conv2d(2, 3, 3)
+    before = deepcopy(conv.state_dict())
+    optimiser = torch.optim.SGD(conv.parameters(), lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    with polyconv.allow_low_precision(), torch.autocast("cpu", dtype=torch.float16):
+        y = conv(torch.full((1, 2, 5, 5), 100.0))
+    scaler.scale(y.sum() * 1e4).backward()
+    scaler.step(optimiser)
+    scaler.update()
+    torch.testing.assert_close(conv.state_dict(), before)
+    assert scaler.get_scale() < 2.0**16
+
+
+# ---- on a GPU: widened around the kernels
+
+
+@pytest.mark.parametrize("dtype", [*HALF, torch.float64])
+def test_cuda_is_float32_only(dtype: torch.dtype) -> None:
+    with FakeTensorMode(), pytest.raises(RuntimeError, match=f"float32 only; got {dtype}") as error:
+        polyconv.conv2d(*(torch.empty(4, 4, 4, 4, device="cuda:0", dtype=dtype) for _ in range(2)))
+    assert ("allow_low_precision" in str(error.value)) == (dtype in HALF)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_allowed_half_precision_cuda_tensors_are_taken(dtype: torch.dtype) -> None:
+    with FakeTensorMode(), polyconv.allow_low_precision():
+        x, w = (torch.empty(4, 4, 4, 4, device="cuda:0", dtype=dtype) for _ in range(2))
+        assert polyconv.conv2d(x, w).dtype == dtype
+        with pytest.raises(RuntimeError, match="should be the same type"):
+            polyconv.conv2d(x, w.float())
+        with pytest.raises(RuntimeError, match=r"float32 only; got torch\.float64"):
+            polyconv.conv2d(x.double(), w.double())
+
+
+def widened_passes() -> dict[str, Callable[..., Any]]:
+    """The kernels that the operators have on a GPU; here on CPU tensors."""
+    return {kind.value: widening(getattr(execution, f"run_{kind.value}")) for kind in Pass}
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("name", ["plain 3x3", "channels_last", "slice of an image", "groups"])
+def test_widened_results_are_rounded_once(name: str, dtype: torch.dtype) -> None:
+    case = CASES[name]
+    x, w, bias = case.tensors(dtype)
+    geometry = Geometry(padding=(1, 1, 1, 1), groups=case.kwargs.get("groups", 1), tolerance=1e-4)
+    wide = [None if t is None else t.float() for t in (x, w, bias)]
+    recorder, run = Recorder(), widened_passes()
+    with override("cpu", recorder), polyconv.allow_low_precision():
+        y = run["fprop"](x, w, bias, *geometry)
+        dy = torch.randn_like(y)
+        dx = run["dgrad"](dy, w, list(x.shape), False, *geometry)
+        dw, db = run["wgrad"](dy, x, list(w.shape), False, True, *geometry)
+    assert {problem.dtype for problem in recorder.problems} == {"float32"}
+    with override("cpu", Recorder()):
+        expected = ops.fprop(*wide, *geometry)
+        assert torch.equal(y, expected.to(dtype))
+        assert y.stride() == ops.fprop(x, w, bias, *geometry).stride()
+        assert torch.equal(dx, ops.dgrad(dy.float(), wide[1], list(x.shape), False, *geometry).to(dtype))
+        expected_dw, expected_db = ops.wgrad(dy.float(), wide[0], list(w.shape), False, True, *geometry)
+        assert torch.equal(dw, expected_dw.to(dtype))
+        assert torch.equal(db, expected_db.to(dtype))
+
+
+def test_not_allowed_nothing_is_widened() -> None:
+    x, w = torch.randn(1, 2, 5, 5).half(), torch.randn(3, 2, 3, 3).half()
+    recorder = Recorder()
+    with override("cpu", recorder):
+        widened_passes()["fprop"](x, w, None, *Geometry(tolerance=1e-4))
+    assert [problem.dtype for problem in recorder.problems] == ["float16"]
+
+
+def test_on_the_virtual_gpu() -> None:
+    run_in_virtual_gpu(_half_precision_forward, torch.float16)
+
+
+def _half_precision_forward(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, w, bias = torch.randn(2, 5, 12, 13).to(dtype), torch.randn(9, 5, 3, 3).to(dtype), torch.randn(9).to(dtype)
+    geometry = Geometry(padding=(1, 1, 1, 1), tolerance=1e-4)
+    with VirtualGpu() as gpu, override("cpu", gpu.backend()), polyconv.allow_low_precision():
+        y = widened_passes()["fprop"](x, w, bias, *geometry)
+        assert gpu.launches
+    exact = F.conv2d(x.double(), w.double(), bias.double(), padding=1)
+    torch.testing.assert_close(y, exact.to(dtype), rtol=2e-3, atol=2e-3)
+
+
+def test_explain_says_what_a_gpu_does() -> None:
+    conv = polyconv.Conv2d(32, 64, 3).half()
+    with polyconv.allow_low_precision():
+        text = str(polyconv.explain(conv, (8, 32, 64, 64), device="v100"))
+    assert "Tesla V100" in text
+    assert "widened to float32 first; the result is rounded to float16 once" in text
+    assert "compute in float32; this problem is float16" in str(polyconv.explain(conv, (8, 32, 64, 64), device="v100"))
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_autocast_on_a_gpu_casts_to_one_dtype(allowed: bool) -> None:
+    """The kernel that the dispatcher calls in a region of autocast for CUDA, which torch only opens where a GPU is."""
+    seen: list[torch.dtype] = []
+
+    def op(*args: Any) -> Tensor:
+        seen.extend(arg.dtype for arg in args if isinstance(arg, Tensor))
+        return args[0]
+
+    with polyconv.allow_low_precision(allowed):
+        autocast_kernel(op, "cuda", "AutocastCUDA")(torch.randn(1), torch.randn(1).half(), None, 3)
+    assert seen == [torch.get_autocast_dtype("cuda") if allowed else torch.float32] * 2
+
+
+# ---- the setting
+
+
+def test_as_a_call_it_holds_and_as_a_context_it_ends() -> None:
+    assert not settings.current().allow_low_precision
+    with polyconv.allow_low_precision():
+        assert settings.current().allow_low_precision
+        with polyconv.allow_low_precision(False):
+            assert not settings.current().allow_low_precision
+        assert settings.current().allow_low_precision
+    assert not settings.current().allow_low_precision
+    polyconv.allow_low_precision()
+    assert settings.current().allow_low_precision
+    polyconv.allow_low_precision(False)
+    assert not settings.current().allow_low_precision
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("on", True), ("True", True), ("0", False), ("off", False)])
+def test_from_the_environment(text: str, value: bool) -> None:
+    found = settings.Settings.from_environment({"POLYCONV_ALLOW_LOW_PRECISION": text})
+    assert found.allow_low_precision is value
+
+
+def test_a_switch_that_is_neither_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"cannot read POLYCONV_ALLOW_LOW_PRECISION='maybe': a switch is 1 or 0"):
+        settings.Settings.from_environment({"POLYCONV_ALLOW_LOW_PRECISION": "maybe"})

@@ -1,0 +1,87 @@
+"""The rule that compiles the native kernels: what is compiled again, and what is not. On sources of one line."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[1] / "csrc" / "build.py"
+
+
+def load(root: Path) -> ModuleType:
+    """csrc/build.py as it is in a tree; a new one, which remembers nothing of the contents of files."""
+    spec = importlib.util.spec_from_file_location("native_build", root / "csrc" / "build.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["native_build"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("POLYCONV_BUILD_DIR", raising=False)
+    root = tmp_path / "tree"
+    (root / "csrc" / "cpu").mkdir(parents=True)
+    shutil.copy(SCRIPT, root / "csrc" / "build.py")
+    (root / "csrc" / "cpu" / "number.h").write_text("#define NUMBER 1\n")
+    (root / "csrc" / "cpu" / "uses.cc").write_text('#include "number.h"\nint uses() { return NUMBER; }\n')
+    (root / "csrc" / "cpu" / "alone.cc").write_text("int alone() { return 0; }\n")
+    return root
+
+
+def compiled(root: Path) -> set[str]:
+    """Builds; the sources that the compiler saw."""
+    objects = Path(os.environ.get("POLYCONV_BUILD_DIR", root / "build")) / "cpu"
+    for old in objects.glob("*.o"):
+        os.utime(old, (0, 0))
+    module = load(root).build()
+    assert module == root / "src" / "polyconv" / "cpu" / "_native.abi3.so"
+    assert module.exists()
+    return {path.stem for path in objects.glob("*.o") if path.stat().st_mtime > 0}
+
+
+def test_contents_decide(root: Path) -> None:
+    assert compiled(root) == {"alone", "uses"}
+    assert compiled(root) == set()
+    header = root / "csrc" / "cpu" / "number.h"
+    header.touch()
+    assert compiled(root) == set()
+    header.write_text("#define NUMBER 2\n")
+    assert compiled(root) == {"uses"}
+    (root / "csrc" / "cpu" / "alone.cc").write_text("int alone() { return 1; }\n")
+    assert compiled(root) == {"alone"}
+
+
+def test_the_command_decides(root: Path) -> None:
+    compiled(root)
+    script = root / "csrc" / "build.py"
+    script.write_text(script.read_text().replace('"-O3"', '"-O1"'))
+    assert compiled(root) == {"alone", "uses"}
+
+
+def test_a_copy_of_the_sources_uses_the_objects(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the wheel that is built from an unpacked source archive does."""
+    compiled(root)
+    shutil.copytree(root / "csrc", tmp_path / "copy" / "csrc")
+    monkeypatch.setenv("POLYCONV_BUILD_DIR", str(root / "build"))
+    assert compiled(tmp_path / "copy") == set()
+
+
+def test_a_failure_is_compiled_again(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    compiled(root)
+    source = root / "csrc" / "cpu" / "alone.cc"
+    right = source.read_text()
+    source.write_text("int alone() { return nonsense; }\n")
+    with pytest.raises(SystemExit, match=r"could not compile alone\.cc"):
+        load(root).build()
+    assert "nonsense" in capfd.readouterr().err
+    source.write_text(right)
+    assert compiled(root) == {"alone"}

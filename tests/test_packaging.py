@@ -1,0 +1,189 @@
+"""What the source archive and the wheel contain, against the tree that they are made from. Nothing is compiled.
+
+The kernels' wheel is built, repaired, installed and used by ``.ci/check_wheel``.
+"""
+
+from __future__ import annotations
+
+import email.message
+import email.parser
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import tomllib
+
+import polyconv
+from release import artifacts
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+BUILD = "from setuptools import build_meta; import sys; getattr(build_meta, 'build_' + sys.argv[1])(sys.argv[2])"
+
+
+def tree() -> list[str]:
+    """The files of the project: those that git knows or would add, or all of an unpacked source archive."""
+    if not (ROOT / ".git").exists():
+        return [
+            str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if path.is_file() and ".egg-info" not in str(path)
+        ]
+    command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    return [name for name in listed if (ROOT / name).is_file()]
+
+
+def built(kind: str, source: Path, folder: Path) -> Path:
+    """What ``pip`` would get from the build backend: an ``sdist`` or a ``wheel`` without kernels."""
+    folder.mkdir()
+    environment = {**os.environ, "POLYCONV_BUILD_NATIVE": "0"}
+    ran = subprocess.run(
+        [sys.executable, "-c", BUILD, kind, str(folder)], cwd=source, env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    (path,) = folder.iterdir()
+    return path
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    copy = tmp_path_factory.mktemp("tree")  # a build leaves things behind
+    for name in tree():
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, copy / name)
+    return built("sdist", copy, copy.parent / "sdist")
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    unpacked = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(unpacked, filter="data")
+    (source,) = unpacked.iterdir()
+    return built("wheel", source, unpacked / "wheel")
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> email.message.Message:
+    with zipfile.ZipFile(wheel) as archive:
+        text = archive.read(f"polyconv-{polyconv.__version__}.dist-info/METADATA").decode()
+    return email.parser.Parser().parsestr(text)
+
+
+def test_source_archive(sdist: Path) -> None:
+    artifacts.check_sdist(sdist)
+    artifacts.check_only_tracked(sdist, tree())
+
+
+def test_source_archive_has_what_the_tests_need(sdist: Path) -> None:
+    """All of tests/, and every folder that one of them names as a path from the root."""
+    names = set(artifacts.sdist_names(sdist))
+    sources = [name for name in tree() if name.startswith("tests/")]
+    assert set(sources) <= names
+    folders = {name.split("/")[0] for name in tree() if "/" in name and not name.startswith(".")}
+    for name in sources:
+        if name.endswith(".py"):
+            named = set(re.findall(r'ROOT / "(\w+)"', (ROOT / name).read_text(encoding="utf-8"))) & folders
+            assert all(any(other.startswith(f"{folder}/") for other in names) for folder in named), name
+
+
+def test_wheel_is_the_package(wheel: Path) -> None:
+    """Every file under src/polyconv, whatever opens it at run time, and nothing else."""
+    package = [name.removeprefix("src/") for name in tree() if name.startswith("src/polyconv/")]
+    artifacts.check_wheel(wheel, package, polyconv.__version__, native=False)
+    data = {name for name in artifacts.wheel_names(wheel) if name.startswith("polyconv/") and not name.endswith(".py")}
+    assert {"polyconv/py.typed", "polyconv/plan/profiles.json", "polyconv/bench/workloads.json"} <= data
+
+
+def test_metadata(metadata: email.message.Message) -> None:
+    assert metadata["Name"] == "polyconv"
+    assert metadata["Version"] == polyconv.__version__
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert metadata.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
+    always = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
+    assert [re.split(r"[<>=]", line)[0] for line in always] == ["torch"]
+
+
+def test_version_is_written_once() -> None:
+    """In version.py, which is where ``pyproject.toml`` reads it."""
+    pattern = re.compile(rf'version\w*\s*=\s*"{re.escape(polyconv.__version__)}"')
+    places = [
+        name
+        for name in tree()
+        if name.endswith((".py", ".toml", ".cfg")) and pattern.search((ROOT / name).read_text(encoding="utf-8"))
+    ]
+    assert places == ["src/polyconv/version.py"]
+
+
+def test_changelog_has_the_version() -> None:
+    """Under its own heading, or in brackets under Unreleased until it is."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert headings, "the changelog has no section"
+    assert polyconv.__version__ in headings[0], f"the first section is {headings[0]!r}, not {polyconv.__version__}"
+
+
+def test_extras_that_are_named_exist() -> None:
+    """In the README, the documentation, the workflows and the messages of the package."""
+    named: dict[str, str] = {}
+    for name in tree():
+        if name.endswith((".md", ".py", ".yml", ".toml")) or name.startswith(".ci/"):
+            text = (ROOT / name).read_text(encoding="utf-8")
+            for extras in re.findall(r"(?:polyconv|['\"]\.)\[([a-z0-9, ]+)\]", text):
+                named.update({extra.strip(): name for extra in extras.split(",")})
+    assert {"cu12", "cu13", "cli", "bench", "dev"} <= set(named)
+    assert {extra: name for extra, name in named.items() if extra not in PROJECT["optional-dependencies"]} == {}
+
+
+@pytest.mark.parametrize(
+    ("names", "complaint"),
+    [
+        (["README.md"], "lacks .*setup.py"),
+        ([*artifacts.SDIST_HAS, "src/polyconv/cpu/_native.abi3.so"], "_native.abi3.so, which no source archive should"),
+        ([*artifacts.SDIST_HAS, "build/lib/polyconv/nn.py"], "build/lib/polyconv/nn.py, which no"),
+    ],
+)
+def test_unfit_source_archives(names: list[str], complaint: str, tmp_path: Path) -> None:
+    path = tmp_path / "polyconv-1.0.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for name in names:
+            archive.addfile(tarfile.TarInfo(f"polyconv-1.0/{name}"))
+    with pytest.raises(artifacts.UnfitError, match=complaint):
+        artifacts.check_sdist(path)
+
+
+def test_unfit_wheels(wheel: Path) -> None:
+    names = [name for name in artifacts.wheel_names(wheel) if name.startswith("polyconv/")]
+    version = polyconv.__version__
+    with pytest.raises(artifacts.UnfitError, match=r"lacks \['polyconv/new.json'\]"):
+        artifacts.check_wheel(wheel, [*names, "polyconv/new.json"], version, native=False)
+    with pytest.raises(artifacts.UnfitError, match=r"has \['polyconv/nn.py'\] that it should not"):
+        artifacts.check_wheel(wheel, [name for name in names if name != "polyconv/nn.py"], version, native=False)
+    with pytest.raises(artifacts.UnfitError, match=r"lacks \['polyconv/cpu/_native.abi3.so'\]"):
+        artifacts.check_wheel(wheel, names, version, native=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "glibc", "complaint"),
+    [
+        (["-Wl,--no-as-needed", "-lgomp"], (2, 28), r"needs \['libgomp.so.1'\], which a user may not have"),
+        (["-Wl,-rpath,/opt/torch/lib"], (2, 28), "looks for libraries in .*/opt/torch/lib"),
+        ([], (2, 1), "needs GLIBC_2.2: see `objdump -T"),
+    ],
+)
+def test_unfit_modules(
+    flags: list[str], glibc: tuple[int, int], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shared library of one line, linked as the kernels must not be, or for a machine that is too old for it."""
+    source, module = tmp_path / "module.c", tmp_path / "module.so"
+    source.write_text("#include <unistd.h>\nint process(void) { return getpid(); }\n")
+    subprocess.run(["gcc", "-shared", "-fPIC", str(source), "-o", str(module), *flags], check=True)
+    monkeypatch.setattr(artifacts, "NEWEST_GLIBC", glibc)
+    with pytest.raises(artifacts.UnfitError, match=complaint):
+        artifacts.check_module(module)

@@ -1,0 +1,101 @@
+"""``polyconv tune``: what it measures is written, merged, and found by the backend."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from polyconv import settings, tuning
+from polyconv.backends import backend_for
+from polyconv.bench.limits import with_batch
+from polyconv.bench.workloads import find
+from polyconv.cli import main
+from polyconv.cpu import native
+from polyconv.tuning import Entry, Environment, Tuning, problem_key
+
+if not native.is_available():
+    pytest.skip(str(native.why_absent()), allow_module_level=True)
+
+NAME = "tiny-batch"
+HERE = Environment("cpu", "A", "0.1.0", "2.13.0")
+
+
+def test_measures_writes_and_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.json"
+    asked = ["tune", NAME, "--batch", "1", "--candidates", "1", "-o", str(path)]
+    assert main([*asked, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows[0]["pass"] == "fprop, inference"
+    assert [row["pass"] for row in rows[-2:]] == ["dgrad", "wgrad"]
+    kept = tuning.load(path)
+    backend = backend_for(torch.device("cpu"))
+    for row in rows:
+        found = kept.find(row["problem"], backend.environment())
+        assert found is not None
+        assert found.choice == row["choice"]
+        assert row["choice"] in row["seconds"]
+        assert row["max_error"] < 1e-4
+    (workload,) = find(NAME)
+    problem = with_batch(workload, 1).problem("dgrad")
+    assert problem_key(problem) == rows[-2]["problem"]
+    with settings.use(tuning_file=(path,)):
+        assert backend.plan(problem).choice == rows[-2]["choice"]
+        assert "chosen by the tuning file" in backend.explain(problem)
+
+
+def test_a_table_and_the_default_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with settings.use(cache_dir=tmp_path):
+        assert main(["tune", NAME, "--batch", "1", "--candidates", "1", "--pass", "wgrad"]) == 0
+        assert tuning.default_file().parent == tmp_path
+        assert len(tuning.load(tuning.default_file())) == 1
+    out = capsys.readouterr().out
+    assert "x PyTorch" in out
+    assert "1 entries in 1 sections" in out
+
+
+def test_merge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [tmp_path / f"{name}.json" for name in "abc"]
+    for path, choice, when in zip(paths, ("old", "new"), ("2026-01-01", "2026-01-02"), strict=False):
+        tuning.update(path, Tuning.of(HERE, {"k": Entry(choice, {choice: 1.0}, 2.0, when), choice: Entry("x", {}, 1)}))
+    a, b, c = map(str, paths)
+    assert main(["tune", "--merge", a, b, "-o", c]) == 0
+    assert capsys.readouterr().out == f"{c}: 3 entries in 1 sections\n"
+    found = tuning.load(paths[2]).find("k", HERE)
+    assert found is not None
+    assert found.choice == "new"
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        ([], 2, "either WORKLOADS"),
+        ([NAME, "--merge", "a"], 2, "either WORKLOADS"),
+        (["--merge", "a.json"], 2, "-o FILE"),
+        (["--merge", "nowhere.json", "-o", "c.json"], 2, "no nowhere.json"),
+        (["nonsense"], 2, "nonsense"),
+        ([NAME, "-o", "no/such/folder/t.json"], 2, "is not a directory"),
+    ],
+)
+def test_wrong_usage(
+    words: list[str],
+    status: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["tune", *words]) == status
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_that_is_none_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = tmp_path / "a.json", tmp_path / "b.json"
+    tuning.update(good, Tuning.of(HERE, {"k": Entry("x", {"x": 1.0}, 1.0)}))
+    bad.write_text("notes")
+    assert main(["tune", "--merge", str(good), "-o", str(bad)]) == 1
+    assert "not overwritten" in capsys.readouterr().err
+    assert bad.read_text() == "notes"

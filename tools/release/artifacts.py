@@ -1,0 +1,148 @@
+"""What must hold of the files of a release: the source archive, the wheel with the CPU kernels and the one without.
+
+Each check reads one file and raises :class:`UnfitError`, which says what was found and what to do. Nothing is built.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+
+SDIST_LIMIT = 1_000_000
+"""Bytes. The sources are a third of that; what is more is something that slipped in."""
+
+SDIST_HAS = (
+    "LICENSE",
+    "MANIFEST.in",
+    "PKG-INFO",
+    "README.md",
+    "csrc/build.py",
+    "csrc/cpu/bindings.cc",
+    "pyproject.toml",
+    "setup.py",
+    "src/polyconv/__init__.py",
+    "src/polyconv/kernels/common.cuh",
+    "src/polyconv/py.typed",
+    "tests/conftest.py",
+    "tools/volta/__init__.py",
+)
+"""Enough to build the package and to run its tests, by one file of each kind."""
+
+NEVER_PACKED = ("*.so", "*.o", "*.d", "*.key", "*.pyc", "*.cubin", "*.ptx", "*.png", "build/*", "dist/*", ".*/*")
+"""Products of a build, caches and pictures."""
+
+MODULE = "polyconv/cpu/_native.abi3.so"
+"""The CPU kernels, in the wheel that has them."""
+
+LIBRARIES = frozenset(
+    {
+        "libtorch_cpu.so",
+        "libc10.so",
+        "libstdc++.so.6",
+        "libgcc_s.so.1",
+        "libm.so.6",
+        "libc.so.6",
+        "ld-linux-x86-64.so.2",
+    }
+)
+"""All that the kernels may ask the loader for: torch's libraries, which torch has loaded, and what every Linux has.
+
+No OpenMP: threads are torch's own pool, and a second libgomp in the process would bring a second pool.
+"""
+
+NEWEST_GLIBC = (2, 28)
+"""Of the machines that torch's own wheels serve (manylinux_2_28)."""
+
+
+class UnfitError(Exception):
+    """A file that must not be released."""
+
+
+def sdist_names(path: Path) -> list[str]:
+    """The files in a source archive, without the folder that all of them are in."""
+    with tarfile.open(path) as archive:
+        return sorted(str(PurePosixPath(*PurePosixPath(m.name).parts[1:])) for m in archive if m.isfile())
+
+
+def wheel_names(path: Path) -> list[str]:
+    """The files in a wheel; auditwheel lists folders beside them."""
+    with zipfile.ZipFile(path) as archive:
+        return sorted(member.filename for member in archive.infolist() if not member.is_dir())
+
+
+def check_sdist(path: Path) -> None:
+    """Small, complete, and nothing but sources."""
+    if path.stat().st_size > SDIST_LIMIT:
+        raise UnfitError(f"{path.name} has {path.stat().st_size:,} bytes, more than {SDIST_LIMIT:,}: see MANIFEST.in")
+    names = sdist_names(path)
+    _require(path, names, SDIST_HAS)
+    _forbid(path, names, NEVER_PACKED)
+
+
+def check_only_tracked(path: Path, tracked: Iterable[str]) -> None:
+    """Nothing in the source archive that the repository does not have, but what setuptools writes."""
+    strange = set(sdist_names(path)) - set(tracked)
+    strange = {name for name in strange if not re.match(r"PKG-INFO$|setup\.cfg$|src/polyconv\.egg-info/", name)}
+    if strange:
+        raise UnfitError(f"{path.name} has files that git does not know: {', '.join(sorted(strange))}")
+
+
+def check_wheel(path: Path, sources: Iterable[str], version: str, *, native: bool) -> None:
+    """Exactly the package's files, the right tag and, with ``native``, kernels that every such machine can load.
+
+    Args:
+        sources: the files of the package, as ``polyconv/nn.py``.
+        version: what the metadata must say.
+    """
+    names = wheel_names(path)
+    info = f"polyconv-{version}.dist-info"
+    package = {name for name in names if not name.startswith(f"{info}/")}
+    wanted = {*sources, *([MODULE] if native else [])}
+    if package != wanted:
+        absent, strange = sorted(wanted - package), sorted(package - wanted)
+        raise UnfitError(
+            f"{path.name} lacks {absent} and has {strange} that it should not: see package-data in pyproject.toml"
+        )
+    _require(path, names, [f"{info}/METADATA", f"{info}/licenses/LICENSE", f"{info}/entry_points.txt"])
+    tag = r"cp310-abi3-manylinux_2_28_x86_64" if native else r"py3-none-any"
+    if path.name != f"polyconv-{version}-{tag}.whl":
+        raise UnfitError(f"{path.name} should be called polyconv-{version}-{tag}.whl")
+    if native:
+        with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as folder:
+            check_module(Path(archive.extract(MODULE, folder)))
+
+
+def check_module(path: Path) -> None:
+    """Kernels that find torch's libraries because torch is there, and need no newer C library than torch does."""
+    command = ["readelf", "--wide", "--dynamic", "--version-info", str(path)]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", text))
+    if not needed <= LIBRARIES:
+        raise UnfitError(f"{path.name} needs {sorted(needed - LIBRARIES)}, which a user may not have")
+    searched = re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", text)
+    if searched:
+        raise UnfitError(
+            f"{path.name} looks for libraries in {searched}, which is a place of the machine that built it"
+        )
+    newest = max((int(major), int(minor)) for major, minor in re.findall(r"Name: GLIBC_(\d+)\.(\d+)", text))
+    if newest > NEWEST_GLIBC:
+        symbol = f"GLIBC_{newest[0]}.{newest[1]}"
+        raise UnfitError(f"{path.name} needs {symbol}: see `objdump -T {path.name} | grep {symbol}`, csrc/cpu/glibc.cc")
+
+
+def _require(path: Path, names: Iterable[str], wanted: Sequence[str]) -> None:
+    absent = sorted(set(wanted) - set(names))
+    if absent:
+        raise UnfitError(f"{path.name} lacks {', '.join(absent)}")
+
+
+def _forbid(path: Path, names: Iterable[str], patterns: Sequence[str]) -> None:
+    strange = sorted(name for name in names if any(fnmatch(name, pattern) for pattern in patterns))
+    if strange:
+        raise UnfitError(f"{path.name} has {', '.join(strange)}, which no source archive should: see MANIFEST.in")
