@@ -126,8 +126,13 @@ def test_links_work_in_the_repository() -> None:
 def commands() -> Iterator[tuple[str, list[str]]]:
     """Every call of ``polyconv`` in a block of shell and in the code of a sentence or a table."""
     for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        lines = [line for block in blocks(page) if block.language in ("", "bash") for line in block.text.splitlines()]
+        text = re.sub(r"^`.*\n(?=:   )", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)  # quoted messages
+        lines = [
+            line
+            for block in blocks(page)
+            if block.language in ("", "bash")
+            for line in block.text.replace("\\\n", " ").splitlines()
+        ]
         inline = re.findall(r"`(polyconv [^`]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL))
         for line in [*lines, *(" ".join(one.split()) for one in inline)]:
             words = shlex.split(line, comments=True)

@@ -8,9 +8,9 @@ import polyconv
 
 GROUPS = {
     "Convolution": ("conv2d", "Conv2d", "LazyConv2d"),
-    "Existing models": ("replace", "restore", "Replacement", "optimize", "Optimization"),
+    "Existing models": ("replace", "restore", "Replacement", "optimize", "OptimizationReport"),
     "What would run": ("explain", "Explanation"),
-    "Accuracy": ("set_tolerance", "tolerance", "allow_low_precision", "set_allow_low_precision"),
+    "Accuracy": ("set_tolerance", "tolerance", "allow_low_precision"),
 }
 
 

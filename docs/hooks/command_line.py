@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from importlib import import_module
+from itertools import groupby
+from textwrap import dedent, wrap
 
 from polyconv.cli import COMMANDS
 
+WIDTH = 84
+"""Characters that a page shows without scrolling."""
 UNTITLED = ("positional arguments", "options")
 """argparse's own names of groups, which say nothing on a page."""
 
@@ -30,14 +34,30 @@ def _section(command: str, line: str) -> Iterator[str]:
     yield f"{line[:1].upper()}{line[1:]}."
     yield f"```text\n{_usage(parser)}\n```"
     yield from _arguments(parser._action_groups)
-    if parser.epilog:
-        yield f"```text\n{parser.epilog.strip()}\n```"
+    about, _, examples = (parser.epilog or "").partition("examples:\n")
+    if about.strip():
+        yield f"```text\n{_reflowed(about.strip())}\n```"
+    if examples.strip():
+        yield f"```bash\n{dedent(examples).strip()}\n```"
 
 
 def _usage(parser: argparse.ArgumentParser) -> str:
-    formatter = argparse.HelpFormatter(parser.prog, width=88)
+    formatter = argparse.HelpFormatter(parser.prog, width=WIDTH)
     formatter.add_usage(None, parser._actions, parser._mutually_exclusive_groups, prefix="")
     return formatter.format_help().strip()
+
+
+def _reflowed(text: str) -> str:
+    """Lines that are too wide for a page, folded together with those of the same paragraph and indent."""
+    folded: list[str] = []
+    for indent, lines in groupby(text.splitlines(), key=lambda line: line[: len(line) - len(line.lstrip())]):
+        for blank, run in groupby(lines, key=lambda line: not line.strip()):
+            part = list(run)
+            if not blank and max(map(len, part)) > WIDTH:
+                words = " ".join(line.strip() for line in part)
+                part = wrap(words, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+            folded += part
+    return "\n".join(folded)
 
 
 def _arguments(groups: list[argparse._ArgumentGroup]) -> Iterator[str]:
