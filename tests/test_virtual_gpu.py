@@ -8,6 +8,8 @@ from torch import Tensor
 
 import polyconv
 from geometries import CASES, Case
+from polyconv import reference
+from polyconv.arguments import Geometry
 from polyconv.backends import override
 from polyconv.bench.workloads import find
 from polyconv.problem import Pass, Problem
@@ -53,6 +55,22 @@ def _forward_and_backward(case: Case) -> None:
         excess = ((got.double() - exact[name]).abs() / allowed.clamp_min(1e-30)).nan_to_num(nan=float("inf"))
         where = tuple(int(i) for i in torch.unravel_index(excess.argmax(), excess.shape))
         assert excess.max() <= 1, f"{name}{list(where)} is {got[where]} and should be {exact[name][where]}"
+
+
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_the_epilogue_by_the_operator(activation: str) -> None:
+    run_in_virtual_gpu(_epilogue, activation)
+
+
+def _epilogue(activation: str) -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 8, 17, 23), torch.randn(16, 8, 3, 3)
+    bias, residual = torch.randn(16), torch.randn(2, 16, 17, 23)
+    exact = reference.fused(Geometry(padding=(1, 1, 1, 1)), x, w, bias, residual, activation)
+    with VirtualGpu() as gpu, override("cpu", gpu.backend()):
+        y = polyconv.conv2d(x, w, bias, padding=1, activation=activation, residual=residual)
+        assert all("_epilogue" in launch.name for launch in gpu.launches[-1:])
+    torch.testing.assert_close(y.double(), exact, atol=1e-4, rtol=1e-4)
 
 
 def _all_passes(
