@@ -63,6 +63,13 @@ def test_explain_says_that_the_dtype_of_the_region_is_not_followed() -> None:
     assert "autocast" not in str(polyconv.explain(conv, (2, 3, 8, 8)))
 
 
+def test_explain_says_so_beside_other_remarks() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (explained,) = polyconv.explain(polyconv.Conv2d(3, 4, 3, activation="silu"), (2, 3, 8, 8)).convolutions
+    assert "torch.bfloat16 is not followed" in explained.note
+    assert "silu is applied apart" in explained.note
+
+
 def test_explain_sees_a_region_inside_the_model() -> None:
     class Inner(nn.Module):
         def __init__(self) -> None:
@@ -308,5 +315,5 @@ def test_from_the_environment(text: str, value: bool) -> None:
 
 
 def test_a_switch_that_is_neither_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"cannot read POLYCONV_ALLOW_LOW_PRECISION='maybe': a switch is 1 or 0"):
+    with pytest.raises(ValueError, match=r"cannot read POLYCONV_ALLOW_LOW_PRECISION='maybe': expected on or off"):
         settings.Settings.from_environment({"POLYCONV_ALLOW_LOW_PRECISION": "maybe"})

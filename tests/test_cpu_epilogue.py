@@ -222,6 +222,16 @@ def test_silu_is_within_a_few_ulp(instruction_set: str) -> None:
     assert bool(((y <= 0) & (y > -3e-37))[~kept].all())
 
 
+@pytest.mark.parametrize(("activation", "residual"), EPILOGUES)
+def test_pytorchs_convolution_is_followed_by_the_rest(activation: str, residual: bool) -> None:
+    """polyconv has no kernels for bfloat16."""
+    x, w = torch.randn(2, 3, 9, 9).bfloat16(), torch.randn(4, 3, 3, 3).bfloat16()
+    added = torch.randn(2, 4, 7, 7).bfloat16() if residual else None
+    sums = F.conv2d(x, w)
+    expected = APPLIED[activation](sums if added is None else sums + added)
+    assert torch.equal(polyconv.conv2d(x, w, activation=activation, residual=added), expected)
+
+
 # ---- the operators refuse what they cannot do
 
 
@@ -232,7 +242,7 @@ def test_a_residual_of_another_layout_is_refused() -> None:
         with pytest.raises(RuntimeError, match="differ in their strides"):
             run(layer, x, w, None, y, torch.randn(layer.y).to(memory_format=torch.channels_last), "none")
         with pytest.raises(RuntimeError, match="differ in size"):
-            run(layer, x, w, None, y, torch.randn(1, 13, 17, 40), "none")
+            run(layer, x, w, None, y, torch.randn(2, 13, 17, 41), "none")
         with pytest.raises(RuntimeError, match="element types"):
             run(layer, x, w, None, y, torch.randn(layer.y).double(), "none")
     with pytest.raises(RuntimeError, match="no such activation"):

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from commands import polyconv as command
-from polyconv import cli, settings
-from polyconv.backends import override
+from polyconv import cli, settings, tuning
+from polyconv.backends import Run, backend_for, override
 from polyconv.bench.workloads import Workload, find
 from polyconv.cli import doctor
 from polyconv.cli._output import Progress
@@ -59,10 +59,11 @@ def test_without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_settings_and_where_they_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("POLYCONV_TUNING_FILE")
     monkeypatch.setenv("POLYCONV_TOLERANCE", "1e-3")
     monkeypatch.setenv("POLYCONV_TOLERENCE", "1e-3")
     found = list(findings._settings())
-    assert found[0].text == "POLYCONV_TOLERANCE=1e-3 (environment)"
+    assert "POLYCONV_TOLERANCE=1e-3 (environment)" in [finding.text for finding in found]
     assert "WORKSPACE_BYTES=67108864" in named(found, "settings").text
     assert found[-1].advice == "did you mean POLYCONV_TOLERANCE?"
     assert found[-1].state is State.WARNING
@@ -81,6 +82,21 @@ def test_a_bundle_that_is_none(tmp_path: Path) -> None:
         found = named(findings.findings(), "bundle")
     assert found.state is State.PROBLEM
     assert "no manifest.json" in found.text
+
+
+def test_tuning_files(tmp_path: Path) -> None:
+    here = backend_for(CPU).environment()
+    entry = tuning.Entry("direct", {"direct": 1.0}, 1.0)
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    tuning.update(good, tuning.Tuning.of(here, {"a": entry, "b": entry}))
+    tuning.update(good, tuning.Tuning.of(replace(here, name="another processor"), {"a": entry}))
+    bad.write_text("{}")
+    with settings.use(tuning_file=(good, bad, tmp_path / "absent.json"), cache_dir=tmp_path):
+        found = [one for one in findings.findings() if one.name == "tuning"]
+    assert found[0].text == f"{good}: 3 choices, 2 of them measured on this machine"
+    assert [one.state for one in found] == [State.OK, State.WARNING, State.WARNING]
+    assert "is not a tuning file" in found[1].text
+    assert "does not exist" in found[2].text
 
 
 def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,17 +202,22 @@ class Broken(CpuBackend):
         super().__init__()
         self.fault = fault
 
-    def run(self, problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
-        if self.fault == "raises":
-            raise RuntimeError("no kernel image is available")
-        if self.fault == "nothing is written":
-            return
-        super().run(problem, tensors)
+    def prepare(self, problem: Problem, *, inference: bool = False) -> Run:
+        right = super().prepare(problem, inference=inference)
         output = {Pass.FPROP: "y", Pass.DGRAD: "x", Pass.WGRAD: "dw"}[problem.kind]
-        if self.fault == "one element":
-            tensors[output].view(-1)[7] += 0.01 * tensors[output].std()
-        else:
-            tensors[next(name for name in tensors if name != output)].view(-1)[0] += 1
+
+        def wrong(tensors: MutableMapping[str, Tensor]) -> None:
+            if self.fault == "raises":
+                raise RuntimeError("no kernel image is available")
+            if self.fault == "nothing is written":
+                return
+            right(tensors)
+            if self.fault == "one element":
+                tensors[output].view(-1)[7] += 0.01 * tensors[output].std()
+            else:
+                tensors[next(name for name in tensors if name != output)].view(-1)[0] += 1
+
+        return wrong
 
 
 @pytest.mark.parametrize("kind", list(Pass), ids=str)

@@ -282,6 +282,45 @@ def test_tensors_that_outlive_their_transform(conv2d: Conv) -> None:
     assert y.requires_grad
 
 
+# ---- the epilogue
+
+
+def with_epilogue(activation: str | None) -> dict[str, Callable[..., Tensor]]:
+    """``activation(conv + bias + residual)``: fused, and written out with torch's."""
+    apply = {None: lambda y: y, "relu": torch.relu, "silu": F.silu}[activation]
+
+    def fused(x: Tensor, w: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+        return polyconv.conv2d(x, w, bias, padding=1, groups=2, activation=activation, residual=residual)
+
+    def written_out(x: Tensor, w: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+        return apply(F.conv2d(x, w, bias, padding=1, groups=2) + residual)
+
+    return {"fused": fused, "written out": written_out}
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "silu"])
+@pytest.mark.parametrize("mapped", [(0, 0, 0, 0), (None, None, None, 0), (0, None, None, None), (None, 0, None, 0)])
+def test_vmap_with_an_epilogue(mapped: tuple[int | None, ...], activation: str | None) -> None:
+    args = [*tensors(mapped[0] == 0, mapped[1] == 0, mapped[2] == 0)]
+    w = args[1] if args[1].dim() == 4 else args[1][0]
+    size = F.conv2d(args[0] if args[0].dim() == 4 else args[0][0], w, padding=1, groups=2).shape
+    args.append(torch.randn(*([BATCH] if mapped[3] == 0 else []), *size, dtype=torch.float64))
+    got = {name: vmap(call, in_dims=mapped)(*args) for name, call in with_epilogue(activation).items()}
+    torch.testing.assert_close(got["fused"], got["written out"])
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "silu"])
+@pytest.mark.parametrize(("outer", "inner"), [(jacrev, jacrev), (jacfwd, jacrev), (jacfwd, jacfwd)])
+def test_second_derivatives_with_an_epilogue(outer: Any, inner: Any, activation: str | None) -> None:
+    x = torch.randn(1, 2, 3, 3).double()
+    args = (x, torch.randn(2, 1, 3, 3).double(), torch.randn(2).double(), torch.randn(1, 2, 3, 3).double())
+    got = {
+        name: outer(inner(lambda *a, call=call: call(*a).pow(3).sum(), argnums=(0, 1, 3)), argnums=(0, 1, 3))(*args)
+        for name, call in with_epilogue(activation).items()
+    }
+    torch.testing.assert_close(got["fused"], got["written out"])
+
+
 # ---- modules
 
 

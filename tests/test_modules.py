@@ -359,13 +359,13 @@ def test_lazy_modules_without_a_batch_and_with_the_wrong_shape(LazyConv2d: Any, 
 
 
 def test_lazy_modules_take_what_ours_take() -> None:
-    lazy = polyconv.LazyConv2d(4, 3, padding=(0, 1, 2, 3), padding_mode="reflect", tolerance=1e-6)
+    lazy = polyconv.LazyConv2d(4, 3, padding=(0, 1, 2, 3), padding_mode="reflect", tolerance=1e-6, activation="relu")
     x = image()
-    y = lazy(x)
-    assert lazy.tolerance == 1e-6
-    torch.testing.assert_close(
-        y, polyconv.conv2d(x, lazy.weight, lazy.bias, padding=(0, 1, 2, 3), padding_mode="reflect")
-    )
+    residual = torch.randn(2, 4, 8, 14)
+    y = lazy(x, residual)
+    assert (lazy.tolerance, lazy.activation) == (1e-6, "relu")
+    expected = polyconv.conv2d(x, lazy.weight, lazy.bias, padding=(0, 1, 2, 3), padding_mode="reflect")
+    torch.testing.assert_close(y, (expected + residual).relu())
 
 
 # ---- tracing
@@ -386,6 +386,13 @@ def test_symbolic_trace_of_a_function(conv2d: Any) -> None:
     traced = torch.fx.symbolic_trace(lambda x: conv2d(x, weight, padding=1).relu())
     assert conv2d in [node.target for node in traced.graph.nodes]
     torch.testing.assert_close(traced(x), conv2d(x, weight, padding=1).relu())
+
+
+def test_symbolic_trace_keeps_the_epilogue() -> None:
+    conv, x = polyconv.Conv2d(3, 4, 3, padding=1, activation="silu"), image()
+    residual = torch.randn(2, 4, 9, 11)
+    traced = torch.fx.symbolic_trace(conv)
+    torch.testing.assert_close(traced(x, residual), conv(x, residual))
 
 
 @both

@@ -240,6 +240,18 @@ def test_a_tuning_file_keeps_what_was_measured(tmp_path) -> None:  # type: ignor
     report.undo()
 
 
+def test_what_strays_on_the_data_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from polyconv.tuning import contest
+
+    monkeypatch.setattr(contest, "_errors", lambda problem, *_: (1e-3 if problem.in_channels == 3 else 0.0, 1e-6))
+    model = small()
+    report = optimize(model, X, everything_faster("0", "2"))
+    assert report.swapped == ("2",)
+    assert "keeps the tolerance 0.0001 on this data" in report.left_alone["0"]
+    assert type(model[0]) is nn.Conv2d
+    report.undo()
+
+
 # ---- training
 
 

@@ -28,11 +28,10 @@ BUILD = "from setuptools import build_meta; import sys; getattr(build_meta, 'bui
 
 
 def tree() -> list[str]:
-    """The files of the project: those that git knows or would add, or all of an unpacked source archive."""
+    """The files of the project: those that git knows or would add; in a source archive, those on its list."""
     if not (ROOT / ".git").exists():
-        return [
-            str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if path.is_file() and ".egg-info" not in str(path)
-        ]
+        listed = (ROOT / "src" / "polyconv.egg-info" / "SOURCES.txt").read_text(encoding="utf-8").splitlines()
+        return [name for name in listed if ".egg-info/" not in name]
     command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     return [name for name in listed if (ROOT / name).is_file()]
@@ -94,7 +93,9 @@ def test_source_archive_has_what_the_tests_need(sdist: Path) -> None:
 
 def test_wheel_is_the_package(wheel: Path) -> None:
     """Every file under src/polyconv, whatever opens it at run time, and nothing else."""
-    package = [name.removeprefix("src/") for name in tree() if name.startswith("src/polyconv/")]
+    package = [
+        name.removeprefix("src/") for name in tree() if name.startswith(("src/polyconv/", "src/polyconv_cli.py"))
+    ]
     artifacts.check_wheel(wheel, package, polyconv.__version__, native=False)
     data = {name for name in artifacts.wheel_names(wheel) if name.startswith("polyconv/") and not name.endswith(".py")}
     assert {"polyconv/py.typed", "polyconv/plan/profiles.json", "polyconv/bench/workloads.json"} <= data
@@ -159,7 +160,7 @@ def test_unfit_source_archives(names: list[str], complaint: str, tmp_path: Path)
 
 
 def test_unfit_wheels(wheel: Path) -> None:
-    names = [name for name in artifacts.wheel_names(wheel) if name.startswith("polyconv/")]
+    names = [name for name in artifacts.wheel_names(wheel) if name.startswith(("polyconv/", "polyconv_cli.py"))]
     version = polyconv.__version__
     with pytest.raises(artifacts.UnfitError, match=r"lacks \['polyconv/new.json'\]"):
         artifacts.check_wheel(wheel, [*names, "polyconv/new.json"], version, native=False)

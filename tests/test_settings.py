@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,11 +40,19 @@ def test_tuning_files() -> None:
     assert read("~/a.json") == (Path.home() / "a.json",)
     assert read("off") == ()
     assert read("") is None
+    for text in ("a.json", "a.json:/b/c.json", "off", ""):
+        assert replace(settings.current(), tuning_file=read(text)).as_variables()["POLYCONV_TUNING_FILE"] == text
 
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("WORKSPACE_BYTES", "64M"), ("WORKSPACE_BYTES", "-1"), ("TOLERANCE", "-1"), ("TOLERANCE", "nan"), ("JIT", "0")],
+    [
+        ("WORKSPACE_BYTES", "64M"),
+        ("WORKSPACE_BYTES", "-1"),
+        ("TOLERANCE", "-1"),
+        ("TOLERANCE", "nan"),
+        ("JIT", "maybe"),
+    ],
 )
 def test_what_cannot_be_read_is_an_error(variable: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"cannot read POLYCONV_{variable}='{value}'"):
@@ -56,9 +66,10 @@ def test_kernels_that_are_compiled_ahead_of_time() -> None:
 
 
 def test_prints_what_would_set_it() -> None:
-    environ = {"POLYCONV_CACHE_DIR": "/a", "POLYCONV_JIT": "off", "POLYCONV_TOLERANCE": "0.001"}
-    found = Settings.from_environment(environ)
-    assert Settings.from_environment(found.as_variables()) == found
+    for files in ("", "off", "/t", f"/t{os.pathsep}/u"):
+        environ = {"POLYCONV_CACHE_DIR": "/a", "POLYCONV_JIT": "off", "POLYCONV_TUNING_FILE": files}
+        found = Settings.from_environment(environ)
+        assert Settings.from_environment(found.as_variables()) == found
 
 
 def test_use() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import polyconv
+from polyconv import settings
 from polyconv.backends import override
 from recording import Recorder
 
@@ -37,7 +38,7 @@ def network(Conv2d: Kind, **options: Any) -> nn.Sequential:
 def step(run: Any, model: nn.Module, x: Tensor) -> list[Tensor]:
     """Output and all gradients of one training step."""
     model.zero_grad()
-    x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    x.requires_grad_().grad = None
     y = run(x)
     F.mse_loss(y, torch.zeros_like(y)).backward()
     assert x.grad is not None
@@ -57,17 +58,18 @@ def test_a_training_step_in_one_graph(Conv2d: Kind, backend: str) -> None:
     compiled = torch.compile(model, backend=counted, fullgraph=True)
     x = torch.randn(2, 3, 12, 10)
     for run, trained in ((compiled, model), (other, other)):
-        optimiser = torch.optim.Adam(trained.parameters(), lr=1e-3)
+        optimiser = torch.optim.SGD(trained.parameters(), lr=0.1, momentum=0.9)
         for _ in range(3):
             step(run, trained, x)
             optimiser.step()
     assert counted.frame_count == 1
-    torch.testing.assert_close(model.state_dict(), other.state_dict(), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(model.state_dict(), other.state_dict(), rtol=1e-4, atol=1e-5)
 
 
 @both
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "sliced"])
-@pytest.mark.parametrize("padding_mode", ["zeros", "reflect", "circular"])
+@pytest.mark.parametrize(
+    ("layout", "padding_mode"), [("channels_last", "zeros"), ("sliced", "zeros"), ("contiguous", "reflect")]
+)
 def test_layouts_and_padding_modes(Conv2d: Kind, layout: str, padding_mode: str) -> None:
     model = network(Conv2d, padding_mode=padding_mode).eval()
     x = torch.randn(2, 3, 12, 20)
@@ -143,19 +145,17 @@ SIZES = [(2, 3, 8, 9), (3, 3, 9, 11), (5, 3, 30, 7), (4, 3, 41, 33)]
 
 
 @both
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("padding_mode", ["zeros", "reflect"])
+@pytest.mark.parametrize(
+    ("padding_mode", "layout"), [("zeros", torch.channels_last), ("reflect", torch.contiguous_format)]
+)
 def test_one_graph_for_all_sizes(Conv2d: Kind, padding_mode: str, layout: torch.memory_format) -> None:
     """Batch, height and width vary; the second call would be refused if it had to compile again."""
     model = network(Conv2d, padding_mode=padding_mode).to(memory_format=layout)
-    counted = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(model, backend=counted, fullgraph=True, dynamic=True)
+    compiled = torch.compile(model.eval(), backend="aot_eager", fullgraph=True, dynamic=True)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for size in SIZES:
             x = torch.randn(size).to(memory_format=layout)
-            got = step(compiled, model.eval(), x)
-            torch.testing.assert_close(got, step(model, model, x))
-    assert counted.frame_count == 1
+            torch.testing.assert_close(step(compiled, model, x), step(model, model, x))
 
 
 @both
@@ -175,7 +175,7 @@ def test_sizes_that_are_marked(Conv2d: Kind) -> None:
 @pytest.mark.parametrize("dims", [(0,), (2, 3)])
 def test_sizes_that_come_out_of_the_data(Conv2d: Kind, dims: tuple[int, ...]) -> None:
     """Unbacked: nothing at all may be assumed of them. What is wrong with a size is said when the graph runs."""
-    model = network(Conv2d).eval()
+    model = nn.Sequential(Conv2d(3, 4, 3, padding=1), nn.ReLU(), Conv2d(4, 4, 3, stride=2, groups=2))
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for size in SIZES:
@@ -183,6 +183,19 @@ def test_sizes_that_come_out_of_the_data(Conv2d: Kind, dims: tuple[int, ...]) ->
             for dim in dims:
                 torch._dynamo.decorators.mark_unbacked(x, dim)
             torch.testing.assert_close(step(compiled, model, x), step(model, model, x))
+
+
+@pytest.mark.parametrize("mark", [torch._dynamo.mark_dynamic, torch._dynamo.decorators.mark_unbacked])
+def test_any_sizes_with_an_epilogue(mark: Any) -> None:
+    conv = polyconv.Conv2d(3, 3, 3, padding=1, activation="relu")
+    compiled = torch.compile(conv, backend="aot_eager", fullgraph=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for size in SIZES:
+            x, residual = torch.randn(size), torch.randn(size)
+            for tensor in (x, residual):
+                for dim in (0, 2, 3):
+                    mark(tensor, dim)
+            torch.testing.assert_close(compiled(x, residual), conv(x, residual))
 
 
 @both
@@ -206,17 +219,16 @@ def test_a_wrong_size_is_still_an_error() -> None:
     compiled(x, w)
     with pytest.raises(Exception, match="Kernel size can't be greater than actual input size"):
         compiled(x[..., :2], w)
-    with pytest.raises(Exception, match="expected an input with 3 channels"):
+    with pytest.raises(Exception, match="channels, but got"):
         compiled(x[:, :2], w)
 
 
-@both
-def test_inductor_with_any_sizes(Conv2d: Kind) -> None:
-    """The generated code asserts sizes and strides of what the operators return."""
-    model = network(Conv2d).eval()
+def test_inductor_with_any_sizes() -> None:
+    """The generated code asserts sizes and strides of what the operators return. (It fixes those of torch's.)"""
+    model = network(polyconv.Conv2d).eval()
     compiled = torch.compile(model, fullgraph=True, dynamic=True)
     with torch._dynamo.config.patch(error_on_recompile=True):
-        for size in SIZES[:3]:
+        for size in SIZES[:2]:
             x = torch.randn(size)
             torch.testing.assert_close(step(compiled, model, x), step(model, model, x), rtol=1e-4, atol=1e-5)
 
@@ -240,7 +252,7 @@ def test_a_changed_tolerance_holds_in_both_passes() -> None:
         with polyconv.tolerance(value):
             y = compiled(x)
             assert tolerances(lambda: step(compiled, conv, x)) == [value] * 3
-        assert tolerances(y.sum().backward) == [value]  # settled by the forward pass, as without compiling
+        assert set(tolerances(y.sum().backward)) == {value}  # settled by the forward pass, as without compiling
     assert tolerances(lambda: step(compiled, conv, x)) == [1e-4] * 3
 
 
@@ -251,6 +263,8 @@ def test_changing_back_compiles_nothing() -> None:
     for _ in range(3):
         compiled(x)
         with polyconv.tolerance(1e-5):
+            compiled(x)
+        with settings.use(workspace_bytes=0):  # nothing that a graph depends on
             compiled(x)
     assert counted.frame_count == 2
 

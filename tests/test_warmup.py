@@ -17,7 +17,7 @@ import torch
 
 import polyconv
 from commands import polyconv as command
-from polyconv import cli, settings, warmup
+from polyconv import cli, settings, tuning, warmup
 from polyconv.backends import override
 from polyconv.bench.workloads import find
 from polyconv.cuda import MissingKernelError, cache
@@ -26,6 +26,7 @@ from polyconv.cuda.bundle_writer import BundleWriter
 from polyconv.cuda.cache import KernelCache
 from polyconv.cuda.entries import EntryError
 from polyconv.plan import DEVICES, all_kernels, plan_cuda
+from polyconv.preference import Preference
 from polyconv.problem import Pass
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.example import KERNELS, axpy_spec
@@ -71,6 +72,23 @@ def test_every_gpu_of_an_architecture_counts(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(warmup.DEVICES, "half", other)
     both = warmup.wanted_by([problem], "sm_80").kernels
     assert set(alone) | set(plan_cuda(problem, other).kernels) <= set(both)
+
+
+def test_what_a_tuning_file_chooses_counts(tmp_path: Path) -> None:
+    (workload,) = find("W1")
+    problem = workload.problem("fprop")
+    plan = plan_cuda(problem, DEVICES["v100"])
+    slow = max((c for c in plan.candidates if c.cost_us is not None), key=lambda c: c.cost_us or 0.0).name
+    path = tmp_path / "tuning.json"
+    entry = tuning.Entry(slow, {slow: 1.0}, 1.0)
+    there = tuning.Environment.of_cuda("Tesla V100-SXM2-16GB", "sm_70", "12.4", "12.9")
+    tuning.update(path, tuning.Tuning.of(there, {tuning.problem_key(problem): entry}))
+    usual = warmup.wanted_by([problem], "sm_70").kernels
+    chosen = plan_cuda(problem, DEVICES["v100"], prefer=Preference(slow)).kernels
+    assert not set(chosen) <= set(usual)
+    with settings.use(tuning_file=(path,)):
+        assert set(warmup.wanted_by([problem], "sm_70").kernels) == set(usual) | set(chosen)
+        assert set(warmup.wanted_by([problem], "sm_80").kernels).isdisjoint(set(chosen) - set(usual))
 
 
 def test_what_no_kernel_runs_is_said() -> None:

@@ -246,8 +246,10 @@ def _fused_call(
         return call
     forward, *gradients = call.problems
     forward = replace(forward, residual=residual is not None, activation=Activation(activation))
-    note = "where a gradient is wanted, silu is applied apart: its derivative needs the sums before it"
-    return replace(call, problems=(forward, *gradients), note=note if activation == "silu" else "")
+    notes = [call.note] if call.note else []
+    if activation == "silu":
+        notes.append("where a gradient is wanted, silu is applied apart: its derivative needs the sums before it")
+    return replace(call, problems=(forward, *gradients), note="\n".join(notes))
 
 
 def _dense_strides(tensor: Tensor) -> Strides:

@@ -114,6 +114,7 @@ class LazyConv2d(torch.nn.LazyConv2d, Conv2d):  # type: ignore[misc]
         dtype: Any = None,
         *,
         tolerance: float | None = None,
+        activation: str | None = None,
     ) -> None:
         sizes: dict[str, Any] = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
         super().__init__(
@@ -121,3 +122,5 @@ class LazyConv2d(torch.nn.LazyConv2d, Conv2d):  # type: ignore[misc]
         )
         if tolerance is not None:
             self.tolerance = checked_tolerance(tolerance)
+        if activation is not None:
+            self.activation = activation_name(activation)

@@ -71,6 +71,8 @@ class Settings:
 def _as_text(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
+    if isinstance(value, tuple):
+        return os.pathsep.join(map(str, value)) or "off"
     return "" if value is None else str(value)
 
 
@@ -131,7 +133,12 @@ def current() -> Settings:
 def _change_to(settings: Settings) -> None:
     global _current, changes
     _current = settings
-    changes = "" if settings is _initial else f"{settings.tolerance} {settings.allow_low_precision}"
+    text = _in_graphs(settings)
+    changes = "" if text == _in_graphs(_initial or settings) else text
+
+
+def _in_graphs(settings: Settings) -> str:
+    return f"tolerance={settings.tolerance} allow_low_precision={settings.allow_low_precision}"
 
 
 @contextmanager

@@ -2,17 +2,19 @@
 
 A plan is made for a GPU's figures, and GPUs of one architecture differ: in multiprocessors, in clocks, and in what
 their drivers report. So plans are made for every GPU of the architecture that is known, and candidates that come close
-to the chosen one count as well.
+to the chosen one count as well. So do the choices of tuning files that are in force.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from . import settings
 from .plan import DEVICES, CudaDevice, KernelSpec, Plan, PlanError, all_kernels, plan_cuda
 from .plan.cuda import ways
+from .preference import Preference
 from .problem import Problem
 
 CLOSE = 1.3
@@ -35,7 +37,9 @@ class Wanted:
 
 def wanted_by(problems: Iterable[Problem], arch: str) -> Wanted:
     """The kernels that plans for these problems may name on any GPU of the architecture."""
-    devices, workspace = devices_of(arch), settings.current().workspace_bytes
+    from .tuning import problem_key  # here, because it imports torch
+
+    devices, workspace, measured = devices_of(arch), settings.current().workspace_bytes, _measured(arch)
     wanted = Wanted(arch)
     for problem in problems:
         for device in devices:
@@ -46,6 +50,9 @@ def wanted_by(problems: Iterable[Problem], arch: str) -> Wanted:
                 break
             wanted.kernels.update(dict.fromkeys(plan.kernels))
             wanted.kernels.update(dict.fromkeys(_close_kernels(plan, device, workspace)))
+            for choice in measured.get(problem_key(problem), ()):
+                plan = plan_cuda(problem, device, workspace, Preference(choice, "chosen by a tuning file"))
+                wanted.kernels.update(dict.fromkeys(plan.kernels))
     return wanted
 
 
@@ -76,6 +83,19 @@ def devices_of(arch: str) -> list[CudaDevice]:
             "--all-kernels compiles all, for any architecture"
         )
     return found
+
+
+def _measured(arch: str) -> dict[str, list[str]]:
+    """Problem -> what tuning files let run on GPUs of the architecture."""
+    from .tuning import load, lookup
+
+    choices: dict[str, list[str]] = {}
+    for path in filter(Path.exists, lookup.files()):
+        for section in load(path).sections:
+            if section.environment.get("arch") == arch:
+                for key, entry in section.entries.items():
+                    choices.setdefault(key, []).append(str(entry.get("choice")))
+    return choices
 
 
 def _close_kernels(plan: Plan, device: CudaDevice, workspace: int) -> Iterable[KernelSpec]:

@@ -60,7 +60,11 @@ def _build(output: Path, work: Path) -> list[Path]:
         if tracked:
             check_only_tracked(sdist, tracked.splitlines())
     version = sdist.name.removeprefix("polyconv-").removesuffix(".tar.gz")
-    package = [name.removeprefix("src/") for name in sdist_names(sdist) if name.startswith("src/polyconv/")]
+    package = [
+        name.removeprefix("src/")
+        for name in sdist_names(sdist)
+        if name.startswith(("src/polyconv/", "src/polyconv_cli.py"))
+    ]
     with _step("the wheel without kernels"):
         pure = _only(_wheel(sdist, output, native=False), "*-none-any.whl")
         check_wheel(pure, package, version, native=False)
@@ -78,7 +82,7 @@ def _audit(built: list[Path], work: Path) -> None:
     with _step("the kernels' use of Python and of torch"):
         _python("abi3audit", "--strict", "--summary", native)
         shutil.unpack_archive(native, work / "unpacked", "zip")
-        _python("torch_abi_audit", "--check", "both", work / "unpacked" / MODULE)
+        _python("torch_abi_audit.cli", "--check", "both", work / "unpacked" / MODULE)
     with _step("the metadata"):
         _python("twine", "check", "--strict", *built)
 

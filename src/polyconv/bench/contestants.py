@@ -16,8 +16,8 @@ from torch import Tensor
 from .. import ops
 from ..arguments import Geometry
 from ..cpu import aten
-from ..cpu.aten import convolution_backward
-from ..problem import PaddingMode, Pass, Problem
+from ..cpu.aten import convolution_backward, takes_padding
+from ..problem import Pass, Problem
 
 OURS, NCHW, CHANNELS_LAST = "ours", "torch_nchw", "torch_channels_last"
 
@@ -107,12 +107,6 @@ def pytorch(problem: Problem, operands: Operands) -> Call:
     if problem.kind is Pass.DGRAD:
         return lambda: convolution_backward(problem, dy, x, w, (True, False, False))[0]
     return lambda: convolution_backward(problem, dy, x, w, (False, True, problem.bias))[1]
-
-
-def takes_padding(problem: Problem) -> bool:
-    """Whether PyTorch's convolution takes the padding as it is: zeros, as many on both sides."""
-    top, bottom, left, right = problem.padding
-    return top == bottom >= 0 and left == right >= 0 and (problem.padding_mode is PaddingMode.ZEROS or top + left == 0)
 
 
 def _padded(problem: Problem, operands: Operands) -> Call:

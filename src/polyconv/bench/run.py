@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from .. import settings
-from ..cpu.planner import plan_cpu
+from ..backends import backend_for
+from ..cpu.backend import CpuBackend
 from ..problem import Pass, Problem
 from .accuracy import measure
 from .contestants import OURS, Operands, contestants
@@ -40,7 +41,9 @@ def run(workloads: Sequence[Workload], options: Options) -> Iterator[Row]:
 
 def _contests(workload: Workload, kind: Pass, batch: Batch, options: Options) -> Iterator[Row]:
     problem = replace(with_batch(workload, batch.images).problem(kind), tolerance=settings.current().tolerance)
-    plan = plan_cpu(problem, kept_weights=problem.kind is Pass.FPROP and not options.fresh_weights)
+    backend = backend_for(torch.device("cpu"))
+    assert isinstance(backend, CpuBackend)  # the only device that is timed here
+    plan = backend.plan(problem, inference=True)
     operands = Operands.random(problem)
     calls = contestants(problem, operands, fresh_weights=options.fresh_weights)
     # Gradients are computed in training, where inference mode is off; autograd is not part of what is timed.

@@ -18,7 +18,6 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.util import find_spec
 
 INTERRUPTED, CLOSED_PIPE = 130, 141
 
@@ -34,9 +33,6 @@ COMMANDS: dict[str, str] = {
     "completion": "print a script that completes polyconv's commands in bash, zsh or fish",
 }
 """Command -> the one line that ``polyconv --help`` shows. The module has the command's name."""
-
-if find_spec(f"{__name__}.tune") is None:
-    del COMMANDS["tune"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -66,13 +66,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ..tuning import TuningError
+    from ..tuning.contest import InexactError
 
     if (args.workloads is None) == (args.merge is None):
         raise UsageError("name either WORKLOADS to measure or files to --merge")
     check_writable(args.output)
     try:
         return _merge(args) if args.merge is not None else _tune(args)
-    except TuningError as error:
+    except (TuningError, InexactError) as error:
         print(f"polyconv tune: {error}", file=sys.stderr)
         return 1
 
@@ -90,7 +91,7 @@ def _merge(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"output": str(args.output), "sections": len(written.sections), "entries": len(written)})
     else:
-        print(f"{args.output}: {len(written)} entries in {len(written.sections)} sections")
+        print(f"{args.output}: {written}")
     return 0
 
 
@@ -187,4 +188,4 @@ def _report(measured: Sequence[Measured], path: Path, written: Tuning, *, as_jso
             table.append([])
         table.append(one.cells())
     print_table("Time of one call, best of all rounds", HEADERS, table, left=4)
-    print(f"{path}: {len(written)} entries in {len(written.sections)} sections")
+    print(f"{path}: {written}")

@@ -31,7 +31,7 @@ _LARGEST_TO_SCALE = 5
 
 def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
     """PyTorch's kernels take everything, and sum in an order of their own: the error is that of one long sum."""
-    padded = "" if _is_native(problem) else " on a padded copy"
+    padded = "" if takes_padding(problem) else " on a padded copy"
     apart = _applied_apart(problem)
     yield Candidate(
         Engine.ATEN,
@@ -132,7 +132,7 @@ def _taps_met(problem: Problem) -> float:
     return met
 
 
-def _is_native(problem: Problem) -> bool:
+def takes_padding(problem: Problem) -> bool:
     """Whether ATen takes the padding as it is: zeros, the same on both sides, not negative."""
     top, bottom, left, right = problem.padding
     if not (top or bottom or left or right):
@@ -141,14 +141,14 @@ def _is_native(problem: Problem) -> bool:
 
 
 def _fprop(problem: Problem, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    native = _is_native(problem)
+    native = takes_padding(problem)
     x = x if native else pad(problem, x)
     padding = [problem.padding[0], problem.padding[2]] if native else [0, 0]
     return F.conv2d(x, w, bias, problem.stride, padding, problem.dilation, problem.groups)
 
 
 def _dgrad(problem: Problem, dy: Tensor, w: Tensor, dx: Tensor) -> Tensor:
-    if _is_native(problem):
+    if takes_padding(problem):
         return convolution_backward(problem, dy, dx, w, (True, False, False))[0]
     padded_shape = list(problem.x_shape)
     padded_shape[2] += problem.padding[0] + problem.padding[1]
@@ -160,7 +160,7 @@ def _dgrad(problem: Problem, dy: Tensor, w: Tensor, dx: Tensor) -> Tensor:
 
 
 def _wgrad(problem: Problem, x: Tensor, dy: Tensor, dw: Tensor, db: Tensor | None) -> None:
-    native = _is_native(problem)
+    native = takes_padding(problem)
     x = x if native else pad(problem, x)
     wanted = (False, True, db is not None)
     _, grad_weight, grad_bias = convolution_backward(problem, dy, x, dw, wanted, padded=not native)

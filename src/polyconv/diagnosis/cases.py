@@ -20,12 +20,20 @@ class Case:
     groups: int = 1
     padding_mode: str = "zeros"
     channels_last: bool = False
+    activation: str = "none"
+    residual: bool = False
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """The gradients know no epilogue: theirs are those of the plain convolution."""
+        return (Pass.FPROP,) if self.residual or self.activation != "none" else tuple(Pass)
 
     def problem(self, kind: Pass, larger: int = 1) -> Problem:
         """One pass of it, on an image that is so many times as high and as wide. The input gradient knows no bias."""
         n, c, height, width = self.x
         arguments: dict[str, Any] = {
-            name: getattr(self, name) for name in ("padding", "stride", "dilation", "groups", "padding_mode")
+            name: getattr(self, name)
+            for name in ("padding", "stride", "dilation", "groups", "padding_mode", "activation", "residual")
         }
         problem = Problem.make(
             kind, (n, c, height * larger, width * larger), self.w, bias=kind is not Pass.DGRAD, **arguments
@@ -47,9 +55,11 @@ CASES = {
     "5x3, depthwise, dilated": Case((1, 6, 15, 12), (12, 1, 5, 3), padding=(2, 3, 1, 0), dilation=(2, 1), groups=6),
     "3x4, reflected border": Case((1, 5, 8, 9), (6, 5, 3, 4), padding=(2, 1, 3, 2), padding_mode="reflect"),
     "3x3, channels last": Case((1, 16, 11, 10), (16, 16, 3, 3), padding=(1, 1, 1, 1), channels_last=True),
+    "3x3, residual and relu": Case((1, 16, 9, 12), (16, 16, 3, 3), (1, 1, 1, 1), activation="relu", residual=True),
+    "3x3, depthwise, silu": Case((1, 8, 10, 13), (8, 1, 3, 3), (1, 1, 1, 1), groups=8, activation="silu"),
 }
 
 
 def problems(larger: int = 1) -> dict[str, Problem]:
-    """Every case in all three passes."""
-    return {f"{name}, {kind}": case.problem(kind, larger) for name, case in CASES.items() for kind in Pass}
+    """Every case in all its passes."""
+    return {f"{name}, {kind}": case.problem(kind, larger) for name, case in CASES.items() for kind in case.passes}

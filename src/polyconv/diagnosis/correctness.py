@@ -161,15 +161,22 @@ def _tensors(problem: Problem, device: torch.device) -> tuple[dict[str, Tensor],
     bias = draw(problem.out_channels) if problem.bias else None
     given: dict[str, Tensor]
     if problem.kind is Pass.FPROP:
-        given, exact = {"x": x, "w": w}, {"y": reference.fprop(problem, x, w, bias)}
-        if bias is not None:
-            given["bias"] = bias
+        residual = draw(*problem.y_shape) if problem.residual else None
+        exact = {"y": reference.fused(problem, x, w, bias, residual, str(problem.activation))}
+        optional = {"bias": bias, "residual": residual}
+        given = {"x": x, "w": w, **{name: value for name, value in optional.items() if value is not None}}
     elif problem.kind is Pass.DGRAD:
         given, exact = {"y": y, "w": w}, {"x": reference.dgrad(problem, y, w, problem.x_shape)}
     else:
         dw, db = reference.wgrad(problem, x, y, problem.w_shape)
         given, exact = {"x": x, "y": y}, {"dw": dw, **({"db": db} if problem.bias else {})}
-    strides = {"x": problem.x_strides, "y": problem.y_strides, "w": problem.w_strides, "dw": problem.w_strides}
+    strides = {
+        "x": problem.x_strides,
+        "y": problem.y_strides,
+        "residual": problem.y_strides,
+        "w": problem.w_strides,
+        "dw": problem.w_strides,
+    }
 
     def placed(name: str, value: Tensor) -> Tensor:
         empty = torch.empty_strided(value.shape, strides.get(name, (1,)), dtype=dtype, device=device)

@@ -6,16 +6,16 @@ import ctypes
 import os
 import platform
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from enum import Enum
-from importlib import import_module
 from typing import Any
 
 import torch
 
-from .. import settings
+from .. import settings, tuning
+from ..backends import backend_for
 from ..bench.machine import processor_name
 from ..cpu import native
 from ..cuda import CudaError, driver, entries
@@ -24,6 +24,7 @@ from ..cuda.compile import check_arch, compiler_id, supported_archs
 from ..cuda.device import describe
 from ..cuda.entries import EntryError
 from ..plan.device import CudaDevice
+from ..tuning import lookup
 from ..version import __version__
 
 OLDEST_TORCH = (2, 4)
@@ -216,23 +217,24 @@ OTHER_VARIABLES = frozenset({"POLYCONV_NIGHTLY", "POLYCONV_BUILD_NATIVE"})
 
 
 def _tuning() -> Iterator[Finding]:
-    try:
-        tuning: Any = import_module("polyconv.tuning")
-        lookup: Any = import_module("polyconv.tuning.lookup")
-    except ImportError:
-        return
+    here = tuning.Environment.of_cpu(native.instruction_set() if native.is_available() else "").as_json()
     for path in lookup.files():
         if not path.exists():
-            if path != lookup.default_file():
+            if path != tuning.default_file():
                 yield Finding("tuning", State.WARNING, f"{path} does not exist", "the cost model decides instead")
             continue
         try:
-            sections = tuning.load(path).sections
+            found = tuning.load(path)
         except (tuning.TuningError, OSError) as error:
             yield Finding("tuning", State.WARNING, str(error), "the cost model decides instead")
             continue
-        count = sum(len(section.entries) for section in sections)
-        yield Finding("tuning", State.OK, f"{path}: {count} choices, measured in {len(sections)} environments")
+        matching = sum(len(s.entries) for s in found.sections if s.environment in (here, *_gpu_environments()))
+        yield Finding("tuning", State.OK, f"{path}: {len(found)} choices, {matching} of them measured on this machine")
+
+
+def _gpu_environments() -> list[Mapping[str, Any]]:
+    """The machine's GPUs as a tuning file would name them."""
+    return [backend_for(torch.device("cuda", gpu.index)).environment().as_json() for gpu in usable_gpus()]
 
 
 def _what_runs() -> Iterator[Finding]:

@@ -76,18 +76,15 @@ __device__ __forceinline__ void depthwise_strip(const Params& p) {
             for (int s = 0; s < kTapsW; s++) sum = fmaf(taps[m * kStride + a][s], x[u][a][c * kStride + s], sum);
           open[m][c] = sum;
         }
-      float complete[kColumns];
-#pragma unroll
-      for (int c = 0; c < kColumns; c++) complete[c] = open[kOpen - 1][c];
       if constexpr (EpilogueOf<Params>::kExists) {
 #pragma unroll
-        for (int c = 0; c < kColumns; c++) complete[c] += residual[u][c];
-        activate(complete, p.activation);
+        for (int c = 0; c < kColumns; c++) open[kOpen - 1][c] += residual[u][c];
+        activate(open[kOpen - 1], p.activation);
       }
       if (u32(i + u) < u32(strip.rows))
 #pragma unroll
         for (int c = 0; c < kColumns; c++)
-          if (kColumns == 1 || strip.column + c < p.columns) to[c * next_column] = complete[c];
+          if (kColumns == 1 || strip.column + c < p.columns) to[c * next_column] = open[kOpen - 1][c];
       to += p.written_row;
     }
   }

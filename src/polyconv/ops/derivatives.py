@@ -99,7 +99,7 @@ def _geometry_to_keep(arguments: Sequence[Any]) -> Geometry:
 
 
 def _forward_mode(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """A ``jvp`` from a formula that takes the geometry, the saved tensors without their tangents, and the tangents.
+    """A ``jvp`` from a formula that takes the context, the saved tensors without their tangents, and the tangents.
 
     Autograd calls a ``jvp`` with forward mode switched off and with tensors that carry the very tangents it is given.
     Under ``torch.func`` the formula may itself have to be differentiated forward, at an outer level: so forward mode is

@@ -49,11 +49,16 @@ def check_residual(residual: Tensor, x: Tensor, expected: Shape) -> None:
         )
     if residual.device != x.device:
         raise RuntimeError(f"input and residual should be on the same device: got {x.device} and {residual.device}")
-    if tuple(residual.shape) != tuple(expected):
+    if _differ(residual.shape, expected):
         raise RuntimeError(
             f"expected a residual of the output's size {list(expected)}, but got one of size {list(residual.shape)}. "
             "It is added element by element; expand() repeats a smaller one"
         )
+
+
+def _differ(shape: Shape, expected: Shape) -> bool:
+    """Whether two shapes are known to be different."""
+    return len(shape) != len(expected) or any(known(a != b) for a, b in zip(shape, expected, strict=True))
 
 
 def fprop_layout(
@@ -68,7 +73,7 @@ def fprop_layout(
 def check_gradient(grad_shape: Shape, x_shape: Shape, w_shape: Shape, geometry: Geometry) -> None:
     check_shapes(x_shape, w_shape, None, geometry)
     expected = (x_shape[0], w_shape[0], *geometry.out_size(x_shape[2:], w_shape[2:]))
-    if len(grad_shape) != 4 or any(known(got != wanted) for got, wanted in zip(grad_shape, expected, strict=True)):
+    if _differ(grad_shape, expected):
         raise RuntimeError(f"expected a gradient of the output's size {list(expected)}; got {list(grad_shape)}")
 
 

@@ -17,7 +17,7 @@ from ..bench.timing import Timing
 from ..cli._output import Progress, progress
 from ..nn import Conv2d
 from ..replacement import why_not_replace
-from ..tuning.contest import CANDIDATES, Stopwatch, Timer
+from ..tuning.contest import CANDIDATES, InexactError, Stopwatch, Timer
 from .judgement import Judgement, Trials, agreed, judge
 from .recording import Example, Layer, Loss, Recording, preserved, record, runner
 from .report import OptimizationReport, Row
@@ -76,7 +76,9 @@ def optimize(
         shown.expect(sum(len(layer.calls) for layer in recording.layers) + 1)
         fusable = [Fusion(*group) for group in recording.flow.groups()] if fuse else []
         court = Court(timer, training=model.training, candidates=candidates)
-        trials = _trials(recording, fusable, court, shown)
+        trials, inexact = _trials(recording, fusable, court, shown)
+        left_alone.update(inexact)
+        fusable = [fusion for fusion in fusable if {layer.module for layer in trials} >= set(fusion.convolutions)]
         judgement = judge(trials, fusable, margin)
         chosen = {
             key: name for layer in judgement.swapped for trial in trials[layer] for key, name in trial.choices.items()
@@ -130,18 +132,23 @@ def _why_not(module: nn.Conv2d) -> str | None:
     return None if dtype == torch.float32 else f"its weight is {dtype}; polyconv's kernels compute in float32"
 
 
-def _trials(recording: Recording, fusable: Sequence[Fusion], court: Court, shown: Progress) -> dict[Layer, list[Trial]]:
-    """Each layer on each of its inputs."""
+def _trials(
+    recording: Recording, fusable: Sequence[Fusion], court: Court, shown: Progress
+) -> tuple[dict[Layer, list[Trial]], dict[str, str]]:
+    """Each layer on each of its inputs; and why those that are not exact enough were not tried further."""
     follows = {conv: fusion for fusion in fusable for conv in fusion.convolutions}
     trials: dict[Layer, list[Trial]] = {}
+    inexact: dict[str, str] = {}
     for layer in recording.layers:
         fusion = follows.get(layer.module)
         activation, kind = (fusion.modules[0], fusion.activation) if fusion is not None else (None, None)
-        trials[layer] = []
-        for call in layer.calls.values():
-            trials[layer].append(court.trial(layer, call, activation, kind))
+        try:
+            trials[layer] = [court.trial(layer, call, activation, kind) for call in layer.calls.values()]
+        except InexactError as error:
+            inexact[layer.name] = str(error)
+        for _ in layer.calls:
             shown.step(layer.name)
-    return trials
+    return trials, inexact
 
 
 def _time_whole(

@@ -35,6 +35,10 @@ AS_PYTORCH = 4.0
 """A result is exact enough, whatever the tolerance, if its error is at most so many times PyTorch's own: both round."""
 
 
+class InexactError(RuntimeError):
+    """No candidate is exact enough on the data that was given."""
+
+
 class Timer(Protocol):
     """Times named calls. Tests have one that knows the times already."""
 
@@ -109,7 +113,7 @@ def contest(
         error, torch_error = _errors(problem, operands, mine, theirs)
         if error <= max(problem.tolerance, AS_PYTORCH * torch_error):
             return Outcome(decision, Entry(name, seconds, torch_seconds), error, torch_error)
-    raise RuntimeError(
+    raise InexactError(
         f"no candidate for {problem} keeps the tolerance {problem.tolerance:g} on this data (the last one strayed by "
         f"{error:.1e}, PyTorch by {torch_error:.1e}): {', '.join(seconds)}"
     )

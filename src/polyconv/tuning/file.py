@@ -58,10 +58,17 @@ class Entry:
     def as_json(self) -> dict[str, Any]:
         return {
             "choice": self.choice,
-            "seconds": dict(sorted(self.seconds.items(), key=lambda pair: pair[1])),
-            "torch_seconds": self.torch_seconds,
+            "seconds": {
+                name: _rounded(self.seconds[name]) for name in sorted(self.seconds, key=self.seconds.__getitem__)
+            },
+            "torch_seconds": _rounded(self.torch_seconds),
             "measured": self.measured,
         }
+
+
+def _rounded(seconds: float) -> float:
+    """As many digits as a measurement has."""
+    return float(f"{seconds:.4g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +102,13 @@ class Tuning:
 
     def __len__(self) -> int:
         return sum(len(section.entries) for section in self.sections)
+
+    def __str__(self) -> str:
+        entries, sections = len(self), len(self.sections)
+        return (
+            f"{entries} {'entry' if entries == 1 else 'entries'} "
+            f"in {sections} {'section' if sections == 1 else 'sections'}"
+        )
 
     def text(self) -> str:
         """As it is written: sorted, so that version control sees only what changed."""
