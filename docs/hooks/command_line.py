@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from importlib import import_module
 from itertools import groupby
 from textwrap import dedent, wrap
 
-from polyconv.cli import COMMANDS
+from polyconv.cli import COMMANDS, command_parser
 
 WIDTH = 84
 """Characters that a page shows without scrolling."""
@@ -21,15 +20,8 @@ def markdown() -> str:
     return "\n\n".join("\n\n".join(_section(name, line)) for name, line in COMMANDS.items())
 
 
-def parser_of(command: str) -> argparse.ArgumentParser:
-    """The parser that the command line would use."""
-    parser = argparse.ArgumentParser(prog=f"polyconv {command}", description=COMMANDS[command])
-    import_module(f"polyconv.cli.{command}").add_arguments(parser)
-    return parser
-
-
 def _section(command: str, line: str) -> Iterator[str]:
-    parser = parser_of(command)
+    parser = command_parser(command)
     yield f"## polyconv {command}"
     yield f"{line[:1].upper()}{line[1:]}."
     yield f"```text\n{_usage(parser)}\n```"
