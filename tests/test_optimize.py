@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import polyconv
 from networks import DeepLab
-from polyconv import choices, tuning
+from polyconv import choices, settings, tuning
 from polyconv.backends import backend_for
 from polyconv.bench.timing import Timing, Within
 from polyconv.cpu import native
@@ -250,6 +250,18 @@ def test_what_strays_on_the_data_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
     assert "keeps the tolerance 0.0001 on this data" in report.left_alone["0"]
     assert type(model[0]) is nn.Conv2d
     report.undo()
+
+
+def test_a_tuning_file_serves_the_fused_convolutions_too(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    model = Net(lambda n, x: n.relu(n.a(x)))
+    report = optimize(model, X, everything_faster("a"), tuning_file=tmp_path / "t.json")
+    report.undo()
+    model.a.__class__, model.a.activation = polyconv.Conv2d, "relu"
+    with settings.use(tuning_file=(tmp_path / "t.json",)), torch.inference_mode(), choices.watched() as seen:
+        model(X)
+    assert [decision.key in report.choices for decision in seen] == [True]
+    assert "relu" in seen[0].key
+    assert tuning.load(tmp_path / "t.json").find(seen[0].key, backend_for(X.device).environment())
 
 
 # ---- training

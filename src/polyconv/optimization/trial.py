@@ -67,9 +67,10 @@ class Court:
                 self._known[decision.key] = times_of(decision, operands, backend, self.timer, most=self.candidates)
             known = self._known[decision.key]
             outcomes.append(contest(decision, operands, backend, self.timer, known=known))
-        chosen = {outcome.key: outcome.entry.choice for outcome in outcomes}
+        entries = {outcome.key: outcome.entry for outcome in outcomes}
         if fused is not None:
-            chosen.update(_fused_choices(outcomes, Activation(fused), backend.contenders))
+            entries.update(_fused_entries(outcomes, Activation(fused), backend.contenders))
+        chosen = {key: entry.choice for key, entry in entries.items()}
         calls: dict[str, Passes] = {
             TORCH: self._passes(layer.module, nn.Conv2d.forward, call, activation),
             OURS: self._passes(twin, Conv2d.forward, call, activation),
@@ -90,7 +91,7 @@ class Court:
             error=max((outcome.error for outcome in outcomes), default=0.0),
             torch_error=max((outcome.torch_error for outcome in outcomes), default=0.0),
             choices=chosen,
-            entries={outcome.key: outcome.entry for outcome in outcomes},
+            entries=entries,
         )
 
     def _decisions(self, twin: nn.Module, call: Call) -> list[Decision]:
@@ -145,9 +146,9 @@ def _operands(module: nn.Conv2d, call: Call) -> Operands:
     return Operands(x, module.weight.detach(), None if bias is None else bias.detach(), batched(call.dy))
 
 
-def _fused_choices(
+def _fused_entries(
     outcomes: list[Outcome], activation: Activation, contenders: Callable[..., tuple[str, ...]]
-) -> dict[str, str]:
+) -> dict[str, Entry]:
     """The same candidates for the problems with an activation: it comes after the sums, whoever sums."""
     found = {}
     for outcome in outcomes:
@@ -159,7 +160,8 @@ def _fused_choices(
         if choice.endswith(", ATen"):  # which is called what it does beside
             choice = next((name for name in names if name.endswith(", ATen")), choice)
         if choice in names:
-            found[problem_key(fused, kept_weights=inference)] = choice
+            key = problem_key(fused, kept_weights=inference)
+            found[key] = replace(outcome.entry, choice=choice, seconds={choice: outcome.seconds})
     return found
 
 
