@@ -120,6 +120,22 @@ def test_never_slower_the_whole_model_has_the_last_word(after: float) -> None:
     assert torch.equal(model(X), y)
 
 
+def test_large_gains_alone_may_be_what_helps_the_model() -> None:
+    model = small()
+    whole = {"before": 1.0, "after": 1.1, "after, large gains only": 0.9}
+    report = optimize(model, X, Times({"0": FASTER, "2": {"polyconv": 0.9}, MODEL: whole}))
+    assert report.swapped == ("0",)
+    assert type(model[2]) is nn.Conv2d
+    assert [row.why for row in report.rows] == ["faster", "faster alone, but not in the whole model"]
+    assert report.after.best == 0.9
+    report.undo()
+    both = {"before": 1.0, "after": 0.8, "after, large gains only": 0.9}
+    report = optimize(model, X, Times({"0": FASTER, "2": {"polyconv": 0.9}, MODEL: both}))
+    assert report.swapped == ("0", "2")
+    report.undo()
+    assert {type(model[0]), type(model[2])} == {nn.Conv2d}
+
+
 def test_the_median_counts_too() -> None:
     class Lucky(Times):
         def __call__(self, what: str, *rest: Any) -> Mapping[str, Timing]:

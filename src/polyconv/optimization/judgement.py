@@ -40,7 +40,7 @@ def judge(trials: Trials, fusable: Sequence[Fusion], margin: float) -> Judgement
         together = [layers[conv] for conv in fusion.convolutions]  # type: ignore[index]
         theirs, apart, fused = (sum(_seconds(layer, trials)[i] for layer in together) for i in range(3))
         gains = fused <= apart and fused < (1 - margin) * theirs
-        if agreed(f"fuse {[layer.name for layer in together]}", gains):
+        if agreed(f"fuse {margin} {[layer.name for layer in together]}", gains):
             fusions.append(fusion)
             swapped += together
             reasons.update(dict.fromkeys(together, f"faster, with {fusion.activation} inside"))
@@ -48,7 +48,7 @@ def judge(trials: Trials, fusable: Sequence[Fusion], margin: float) -> Judgement
         if layer in reasons:
             continue
         theirs, apart, _ = _seconds(layer, trials)
-        if agreed(f"swap {layer.name} {[trial.shape for trial in trials[layer]]}", apart < (1 - margin) * theirs):
+        if agreed(f"swap {margin} {layer.name} {[t.shape for t in trials[layer]]}", apart < (1 - margin) * theirs):
             swapped.append(layer)
             reasons[layer] = "faster"
         else:
@@ -68,6 +68,9 @@ def _seconds(layer: Layer, trials: Trials) -> tuple[float, float, float]:
 
 def agreed(what: str, decision: bool) -> bool:
     """The same decision on every rank: that of the first to make it."""
-    if agreement.ranks() == 1:
-        return decision
-    return agreement.agree("optimize", what, "yes" if decision else "no") == "yes"
+    return agreed_word(what, "yes" if decision else "no") == "yes"
+
+
+def agreed_word(what: str, word: str) -> str:
+    """The same word on every rank."""
+    return word if agreement.ranks() == 1 else agreement.agree("optimize", what, word)

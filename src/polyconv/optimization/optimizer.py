@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +20,7 @@ from ..cli._output import Progress, progress
 from ..nn import Conv2d
 from ..replacement import why_not_replace
 from ..tuning.contest import CANDIDATES, InexactError, Stopwatch, Timer
-from .judgement import Judgement, Trials, agreed, judge
+from .judgement import Judgement, Trials, agreed_word, judge
 from .recording import Example, Layer, Loss, Recording, preserved, record, runner
 from .report import OptimizationReport, Row
 from .swapping import Fusion, Swap
@@ -26,6 +28,9 @@ from .trial import Court, Trial
 
 MARGIN = 0.03
 """Share of PyTorch's time that must be gained before a convolution is swapped: measurements scatter."""
+
+LARGE = 0.15
+"""The same of a gain that is worth a second try of the whole model, if there are smaller ones beside it."""
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -79,32 +84,54 @@ def optimize(
         trials, inexact = _trials(recording, fusable, court, shown)
         left_alone.update(inexact)
         fusable = [fusion for fusion in fusable if {layer.module for layer in trials} >= set(fusion.convolutions)]
-        judgement = judge(trials, fusable, margin)
-        chosen = {
-            key: name for layer in judgement.swapped for trial in trials[layer] for key, name in trial.choices.items()
-        }
-        swap = Swap([layer.module for layer in judgement.swapped], judgement.fusions)
+        proposals = _proposals(trials, fusable, margin)
         run = runner(model, example_inputs, loss)
-        before, after = _time_whole(timer, swap, chosen, run, training=model.training)
+        before, after = _time_whole(timer, proposals, run, training=model.training)
         shown.step("the model")
-    faster = after is not None and after.best < before.best and after.median < before.median
-    faster = agreed(f"keep {type(model).__qualname__} {sorted(chosen)}", faster)
-    if faster:
-        choices.remember(chosen)
-        swap.apply()
+    kept = _decide(proposals, before, after)
+    if kept is not None:
+        choices.remember(kept.choices)
+        kept.swap.apply()
     if tuning_file is not None:
         _save(Path(tuning_file), device, trials)
     return model, OptimizationReport(
         mode="training" if model.training else "inference",
         device=str(device),
-        rows=tuple(_rows(trials, judgement, kept=faster)),
+        rows=tuple(_rows(trials, proposals[0].judgement, kept)),
         left_alone={**left_alone, **dict.fromkeys(recording.idle, "it does not run on these inputs")},
         before=before,
-        after=after if faster and after is not None else before,
-        verdict=_verdict(before, after, kept=faster),
-        choices=chosen if faster else {},
-        _undo=_undoing(swap, chosen),
+        after=before if kept is None else after[kept.name],
+        verdict=_verdict(before, after, kept),
+        choices={} if kept is None else kept.choices,
+        _undo=_undoing(kept),
     )
+
+
+@dataclass(frozen=True)
+class _Proposal:
+    """What could be done to the model."""
+
+    name: str
+    judgement: Judgement
+    swap: Swap
+    choices: Mapping[str, str]
+
+
+def _proposals(trials: Trials, fusable: Sequence[Fusion], margin: float) -> list[_Proposal]:
+    """All that gains by the margin; and, if that is less, only what gains much: alone, a layer's weights stay in the
+    caches, and a small gain there may be none in the model."""
+    found: dict[tuple[Layer, ...], _Proposal] = {}
+    for name, least in (("after", margin), ("after, large gains only", max(margin, LARGE))):
+        judgement = judge(trials, fusable, least)
+        chosen = {
+            key: choice
+            for layer in judgement.swapped
+            for trial in trials[layer]
+            for key, choice in trial.choices.items()
+        }
+        swap = Swap([layer.module for layer in judgement.swapped], judgement.fusions)
+        found.setdefault(judgement.swapped, _Proposal(name, judgement, swap, chosen))
+    return list(found.values())
 
 
 def _convolutions(model: nn.Module) -> tuple[dict[str, nn.Conv2d], dict[str, str]]:
@@ -152,35 +179,48 @@ def _trials(
 
 
 def _time_whole(
-    timer: Timer, swap: Swap, chosen: Mapping[str, str], run: Callable[[], None], *, training: bool
-) -> tuple[Timing, Timing | None]:
-    """The model before and after the swaps, in turn; only before, where there are none."""
-    forced = choices.Forced(chosen)
-
-    @contextmanager
-    def swapped() -> Iterator[None]:
-        with forced, swap:
-            yield
-
-    calls = {"before": run, "after": run} if swap.convolutions else {"before": run}
+    timer: Timer, proposals: Sequence[_Proposal], run: Callable[[], None], *, training: bool
+) -> tuple[Timing, Mapping[str, Timing]]:
+    """The model as it is, and with each proposal that changes it, in turn."""
+    calls: dict[str, Callable[[], None]] = {"before": run}
+    within: dict[str, Callable[[], AbstractContextManager[object]]] = {"before": nullcontext}
+    for proposal in proposals:
+        if proposal.swap.convolutions:
+            calls[proposal.name] = run
+            within[proposal.name] = partial(_swapped, proposal.swap, choices.Forced(proposal.choices))
     with torch.enable_grad() if training else torch.inference_mode():
-        timings = timer("the model", calls, {"before": nullcontext, "after": swapped})
-    return timings["before"], timings.get("after")
+        timings = dict(timer("the model", calls, within))
+    return timings.pop("before"), timings
 
 
-def _verdict(before: Timing, after: Timing | None, *, kept: bool) -> str:
-    if after is None:
+@contextmanager
+def _swapped(swap: Swap, forced: choices.Forced) -> Iterator[None]:
+    with forced, swap:
+        yield
+
+
+def _decide(proposals: Sequence[_Proposal], before: Timing, after: Mapping[str, Timing]) -> _Proposal | None:
+    """The proposal that makes the model the fastest; none, if none makes it faster. On all ranks the same one."""
+    faster = [name for name, timing in after.items() if timing.best < before.best and timing.median < before.median]
+    best = min(faster, key=lambda name: after[name].best, default="before")
+    best = agreed_word(f"keep {[sorted(proposal.choices) for proposal in proposals]}", best)
+    return next((proposal for proposal in proposals if proposal.name == best), None)
+
+
+def _verdict(before: Timing, after: Mapping[str, Timing], kept: _Proposal | None) -> str:
+    if not after:
         return "no convolution is faster in polyconv"
-    if kept:
-        return f"{before.best / after.best:.2f} times as fast"
-    return f"with the swaps it takes {after.best * 1e3:.4g} ms, so all of them were undone"
+    if kept is not None:
+        return f"{before.best / after[kept.name].best:.2f} times as fast"
+    best = min(timing.best for timing in after.values())
+    return f"with the swaps it takes {best * 1e3:.4g} ms, so all of them were undone"
 
 
-def _undoing(swap: Swap, chosen: Mapping[str, str]) -> Callable[[], None]:
+def _undoing(kept: _Proposal | None) -> Callable[[], None]:
     def undo() -> None:
-        if swap.applied:
-            swap.undo()
-            choices.forget(chosen)
+        if kept is not None and kept.swap.applied:
+            kept.swap.undo()
+            choices.forget(kept.choices)
 
     return undo
 
@@ -190,12 +230,13 @@ def _save(path: Path, device: torch.device, trials: Trials) -> None:
     tuning.update(path, tuning.Tuning.of(backend_for(device).environment(), entries))
 
 
-def _rows(trials: Trials, judgement: Judgement, *, kept: bool) -> Iterator[Row]:
+def _rows(trials: Trials, gains: Judgement, kept: _Proposal | None) -> Iterator[Row]:
+    judgement = gains if kept is None else kept.judgement
     for layer, tried in trials.items():
+        swapped = kept is not None and layer in judgement.swapped
+        undone = layer in gains.swapped and not swapped
+        why = "faster alone, but not in the whole model" if undone else judgement.reasons[layer]
         for call, trial in zip(layer.calls.values(), tried, strict=True):
-            swapped = kept and layer in judgement.swapped
-            undone = layer in judgement.swapped and not kept
-            why = "faster alone, but not in the whole model" if undone else judgement.reasons[layer]
             yield _row(layer, call.count, trial, swapped, layer.module in judgement.fused, why)
 
 
