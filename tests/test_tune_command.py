@@ -43,6 +43,9 @@ def test_measures_writes_and_is_found(tmp_path: Path, capsys: pytest.CaptureFixt
     with settings.use(tuning_file=(path,)):
         assert backend.plan(problem).choice == rows[2]["choice"]
         assert "chosen by the tuning file" in backend.explain(problem)
+        assert workload.problem("dgrad") == problem
+        assert main(["plan", NAME, "--device", "cpu", "--pass", "dgrad"]) == 0
+        assert "chosen by the tuning file" in capsys.readouterr().out
 
 
 def test_a_table_and_the_default_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,9 +79,9 @@ def _plan(problem: Problem, device: str) -> Plan | CpuPlan:
     current = settings.current()
     problem = replace(problem, tolerance=current.tolerance)
     if device == "cpu":
-        from ..cpu.planner import plan_cpu  # here, because it imports torch
+        from ..cpu.backend import CpuBackend  # here, because it imports torch
 
-        return plan_cpu(problem)
+        return CpuBackend().plan(problem)  # with what tuning files say for this machine
     return plan_cuda(problem, DEVICES[device], current.workspace_bytes)
 
 
