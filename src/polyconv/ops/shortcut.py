@@ -85,7 +85,7 @@ def conv2d(
         if len(_known) >= CAPACITY:
             _known.clear()
         _known[key] = call
-    return _Recorded.apply(call, x, w, bias) if recorded else compute_fprop(call, x, w, bias)
+    return _record(call, x, w, bias) if recorded else compute_fprop(call, x, w, bias)
 
 
 class _Recorded(torch.autograd.Function):
@@ -99,6 +99,10 @@ class _Recorded(torch.autograd.Function):
         return compute_fprop(call, x, w, bias)
 
     backward = staticmethod(Fprop.backward)
+
+
+# `Function.apply` looks for transforms of torch.func first: here there are none.
+_record = super(torch.autograd.Function, _Recorded).apply
 
 
 def _prepare(x: Tensor, w: Tensor, bias: Tensor | None, arguments: tuple[Any, ...], recorded: bool) -> Call:
