@@ -17,7 +17,7 @@ from geometries import CASES
 from polyconv import ops, settings
 from polyconv.arguments import Geometry
 from polyconv.backends import override
-from polyconv.ops import execution
+from polyconv.ops import derivatives, execution
 from polyconv.ops.autocast import autocast_kernel
 from polyconv.ops.precision import widening
 from polyconv.problem import Pass
@@ -251,6 +251,17 @@ def test_not_allowed_nothing_is_widened() -> None:
     with override("cpu", recorder):
         widened_passes()["fprop"](x, w, None, *Geometry(tolerance=1e-4))
     assert [problem.dtype for problem in recorder.problems] == ["float16"]
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_gradients_in_half_precision_ask_the_dispatcher(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU it knows the kernels that widen; the way around it, which float32 takes, leads to those that do not."""
+    x, w = (torch.randn(2, 2, 5, 5, dtype=dtype, requires_grad=True) for _ in range(2))
+    y = polyconv.conv2d(x, w)
+    for name in ("run_dgrad", "run_wgrad"):
+        monkeypatch.setattr(derivatives, name, lambda *_: pytest.fail("went around the dispatcher"))
+    y.sum().backward()
+    assert x.grad is not None and w.grad is not None
 
 
 def test_on_the_virtual_gpu() -> None:

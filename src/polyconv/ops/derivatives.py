@@ -15,6 +15,7 @@ from ..arguments import Geometry, suggests_channels_last
 from .execution import run_dgrad, run_wgrad, training
 from .layouts import geometry_of
 from .plain import is_plain, is_watched
+from .precision import HALF
 from .schema import Args, dgrad, fprop, fused, wgrad
 
 
@@ -31,8 +32,11 @@ def weight_gradient(grad: Tensor, x: Tensor, w: Tensor, bias: bool, geometry: Ar
 
 
 def _goes_straight(one: Tensor, other: Tensor) -> bool:
-    """Whether the dispatcher would only find the kernel: then the way through it is spared."""
-    if torch.is_grad_enabled() or is_watched():
+    """Whether the dispatcher would only find the kernel: then the way through it is spared.
+
+    Half precision goes through it, because on a GPU the kernel that it finds is another one, which widens.
+    """
+    if torch.is_grad_enabled() or is_watched() or one.dtype in HALF:
         return False
     return is_plain(one) and is_plain(other)
 
