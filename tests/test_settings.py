@@ -81,6 +81,34 @@ def test_use() -> None:
     assert settings.current() is before
 
 
+def test_blocks_of_several_threads_take_back_only_what_they_changed() -> None:
+    before = settings.current()
+    loose, exact, small = settings.use(tolerance=1e-2), settings.use(tolerance=0.0), settings.use(workspace_bytes=1)
+    for block in (loose, exact, small):
+        block.__enter__()
+    loose.__exit__(None, None, None)
+    assert settings.current() == replace(before, tolerance=0.0, workspace_bytes=1)
+    exact.__exit__(None, None, None)
+    assert settings.current() == replace(before, workspace_bytes=1)
+    small.__exit__(None, None, None)
+    assert settings.current() is before
+
+
+def test_a_block_ends_what_was_set_in_it() -> None:
+    before = settings.current()
+    with settings.use(workspace_bytes=1):
+        settings.set_tolerance(1e-2)
+        with settings.use(tolerance=0.0):
+            assert settings.current().tolerance == 0
+        assert settings.current() == replace(before, workspace_bytes=1, tolerance=1e-2)
+    assert settings.current() is before
+    with settings.allow_low_precision():
+        settings.set_tolerance(1e-2)
+    assert settings.current() == replace(before, tolerance=1e-2)
+    settings.set_tolerance(before.tolerance)
+    assert settings.current() == before
+
+
 def test_use_names_an_unknown_setting() -> None:
     with pytest.raises(TypeError, match="nonsense"), settings.use(nonsense=1):
         pass

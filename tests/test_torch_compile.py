@@ -244,6 +244,28 @@ def tolerances(run: Any) -> list[float]:
     return [problem.tolerance for problem in recorder.problems]
 
 
+def test_a_change_inside_a_compiled_function_is_not_lost() -> None:
+    conv, x = polyconv.Conv2d(2, 2, 3), torch.randn(1, 2, 8, 8)
+
+    def exact(x: Tensor) -> Tensor:
+        with polyconv.tolerance(0):
+            return conv(x)
+
+    def set_and_set_back(x: Tensor) -> Tensor:
+        before = polyconv.set_tolerance(0)
+        y = conv(x)
+        polyconv.set_tolerance(before)
+        return y
+
+    for function in (exact, set_and_set_back):
+        compiled = torch.compile(function, backend="eager")
+        assert tolerances(lambda compiled=compiled: compiled(x)) == [0.0]
+        assert settings.current().tolerance == 1e-4
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="lock"):
+            torch.compile(function, backend="eager", fullgraph=True)(x)
+
+
 def test_a_changed_tolerance_holds_in_both_passes() -> None:
     conv = polyconv.Conv2d(3, 4, 3)
     compiled = torch.compile(conv, backend="aot_eager", fullgraph=True)

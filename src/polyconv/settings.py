@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from .problem import DEFAULT_TOLERANCE
@@ -117,6 +118,22 @@ _READERS: dict[str, Callable[[str], Any]] = {
 _current: Settings | None = None
 _initial: Settings | None = None
 
+
+@dataclass(slots=True, eq=False)
+class _Block:
+    """A ``with`` block that is being run."""
+
+    changed: dict[str, Any]
+    settings: Settings
+    """In force in it: those of the block that was entered before, and what this one changed."""
+
+
+_blocks: list[_Block] = []
+"""In the order in which they were entered; the first is the process itself."""
+_lock = Lock()
+"""Held while settings change. ``torch.compile`` cannot look into what takes it, and is not meant to: it would write the
+change down for the end of the graph, and the convolutions in the graph would not see it. So the graph breaks there."""
+
 changes = ""
 """What the program itself has set that a compiled graph depends on, as text; empty while the environment's word holds.
 Text, because ``torch.compile`` guards on text by value, and would make a variable of a number that changes."""
@@ -128,6 +145,17 @@ def current() -> Settings:
     if _current is None:
         _current = _initial = Settings.from_environment(os.environ)
     return _current
+
+
+def _set(**changed: Any) -> Settings:
+    """Change settings for the rest of the block that was entered last, or of the process."""
+    with _lock:
+        now = replace(current(), **changed)
+        if _blocks:
+            _blocks[-1].changed.update(changed)
+            _blocks[-1].settings = now
+        _change_to(now)
+    return now
 
 
 def _change_to(settings: Settings) -> None:
@@ -146,15 +174,25 @@ def use(**changed: Any) -> Iterator[Settings]:
     """Change settings inside a ``with`` block: ``with settings.use(workspace_bytes=0): ...``.
 
     The change holds for the whole process, not for one thread: the backward pass runs in threads of autograd's own, and
-    must see what the forward pass saw.
+    must see what the forward pass saw. Of blocks that threads enter at the same time, the one that was entered last has
+    its way; each takes back only what it changed, in whatever order they end. In a function that is compiled, a block
+    breaks the graph; the arguments of a call and the attributes of a module do not.
     """
-    before = current()
-    inside = replace(before, **changed)
-    _change_to(inside)
+    with _lock:
+        block = _Block(changed, replace(current(), **changed))
+        if not _blocks:
+            _blocks.append(_Block({}, current()))
+        _blocks.append(block)
+        _change_to(block.settings)
     try:
-        yield inside
+        yield block.settings
     finally:
-        _change_to(before)
+        with _lock:
+            place = _blocks.index(block)
+            del _blocks[place]
+            for outer, inner in zip(_blocks[place - 1 :], _blocks[place:], strict=False):
+                inner.settings = replace(outer.settings, **inner.changed)
+            _change_to(_blocks[-1].settings)
 
 
 def set_tolerance(tolerance: float) -> float:
@@ -164,9 +202,9 @@ def set_tolerance(tolerance: float) -> float:
     output's scale (see docs/accuracy.md). A larger one lets algorithms run that multiply less; 0 allows direct
     summation only. A call's own argument and a module's come before this.
     """
-    before = current()
-    _change_to(replace(before, tolerance=checked_tolerance(tolerance)))
-    return before.tolerance
+    before = current().tolerance
+    _set(tolerance=checked_tolerance(tolerance))
+    return before
 
 
 @contextmanager
@@ -177,16 +215,16 @@ def tolerance(value: float) -> Iterator[None]:
 
 
 class _Until:
-    """Goes back to earlier settings at the end of a ``with`` block; what changed them is done already."""
+    """Takes a change back at the end of a ``with`` block; the change is made already."""
 
-    def __init__(self, before: Settings) -> None:
+    def __init__(self, **before: Any) -> None:
         self._before = before
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *_: object) -> None:
-        _change_to(self._before)
+        _set(**self._before)
 
 
 def allow_low_precision(allow: bool = True) -> AbstractContextManager[None]:
@@ -201,6 +239,6 @@ def allow_low_precision(allow: bool = True) -> AbstractContextManager[None]:
         with polyconv.allow_low_precision(), torch.autocast("cpu", dtype=torch.bfloat16):
             y = conv(x)  # bfloat16
     """
-    before = current()
-    _change_to(replace(before, allow_low_precision=bool(allow)))
-    return _Until(before)
+    before = current().allow_low_precision
+    _set(allow_low_precision=bool(allow))
+    return _Until(allow_low_precision=before)
