@@ -303,6 +303,54 @@ def test_training_measures_all_passes_and_leaves_no_trace() -> None:
     report.undo()
 
 
+class Counting(nn.Module):
+    """Puts another tensor in the place of a buffer at each call, and has one that nothing may be copied into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("ones", torch.ones(1).expand(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        result: Tensor = self.conv(x)
+        return result
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_buffers_and_the_gradients_of_inputs_are_put_back(training: bool) -> None:
+    model, x = Counting().train(training), X.clone().requires_grad_()
+    calls = model.calls
+    optimize(model, x, everything_faster("conv"))
+    assert model.calls is calls
+    assert float(calls) == 0
+    assert x.grad is None
+    x.grad = gradient = torch.ones_like(x)
+    optimize(model, x, everything_faster("conv"))
+    assert x.grad is gradient
+    assert torch.equal(gradient, torch.ones_like(x))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
+@pytest.mark.parametrize("training", [False, True])
+def test_weights_that_a_hook_makes_are_left_alone(training: bool) -> None:
+    model = nn.Sequential(nn.utils.weight_norm(nn.Conv2d(3, 8, 3)), nn.Conv2d(8, 4, 3)).train(training)
+    report = optimize(model, X, everything_faster("0", "1"))
+    assert report.swapped == ("1",)
+    assert "made anew before each call" in report.left_alone["0"]
+
+
+def test_a_tuning_file_that_cannot_be_written_changes_nothing(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "mine.json"
+    path.write_text("{}")
+    model = small()
+    before = snapshot(model)
+    with pytest.raises(tuning.TuningError, match="not overwritten"):
+        optimize(model, X, everything_faster("0", "2"), tuning_file=path)
+    assert snapshot(model) == before
+
+
 def test_no_gradient_that_nobody_wants_is_timed() -> None:
     model = small().train()
     model[2].weight.requires_grad_(False)

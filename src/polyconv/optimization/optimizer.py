@@ -76,7 +76,7 @@ def optimize(
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     timer = timer or Stopwatch(device)
     convolutions, left_alone = _convolutions(model)
-    with preserved(model), progress(quiet=quiet) as shown:
+    with preserved(model, example_inputs), progress(quiet=quiet) as shown:
         recording = record(model, convolutions, example_inputs, loss)
         shown.expect(sum(len(layer.calls) for layer in recording.layers) + 1)
         fusable = [Fusion(*group) for group in recording.flow.groups()] if fuse else []
@@ -89,11 +89,11 @@ def optimize(
         before, after = _time_whole(timer, proposals, run, training=model.training)
         shown.step("the model")
     kept = _decide(proposals, before, after)
+    if tuning_file is not None:  # first: where the file cannot be written, the model stays what it was
+        _save(Path(tuning_file), device, trials)
     if kept is not None:
         choices.remember(kept.choices)
         kept.swap.apply()
-    if tuning_file is not None:
-        _save(Path(tuning_file), device, trials)
     return model, OptimizationReport(
         mode="training" if model.training else "inference",
         device=str(device),
@@ -155,6 +155,8 @@ def _why_not(module: nn.Conv2d) -> str | None:
         return "it is lazy and has seen no input yet: call the model once"
     if type(module) is not nn.Conv2d:
         return why_not_replace(module) or "its weight is parametrised, which polyconv.replace can keep"
+    if not isinstance(module.weight, nn.Parameter):
+        return "its weight is made anew before each call (weight_norm, pruning), which polyconv.replace can keep"
     dtype = module.weight.dtype
     return None if dtype == torch.float32 else f"its weight is {dtype}; polyconv's kernels compute in float32"
 

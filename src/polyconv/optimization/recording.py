@@ -96,22 +96,30 @@ def backward(output: Any, loss: Loss | None) -> None:
 
 
 @contextmanager
-def preserved(model: nn.Module) -> Iterator[None]:
-    """Put back what running a model in training changes: buffers, gradients, the state of random generators."""
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    for parameter, _ in gradients:
-        parameter.grad = None
+def preserved(model: nn.Module, example: Example) -> Iterator[None]:
+    """Put back what running a model changes: buffers, gradients (of the example, too), random generators."""
+    buffers = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    leaves = (leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor) and leaf.is_leaf)
+    gradients = [(tensor, tensor.grad) for tensor in (*model.parameters(), *leaves)]
+    for tensor, _ in gradients:
+        tensor.grad = None
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     try:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
         with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+            for module, name, buffer, before in buffers:
+                module._buffers[name] = buffer  # a model may have put another one in its place
+                if not torch.equal(buffer, before):
+                    buffer.copy_(before)
+        for tensor, gradient in gradients:
+            tensor.grad = gradient
 
 
 def record(model: nn.Module, convolutions: Mapping[str, nn.Conv2d], example: Example, loss: Loss | None) -> Recording:
