@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import warnings
@@ -160,13 +161,13 @@ def test_the_first_writes_and_the_others_adopt(store: dist.HashStore) -> None:
     mine = plan_again()
     assert plan_again() == mine
     other = next(name for name in cpu_backend().contenders(PROBLEM) if name != mine.choice)
-    choices.remember({problem_key(PROBLEM): other})
+    measured = choices.remember(cpu_backend().environment(), {problem_key(PROBLEM): other})
     try:
         adopted = plan_again()
         assert adopted.choice == mine.choice
         assert "agreed with the other ranks" in adopted.reason
     finally:
-        choices.forget([problem_key(PROBLEM)])
+        choices.forget(measured)
 
 
 def test_keys_are_per_kind_of_device_and_problem(store: dist.HashStore) -> None:
@@ -207,3 +208,16 @@ def test_a_group_of_one_asks_nobody(tmp_path: Path) -> None:
         dist.destroy_process_group()
     assert agreement.group() is None
     assert settings.current().tuning_file == ()
+
+
+def test_plans_are_made_anew_when_the_group_comes_and_goes() -> None:
+    """Also where nothing but the number remembers that there was one."""
+    versions = [choices.version()]
+    for _ in range(2):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        versions.append(choices.version())
+        dist.destroy_process_group()
+        gc.collect()
+        versions.append(choices.version())
+    assert len(set(versions)) == len(versions)
+    assert choices.version() == versions[-1]

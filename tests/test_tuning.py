@@ -268,7 +268,7 @@ def test_a_call_does_not_look_the_problem_up_again(backend: CpuBackend, monkeypa
 
 def test_remembered_and_forced_choices(backend: CpuBackend) -> None:
     plain, name = backend.plan(PROBLEM), another(backend)
-    choices.remember({KEY: name})
+    measured = choices.remember(backend.environment(), {KEY: name})
     try:
         assert backend.plan(PROBLEM).choice == name
         assert "measured in this process" in backend.explain(PROBLEM)
@@ -276,7 +276,23 @@ def test_remembered_and_forced_choices(backend: CpuBackend) -> None:
             assert backend.plan(PROBLEM).choice == plain.choice
         assert backend.plan(PROBLEM).choice == name
     finally:
-        choices.forget([KEY])
+        choices.forget(measured)
+    assert backend.plan(PROBLEM) == plain
+
+
+def test_what_was_measured_elsewhere_or_later_does_not_stand_in_the_way(backend: CpuBackend) -> None:
+    """One problem has the same key on all devices and in all models."""
+    plain, name = backend.plan(PROBLEM), another(backend)
+    first = choices.remember(backend.environment(), {KEY: name})
+    elsewhere = choices.remember(Environment.of_cuda("A GPU", "sm_70", "12.9", "12.9"), {KEY: "a CUDA kernel"})
+    later = choices.remember(backend.environment(), {KEY: plain.choice})
+    try:
+        assert backend.plan(PROBLEM).choice == plain.choice
+        choices.forget(later)
+        assert backend.plan(PROBLEM).choice == name
+    finally:
+        for measured in (first, elsewhere, later):
+            choices.forget(measured)
     assert backend.plan(PROBLEM) == plain
 
 

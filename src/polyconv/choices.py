@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -66,8 +66,9 @@ def decide(problem: Problem, inference: bool, environment: Environment, plan: Ca
 
 
 def _decide(key: str, environment: Environment, plan: Callable[[Preference | None], P]) -> P:
-    if _State.forced is not None and key in _State.forced.choices:
-        return plan(Preference(_State.forced.choices[key], "asked for"))
+    forced = _State.forced
+    if forced is not None and key in forced.choices:
+        return plan(Preference(forced.choices[key], "asked for"))
     mine = plan(_own(key, environment))
     if agreement.ranks() == 1:
         return mine
@@ -87,8 +88,9 @@ def _decide(key: str, environment: Environment, plan: Callable[[Preference | Non
 
 def _own(key: str, environment: Environment) -> Preference | None:
     """What this process would run without the others."""
-    if key in _measured:
-        return Preference(_measured[key], MEASURED)
+    for measured in reversed(_measured):
+        if key in measured.choices and measured.environment == environment:
+            return Preference(measured.choices[key], MEASURED)
     from . import tuning
 
     found = tuning.find(key, environment)
@@ -100,41 +102,57 @@ def _own(key: str, environment: Environment) -> Preference | None:
 _numbers = itertools.count(1)
 
 
+def _gone() -> None:
+    """Stands for a process group that is not there, as a reference to one that was destroyed would."""
+
+
 class _State:
     """What :func:`version` saw last. The group is not kept alive: a program may destroy it."""
 
     version = next(_numbers)
     files: Any = None
-    group: Callable[[], Any] = staticmethod(lambda: None)
+    group: Callable[[], Any] = staticmethod(_gone)
     forced: Forced | None = None
 
 
 def version() -> int:
     """A number that is another one after anything changed that a choice may depend on. Cheap: asked on every call."""
-    if _State.forced is not None:
-        return _State.forced.version
+    forced = _State.forced
+    if forced is not None:
+        return forced.version
     files, group = settings.current().tuning_file, agreement.group()
-    if files is not _State.files or group is not _State.group():
-        _State.files, _State.group = files, (lambda: None) if group is None else weakref.ref(group)
+    if files is not _State.files or group is not _State.group() or (group is None and _State.group is not _gone):
+        _State.files, _State.group = files, _gone if group is None else weakref.ref(group)
         _State.version = next(_numbers)
     return _State.version
 
 
 # ---- choices of this process
 
-_measured: dict[str, str] = {}
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """What was measured to be best in an environment: key -> candidate."""
+
+    environment: Environment
+    choices: Mapping[str, str]
 
 
-def remember(choices: Mapping[str, str]) -> None:
-    """Let problems run what was measured to be best for them, from now on: key -> candidate."""
-    _measured.update(choices)
+_measured: list[Measured] = []
+"""The latest last: it has the first word."""
+
+
+def remember(environment: Environment, choices: Mapping[str, str]) -> Measured:
+    """Let problems run what was measured to be best for them, from now on, until :func:`forget`."""
+    measured = Measured(environment, dict(choices))
+    _measured.append(measured)
     _State.version = next(_numbers)
+    return measured
 
 
-def forget(keys: Iterable[str]) -> None:
-    """The reverse of :func:`remember`."""
-    for key in keys:
-        _measured.pop(key, None)
+def forget(measured: Measured) -> None:
+    """The reverse of :func:`remember`: what was measured before, for another model say, holds again."""
+    _measured[:] = [other for other in _measured if other is not measured]
     _State.version = next(_numbers)
 
 

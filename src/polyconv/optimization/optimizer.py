@@ -91,9 +91,7 @@ def optimize(
     kept = _decide(proposals, before, after)
     if tuning_file is not None:  # first: where the file cannot be written, the model stays what it was
         _save(Path(tuning_file), device, trials)
-    if kept is not None:
-        choices.remember(kept.choices)
-        kept.swap.apply()
+    undo = _nothing if kept is None else _keep(kept, device)
     return model, OptimizationReport(
         mode="training" if model.training else "inference",
         device=str(device),
@@ -103,7 +101,7 @@ def optimize(
         after=before if kept is None else after[kept.name],
         verdict=_verdict(before, after, kept),
         choices={} if kept is None else kept.choices,
-        _undo=_undoing(kept),
+        _undo=undo,
     )
 
 
@@ -218,13 +216,21 @@ def _verdict(before: Timing, after: Mapping[str, Timing], kept: _Proposal | None
     return f"with the swaps it takes {best * 1e3:.4g} ms, so all of them were undone"
 
 
-def _undoing(kept: _Proposal | None) -> Callable[[], None]:
+def _keep(kept: _Proposal, device: torch.device) -> Callable[[], None]:
+    """Do what is proposed; gives what takes it back."""
+    measured = choices.remember(backend_for(device).environment(), kept.choices)
+    kept.swap.apply()
+
     def undo() -> None:
-        if kept is not None and kept.swap.applied:
+        if kept.swap.applied:
             kept.swap.undo()
-            choices.forget(kept.choices)
+            choices.forget(measured)
 
     return undo
+
+
+def _nothing() -> None:
+    """Takes nothing back."""
 
 
 def _save(path: Path, device: torch.device, trials: Trials) -> None:
