@@ -91,6 +91,15 @@ def test_what_a_tuning_file_chooses_counts(tmp_path: Path) -> None:
         assert set(warmup.wanted_by([problem], "sm_80").kernels).isdisjoint(set(chosen) - set(usual))
 
 
+def test_a_tuning_file_that_cannot_be_read_is_ignored_with_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.json"
+    path.write_text("{}")
+    problem = find("W1")[0].problem(Pass.FPROP)
+    expected = warmup.wanted_by([problem], "sm_70")
+    with settings.use(tuning_file=(path,)), pytest.warns(RuntimeWarning, match="ignores a tuning file"):
+        assert warmup.wanted_by([problem], "sm_70") == expected
+
+
 def test_what_no_kernel_runs_is_said() -> None:
     (workload,) = find("W1")
     wanted = warmup.wanted_by([replace(workload.problem("fprop"), dtype="float16")], "sm_70")
@@ -218,6 +227,25 @@ def test_adding_keeps_what_is_there(bundle: Path, tmp_path: Path) -> None:
     assert sorted(one["symbol"] for one in manifest["kernels"].values()) == ["axpy_128", "axpy_64"]
     assert manifest["made_for"] == ["a test", "more"]
     assert Bundle(bundle).check() == {}
+
+
+def test_two_that_write_at_once_both_get_their_part_in(tmp_path: Path) -> None:
+    one, other = (BundleWriter(tmp_path / "kernels", KernelCache(tmp_path / "cache")) for _ in range(2))
+    one._added["first"] = {"symbol": "a"}
+    other._added["second"] = {"symbol": "b"}
+    one.finish(["one"])
+    manifest = other.finish(["other"])
+    assert list(manifest["kernels"]) == ["first", "second"]
+    assert manifest["made_for"] == ["one", "other"]
+    assert Bundle(tmp_path / "kernels").manifest == manifest
+
+
+def test_what_was_interrupted_can_be_gone_on_with(tmp_path: Path) -> None:
+    folder = tmp_path / "kernels"
+    interrupted = BundleWriter(folder, KernelCache(tmp_path / "cache"))
+    (folder / "an entry").mkdir()
+    del interrupted
+    assert BundleWriter(folder, KernelCache(tmp_path / "cache")).finish(()) == Bundle(folder).manifest
 
 
 def test_nothing_is_written_into_a_folder_that_is_something_else(tmp_path: Path) -> None:

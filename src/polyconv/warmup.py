@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from . import settings
 from .plan import DEVICES, CudaDevice, KernelSpec, Plan, PlanError, all_kernels, plan_cuda
@@ -87,11 +86,11 @@ def devices_of(arch: str) -> list[CudaDevice]:
 
 def _measured(arch: str) -> dict[str, list[str]]:
     """Problem -> what tuning files let run on GPUs of the architecture."""
-    from .tuning import load, lookup
+    from .tuning import lookup
 
     choices: dict[str, list[str]] = {}
-    for path in filter(Path.exists, lookup.files()):
-        for section in load(path).sections:
+    for path in lookup.files():
+        for section in lookup.contents(path).sections:
             if section.environment.get("arch") == arch:
                 for key, entry in section.entries.items():
                     choices.setdefault(key, []).append(str(entry.get("choice")))

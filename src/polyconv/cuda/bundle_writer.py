@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..files import replace_whole
+from ..files import locked, replace_whole
 from ..plan.plan import KernelSpec
 from ..version import __version__
 from . import entries
@@ -24,13 +24,13 @@ class BundleWriter:
     """
 
     def __init__(self, folder: Path, cache: KernelCache) -> None:
-        self._before: Mapping[str, Any] = {}
         if folder.is_dir() and any(folder.iterdir()):
-            self._before = Bundle(folder).manifest  # an error if the folder is something else
+            Bundle(folder).manifest  # noqa: B018 - an error if the folder is something else
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._cache = cache
         self._added: dict[str, dict[str, str]] = {}
+        self.finish(())  # so that the folder is a bundle also if this is interrupted
 
     def add(self, spec: KernelSpec, arch: str) -> bytes:
         """A kernel's binary, which is in the bundle afterwards. Safe to call from several threads."""
@@ -48,12 +48,15 @@ class BundleWriter:
         return cubin
 
     def finish(self, made_for: Iterable[str]) -> Mapping[str, Any]:
-        """Write the manifest; ``made_for`` says in words what was asked for."""
-        manifest = {
-            "schema": SCHEMA,
-            "polyconv": __version__,
-            "made_for": list(dict.fromkeys([*self._before.get("made_for", ()), *made_for])),
-            "kernels": dict(sorted({**self._before.get("kernels", {}), **self._added}.items())),
-        }
-        replace_whole(self.folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+        """Write the manifest; ``made_for`` says in words what was asked for. What others added meanwhile stays."""
+        with locked(self.folder):
+            exists = (self.folder / MANIFEST).exists()
+            before: Mapping[str, Any] = Bundle(self.folder).manifest if exists else {}
+            manifest = {
+                "schema": SCHEMA,
+                "polyconv": __version__,
+                "made_for": list(dict.fromkeys([*before.get("made_for", ()), *made_for])),
+                "kernels": dict(sorted({**before.get("kernels", {}), **self._added}.items())),
+            }
+            replace_whole(self.folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
         return manifest

@@ -41,14 +41,14 @@ def files() -> tuple[Path, ...]:
 def find(key: str, environment: Environment) -> Found | None:
     """What the first file that knows the problem says of it. A file that cannot be read is named in a warning, once."""
     for path in files():
-        entry = _contents(path).find(key, environment)
+        entry = contents(path).find(key, environment)
         if entry is not None:
             return Found(entry, path)
     return None
 
 
-def _contents(path: Path) -> Tuning:
-    """What is in a file now. It is read again only if it changed."""
+def contents(path: Path) -> Tuning:
+    """What is in a file now; it is read again only if it changed. One that cannot be read counts as empty."""
     try:
         status = os.stat(path)
     except OSError as error:
