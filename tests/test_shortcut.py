@@ -193,6 +193,21 @@ def test_weights_are_kept_in_inference_and_not_in_training() -> None:
     assert backend_for(torch.device("cpu")) is not backend
 
 
+@pytest.mark.parametrize("weight_format", [torch.contiguous_format, torch.channels_last])
+def test_kept_weights_follow_the_weight(weight_format: torch.memory_format) -> None:
+    """In either layout; through writes that no counter sees."""
+    weight = torch.randn(16, 32, 3, 3).to(memory_format=weight_format)
+    with override("cpu", CpuBackend()) as backend, torch.no_grad():
+        x = torch.randn(1, 32, 48, 64)
+        before = polyconv.conv2d(x, weight)
+        assert backend.weights.size > 0
+        (kept,) = backend.weights._kept.values()
+        assert torch.equal(polyconv.conv2d(x, weight), before)
+        assert next(iter(backend.weights._kept.values())) is kept
+        weight.data.mul_(2)
+        torch.testing.assert_close(polyconv.conv2d(x, weight), 2 * before, rtol=1e-4, atol=1e-3)
+
+
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shortcut, "CAPACITY", 4)
     w = torch.randn(2, 2, 1, 1)

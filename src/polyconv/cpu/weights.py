@@ -14,8 +14,8 @@ from . import native
 
 @dataclass(slots=True)
 class _Kept:
-    state: tuple[int, int, int, tuple[int, ...], str]
-    """Version, address and checksum of the weight, the call's numbers, the instruction set."""
+    state: tuple[object, ...]
+    """Version, address, checksum and layout of the weight, the call's numbers, the instruction set."""
     transformed: Tensor
 
 
@@ -32,16 +32,14 @@ class TransformedWeights:
         self._kept = WeakIdKeyDictionary()
         self._lock = Lock()
 
-    def keeps(self, w: Tensor) -> bool:
-        """Whether the transformed form of a weight can be kept: a tensor of inference mode has no version counter."""
-        return not w.is_inference() and w.is_contiguous()
-
     def of(self, x: Tensor, w: Tensor, y: Tensor, geometry: list[int], plan: list[int]) -> Tensor | None:
         """The transformed weights for this call, or None where they should be made for it alone."""
-        if not self.keeps(w):
+        dense = _dense(w)
+        if dense is None or w.is_inference():  # a tensor of inference mode has no version counter
             return None
-        checksum = torch.ops.polyconv_cpu.checksum(w)
-        state = (w._version, w.data_ptr(), checksum, (*geometry, *plan), native.instruction_set())
+        checksum = torch.ops.polyconv_cpu.checksum(dense)
+        layout = (w.shape, w.stride())
+        state = (w._version, w.data_ptr(), checksum, layout, *geometry, *plan, native.instruction_set())
         with self._lock:
             kept: _Kept | None = self._kept.get(w)
         if kept is not None and kept.state == state:
@@ -54,6 +52,13 @@ class TransformedWeights:
                 self._kept = WeakIdKeyDictionary()
                 self.size = 0
         return transformed
+
+
+def _dense(w: Tensor) -> Tensor | None:
+    """The same numbers in the order of their addresses: of a contiguous weight or a channels_last one."""
+    if w.is_contiguous():
+        return w
+    return w.permute(0, 2, 3, 1) if w.is_contiguous(memory_format=torch.channels_last) else None
 
 
 def _bytes(kept: _Kept) -> int:
