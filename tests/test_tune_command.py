@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ from polyconv import settings, tuning
 from polyconv.backends import backend_for
 from polyconv.bench.limits import with_batch
 from polyconv.bench.workloads import find
+from polyconv.choices import Decision
 from polyconv.cli import main
 from polyconv.cpu import native
-from polyconv.tuning import Entry, Environment, Tuning, problem_key
+from polyconv.problem import Pass
+from polyconv.tuning import Entry, Environment, Tuning, contest, problem_key
 
 if not native.is_available():
     pytest.skip(str(native.why_absent()), allow_module_level=True)
@@ -101,3 +104,22 @@ def test_a_file_that_is_none_is_not_overwritten(tmp_path: Path, capsys: pytest.C
     assert main(["tune", "--merge", str(good), "-o", str(bad)]) == 1
     assert "not overwritten" in capsys.readouterr().err
     assert bad.read_text() == "notes"
+
+
+def test_what_strays_costs_nothing_of_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = contest.contest
+
+    def strays(decision: Decision, *args: Any, **options: Any) -> contest.Outcome:
+        if decision.problem.kind is Pass.DGRAD:
+            raise contest.InexactError("no candidate is exact enough")
+        return real(decision, *args, **options)
+
+    monkeypatch.setattr(contest, "contest", strays)
+    path = tmp_path / "t.json"
+    assert main(["tune", NAME, "--batch", "1", "--candidates", "1", "-o", str(path), "--json"]) == 1
+    printed = capsys.readouterr()
+    assert [row["pass"] for row in json.loads(printed.out)] == ["fprop, inference", "fprop, training", "wgrad"]
+    assert "no candidate is exact enough" in printed.err
+    assert len(tuning.load(path)) == 3

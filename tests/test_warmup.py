@@ -9,6 +9,7 @@ import shlex
 import shutil
 import stat
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from polyconv.cuda.bundle import Bundle, BundleError
 from polyconv.cuda.bundle_writer import BundleWriter
 from polyconv.cuda.cache import KernelCache
 from polyconv.cuda.entries import EntryError
+from polyconv.files import locked
 from polyconv.plan import DEVICES, all_kernels, plan_cuda
 from polyconv.preference import Preference
 from polyconv.problem import Pass
@@ -238,6 +240,19 @@ def test_two_that_write_at_once_both_get_their_part_in(tmp_path: Path) -> None:
     assert list(manifest["kernels"]) == ["first", "second"]
     assert manifest["made_for"] == ["one", "other"]
     assert Bundle(tmp_path / "kernels").manifest == manifest
+
+
+def test_an_entry_is_added_by_one_process_at_a_time(bundle: Path, tmp_path: Path) -> None:
+    """Two that put the same folder in its place would be one too many."""
+    other = KernelCache(tmp_path / "other", include_dirs=[KERNELS], compiler=lambda *_: b"other machine code")
+    writer = BundleWriter(bundle, other)
+    done = threading.Event()
+    adding = threading.Thread(target=lambda: (writer.add(SPEC, ARCH), done.set()))
+    with locked(bundle):
+        adding.start()
+        assert not done.wait(0.3)
+    adding.join()
+    assert done.is_set()
 
 
 def test_what_was_interrupted_can_be_gone_on_with(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..bench import workloads
 from ..bench.workloads import Workload
 from ..problem import Pass
+from . import INTERRUPTED
 from ._options import (
     FILES,
     UsageError,
@@ -66,14 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ..tuning import TuningError
-    from ..tuning.contest import InexactError
 
     if (args.workloads is None) == (args.merge is None):
         raise UsageError("name either WORKLOADS to measure or files to --merge")
     check_writable(args.output)
     try:
         return _merge(args) if args.merge is not None else _tune(args)
-    except (TuningError, InexactError) as error:
+    except TuningError as error:
         print(f"polyconv tune: {error}", file=sys.stderr)
         return 1
 
@@ -135,24 +135,29 @@ def _tune(args: argparse.Namespace) -> int:
 
     from .. import tuning
     from ..backends import backend_for
+    from ..tuning.contest import InexactError
 
     chosen = workloads.find(args.workloads)
     device = torch.device(args.device)
     measured: list[Measured] = []
-    complete = True
+    status = 0
     with progress() as shown:
         shown.expect(len(chosen) * len(args.passes))
         try:
             for workload, kind in ((w, kind) for w in chosen for kind in args.passes):
-                measured += _measure(workload, kind, device, args)
+                try:
+                    measured += _measure(workload, kind, device, args)
+                except InexactError as error:  # the others still count
+                    print(f"polyconv tune: {error}", file=sys.stderr)
+                    status = 1
                 shown.step(f"{workload.name} {kind}")
         except KeyboardInterrupt:  # keep what is there
-            complete = False
+            status = INTERRUPTED
     path = args.output or tuning.default_file()
     if measured:
         found = tuning.Tuning.of(backend_for(device).environment(), {m.outcome.key: m.outcome.entry for m in measured})
         _report(measured, path, tuning.update(path, found), as_json=args.json)
-    return 0 if complete else 130
+    return status
 
 
 def _measure(workload: Workload, kind: Pass, device: Any, args: argparse.Namespace) -> Iterator[Measured]:

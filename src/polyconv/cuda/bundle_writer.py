@@ -37,8 +37,9 @@ class BundleWriter:
         cubin = self._cache.get(spec, arch)
         facts = self._cache.facts(spec, arch)
         name = entry_name(facts)
-        if entries.load(self.folder / name) != cubin:
-            entries.store(self.folder / name, spec.source(), cubin, facts, SHARED)
+        with locked(self.folder):  # another process may be adding the same kernel
+            if entries.load(self.folder / name) != cubin:
+                entries.store(self.folder / name, spec.source(), cubin, facts, SHARED)
         self._added[name] = {
             "symbol": spec.symbol,
             "arch": arch,
