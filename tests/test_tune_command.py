@@ -123,3 +123,10 @@ def test_what_strays_costs_nothing_of_the_rest(
     assert [row["pass"] for row in json.loads(printed.out)] == ["fprop, inference", "fprop, training", "wgrad"]
     assert "no candidate is exact enough" in printed.err
     assert len(tuning.load(path)) == 3
+
+
+def test_nothing_is_measured_that_could_not_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    with settings.use(cache_dir=tmp_path / "file"):
+        assert main(["tune", NAME]) == 2
+    assert "cannot write into" in capsys.readouterr().err

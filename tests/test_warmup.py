@@ -386,3 +386,10 @@ def test_wrong_usage(arguments: list[str], words: str, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit, match="2"):
         sys.exit(cli.main(["warmup", *(arguments if "--arch" in arguments else [*arguments, "--arch", ARCH])]))
     assert words in capsys.readouterr().err
+
+
+def test_nothing_is_compiled_that_could_not_be_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    with settings.use(cache_dir=tmp_path / "file"):
+        assert cli.main(["warmup", "W1", "--arch", "sm_70", "--pass", "fprop"]) == 2
+    assert "cannot write into" in capsys.readouterr().err

@@ -14,6 +14,12 @@ except ImportError:  # pragma: no cover - not a POSIX system: renames still keep
     fcntl = None  # type: ignore[assignment]
 
 
+def is_writable(directory: Path) -> bool:
+    """Whether files could be written into a folder, which need not be there yet."""
+    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+
+
 def write_synced(path: Path, data: bytes, permissions: int = 0o600) -> None:
     """Write a new file, for the owner only unless told otherwise, and wait until the disk has it."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions)

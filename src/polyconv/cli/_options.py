@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..bench import workloads
+from ..files import is_writable
 from ..problem import Pass
 
 FILES, FOLDERS = "file", "directory"
@@ -87,8 +88,18 @@ def positive(text: str) -> int:
 def check_writable(*paths: Path | None) -> None:
     """Refuse an output file that could not be written, before an hour of work is lost on it."""
     for path in paths:
-        if path is not None and not path.resolve().parent.is_dir():
-            raise UsageError(f"cannot write {path}: {path.resolve().parent} is not a directory")
+        if path is None:
+            continue
+        folder = path.resolve().parent
+        if not folder.is_dir():
+            raise UsageError(f"cannot write {path}: {folder} is not a directory")
+        check_folder(folder, "name another file with -o")
+
+
+def check_folder(folder: Path, advice: str) -> None:
+    """The same for a folder, which may have to be made."""
+    if not is_writable(folder):
+        raise UsageError(f"cannot write into {folder}: {advice}")
 
 
 # ---- completion

@@ -22,6 +22,7 @@ from ._options import (
     add_output_argument,
     add_pass_argument,
     add_workloads_argument,
+    check_folder,
     check_writable,
     completes,
     positive,
@@ -138,6 +139,8 @@ def _tune(args: argparse.Namespace) -> int:
     from ..tuning.contest import InexactError
 
     chosen = workloads.find(args.workloads)
+    path = args.output or tuning.default_file()
+    check_folder(path.parent, "name a file with -o")
     device = torch.device(args.device)
     measured: list[Measured] = []
     status = 0
@@ -153,7 +156,6 @@ def _tune(args: argparse.Namespace) -> int:
                 shown.step(f"{workload.name} {kind}")
         except KeyboardInterrupt:  # keep what is there
             status = INTERRUPTED
-    path = args.output or tuning.default_file()
     if measured:
         found = tuning.Tuning.of(backend_for(device).environment(), {m.outcome.key: m.outcome.entry for m in measured})
         _report(measured, path, tuning.update(path, found), as_json=args.json)

@@ -25,6 +25,7 @@ from ._options import (
     add_output_argument,
     add_pass_argument,
     add_workloads_argument,
+    check_folder,
 )
 from ._output import Progress, print_json, print_table, progress, size_text
 
@@ -71,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
     wanted = _wanted(args, archs)
     # Compiling is what was asked for, whatever POLYCONV_JIT says.
     cache = KernelCache(jit=True)
+    check_folder(args.output or cache.directory, "name a folder with -o, or set POLYCONV_CACHE_DIR")
     writer = BundleWriter(args.output, cache) if args.output else None
     with settings.use(kernels=None), progress() as shown:
         sizes = _compile(wanted, writer.add if writer else cache.get, shown)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..files import sync_directory, write_synced
+from ..files import is_writable, sync_directory, write_synced
 from .fingerprint import entry_name, entry_prefix, sha256
 
 PRIVATE, SHARED = 0o600, 0o644
@@ -157,12 +157,6 @@ def summary(directory: Path) -> dict[str, Any]:
         "bytes": sum(one["bytes"] for one in archs.values()),
         "archs": dict(sorted(archs.items(), key=lambda item: arch_number(item[0]))),
     }
-
-
-def is_writable(directory: Path) -> bool:
-    """Whether kernels could be kept in a folder, which need not be there yet."""
-    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
 
 
 def arch_number(arch: str) -> int:
