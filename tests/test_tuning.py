@@ -280,6 +280,21 @@ def test_remembered_and_forced_choices(backend: CpuBackend) -> None:
     assert backend.plan(PROBLEM) == plain
 
 
+def test_forced_choices_of_several_threads_end_in_any_order(backend: CpuBackend) -> None:
+    plain, name, before = backend.plan(PROBLEM), another(backend), choices.version()
+    one, other = choices.Forced({KEY: name}), choices.Forced({KEY: plain.choice})
+    for block in (one, other, one):
+        block.__enter__()
+    assert backend.plan(PROBLEM).choice == name
+    one.__exit__()
+    assert backend.plan(PROBLEM).choice == plain.choice
+    one.__exit__()
+    assert backend.plan(PROBLEM).choice == plain.choice
+    other.__exit__()
+    assert choices.version() == before
+    assert backend.plan(PROBLEM) == plain
+
+
 def test_what_was_measured_elsewhere_or_later_does_not_stand_in_the_way(backend: CpuBackend) -> None:
     """One problem has the same key on all devices and in all models."""
     plain, name = backend.plan(PROBLEM), another(backend)

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from . import agreement, settings
@@ -67,8 +68,8 @@ def decide(problem: Problem, inference: bool, environment: Environment, plan: Ca
 
 def _decide(key: str, environment: Environment, plan: Callable[[Preference | None], P]) -> P:
     forced = _State.forced
-    if forced is not None and key in forced.choices:
-        return plan(Preference(forced.choices[key], "asked for"))
+    if forced and key in forced[-1].choices:
+        return plan(Preference(forced[-1].choices[key], "asked for"))
     mine = plan(_own(key, environment))
     if agreement.ranks() == 1:
         return mine
@@ -112,14 +113,16 @@ class _State:
     version = next(_numbers)
     files: Any = None
     group: Callable[[], Any] = staticmethod(_gone)
-    forced: Forced | None = None
+    forced: tuple[Forced, ...] = ()
+    """In the order in which they were entered; the last has its way."""
+    lock = Lock()
 
 
 def version() -> int:
     """A number that is another one after anything changed that a choice may depend on. Cheap: asked on every call."""
     forced = _State.forced
-    if forced is not None:
-        return forced.version
+    if forced:
+        return forced[-1].version
     files, group = settings.current().tuning_file, agreement.group()
     if files is not _State.files or group is not _State.group() or (group is None and _State.group is not _gone):
         _State.files, _State.group = files, _gone if group is None else weakref.ref(group)
@@ -157,19 +160,23 @@ def forget(measured: Measured) -> None:
 
 
 class Forced:
-    """Lets candidates run inside a ``with`` block, whatever else is in force: to measure them. Can be entered again."""
+    """Lets candidates run inside a ``with`` block, whatever else is in force: to measure them.
+
+    Can be entered again. Holds for the whole process, as settings do; blocks of several threads may end in any order.
+    """
 
     def __init__(self, choices: Mapping[str, str]) -> None:
         self.choices = dict(choices)
         self.version = next(_numbers)
-        self._before: list[Forced | None] = []
 
     def __enter__(self) -> None:
-        self._before.append(_State.forced)
-        _State.forced = self
+        with _State.lock:
+            _State.forced = (*_State.forced, self)
 
     def __exit__(self, *_: object) -> None:
-        _State.forced = self._before.pop()
+        with _State.lock:
+            place = max(place for place, forced in enumerate(_State.forced) if forced is self)
+            _State.forced = (*_State.forced[:place], *_State.forced[place + 1 :])
 
 
 _watchers: list[list[Decision]] = []
@@ -181,7 +188,8 @@ def watched() -> Iterator[list[Decision]]:
     seen: list[Decision] = []
     _watchers.append(seen)
     try:
-        with Forced(_State.forced.choices if _State.forced is not None else {}):
+        forced = _State.forced
+        with Forced(forced[-1].choices if forced else {}):
             yield seen
     finally:
         _watchers[:] = [other for other in _watchers if other is not seen]
