@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 import polyconv
 from polyconv import agreement, choices, settings, tuning
 from polyconv.backends import backend_for
+from polyconv.bench.timing import Timing
 from polyconv.cpu import native
 from polyconv.cpu.backend import CpuBackend
 from polyconv.problem import Pass, Problem
@@ -168,6 +170,26 @@ def test_the_first_writes_and_the_others_adopt(store: dist.HashStore) -> None:
         assert "agreed with the other ranks" in adopted.reason
     finally:
         choices.forget(measured)
+
+
+def test_what_optimize_measures_is_what_is_agreed_upon(store: dist.HashStore) -> None:
+    """And not the cost model's choice, which it has to ask for first."""
+    conv, x = nn.Conv2d(16, 16, 3).eval(), torch.randn(1, 16, 24, 24)
+    asked: list[str] = []
+
+    def timer(what: str, calls: Mapping[str, Any], _: Any) -> dict[str, Timing]:
+        asked.extend(name for name in calls if name.endswith(", ATen"))
+        theirs = {"PyTorch", "before"}
+        return {n: Timing(t, t) for n in calls for t in [9.0 if n in theirs else 1.0 if n in asked else 2.0]}
+
+    _, report = polyconv.optimize(conv, x, timer=timer, quiet=True)
+    try:
+        assert list(report.choices.values()) == asked
+        with choices.watched() as seen, torch.no_grad():
+            conv(x)
+        assert {decision.key: decision.choice for decision in seen} == report.choices
+    finally:
+        report.undo()
 
 
 def test_keys_are_per_kind_of_device_and_problem(store: dist.HashStore) -> None:

@@ -71,7 +71,7 @@ def _decide(key: str, environment: Environment, plan: Callable[[Preference | Non
     if forced and key in forced[-1].choices:
         return plan(Preference(forced[-1].choices[key], "asked for"))
     mine = plan(_own(key, environment))
-    if agreement.ranks() == 1:
+    if (forced and forced[-1].alone) or agreement.ranks() == 1:
         return mine
     agreed = agreement.agree(environment.device, key, mine.choice)
     if agreed == mine.choice:
@@ -163,10 +163,12 @@ class Forced:
     """Lets candidates run inside a ``with`` block, whatever else is in force: to measure them.
 
     Can be entered again. Holds for the whole process, as settings do; blocks of several threads may end in any order.
+    ``alone``: the other ranks are not asked what else is planned in it, and not bound by it.
     """
 
-    def __init__(self, choices: Mapping[str, str]) -> None:
+    def __init__(self, choices: Mapping[str, str], *, alone: bool = False) -> None:
         self.choices = dict(choices)
+        self.alone = alone
         self.version = next(_numbers)
 
     def __enter__(self) -> None:
@@ -183,13 +185,16 @@ _watchers: list[list[Decision]] = []
 
 
 @contextmanager
-def watched() -> Iterator[list[Decision]]:
-    """What is decided for the problems that run inside a ``with`` block, each planned anew."""
+def watched(*, alone: bool = False) -> Iterator[list[Decision]]:
+    """What is decided for the problems that run inside a ``with`` block, each planned anew.
+
+    ``alone``: without the other ranks. Who is yet to measure must not agree with them on the cost model's choice.
+    """
     seen: list[Decision] = []
     _watchers.append(seen)
     try:
         forced = _State.forced
-        with Forced(forced[-1].choices if forced else {}):
+        with Forced(forced[-1].choices if forced else {}, alone=alone):
             yield seen
     finally:
         _watchers[:] = [other for other in _watchers if other is not seen]

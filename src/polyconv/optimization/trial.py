@@ -96,7 +96,7 @@ class Court:
 
     def _decisions(self, twin: nn.Module, call: Call) -> list[Decision]:
         """The problems that one call of polyconv's module asks for."""
-        with choices.watched() as seen, self._mode():
+        with choices.watched(alone=True) as seen, self._mode():
             self._passes(twin, Conv2d.forward, call, None)()
         return list({decision.key: decision for decision in seen}.values())
 

@@ -84,7 +84,7 @@ class Outcome:
 
 def decision_of(problem: Problem, operands: Operands, *, inference: bool) -> Decision:
     """What is decided when a pass runs on these tensors: with their strides and alignment, in training or not."""
-    with choices.watched() as seen, state(problem, inference=inference):
+    with choices.watched(alone=True) as seen, state(problem, inference=inference):
         ours(problem, _operands(problem, operands, inference=inference))()
     return next((one for one in seen if one.problem.kind is problem.kind), Decision(problem, inference, "", ""))
 
