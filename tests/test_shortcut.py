@@ -208,6 +208,21 @@ def test_kept_weights_follow_the_weight(weight_format: torch.memory_format) -> N
         torch.testing.assert_close(polyconv.conv2d(x, weight), 2 * before, rtol=1e-4, atol=1e-3)
 
 
+def test_a_model_too_large_to_be_kept_is_kept_in_part() -> None:
+    model = torch.nn.Sequential(*(polyconv.Conv2d(16, 16, (5, 9), padding=(2, 4)) for _ in range(4)))
+    x = torch.randn(1, 16, 64, 96)
+    with override("cpu", CpuBackend()) as backend, torch.no_grad():
+        model[0](x)
+        backend.weights.limit = 2 * backend.weights.size
+        model(x)
+        model(x)
+        assert set(backend.weights._kept) == {model[0].weight, model[1].weight}
+        assert backend.weights.size == backend.weights.limit
+        del model[0]
+        model(x)
+        assert set(backend.weights._kept) == {model[0].weight, model[1].weight}
+
+
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shortcut, "CAPACITY", 4)
     w = torch.randn(2, 2, 1, 1)

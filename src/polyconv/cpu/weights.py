@@ -45,12 +45,14 @@ class TransformedWeights:
         if kept is not None and kept.state == state:
             return kept.transformed
         transformed: Tensor = torch.ops.polyconv_cpu.transform_weights(x, w, y, geometry, plan)
+        new = _Kept(state, transformed)
         with self._lock:
-            self._kept[w] = _Kept(state, transformed)
+            self._kept.pop(w, None)
             self.size = sum(_bytes(entry) for entry in self._kept.values())
-            if self.size > self.limit:
-                self._kept = WeakIdKeyDictionary()
-                self.size = 0
+            # Whoever comes first stays: a model runs its layers in turn, and would push each out before its next call.
+            if self.size + _bytes(new) <= self.limit:
+                self._kept[w] = new
+                self.size += _bytes(new)
         return transformed
 
 
