@@ -17,6 +17,7 @@ from polyconv import backends, cli, settings
 from polyconv.bench import accuracy, limits, plot, timing
 from polyconv.bench.contestants import CHANNELS_LAST, NCHW, OURS, Operands, contestants
 from polyconv.bench.limits import Batch, cut_batch
+from polyconv.bench.machine import processor_name
 from polyconv.bench.rows import Row, geometric_mean, means
 from polyconv.bench.run import Options, run
 from polyconv.bench.timing import Timing
@@ -207,6 +208,14 @@ def test_available_memory(tmp_path: Path) -> None:
     meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    2048 kB\n")
     assert limits.available_memory(meminfo) == 2 * 2**20
     assert limits.available_memory(tmp_path / "absent") > 0
+
+
+def test_the_processor_is_asked_for_its_name_once(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor: 0\nmodel name\t: A Processor\n")
+    assert processor_name(cpuinfo) == "A Processor"
+    cpuinfo.unlink()
+    assert processor_name(cpuinfo) == "A Processor"
 
 
 # ---- rows
