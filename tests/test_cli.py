@@ -214,7 +214,9 @@ def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ctrl_c_leaves_no_traceback(tmp_path: Path) -> None:
     started = tmp_path / "started"
     script = (
-        "import sys, time, types, pathlib\n"
+        "import signal, sys, time, types, pathlib\n"
+        # A shell that starts this in the background has Ctrl-C ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from polyconv_cli import defer, main\n"
         "defer('polyconv')\n"
         "from polyconv import cli\n"
