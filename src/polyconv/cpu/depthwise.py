@@ -10,6 +10,9 @@ from ..problem import Pass, Problem
 from .candidates import Candidate, Engine
 from .device import CpuDevice
 
+SETUP_CYCLES = 5000.0
+"""Of one call, to cut the work and lay out the ring of lines: more than a few pixels are worth."""
+
 
 def refusal(problem: Problem) -> str | None:
     """Why these kernels cannot run the problem, or None."""
@@ -27,7 +30,7 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
         Engine.DEPTHWISE,
         "direct",
         direct=True,
-        cycles=_cycles(problem) / device.lanes,
+        cycles=SETUP_CYCLES + _cycles(problem) / device.lanes,
         error=0.0 if why_not else error_of(problem, None, _longest_sum(problem), ()),
         refusal=why_not,
     )
