@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
 
 import torch
 from torch import Tensor
@@ -20,11 +21,14 @@ from ..problem import Activation, Pass, Problem
 from .layouts import Layout, Shape, check_gradient, fprop_layout
 from .problems import dense_strides, problem_of
 
+SMALLEST_POOLED = 16 * 2**20
+"""Bytes of an output from which on its pages cost more than looking for used ones: see ``cpu/native.py``."""
+
 
 class Call:
     """One pass on tensors of known shapes and strides."""
 
-    __slots__ = ("_prepared", "geometry", "inference", "layout", "problem")
+    __slots__ = ("_prepared", "geometry", "inference", "layout", "problem", "small")
 
     def __init__(self, problem: Problem, layout: Layout, geometry: Geometry, inference: bool = False) -> None:
         self.problem = problem
@@ -33,6 +37,9 @@ class Call:
         self.geometry = geometry
         self.inference = inference
         """Whether no gradient is recorded."""
+        elements = min(prod(layout[0]), prod(problem.x_shape))
+        self.small = not layout[1] and elements > 0 and prod(layout[0]) * 8 < SMALLEST_POOLED
+        """Whether the output is any new tensor: not empty, not channels_last, not from the pool."""
         # One tuple, replaced as a whole: threads with tensors on several devices may share this call.
         self._prepared: tuple[Backend | None, settings.Settings | None, int, Run] = (None, None, 0, _never)
 

@@ -12,12 +12,9 @@ from torch import Tensor
 
 from ..arguments import Geometry
 from ..epilogue import apply_epilogue
-from .calls import Call, prepare_dgrad, prepare_fprop, prepare_fused, prepare_wgrad
+from .calls import SMALLEST_POOLED, Call, prepare_dgrad, prepare_fprop, prepare_fused, prepare_wgrad
 from .layouts import Layout, Shape, check_residual, check_tensors, empty, geometry_of
 from .schema import Args
-
-SMALLEST_POOLED = 16 * 2**20
-"""Bytes of an output from which on its pages cost more than looking for used ones: see ``cpu/native.py``."""
 
 
 def _allocate(layout: Layout, like: Tensor) -> Tensor:
@@ -93,10 +90,13 @@ def run_fused(
 
 def compute_fprop(call: Call, x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
     """The output, for tensors that fit the call."""
-    y = _allocate(call.layout, x)
-    if x.numel() == 0 or y.numel() == 0:  # without input channels: a sum of nothing, and the bias
-        y = y.zero_() if bias is None else y.copy_(bias.reshape(1, -1, 1, 1).expand(y.shape))
-        return apply_epilogue(y, residual, call.problem.activation)
+    if call.small:
+        y = x.new_empty(call.layout[0])
+    else:
+        y = _allocate(call.layout, x)
+        if x.numel() == 0 or y.numel() == 0:  # without input channels: a sum of nothing, and the bias
+            y = y.zero_() if bias is None else y.copy_(bias.reshape(1, -1, 1, 1).expand(y.shape))
+            return apply_epilogue(y, residual, call.problem.activation)
     tensors = {"x": x, "w": w, "y": y}
     if bias is not None:
         tensors["bias"] = bias.contiguous()  # one number per channel: the only input without strides of its own

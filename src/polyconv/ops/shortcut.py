@@ -74,7 +74,10 @@ def conv2d(
     except (TypeError, RuntimeError):  # a list among the arguments; a tensor without strides or memory
         return None
     # 1.0 and True are equal to 1, but no integers.
-    if not (_is_exact(stride) and _is_exact(padding) and _is_exact(dilation) and type(groups) is int):
+    for argument in (stride, padding, dilation):
+        if type(argument) is not int and not _is_exact(argument):
+            return None
+    if type(groups) is not int:
         return None
     if call is None:
         if x.dtype not in (torch.float32, torch.float64):  # may be widened on the way
@@ -114,8 +117,7 @@ def _prepare(x: Tensor, w: Tensor, bias: Tensor | None, arguments: tuple[Any, ..
 
 
 def _is_exact(argument: object) -> bool:
-    """An integer, a pair of them, or a word."""
-    kind = type(argument)
-    if kind is tuple:
-        return len(argument) == 2 and type(argument[0]) is int and type(argument[1]) is int  # type: ignore[arg-type,index]
-    return kind is int or kind is str
+    """A pair of integers, or a word."""
+    if type(argument) is tuple:
+        return len(argument) == 2 and type(argument[0]) is int and type(argument[1]) is int
+    return type(argument) is str
