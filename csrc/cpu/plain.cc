@@ -226,6 +226,13 @@ const PlainKernels<T>& Kernels() {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
+
+// SiLU in double is the one place that calls exp. glibc 2.29 gave it a version of its own (it sets no errno); the older
+// one is there too, and is all that torch's minimum, 2.28, has: see glibc.cc.
+#if defined(__x86_64__) && defined(__GLIBC__)
+__asm__(".symver exp,exp@GLIBC_2.2.5");
+#endif
+
 namespace polyconv {
 template <class T>
 const PlainKernels<T>& FindPlainKernels(InstructionSet set) {
