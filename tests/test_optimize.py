@@ -216,6 +216,13 @@ def test_what_cannot_be_considered_is_named() -> None:
     assert "parametrised" in report.left_alone["normed"]
 
 
+def test_a_model_that_is_polyconvs_already() -> None:
+    model = nn.Sequential(polyconv.Conv2d(3, 4, 3)).eval()
+    report = optimize(model, X, everything_faster("0"))
+    assert report.verdict == "there was nothing to compare"
+    assert "restore" in report.left_alone["0"]
+
+
 def test_inputs_by_position_and_by_name() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:

@@ -99,7 +99,7 @@ def optimize(
         left_alone={**left_alone, **dict.fromkeys(recording.idle, "it does not run on these inputs")},
         before=before,
         after=before if kept is None else after[kept.name],
-        verdict=_verdict(before, after, kept),
+        verdict=_verdict(before, after, kept) if trials else "there was nothing to compare",
         choices={} if kept is None else kept.choices,
         _undo=undo,
     )
@@ -148,7 +148,7 @@ def _convolutions(model: nn.Module) -> tuple[dict[str, nn.Conv2d], dict[str, str
 
 def _why_not(module: nn.Conv2d) -> str | None:
     if isinstance(module, Conv2d):
-        return "it is polyconv's already"
+        return "it is polyconv's already; polyconv.restore(model) lets it be compared"
     if isinstance(module, nn.LazyConv2d):
         return "it is lazy and has seen no input yet: call the model once"
     if type(module) is not nn.Conv2d:
