@@ -100,34 +100,29 @@ def _by_operator(
     geometry = normalise(weight.shape[2:], stride, padding, dilation, groups, padding_mode, tolerance)
     if padding_mode != "zeros" and min(geometry.padding) < 0:
         input, geometry = _crop(input, geometry)  # noqa: A001
-    if activation is not None or residual is not None:
-        return _fused(input, weight, bias, residual, activation_name(activation), geometry)
-    if input.dim() == 4:
-        return ops.fprop(input, weight, bias, *geometry)
-    return ops.fprop(input.unsqueeze(0), weight, bias, *geometry).squeeze(0)
-
-
-def _fused(
-    input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, geometry: Geometry
-) -> Tensor:
-    """The call with an epilogue: a residual, an activation or both."""
+    applied = activation_name(activation)
     if residual is not None:
-        if not isinstance(residual, Tensor):
-            raise TypeError(f"conv2d(): argument 'residual' must be a Tensor, not {type(residual).__name__}")
-        if residual.dim() != input.dim():
-            raise RuntimeError(
-                f"expected a residual with as many dimensions as the input of size {list(input.shape)}, "
-                f"but got one of size {list(residual.shape)}"
-            )
+        _check_residual(residual, input)
     batched = input.dim() == 4
     if not batched:
         input = input.unsqueeze(0)  # noqa: A001
         residual = None if residual is None else residual.unsqueeze(0)
-    if residual is None and activation == "none":
+    if residual is None and applied == "none":
         y = ops.fprop(input, weight, bias, *geometry)
     else:
-        y = ops.fused(input, weight, bias, residual, activation, *geometry)
+        y = ops.fused(input, weight, bias, residual, applied, *geometry)
     return y if batched else y.squeeze(0)
+
+
+def _check_residual(residual: object, input: Tensor) -> None:
+    """What the operator cannot see: whether a residual is a tensor, with a batch where the input has one."""
+    if not isinstance(residual, Tensor):
+        raise TypeError(f"conv2d(): argument 'residual' must be a Tensor, not {type(residual).__name__}")
+    if residual.dim() != input.dim():
+        raise RuntimeError(
+            f"expected a residual with as many dimensions as the input of size {list(input.shape)}, "
+            f"but got one of size {list(residual.shape)}"
+        )
 
 
 def _without_tensors(*args: Any, **options: Any) -> Tensor:

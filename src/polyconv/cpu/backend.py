@@ -31,19 +31,18 @@ class CpuBackend:
 
     def plan(self, problem: Problem, *, inference: bool = False) -> CpuPlan:
         """What would run: the model's choice, or one that was measured or agreed upon."""
-        return self._planned(problem, inference and problem.kind is Pass.FPROP, choices.version())
+        return self._planned(problem, _keeps_weights(problem, inference), choices.version())
 
     def contenders(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
-        return planner.contenders(problem, kept_weights=inference and problem.kind is Pass.FPROP)
+        return planner.contenders(problem, kept_weights=_keeps_weights(problem, inference))
 
     def environment(self) -> Environment:
         return Environment.of_cpu(native.instruction_set() if native.is_available() else "")
 
     def prepare(self, problem: Problem, *, inference: bool = False) -> Run:
         """Plan. In inference the transformed weights are kept between calls."""
-        keep = inference and problem.kind is Pass.FPROP
         plan = self.plan(problem, inference=inference)
-        run = self._engine(plan.chosen, plan.ran, keep=keep)
+        run = self._engine(plan.chosen, plan.ran, keep=_keeps_weights(problem, inference))
         return run if not plan.folded else _folding(run, plan)
 
     def explain(self, problem: Problem) -> str:
@@ -89,6 +88,11 @@ class CpuBackend:
             ops.convolve(x, w, tensors.get("bias"), y, geometry, plan, transformed, residual, activation)
 
         return convolve
+
+
+def _keeps_weights(problem: Problem, inference: bool) -> bool:
+    """Whether transformed weights stay from call to call."""
+    return inference and problem.kind is Pass.FPROP
 
 
 def _folding(run: Run, plan: CpuPlan) -> Run:

@@ -20,7 +20,7 @@ from ..arguments import Extent, Padding, normalise
 from .calls import Call
 from .derivatives import Fprop
 from .execution import call_of_fprop, compute_fprop
-from .layouts import check_tensors
+from .layouts import check_tensors, geometry_of
 from .plain import TYPES, excluded, included, is_plain, is_watched, keys_of
 
 CAPACITY = 4096
@@ -109,9 +109,7 @@ _record = super(torch.autograd.Function, _Recorded).apply
 
 
 def _prepare(x: Tensor, w: Tensor, bias: Tensor | None, arguments: tuple[Any, ...], recorded: bool) -> Call:
-    geometry = normalise(w.shape[2:], *arguments)
-    if geometry.tolerance is None:
-        geometry = geometry._replace(tolerance=settings.current().tolerance)
+    geometry = geometry_of(*normalise(w.shape[2:], *arguments))
     check_tensors(x, "input", w, "weight", bias)
     return call_of_fprop(x, w, bias, geometry, inference=not recorded)
 
