@@ -39,7 +39,7 @@ class Row:
     error: float
     """The largest deviation of any element from float64, relative to the output's scale."""
     local_error: float
-    """The largest deviation of any element, relative to its neighbourhood: the terms that it sums, sqrt(sum (x w)^2)."""
+    """The largest deviation of any element, relative to its neighbourhood, sqrt(sum (x w)^2) of its terms."""
     torch_error: float
     """That of PyTorch's float32 convolution, in the unit of ``error``."""
     torch_local_error: float
