@@ -71,7 +71,7 @@ def scale_of(problem: Problem, first: Tensor, second: Tensor) -> float:
 
 def rms(tensor: Tensor) -> float:
     """The root mean square: in float64, which holds every square, and in parts, because memory may not hold a copy."""
-    parts = tensor.split(max(1, COPIED * len(tensor) // tensor.numel()))
+    parts = tensor.detach().split(max(1, COPIED * len(tensor) // tensor.numel()))
     return sqrt(sum(float(part.double().square().sum()) for part in parts) / tensor.numel())
 
 

@@ -97,12 +97,12 @@ def observed(observer: Observer) -> Iterator[None]:
 
     Every call is prepared anew in the block, and again after it: so whoever is not observed pays nothing.
     """
-    _observers.append(observer)
-    try:
-        with choices.watched():
+    with choices.watched():  # around the rest, so that nothing that is prepared for longer knows the observer
+        _observers.append(observer)
+        try:
             yield
-    finally:
-        _observers[:] = [other for other in _observers if other is not observer]
+        finally:
+            _observers[:] = [other for other in _observers if other is not observer]
 
 
 @lru_cache(maxsize=4096)
