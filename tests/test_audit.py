@@ -446,7 +446,7 @@ def test_the_report_as_text_and_as_json(monkeypatch: pytest.MonkeyPatch) -> None
     assert text.startswith("inference on cpu: 2 convolutions, largest error ")
     tolerance = report.tolerances["0"]
     assert f"0.0001 -> {tolerance:g}" in text
-    assert f"model.get_submodule('0').tolerance = {tolerance:g}" in text
+    assert f"model.get_submodule('0').tolerance = {tolerance!r}" in text
     assert "left alone: 2: test_audit.Stranger is a subclass of torch.nn.Conv2d" in text
     found = json.loads(json.dumps(report.as_json()))
     assert found["limit"] == 1e-5

@@ -105,7 +105,7 @@ class Audit:
     def code(self) -> str:
         """What :meth:`apply` does, as lines of Python."""
         return "\n".join(
-            f"model.get_submodule({name!r}).tolerance = {value:g}"
+            f"model.get_submodule({name!r}).tolerance = {value!r}"
             for name, value in self.tolerances.items()
             if name in self._modules
         )
