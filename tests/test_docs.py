@@ -26,6 +26,7 @@ DOCS = ROOT / "docs"
 RUN = (
     DOCS / "index.md",
     DOCS / "accuracy.md",
+    DOCS / "audit.md",
     DOCS / "compatibility.md",
     DOCS / "reference" / "settings.md",
     *sorted((DOCS / "recipes").glob("*.md")),

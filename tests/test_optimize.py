@@ -18,6 +18,7 @@ from networks import DeepLab
 from polyconv import choices, settings, tuning
 from polyconv.backends import backend_for
 from polyconv.bench.timing import Timing, Within
+from polyconv.cli import _output
 from polyconv.cpu import native
 from polyconv.optimization import optimizer
 from polyconv.optimization.flow import Flow
@@ -413,8 +414,6 @@ def test_undo_brings_everything_back(training: bool) -> None:
 
 
 def test_the_report_prints_with_and_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
-    from polyconv.optimization import report as module
-
     model = small()
     report = optimize(model, X, Times({"0": FASTER, MODEL: FASTER}))
     text = str(report)
@@ -424,7 +423,7 @@ def test_the_report_prints_with_and_without_rich(monkeypatch: pytest.MonkeyPatch
     assert repr(report) == text
     assert report.table().row_count == 2
     assert report.__rich__().row_count == 2
-    monkeypatch.setattr(module, "rich", lambda _: None)
+    monkeypatch.setattr(_output, "rich", lambda _: None)
     assert str(report) == text
     with pytest.raises(ModuleNotFoundError, match=r"polyconv\[cli\]"):
         report.table()

@@ -10,7 +10,7 @@ GROUPS = {
     "Convolution": ("conv2d", "Conv2d", "LazyConv2d"),
     "Existing models": ("replace", "restore", "Replacement", "optimize", "OptimizationReport"),
     "What would run": ("explain", "Explanation"),
-    "Accuracy": ("set_tolerance", "tolerance", "allow_low_precision"),
+    "Accuracy": ("set_tolerance", "tolerance", "audit", "Audit", "allow_low_precision"),
 }
 
 

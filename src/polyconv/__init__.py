@@ -17,18 +17,22 @@ from .settings import allow_low_precision, set_tolerance, tolerance
 from .version import __version__
 
 if TYPE_CHECKING:
+    from .auditing import Audit, audit
     from .explanation import Explanation, explain
     from .optimization import OptimizationReport, optimize
 
 _ON_DEMAND = {
+    "Audit": "auditing",
     "Explanation": "explanation",
     "OptimizationReport": "optimization",
+    "audit": "auditing",
     "explain": "explanation",
     "optimize": "optimization",
 }
 """Public name -> the module that defines it."""
 
 __all__ = [
+    "Audit",
     "Conv2d",
     "Explanation",
     "LazyConv2d",
@@ -36,6 +40,7 @@ __all__ = [
     "Replacement",
     "__version__",
     "allow_low_precision",
+    "audit",
     "conv2d",
     "explain",
     "optimize",

@@ -17,6 +17,7 @@ from torch import Tensor
 from .problem import Problem
 
 if TYPE_CHECKING:
+    from .choices import Planned
     from .tuning import Environment
 
 Run = Callable[[MutableMapping[str, Tensor]], None]
@@ -49,8 +50,11 @@ class Backend(Protocol):
         has the result in memory of its own may put that tensor in the place of the output, if it has the same strides.
         """
 
+    def plan(self, problem: Problem, *, inference: bool = False) -> Planned:
+        """What :meth:`prepare` would run, under the settings of now; needs no tensors."""
+
     def explain(self, problem: Problem) -> str:
-        """What :meth:`prepare` would give, for people; needs no tensors."""
+        """The same in words, for people."""
 
     def contenders(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
         """Names of the candidates that may run a problem, the one that the cost model thinks best first.

@@ -32,6 +32,14 @@ class Planned(Protocol):
     def choice(self) -> str:
         """The chosen candidate's name."""
 
+    @property
+    def name(self) -> str:
+        """What runs, for people: the candidate, and what is done beside it."""
+
+    @property
+    def predicted_error(self) -> float:
+        """The largest error of any element to be expected, relative to the output's scale."""
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import ceil, inf
+from math import ceil, inf, sqrt
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,8 @@ SAMPLE = 2.5e8
 CHANNELS = 8
 """Channels of a sample."""
 BANDS = 3
+COPIED = 2**24
+"""Elements of an operand that are copied to float64 at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +59,20 @@ def scale(problem: Problem, operands: Operands) -> float:
     """The output's rms for independent data of these magnitudes."""
     first = operands.dy if problem.kind is Pass.DGRAD else operands.x
     second = operands.dy if problem.kind is Pass.WGRAD else operands.w
-    return Magnitudes(x_rms=_rms(first), w_rms=_rms(second)).scale(reduction_of(problem))
-
-
-def _rms(tensor: Tensor | None) -> float:
-    if tensor is None:
+    if first is None or second is None:
         raise ValueError("a gradient pass needs the incoming gradient")
-    # Summed by blocks, so that neither float32 sums nor a float64 copy of a large tensor are needed.
-    return float((tensor.square().sum(-1).double().sum() / tensor.numel()).sqrt())
+    return scale_of(problem, first, second)
+
+
+def scale_of(problem: Problem, first: Tensor, second: Tensor) -> float:
+    """The same of the two tensors that a pass reads."""
+    return Magnitudes(x_rms=rms(first), w_rms=rms(second)).scale(reduction_of(problem))
+
+
+def rms(tensor: Tensor) -> float:
+    """The root mean square: in float64, which holds every square, and in parts, because memory may not hold a copy."""
+    parts = tensor.detach().split(max(1, COPIED * len(tensor) // tensor.numel()))
+    return sqrt(sum(float(part.double().square().sum()) for part in parts) / tensor.numel())
 
 
 def measure(

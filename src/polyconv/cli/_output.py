@@ -77,6 +77,21 @@ def plain_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]
     )
 
 
+def report_table(
+    title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: int, styles: Sequence[str], caption: str
+) -> Any:
+    """The same as a table of ``rich`` for a report to give away: a style for each row, and a text below."""
+    module = rich("table")
+    if module is None:
+        raise ModuleNotFoundError("report.table() needs rich: pip install 'polyconv[cli]', or print(report)")
+    drawn = module.Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+    for place, header in enumerate(headers):
+        drawn.add_column(header, justify="left" if place < left else "right", overflow="fold", no_wrap=place >= left)
+    for row, style in zip(rows, styles, strict=True):
+        drawn.add_row(*row, style=style)
+    return drawn
+
+
 def size_text(size: float) -> str:
     """A number of bytes for people: ``14 kB``."""
     for unit in ("B", "kB", "MB"):

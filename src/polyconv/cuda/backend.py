@@ -76,7 +76,7 @@ class CudaBackend:
         # A plan depends on the settings (tolerance, workspace) and on choices from outside, so both are in the key.
         self._prepare = lru_cache(maxsize=1024)(self._prepare_anew)
 
-    def plan(self, problem: Problem) -> Plan:
+    def plan(self, problem: Problem, *, inference: bool = False) -> Plan:
         """What would run; makes no call to the compiler or the driver."""
         return self._planner(problem, self.description)
 

@@ -6,8 +6,9 @@ finds its plan made.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -49,12 +50,59 @@ class Call:
         backend, under, chosen, run = self._prepared
         if backend is not now or under is not current or chosen != version:
             run = now.prepare(self.problem, inference=self.inference)
+            if _observers:
+                run = self._told(run, now)
             self._prepared = (now, current, version, run)
         run(tensors)
+
+    def _told(self, run: Run, backend: Backend) -> Run:
+        """The same, and then word to those who observe."""
+        observers = tuple(_observers)
+
+        def run_and_tell(tensors: MutableMapping[str, Tensor]) -> None:
+            run(tensors)
+            for observer in observers:
+                observer(Ran(self.problem, self.inference, backend, tensors))
+
+        return run_and_tell
 
 
 def _never(_: MutableMapping[str, Tensor]) -> None:
     raise AssertionError("a call was run before it was prepared")
+
+
+# ---- who looks on
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One pass that has just run."""
+
+    problem: Problem
+    inference: bool
+    """Whether no gradient is recorded."""
+    backend: Backend
+    tensors: Mapping[str, Tensor]
+    """What it read and what it wrote, by the names of :class:`~polyconv.backends.Backend`."""
+
+
+Observer = Callable[[Ran], None]
+
+_observers: list[Observer] = []
+
+
+@contextmanager
+def observed(observer: Observer) -> Iterator[None]:
+    """Tell ``observer`` of every pass that runs inside a ``with`` block, in any thread, before its caller goes on.
+
+    Every call is prepared anew in the block, and again after it: so whoever is not observed pays nothing.
+    """
+    with choices.watched():  # around the rest, so that nothing that is prepared for longer knows the observer
+        _observers.append(observer)
+        try:
+            yield
+        finally:
+            _observers[:] = [other for other in _observers if other is not observer]
 
 
 @lru_cache(maxsize=4096)

@@ -18,10 +18,11 @@ from ..backends import backend_for
 from ..bench.timing import Timing
 from ..cli._output import Progress, progress
 from ..nn import Conv2d
+from ..rehearsal import Example, Loss, preserved
 from ..replacement import why_not_replace
 from ..tuning.contest import CANDIDATES, InexactError, Stopwatch, Timer
 from .judgement import Judgement, Trials, agreed_word, judge
-from .recording import Example, Layer, Loss, Recording, preserved, record, runner
+from .recording import Layer, Recording, record, runner
 from .report import OptimizationReport, Row
 from .swapping import Fusion, Swap
 from .trial import Court, Trial

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from ..rehearsal import Example, Loss, backward, run_model
 from .flow import Flow
-
-Example = Tensor | Sequence[Any] | Mapping[str, Any]
-"""One argument, positional arguments, or arguments by name."""
-Loss = Callable[[Any], Tensor]
-"""From the model's output to the number whose gradient is computed."""
 
 
 @dataclass
@@ -55,71 +51,19 @@ class Recording:
 def runner(model: nn.Module, example: Example, loss: Loss | None) -> Callable[[], None]:
     """One run of the model as it is: forward, and in training backward, with fresh gradients."""
     if not model.training:
-        return lambda: _discard(_call(model, example))
+        return lambda: _discard(run_model(model, example))
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def step() -> None:
         for parameter in parameters:
             parameter.grad = None
-        backward(_call(model, example), loss)
+        backward(run_model(model, example), loss)
 
     return step
 
 
 def _discard(_: Any) -> None:
     return
-
-
-def _call(model: nn.Module, example: Example) -> Any:
-    if isinstance(example, Tensor):
-        return model(example)
-    return model(**example) if isinstance(example, Mapping) else model(*example)
-
-
-def backward(output: Any, loss: Loss | None) -> None:
-    """Compute the gradients of a loss, or of the outputs weighted at random: their plain sum often has none at all.
-
-    Behind a normalisation, say, the sum does not depend on anything.
-    """
-    if loss is not None:
-        loss(output).backward()
-        return
-    leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
-    if not leaves:
-        raise ValueError(
-            "the model is in training mode, but nothing that it returns has a gradient: call model.eval() first, or "
-            "name a loss: polyconv.optimize(model, inputs, loss=lambda output: ...)"
-        )
-    draw = torch.Generator().manual_seed(0)
-    weights = [torch.randn(leaf.shape, generator=draw).to(leaf.device, leaf.dtype) for leaf in leaves]
-    torch.autograd.backward(leaves, weights)
-
-
-@contextmanager
-def preserved(model: nn.Module, example: Example) -> Iterator[None]:
-    """Put back what running a model changes: buffers, gradients (of the example, too), random generators."""
-    buffers = [
-        (module, name, buffer, buffer.detach().clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    leaves = (leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor) and leaf.is_leaf)
-    gradients = [(tensor, tensor.grad) for tensor in (*model.parameters(), *leaves)]
-    for tensor, _ in gradients:
-        tensor.grad = None
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        with torch.no_grad():
-            for module, name, buffer, before in buffers:
-                module._buffers[name] = buffer  # a model may have put another one in its place
-                if not torch.equal(buffer, before):
-                    buffer.copy_(before)
-        for tensor, gradient in gradients:
-            tensor.grad = gradient
 
 
 def record(model: nn.Module, convolutions: Mapping[str, nn.Conv2d], example: Example, loss: Loss | None) -> Recording:
@@ -148,7 +92,7 @@ def record(model: nn.Module, convolutions: Mapping[str, nn.Conv2d], example: Exa
             stack.callback(handle.remove)
         with torch.enable_grad() if model.training else torch.no_grad():
             with flow:
-                output = _call(model, example)
+                output = run_model(model, example)
             flow.returned(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
             if model.training:
                 backward(output, loss)

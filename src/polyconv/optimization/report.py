@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..bench.timing import Timing
-from ..cli._output import plain_table, rich
+from ..cli._output import plain_table, report_table
 
 HEADERS = ("layer", "convolution", "plan", "outcome", "PyTorch ms", "ours ms", "faster", "error", "PyTorch's")
 TEXTS = 4
@@ -96,15 +96,14 @@ class OptimizationReport:
 
     def table(self) -> Any:
         """The rows as a table of ``rich``, which ``polyconv[cli]`` installs."""
-        module = rich("table")
-        if module is None:
-            raise ModuleNotFoundError("report.table() needs rich: pip install 'polyconv[cli]', or print(report)")
-        drawn = module.Table(title=self._title(), title_justify="left", caption="\n".join(self._notes()))
-        for place, header in enumerate(HEADERS):
-            drawn.add_column(header, justify="left" if place < TEXTS else "right", overflow="fold")
-        for row in self.rows:
-            drawn.add_row(*_cells(row), style="" if row.swapped else "dim")
-        return drawn
+        return report_table(
+            self._title(),
+            HEADERS,
+            [_cells(row) for row in self.rows],
+            left=TEXTS,
+            styles=["" if row.swapped else "dim" for row in self.rows],
+            caption="\n".join(self._notes()),
+        )
 
     def __rich__(self) -> Any:
         return self.table()

@@ -150,6 +150,14 @@ class Plan:
         return next(candidate.name for candidate in self.candidates if candidate.rejected is None)
 
     @property
+    def name(self) -> str:
+        return self.algorithm
+
+    @property
+    def predicted_error(self) -> float:
+        return self.expected_error
+
+    @property
     def kernels(self) -> tuple[KernelSpec, ...]:
         return tuple(launch.kernel for launch in self.launches)
 

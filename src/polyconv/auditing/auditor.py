@@ -1,0 +1,229 @@
+"""From a model and its inputs to a report: run it once as polyconv would, and measure every pass when it has run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from ..bench.run import shape_of
+from ..cli._output import Progress, progress
+from ..ops.calls import Ran, observed
+from ..problem import Pass, Problem
+from ..rehearsal import Example, Loss, preserved, run_model
+from ..rehearsal import backward as run_backward
+from ..replacement import replace
+from .figures import Figures
+from .passes import Limits, Measured, Remedy, measure
+from .report import NAMES, Audit, Row
+
+
+def audit(
+    model: nn.Module,
+    inputs: Example,
+    *,
+    limit: float | None = None,
+    local_limit: float | None = None,
+    backward: bool | None = None,
+    loss: Loss | None = None,
+    quiet: bool = False,
+) -> Audit:
+    """Measure how far each convolution of a model strays from float64, on these inputs.
+
+    Examples::
+
+        print(polyconv.audit(model, images))
+        report = polyconv.audit(model, images, limit=1e-5, backward=True)
+        report.apply()  # the tolerances that keep the limit
+
+    The model runs once. What each pass of each convolution read and wrote is compared with float64 on the same
+    operands, and with PyTorch's float32 convolution. A ``torch.nn.Conv2d`` is audited as what it would be after
+    :func:`polyconv.replace`. The model is left as it was: classes, hooks, buffers, gradients, random generators.
+
+    Args:
+        model: any module on a CPU or a CUDA device.
+        inputs: what the model is called with: a tensor, a tuple of positional arguments, or a dict of named ones.
+        limit: the largest error, relative to the output's scale, that is acceptable. For each pass that exceeds it,
+            smaller tolerances are tried on the same operands, and the largest that keeps it is reported.
+        local_limit: the same for the error of each element relative to its neighbourhood, the terms that it sums.
+        backward: audit the gradients, too. By default those of a model in training mode.
+        loss: from the output to the number whose gradient is computed; by default the sum of all outputs with random
+            weights.
+        quiet: show no progress on standard error.
+
+    Raises:
+        ValueError: where there is nothing to audit.
+    """
+    limits = Limits(_checked("limit", limit), _checked("local_limit", local_limit))
+    _refuse_lazy(model)
+    wanted = model.training if backward is None else backward
+    with ExitStack() as stack:
+        left_alone = stack.enter_context(_replaced(model))
+        convolutions = {
+            name: module
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Conv2d) and name not in left_alone
+        }
+        stack.enter_context(preserved(model, inputs))
+        shown = stack.enter_context(progress(quiet=quiet))
+        shown.expect(len(convolutions) * (len(Pass) if wanted else 1))
+        inspector = _Inspector(limits, shown)
+        stack.enter_context(inspector.following(model))
+        stack.enter_context(observed(inspector.inspect))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.set_grad_enabled(wanted or model.training))
+        output = run_model(model, inputs)
+        if wanted:
+            run_backward(output, loss)
+    if not inspector.measured:
+        raise ValueError(
+            "no convolution ran that polyconv could audit: the model has "
+            f"{len(convolutions) + len(left_alone)} Conv2d modules"
+            + "".join(f"; {name or 'the model itself'}: {why}" for name, why in left_alone.items())
+        )
+    rows = tuple(_rows(inspector.measured))
+    ran = {row.layer for row in rows}
+    idle = dict.fromkeys((name for name in convolutions if name not in ran), "it does not run on these inputs")
+    return Audit(
+        mode="forward and backward" if wanted else "training" if model.training else "inference",
+        device=", ".join(inspector.devices),
+        limits=limits,
+        rows=rows,
+        left_alone={**left_alone, **idle},
+        _modules=convolutions,
+    )
+
+
+def _checked(name: str, limit: float | None) -> float | None:
+    if limit is not None and not limit >= 0:
+        raise ValueError(f"{name} is the largest error that is acceptable, a number from 0 up; got {limit!r}")
+    return limit
+
+
+def _refuse_lazy(model: nn.Module) -> None:
+    """A lazy module takes its shape from the first input, so running it would not leave it as it was."""
+    for name, module in model.named_modules():
+        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():  # type: ignore[misc]
+            raise ValueError(
+                f"{name or 'the model'} is a {type(module).__name__} that has seen no input yet, and would not be left "
+                "as it was: call the model once, then audit it"
+            )
+
+
+@contextmanager
+def _replaced(model: nn.Module) -> Iterator[dict[str, str]]:
+    """Let torch's convolutions be polyconv's inside a ``with`` block; gives those that cannot, and why."""
+    classes = [(module, type(module)) for module in model.modules()]
+    try:
+        yield replace(model).left_alone
+    finally:
+        for module, kind in classes:
+            if type(module) is not kind:
+                module.__class__ = kind
+
+
+class _Inspector:
+    """Measures every pass, and knows which layer it belongs to."""
+
+    def __init__(self, limits: Limits, shown: Progress) -> None:
+        self.measured: dict[str, dict[Pass, list[Measured]]] = {}
+        """By layer, in the order of their first calls, and by pass."""
+        self.devices: dict[str, None] = {}
+        self._limits = limits
+        self._shown = shown
+        self._callers: dict[Any, set[str]] = {}
+        """By what all passes of a convolution have in common: the layers that asked for it in the forward pass."""
+        self._here = _Here()
+
+    @contextmanager
+    def following(self, model: nn.Module) -> Iterator[None]:
+        """Know which module runs; in the backward pass, whose output's gradient came last."""
+        with ExitStack() as stack:
+            for name, module in model.named_modules():
+                self._follow(name, module, stack)
+            yield
+
+    def _follow(self, name: str, module: nn.Module, stack: ExitStack) -> None:
+        here = self._here
+
+        def enter(*_: Any) -> None:
+            here.running.append(name)
+
+        def leave(_: Any, __: Any, output: Any) -> None:
+            here.running.pop()
+            if isinstance(module, nn.Conv2d) and isinstance(output, Tensor) and output.requires_grad:
+                output.register_hook(returning)
+
+        def returning(_: Tensor) -> None:
+            here.behind = name
+
+        stack.callback(module.register_forward_pre_hook(enter, prepend=True).remove)
+        stack.callback(module.register_forward_hook(leave, always_call=True).remove)
+
+    def inspect(self, ran: Ran) -> None:
+        """Measure a pass that has just run: nothing of it is kept but figures."""
+        name = self._name(ran.problem)
+        measured = measure(ran, self._limits)
+        self.measured.setdefault(name, {}).setdefault(ran.problem.kind, []).append(measured)
+        self.devices[str(next(iter(ran.tensors.values())).device)] = None
+        self._shown.step(f"{name} {NAMES[ran.problem.kind]}")
+
+    def _name(self, problem: Problem) -> str:
+        here = self._here
+        common = (problem.x_shape, problem.w_shape, problem.stride, problem.padding, problem.dilation)
+        callers = self._callers.setdefault(common, set())
+        if here.running:
+            callers.add(here.running[-1])
+            return here.running[-1]
+        if here.behind in callers or len(callers) != 1:
+            return here.behind
+        return next(iter(callers))  # of a call outside of all modules, whose output nobody followed
+
+
+class _Here(threading.local):
+    """What this thread is at: autograd has threads of its own."""
+
+    def __init__(self) -> None:
+        self.running: list[str] = []
+        """Modules whose forward is being run, the innermost last."""
+        self.behind = ""
+        """The convolution whose output's gradient came last."""
+
+
+def _rows(measured: Mapping[str, Mapping[Pass, list[Measured]]]) -> Iterator[Row]:
+    for name, passes in measured.items():
+        for kind in Pass:
+            if kind in passes:
+                yield _row(name, passes[kind])
+
+
+def _row(name: str, calls: list[Measured]) -> Row:
+    """The worst of several calls: figures of all, words of the one with the largest error."""
+    worst = max(calls, key=lambda call: call.ours.error)
+    ours = reduce(Figures.worst, (call.ours for call in calls))
+    theirs = reduce(Figures.worst, (call.torch for call in calls))
+    return Row(
+        layer=name,
+        kind=NAMES[worst.problem.kind],
+        shape=shape_of(worst.problem),
+        calls=len(calls),
+        plan=worst.plan,
+        tolerance=worst.problem.tolerance,
+        predicted=worst.predicted,
+        error=ours.error,
+        local_error=ours.local_error,
+        torch_error=theirs.error,
+        torch_local_error=theirs.local_error,
+        remedy=min((call.remedy for call in calls if call.remedy is not None), key=_strictness, default=None),
+    )
+
+
+def _strictness(remedy: Remedy) -> float:
+    """None, which nothing mends, is the strictest."""
+    return -1.0 if remedy.tolerance is None else remedy.tolerance

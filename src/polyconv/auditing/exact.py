@@ -1,0 +1,127 @@
+"""What a pass should have given, in float64, and how large each element's own terms are: a slab of rows at a time.
+
+PyTorch's float64 convolution lays out every product of a call in memory. So an image is cut into bands of output rows,
+and nothing but one band's products, and one image, is ever there in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+from torch import Tensor
+
+from .. import reference
+from ..arguments import Geometry
+from ..cpu.aten import convolution_backward
+from ..cpu.borders import fold
+from ..problem import Pass, Problem
+
+PRODUCTS = 2**25
+"""Products that are laid out at once: 256 MiB of them."""
+
+Tensors = Mapping[str, Tensor]
+"""By the names of :class:`~polyconv.backends.Backend`."""
+Place = tuple[slice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """A part of one output of a pass."""
+
+    output: str
+    """``y``, ``x``, ``dw`` or ``db``."""
+    place: Place
+    exact: Tensor
+    own: Tensor
+    """For each element, the root of the sum of the squares of its terms: products, bias, residual."""
+
+
+def slabs(problem: Problem, tensors: Tensors) -> Iterator[Slab]:
+    """All outputs of a pass, exactly, in parts."""
+    yield from {Pass.FPROP: _outputs, Pass.DGRAD: _input_gradients, Pass.WGRAD: _weight_gradients}[problem.kind](
+        problem, tensors
+    )
+
+
+def _outputs(problem: Problem, tensors: Tensors) -> Iterator[Slab]:
+    w, bias, residual = tensors["w"].double(), _double(tensors.get("bias")), tensors.get("residual")
+    inner = Geometry(problem.stride, (0, 0, 0, 0), problem.dilation, problem.groups)
+    for image in range(problem.batch):
+        x = reference.pad(problem, tensors["x"][image : image + 1].double())
+        for rows in _bands(problem):
+            place = (slice(image, image + 1), slice(None), rows)
+            read = x[:, :, _read_by(problem, rows)]
+            added = None if residual is None else residual[place].double()
+            exact = reference.fused(inner, read, w, bias, added, str(problem.activation))
+            own = reference.fused(inner, read.square(), w.square(), _square(bias), _square(added))
+            yield Slab("y", place, exact, own.sqrt())
+
+
+def _input_gradients(problem: Problem, tensors: Tensors) -> Iterator[Slab]:
+    """Of the padded image, whose border is then added to the pixels that it was made of."""
+    w = tensors["w"].double()
+    for image in range(problem.batch):
+        dy = tensors["y"][image : image + 1]
+        exact, own = (_input_gradient(problem, dy, w, power) for power in (1, 2))
+        yield Slab("x", (slice(image, image + 1),), exact, own.sqrt())
+
+
+def _input_gradient(problem: Problem, dy: Tensor, w: Tensor, power: int) -> Tensor:
+    """The gradient of one image, of operands raised to a power."""
+    top, bottom, left, right = problem.padding
+    height, width = problem.in_size[0] + top + bottom, problem.in_size[1] + left + right
+    padded = w.new_zeros(1, problem.in_channels, height, width)
+    one = replace(problem, batch=1)
+    for rows in _bands(problem):
+        part = padded[:, :, _read_by(problem, rows)]
+        like = part.new_empty(()).expand(part.shape)  # only its shape is read
+        given = dy[:, :, rows].double().pow(power)
+        part += convolution_backward(one, given, like, w.pow(power), (True, False, False), padded=True)[0]
+    return fold(problem, padded, padded.new_empty(1, problem.in_channels, *problem.in_size))
+
+
+def _weight_gradients(problem: Problem, tensors: Tensors) -> Iterator[Slab]:
+    """Summed over all images and bands, with those of the bias where they were asked for."""
+    like = tensors["dw"].new_empty((), dtype=torch.float64).expand(problem.w_shape)  # only its shape is read
+    exact = torch.zeros(problem.w_shape, dtype=torch.float64, device=like.device)
+    own = torch.zeros_like(exact)
+    bias_exact = exact.new_zeros(problem.out_channels)
+    bias_own = torch.zeros_like(bias_exact)
+    one = replace(problem, batch=1)
+    for image in range(problem.batch):
+        x = reference.pad(problem, tensors["x"][image : image + 1].double())
+        for rows in _bands(problem):
+            read, dy = x[:, :, _read_by(problem, rows)], tensors["y"][image : image + 1, :, rows].double()
+            for total, bias_total, power in ((exact, bias_exact, 1), (own, bias_own, 2)):
+                given = dy.pow(power)
+                wanted = (False, True, False)
+                total += convolution_backward(one, given, read.pow(power), like, wanted, padded=True)[1]
+                bias_total += given.sum((0, 2, 3))
+    yield Slab("dw", (slice(None),), exact, own.sqrt())
+    if "db" in tensors:
+        yield Slab("db", (slice(None),), bias_exact, bias_own.sqrt())
+
+
+def _bands(problem: Problem) -> Iterator[slice]:
+    """Output rows, so many at a time that their products fit."""
+    height, width = problem.out_size
+    step = max(1, PRODUCTS // (problem.in_channels * prod(problem.kernel) * width))
+    for start in range(0, height, step):
+        yield slice(start, min(start + step, height))
+
+
+def _read_by(problem: Problem, rows: slice) -> slice:
+    """The rows of the padded image that output rows read."""
+    stride, reach = problem.stride[0], problem.dilation[0] * (problem.kernel[0] - 1)
+    return slice(rows.start * stride, (rows.stop - 1) * stride + reach + 1)
+
+
+def _double(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.double()
+
+
+def _square(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.square()

@@ -1,0 +1,127 @@
+"""One pass that has run, measured; and which smaller tolerance would have kept the limits, by trying."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import floor, log10, nextafter
+
+import torch
+
+from .. import choices
+from ..choices import Planned
+from ..cpu import aten
+from ..ops.calls import Ran
+from ..problem import Problem
+from .exact import Tensors
+from .figures import OUTPUTS, Figures, Yardstick
+
+OURS, TORCH = "polyconv", "PyTorch"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the user can bear. None: anything."""
+
+    error: float | None = None
+    local_error: float | None = None
+
+    @property
+    def named(self) -> bool:
+        return self.error is not None or self.local_error is not None
+
+    def kept(self, figures: Figures) -> bool:
+        return (self.error is None or figures.error <= self.error) and (
+            self.local_error is None or figures.local_error <= self.local_error
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """The largest tolerance found that keeps the limits, and what it lets run."""
+
+    tolerance: float | None
+    """0 is direct summation alone. None: not even that keeps the limits."""
+    plan: str
+    error: float
+    local_error: float
+
+    def __str__(self) -> str:
+        figures = f"{self.error:.1e}, relative to its neighbourhood {self.local_error:.1e}"
+        if self.tolerance is None:
+            return f"no tolerance keeps the limit: direct summation itself ({self.plan}) is at {figures}"
+        return f"tolerance={self.tolerance:g} keeps the limit: {self.plan} is at {figures}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One pass, as it ran."""
+
+    problem: Problem
+    plan: str
+    predicted: float
+    ours: Figures
+    torch: Figures
+    remedy: Remedy | None
+    """Where a limit is exceeded."""
+
+
+def measure(ran: Ran, limits: Limits) -> Measured:
+    """Compare what has just run with float64, and with PyTorch's float32."""
+    problem, tensors = ran.problem, ran.tensors
+    device = next(iter(tensors.values())).device
+    # A tensor operation here is no part of the model: nothing records it, and nothing lowers its precision.
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
+        plan = ran.backend.plan(problem, inference=ran.inference)
+        theirs = _with_new_outputs(problem, tensors)
+        aten.run(problem, theirs)
+        yardstick = Yardstick(problem, tensors)
+        figures = yardstick.measure({OURS: tensors, TORCH: theirs})
+        del theirs
+        mine = figures[OURS]
+        remedy = None if limits.kept(mine) else _remedy(ran, plan, mine, yardstick, limits)
+    return Measured(problem, plan.name, plan.predicted_error, mine, figures[TORCH], remedy)
+
+
+def _remedy(ran: Ran, plan: Planned, figures: Figures, yardstick: Yardstick, limits: Limits) -> Remedy:
+    """Try what smaller tolerances let run, on the same operands, from the largest on."""
+    # What the ranks agreed upon holds for the tolerance in force; nobody is asked about others, or bound by them.
+    with choices.Forced({}, alone=True):
+        for below, stricter in _stricter(ran, plan):
+            outputs = _with_new_outputs(ran.problem, ran.tensors)
+            asked = replace(ran.problem, tolerance=below)
+            ran.backend.prepare(asked, inference=ran.inference)(outputs)
+            plan, figures = stricter, yardstick.measure({OURS: outputs})[OURS]
+            if limits.kept(figures):
+                return Remedy(_rounded(below, plan), plan.name, figures.error, figures.local_error)
+    return Remedy(None, plan.name, figures.error, figures.local_error)
+
+
+def _stricter(ran: Ran, plan: Planned) -> Iterator[tuple[float, Planned]]:
+    """The plans of ever smaller tolerances, each with the largest that lets it run and nothing of those before."""
+    direct = ran.backend.plan(replace(ran.problem, tolerance=0.0), inference=ran.inference)
+    tolerance = ran.problem.tolerance
+    while plan.choice != direct.choice:
+        tolerance = nextafter(min(tolerance, plan.predicted_error), 0.0)
+        plan = ran.backend.plan(replace(ran.problem, tolerance=tolerance), inference=ran.inference)
+        if plan.predicted_error > tolerance:  # only direct summation may run in spite of its error
+            plan = direct
+        tolerance = tolerance if plan.choice != direct.choice else 0.0
+        yield tolerance, plan
+
+
+def _rounded(below: float, plan: Planned) -> float:
+    """A tolerance for people to write: as few digits as single out the same plan."""
+    if not below:
+        return 0.0
+    for digits in range(3):
+        unit = 10.0 ** (floor(log10(below)) - digits)
+        number = float(f"{floor(below / unit) * unit:.{digits}e}")
+        if plan.predicted_error <= number <= below:
+            return number
+    return below
+
+
+def _with_new_outputs(problem: Problem, tensors: Tensors) -> dict[str, torch.Tensor]:
+    outputs = {name: torch.empty_like(tensors[name]) for name in OUTPUTS[problem.kind] if name in tensors}
+    return {**tensors, **outputs}

@@ -1,0 +1,187 @@
+"""What :func:`polyconv.audit` found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from math import isfinite
+from typing import Any
+
+from torch import nn
+
+from ..cli._output import plain_table, report_table
+from ..problem import Pass
+from .figures import Figures
+from .passes import Limits, Remedy
+
+HEADERS = ("layer", "pass", "plan", "tolerance", "predicted", "error", "PyTorch's", "local error", "PyTorch's")
+TEXTS = 4
+"""Columns of text, before the numbers."""
+NAMES = {Pass.FPROP: "forward", Pass.DGRAD: "input gradient", Pass.WGRAD: "weight gradient"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One pass of one convolution of the model: of several calls, the worst."""
+
+    layer: str
+    """Its name in the model; empty for the model itself, and for a call outside of its modules."""
+    kind: str
+    """``forward``, ``input gradient`` or ``weight gradient``, the latter with the bias's."""
+    shape: str
+    calls: int
+    plan: str
+    """What ran, as :func:`polyconv.explain` calls it; or would run, of a module that is not polyconv's yet."""
+    tolerance: float
+    """The budget in force."""
+    predicted: float
+    """The largest error to be expected of even data, relative to the output's scale."""
+    error: float
+    """The largest deviation of any element from float64, relative to the output's scale."""
+    local_error: float
+    """The largest deviation of any element, relative to its neighbourhood, sqrt(sum (x w)^2) of its terms."""
+    torch_error: float
+    """That of PyTorch's float32 convolution, in the unit of ``error``."""
+    torch_local_error: float
+    """The same in the unit of ``local_error``."""
+    remedy: Remedy | None
+    """Where a limit is exceeded: what would keep it."""
+
+    @property
+    def figures(self) -> Figures:
+        return Figures(self.error, self.local_error)
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Prints as a table, with the lines of code that would keep the limits; :meth:`apply` does what they say."""
+
+    mode: str
+    """``inference``, ``training`` (forward alone), or ``forward and backward``."""
+    device: str
+    limits: Limits
+    rows: tuple[Row, ...]
+    left_alone: Mapping[str, str]
+    """Convolutions that were not audited -> why."""
+    _modules: Mapping[str, nn.Module] = field(repr=False, compare=False)
+
+    @property
+    def worst(self) -> Row:
+        """The row with the largest error, relative to the output's scale."""
+        return max(self.rows, key=lambda row: row.error)
+
+    @property
+    def worst_local(self) -> Row:
+        """The row with the largest error of an element, relative to its neighbourhood."""
+        return max(self.rows, key=lambda row: row.local_error)
+
+    @property
+    def tolerances(self) -> dict[str, float]:
+        """Layers that exceed a limit -> the tolerance that keeps it in all passes, where there is one."""
+        found: dict[str, float] = {}
+        for row in self.rows:
+            if row.remedy is not None and row.remedy.tolerance is not None:
+                found[row.layer] = min(found.get(row.layer, row.remedy.tolerance), row.remedy.tolerance)
+        return found
+
+    def ok(self, limit: float | None = None, local_limit: float | None = None) -> bool:
+        """Whether every row keeps the limits: these, or if none is given those of the audit."""
+        limits = Limits(limit, local_limit)
+        limits = limits if limits.named else self.limits
+        if not limits.named:
+            raise ValueError("ok() needs a limit: report.ok(1e-5), or polyconv.audit(model, inputs, limit=1e-5)")
+        return all(limits.kept(row.figures) for row in self.rows)
+
+    def apply(self) -> dict[str, float]:
+        """Give the modules the tolerances that keep the limits; gives these by name. Others stay as they are.
+
+        On a ``torch.nn.Conv2d`` it has no effect before :func:`polyconv.replace`.
+        """
+        applied = {name: value for name, value in self.tolerances.items() if name in self._modules}
+        for name, value in applied.items():
+            self._modules[name].tolerance = value  # type: ignore[assignment]
+        return applied
+
+    def code(self) -> str:
+        """What :meth:`apply` does, as lines of Python."""
+        return "\n".join(
+            f"model.get_submodule({name!r}).tolerance = {value!r}"
+            for name, value in self.tolerances.items()
+            if name in self._modules
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, for ``json.dumps``. An error that is infinite is None."""
+        return {
+            "mode": self.mode,
+            "device": self.device,
+            "limit": self.limits.error,
+            "local_limit": self.limits.local_error,
+            "rows": [_finite(asdict(row)) for row in self.rows],
+            "left_alone": dict(self.left_alone),
+            "tolerances": self.tolerances,
+        }
+
+    def __str__(self) -> str:
+        text = plain_table(self._title(), HEADERS, [_cells(row) for row in self.rows], left=TEXTS)
+        return "\n".join([text, *self._notes()])
+
+    __repr__ = __str__
+
+    def table(self) -> Any:
+        """The rows as a table of ``rich``, which ``polyconv[cli]`` installs."""
+        return report_table(
+            self._title(),
+            HEADERS,
+            [_cells(row) for row in self.rows],
+            left=TEXTS,
+            styles=["" if row.remedy is None else "bold" for row in self.rows],
+            caption="\n".join(self._notes()),
+        )
+
+    def __rich__(self) -> Any:
+        return self.table()
+
+    def _title(self) -> str:
+        layers = len({row.layer for row in self.rows})
+        return (
+            f"{self.mode} on {self.device}: {layers} convolutions, largest error {self.worst.error:.1e} of the "
+            f"output's scale, {self.worst_local.local_error:.1e} of an element's neighbourhood"
+        )
+
+    def _notes(self) -> list[str]:
+        notes = [f"left alone: {_label(name)}: {why}" for name, why in self.left_alone.items()]
+        beyond = [row for row in self.rows if row.remedy is not None]
+        notes += [f"{_label(r.layer)}, {r.kind}: {r.remedy}" for r in beyond if r.remedy and r.remedy.tolerance is None]
+        if self.limits.named and not beyond:
+            notes.append("every pass keeps the limit")
+        code = self.code()
+        return [*notes, "report.apply() does:", code] if code else notes
+
+
+def _label(name: str) -> str:
+    return name or "(the model itself)"
+
+
+def _cells(row: Row) -> list[str]:
+    wanted = ""
+    if row.remedy is not None:
+        wanted = " -> " + ("none" if row.remedy.tolerance is None else f"{row.remedy.tolerance:g}")
+    return [
+        _label(row.layer),
+        row.kind if row.calls == 1 else f"{row.kind}, {row.calls} calls",
+        row.plan,
+        f"{row.tolerance:g}{wanted}",
+        f"{row.predicted:.1e}",
+        f"{row.error:.1e}",
+        f"{row.torch_error:.1e}",
+        f"{row.local_error:.1e}",
+        f"{row.torch_local_error:.1e}",
+    ]
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no word for infinity."""
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    return None if isinstance(value, float) and not isfinite(value) else value
