@@ -188,7 +188,7 @@ def update(path: Path, tuning: Tuning) -> Tuning:
 
     A file that cannot be read as a tuning file is left alone: :class:`TuningError`.
     """
-    # A link that leads to a file goes on leading to it; one that leads nowhere is replaced, not followed.
+    # A link that leads to a file goes on leading to it; to make one elsewhere is refused below.
     path = path.resolve() if path.exists() else path.absolute()
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)  # the cache's folder, maybe: others must not write it
     with Folder(path.parent) as folder, folder.locked():
