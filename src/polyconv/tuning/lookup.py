@@ -16,6 +16,10 @@ _Signature = tuple[int, int, int, int]
 _loaded: dict[Path, tuple[_Signature, Tuning]] = {}
 
 
+_NOTHING_THERE = (FileNotFoundError, NotADirectoryError, PermissionError)
+"""What a system says of a file in a folder that was never made, or that this user has no part in."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """An entry, and the file that it comes from."""
@@ -52,7 +56,7 @@ def contents(path: Path) -> Tuning:
         status = os.stat(path)
         signature = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     except OSError as error:
-        if path != default_file():
+        if path != default_file() or not isinstance(error, _NOTHING_THERE):
             _ignore(f"{path} cannot be read: {error}")
         return Tuning()
     known = _loaded.get(path)
