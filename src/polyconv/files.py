@@ -101,7 +101,7 @@ class Folder:
         """Put a file in the place of another, or of a link, or of none. It keeps the permissions of the other."""
         before, temporary = self._mode(name), unused(name)
         try:
-            self.write(temporary, data, stat.S_IMODE(before) if stat.S_ISREG(before) else 0o644)
+            self.write(temporary, data, before & 0o777 if stat.S_ISREG(before) else 0o644)
             os.replace(temporary, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
             self.sync()
         except BaseException:
