@@ -280,6 +280,7 @@ WRONG_VALUES: list[tuple[Any, tuple[Any, ...], str]] = [
     ([], (*ENTRY, "choice"), f"{AT}.choice: expected a text, found a list"),
     (1, (*ENTRY, "choice"), f"{AT}.choice: expected a text, found a number"),
     (GONE, (*ENTRY, "choice"), f'{AT}: it has no "choice"'),
+    ("a\0", (*ENTRY, "choice"), f"{AT}.choice: expected a text without control characters"),
     (["a"], (*ENTRY, "seconds"), f"{AT}.seconds: expected an object, found a list"),
     ("1.0", (*ENTRY, "seconds", "a"), f"{AT}.seconds.a: expected a number, found a text"),
     (False, (*ENTRY, "seconds", "a"), f"{AT}.seconds.a: expected a number, found true or false"),
@@ -309,7 +310,7 @@ def test_a_choice_that_nobody_knows_is_not_run(tmp_path: Path) -> None:
     with choices.watched() as seen, settings.use(tuning_file=()):
         convolve()
     (entry,) = section["entries"].values()
-    for odd in ("", "magic", "\0", "\x1b[31m", "é" * 10_000, "F(4,3) x F(4,3), tile lanes\n"):
+    for odd in ("", "magic", "[/red]", "é" * 10_000, "f(4,3) x f(4,3), tile lanes"):
         section["entries"] = {decision.key: {**entry, "choice": odd} for decision in seen}
         path.write_text(json.dumps(found))
         with settings.use(tuning_file=(path,), cache_dir=tmp_path / "none"):
@@ -384,6 +385,8 @@ WRONG_MANIFESTS: list[tuple[Any, tuple[Any, ...], str]] = [
     ({}, ("kernels", "NAME"), 'it has no "symbol"'),
     ({"symbol": "s", "arch": 70}, ("kernels", "NAME"), ".arch: expected a text, found a number"),
     ([], ("kernels", "NAME", "cubin"), ".cubin: expected a text, found a list"),
+    ({}, ("kernels", "a\0b"), 'kernels["a\\u0000b"]: no entry can have this name'),
+    ({}, ("kernels", "../other"), 'kernels["../other"]: no entry can have this name'),
     (GONE, ("schema",), "has another schema than 1"),
     (2, ("schema",), "has another schema than 1"),
     (True, ("schema",), "has another schema than 1"),
@@ -411,6 +414,7 @@ def test_a_wrong_value_in_a_manifest_is_named(
 WRONG_DESCRIPTIONS: list[tuple[Any, str, str]] = [
     (GONE, "cubin", 'it has no "cubin"'),
     ([], "cubin", "cubin: expected a text, found a list"),
+    ("a\x1b]0;b\a", "symbol", "symbol: expected a text without control characters"),
     ({}, "symbol", "symbol: expected a text, found an object"),
     (70, "arch", "arch: expected a text, found a number"),
     (None, "compiler", "compiler: expected a text, found null"),

@@ -69,7 +69,10 @@ class Value:
         return self.found  # type: ignore[no-any-return]
 
     def text(self) -> str:
+        """A text that can be shown: without control characters, which a terminal would obey."""
         self._expect(str, "a text")
+        if not self.found.isprintable():
+            raise self.wrong("expected a text without control characters")
         return str(self.found)
 
     def number(self) -> float:

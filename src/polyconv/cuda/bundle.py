@@ -11,6 +11,7 @@ stops to serve as soon as a header of the installed polyconv differs from the on
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +28,8 @@ MANIFEST = "manifest.json"
 SCHEMA = 1
 LARGEST = 2**22
 """Bytes of a manifest that are read at most; a kernel takes some 200."""
+
+_ENTRY = re.compile(r"\w[\w.-]*", re.ASCII)
 
 
 class BundleError(EntryError):
@@ -55,7 +58,9 @@ class Bundle:
                     f"{path} has another schema than {SCHEMA}, which this version of polyconv reads: "
                     "make the bundle anew with polyconv warmup"
                 )
-            for kernel in manifest.member("kernels").members().values():
+            for entry, kernel in manifest.member("kernels").members().items():
+                if not _ENTRY.fullmatch(entry):
+                    raise kernel.wrong("no entry can have this name")
                 for name in ("symbol", "arch", "cubin"):
                     kernel.member(name).text()
             for words in manifest.optional("made_for", []).items():
