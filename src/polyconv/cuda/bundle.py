@@ -17,8 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .. import documents, trust
-from ..documents import DocumentError
+from .. import documents
+from ..documents import DocumentError, Value
 from ..files import Folder
 from ..trust import UntrustedError
 from . import entries
@@ -48,23 +48,9 @@ class Bundle:
         path = self.folder / MANIFEST
         try:
             with Folder(self.folder) as folder:
-                trusted = trust.owners(folder.owner)
-                folder.check(trusted)
+                trusted = entries.trusted_users(folder, shipped=True)
                 manifest = documents.parse(folder.read(MANIFEST, LARGEST, trusted), str(path))
-            if "kernels" not in manifest.object():
-                raise BundleError(f"{path} is not the manifest of a bundle")
-            if not manifest.optional("schema", None).is_whole(SCHEMA):
-                raise BundleError(
-                    f"{path} has another schema than {SCHEMA}, which this version of polyconv reads: "
-                    "make the bundle anew with polyconv warmup"
-                )
-            for entry, kernel in manifest.member("kernels").members().items():
-                if not _ENTRY.fullmatch(entry):
-                    raise kernel.wrong("no entry can have this name")
-                for name in ("symbol", "arch", "cubin"):
-                    kernel.member(name).text()
-            for words in manifest.optional("made_for", []).items():
-                words.text()
+            _check(manifest)
         except FileNotFoundError:
             raise BundleError(f"{self.folder} is not a bundle of kernels: it has no {MANIFEST}") from None
         except (DocumentError, UntrustedError) as error:
@@ -102,3 +88,21 @@ class Bundle:
             return entry.cubin(shipped=True)
         except OSError as error:  # the folder, which the manifest was read from, is another one now
             raise EntryError(str(error)) from error
+
+
+def _check(manifest: Value) -> None:
+    """Raise unless a manifest has what is read of it, each of its kind."""
+    if "kernels" not in manifest.object():
+        raise BundleError(f"{manifest.file} is not the manifest of a bundle")
+    if not manifest.optional("schema", None).is_whole(SCHEMA):
+        raise BundleError(
+            f"{manifest.file} has another schema than {SCHEMA}, which this version of polyconv reads: "
+            "make the bundle anew with polyconv warmup"
+        )
+    for entry, kernel in manifest.member("kernels").members().items():
+        if not _ENTRY.fullmatch(entry):
+            raise kernel.wrong("no entry can have this name")
+        for name in ("symbol", "arch", "cubin"):
+            kernel.member(name).text()
+    for words in manifest.optional("made_for", []).items():
+        words.text()

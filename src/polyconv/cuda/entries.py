@@ -34,11 +34,11 @@ from .fingerprint import entry_name, entry_prefix, sha256
 PRIVATE, SHARED = 0o600, 0o644
 """Permissions of an entry's files: for the owner alone, or for everybody to read."""
 LARGEST_META, LARGEST_CODE = 2**20, 2**26
-"""Bytes of a file that are read at most. Ours have some 2 kB, and a tenth of a megabyte."""
+"""Bytes of a file that are read at most, far more than ours have."""
 
 
 class EntryError(Exception):
-    """An entry that is there and must not run: damaged, or written by another user. The message says which."""
+    """An entry that is there and must not run: damaged, or such that others could have written it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Entry:
             shipped: in a bundle, whose owner is trusted beside this process's user and root: somebody named it.
         """
         with Folder(self.path.parent) as folder:
-            trusted = _check(folder, shipped)
+            trusted = trusted_users(folder, shipped=shipped)
             try:
                 with folder.inner(self.path.name) as entry:
                     entry.check(trusted)
@@ -149,7 +149,7 @@ def check_folder(directory: Path, *, shipped: bool = False) -> None:
     For words that are said once for all its entries: what reads one asks again, of what it opened.
     """
     with contextlib.suppress(FileNotFoundError), Folder(directory) as folder:
-        _check(folder, shipped)
+        trusted_users(folder, shipped=shipped)
 
 
 def refusal(directory: Path, *, shipped: bool = False) -> str:
@@ -163,8 +163,8 @@ def refusal(directory: Path, *, shipped: bool = False) -> str:
     return ""
 
 
-def _check(folder: Folder, shipped: bool) -> Collection[int]:
-    """The users who may have written what is in a folder, if it is one of theirs."""
+def trusted_users(folder: Folder, *, shipped: bool) -> Collection[int]:
+    """The users who may have written what is in a folder; an error if others could have put something into it."""
     trusted = trust.owners(folder.owner) if shipped else trust.owners()
     folder.check(trusted)
     return trusted
