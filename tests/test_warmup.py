@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -25,8 +24,7 @@ from polyconv.cuda import MissingKernelError, cache
 from polyconv.cuda.bundle import Bundle, BundleError
 from polyconv.cuda.bundle_writer import BundleWriter
 from polyconv.cuda.cache import KernelCache
-from polyconv.cuda.entries import EntryError
-from polyconv.files import locked
+from polyconv.files import Folder
 from polyconv.plan import DEVICES, all_kernels, plan_cuda
 from polyconv.preference import Preference
 from polyconv.problem import Pass
@@ -205,22 +203,6 @@ def test_a_kernel_whose_header_changed_is_not_in_the_bundle(bundle: Path, tmp_pa
         served(bundle, tmp_path, changed)
 
 
-def test_other_users_entries(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever names a folder trusts its owner, and nobody else who may write into it."""
-    (entry,) = (path for path in bundle.iterdir() if path.is_dir())
-    real, owners = Path.stat, {entry: 5000}
-
-    def stat_of(path: Path, **arguments: bool) -> os.stat_result:
-        found = real(path, **arguments)
-        return os.stat_result((*found[:4], owners.get(path, found.st_uid), *found[5:]))
-
-    monkeypatch.setattr(Path, "stat", stat_of)
-    with pytest.raises(EntryError, match=r"another user \(id 5000\)"):
-        Bundle(bundle).find(json.loads((entry / "meta.json").read_text()))
-    owners[bundle] = 5000
-    assert Bundle(bundle).find(json.loads((entry / "meta.json").read_text())) == b"machine code"
-
-
 def test_adding_keeps_what_is_there(bundle: Path, tmp_path: Path) -> None:
     machine = KernelCache(tmp_path / "machine", include_dirs=[KERNELS], compiler=lambda *_: b"second")
     writer = BundleWriter(bundle, machine)
@@ -233,8 +215,8 @@ def test_adding_keeps_what_is_there(bundle: Path, tmp_path: Path) -> None:
 
 def test_two_that_write_at_once_both_get_their_part_in(tmp_path: Path) -> None:
     one, other = (BundleWriter(tmp_path / "kernels", KernelCache(tmp_path / "cache")) for _ in range(2))
-    one._added["first"] = {"symbol": "a"}
-    other._added["second"] = {"symbol": "b"}
+    one._added["first"] = {"symbol": "a", "arch": ARCH, "cubin": ""}
+    other._added["second"] = {"symbol": "b", "arch": ARCH, "cubin": ""}
     one.finish(["one"])
     manifest = other.finish(["other"])
     assert list(manifest["kernels"]) == ["first", "second"]
@@ -248,7 +230,7 @@ def test_an_entry_is_added_by_one_process_at_a_time(bundle: Path, tmp_path: Path
     writer = BundleWriter(bundle, other)
     done = threading.Event()
     adding = threading.Thread(target=lambda: (writer.add(SPEC, ARCH), done.set()))
-    with locked(bundle):
+    with Folder(bundle) as folder, folder.locked():
         adding.start()
         assert not done.wait(0.3)
     adding.join()

@@ -96,12 +96,13 @@ def _status_of(error: Exception) -> int | None:
     from ..cuda.errors import CudaError
     from ..plan.errors import PlanError
     from ..settings import SettingsError
+    from ..trust import UntrustedError
     from ..warmup import WarmupError
     from ._options import UsageError
 
     if isinstance(error, (UsageError, WorkloadError, SettingsError, WarmupError)):
         return 2
-    return 1 if isinstance(error, (CudaError, PlanError, EntryError)) else None
+    return 1 if isinstance(error, (CudaError, PlanError, EntryError, UntrustedError)) else None
 
 
 def _frame() -> argparse.ArgumentParser:

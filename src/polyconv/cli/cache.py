@@ -74,11 +74,13 @@ def _path(directory: Path, as_json: bool) -> int:
 
 
 def _info(directory: Path, as_json: bool) -> int:
-    found = entries.summary(directory)
+    found = entries.summary(directory, shipped=_is_bundle(directory))
     if as_json:
         print_json(found)
         return 0
     state = "" if found["writable"] else ", not writable: every process compiles its kernels again"
+    if found["refused"]:
+        state = f"; none of them is run: {found['refused']}"
     print(f"{directory}: {found['kernels']} kernels, {size_text(found['bytes'])}{state}")
     if found["archs"]:
         rows = [[arch, str(one["kernels"]), size_text(one["bytes"])] for arch, one in found["archs"].items()]
@@ -111,7 +113,8 @@ def _list(directory: Path, as_json: bool) -> int:
 
 
 def _verify(directory: Path, as_json: bool) -> int:
-    is_bundle = (directory / MANIFEST).exists()
+    is_bundle = _is_bundle(directory)
+    entries.check_folder(directory, shipped=is_bundle)
     folders = entries.folders(directory)
     problems = Bundle(directory).check() if is_bundle else _problems(folders)
     if as_json:
@@ -142,17 +145,17 @@ def _problems(folders: list[Path]) -> dict[str, str]:
 
 
 def _clear(directory: Path, age: float | None, as_json: bool) -> int:
-    if (directory / MANIFEST).exists():
+    if _is_bundle(directory):
         raise UsageError(f"{directory} is a bundle, not a cache: delete it as a whole")
     latest = time.time() - (age or 0.0)
     removed, freed = 0, 0
     for path in entries.folders(directory):
-        if age is not None and path.stat().st_mtime > latest:
+        if age is not None and path.lstat().st_mtime > latest:
             continue
         # Anything else in the folder is not ours to delete.
         if not re.fullmatch(r".+-sm_\w+-[0-9a-f]{16}", path.name):
             continue
-        size = sum(file.stat().st_size for file in path.rglob("*"))
+        size = entries.size_of(path)
         entries.remove(path)
         removed, freed = removed + 1, freed + size
     if as_json:
@@ -160,6 +163,10 @@ def _clear(directory: Path, age: float | None, as_json: bool) -> int:
     else:
         print(f"{directory}: removed {removed} kernels, {size_text(freed)}")
     return 0
+
+
+def _is_bundle(directory: Path) -> bool:
+    return (directory / MANIFEST).exists()
 
 
 def _age(text: str) -> float:

@@ -2,7 +2,8 @@
 
 ``polyconv warmup -o kernels/`` makes one on any machine that has NVRTC; ``POLYCONV_KERNELS=kernels/`` uses it. A bundle
 has a cache's entries (:mod:`~polyconv.cuda.entries`) and a manifest, which names each of them with the checksum of its
-binary. What the manifest does not vouch for is not run.
+binary. What the manifest does not vouch for is not run, nor what others than the folder's owner could have written: who
+names a folder trusts its owner, and nobody else (:mod:`~polyconv.trust`).
 
 Kernels are found by what they were compiled from, so a bundle serves a machine that has another compiler or none, and
 stops to serve as soon as a header of the installed polyconv differs from the one that was compiled.
@@ -10,17 +11,25 @@ stops to serve as soon as a header of the installed polyconv differs from the on
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from .. import documents
+from ..documents import DocumentError, Value
+from ..files import Folder
+from ..trust import UntrustedError
 from . import entries
 from .entries import Entry, EntryError
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
+LARGEST = 2**22
+"""Bytes of a manifest that are read at most; a kernel takes some 200."""
+
+_ENTRY = re.compile(r"\w[\w.-]*", re.ASCII)
 
 
 class BundleError(EntryError):
@@ -38,32 +47,22 @@ class Bundle:
         """The manifest, as it was written; :class:`BundleError` if there is none."""
         path = self.folder / MANIFEST
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            with Folder(self.folder) as folder:
+                trusted = entries.trusted_users(folder, shipped=True)
+                manifest = documents.parse(folder.read(MANIFEST, LARGEST, trusted), str(path))
+            _check(manifest)
         except FileNotFoundError:
             raise BundleError(f"{self.folder} is not a bundle of kernels: it has no {MANIFEST}") from None
-        except (OSError, ValueError) as error:
+        except (DocumentError, UntrustedError) as error:
+            raise BundleError(str(error)) from error
+        except OSError as error:
             raise BundleError(f"{path} cannot be read: {error}") from error
-        if not isinstance(found, dict) or not isinstance(found.get("kernels"), dict):
-            raise BundleError(f"{path} is not the manifest of a bundle")
-        if found.get("schema") != SCHEMA:
-            raise BundleError(
-                f"{path} has schema {found.get('schema')}, this version of polyconv reads {SCHEMA}: "
-                "make the bundle anew with polyconv warmup"
-            )
-        return found
+        return manifest.object()
 
     def find(self, kernel: Mapping[str, Any]) -> bytes | None:
         """The binary of a kernel, by its identity; None if it is not here, :class:`EntryError` if it must not run."""
         listed = self.manifest["kernels"]
-        refused: EntryError | None = None
-        for entry in entries.of_kernel(self.folder, kernel):
-            try:
-                return self._checked(entry, listed.get(entry.path.name))
-            except EntryError as error:
-                refused = EntryError(f"{entry.path} is refused: {error}")
-        if refused is not None:
-            raise refused
-        return None
+        return entries.find(self.folder, kernel, lambda entry: self._checked(entry, listed.get(entry.path.name)))
 
     def check(self) -> dict[str, str]:
         """What is wrong with the bundle: entry -> why it would be refused. Every file is read."""
@@ -75,7 +74,7 @@ class Bundle:
                 if entry is None:
                     raise EntryError("it is in the manifest, but not in the folder")
                 self._checked(entry, listed.get(name))
-                entry.check()
+                entry.check(shipped=True)
             except EntryError as error:
                 problems[name] = str(error)
         return problems
@@ -85,5 +84,25 @@ class Bundle:
             raise EntryError(f"{MANIFEST} does not name it")
         if listed.get("cubin") != entry.meta["cubin"]:
             raise EntryError(f"its checksum is not the one in {MANIFEST}")
-        # Whoever named the folder in the settings trusts its owner.
-        return entry.cubin(trusted=(self.folder.stat().st_uid,))
+        try:
+            return entry.cubin(shipped=True)
+        except OSError as error:  # the folder, which the manifest was read from, is another one now
+            raise EntryError(str(error)) from error
+
+
+def _check(manifest: Value) -> None:
+    """Raise unless a manifest has what is read of it, each of its kind."""
+    if "kernels" not in manifest.object():
+        raise BundleError(f"{manifest.file} is not the manifest of a bundle")
+    if not manifest.optional("schema", None).is_whole(SCHEMA):
+        raise BundleError(
+            f"{manifest.file} has another schema than {SCHEMA}, which this version of polyconv reads: "
+            "make the bundle anew with polyconv warmup"
+        )
+    for entry, kernel in manifest.member("kernels").members().items():
+        if not _ENTRY.fullmatch(entry):
+            raise kernel.wrong("no entry can have this name")
+        for name in ("symbol", "arch", "cubin"):
+            kernel.member(name).text()
+    for words in manifest.optional("made_for", []).items():
+        words.text()

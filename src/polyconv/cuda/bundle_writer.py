@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..files import locked, replace_whole
+from ..files import Folder
 from ..plan.plan import KernelSpec
 from ..version import __version__
 from . import entries
 from .bundle import MANIFEST, SCHEMA, Bundle
 from .cache import KernelCache
-from .entries import SHARED
+from .entries import SHARED, EntryError
 from .fingerprint import entry_name, sha256
 
 
@@ -26,7 +27,8 @@ class BundleWriter:
     def __init__(self, folder: Path, cache: KernelCache) -> None:
         if folder.is_dir() and any(folder.iterdir()):
             Bundle(folder).manifest  # noqa: B018 - an error if the folder is something else
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        entries.check_folder(folder, shipped=True)  # an error now, not where the bundle is used
         self.folder = folder
         self._cache = cache
         self._added: dict[str, dict[str, str]] = {}
@@ -37,9 +39,12 @@ class BundleWriter:
         cubin = self._cache.get(spec, arch)
         facts = self._cache.facts(spec, arch)
         name = entry_name(facts)
-        with locked(self.folder):  # another process may be adding the same kernel
-            if entries.load(self.folder / name) != cubin:
-                entries.store(self.folder / name, spec.source(), cubin, facts, SHARED)
+        with Folder(self.folder) as folder, folder.locked():  # another process may be adding the same kernel
+            there = None
+            with contextlib.suppress(EntryError):
+                there = entries.load(self.folder / name, facts, shipped=True)
+            if there != cubin:
+                entries.store(folder, name, spec.source(), cubin, facts, SHARED)
         self._added[name] = {
             "symbol": spec.symbol,
             "arch": arch,
@@ -50,7 +55,7 @@ class BundleWriter:
 
     def finish(self, made_for: Iterable[str]) -> Mapping[str, Any]:
         """Write the manifest; ``made_for`` says in words what was asked for. What others added meanwhile stays."""
-        with locked(self.folder):
+        with Folder(self.folder) as folder, folder.locked():
             exists = (self.folder / MANIFEST).exists()
             before: Mapping[str, Any] = Bundle(self.folder).manifest if exists else {}
             manifest = {
@@ -59,5 +64,5 @@ class BundleWriter:
                 "made_for": list(dict.fromkeys([*before.get("made_for", ()), *made_for])),
                 "kernels": dict(sorted({**before.get("kernels", {}), **self._added}.items())),
             }
-            replace_whole(self.folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+            folder.replace(MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
         return manifest

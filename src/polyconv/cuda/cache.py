@@ -3,8 +3,9 @@
 The cache lies in the folder that the settings name (``POLYCONV_CACHE_DIR``), one entry per kernel
 (:mod:`~polyconv.cuda.entries`). An entry's name covers everything that can change the binary
 (:mod:`~polyconv.cuda.fingerprint`), so it is never stale: a changed header is another entry. Processes that want the
-same kernel queue at a lock, and all but the first find it there. A damaged entry, or one that belongs to another user,
-counts as absent. Where the folder cannot be written the kernels are compiled in memory, and a warning says so once.
+same kernel queue at a lock, and all but the first find it there. An entry that is damaged, or that others could have
+written, counts as absent, and a warning says so. Where the folder cannot be written, or others can write it, kernels
+are compiled in memory, and a warning says so once.
 
 A bundle (``POLYCONV_KERNELS``) comes before the cache. With ``POLYCONV_JIT=off`` nothing comes after it: no compiler is
 run, imported or asked for its version, and a kernel that is nowhere is an error that says how to get it.
@@ -16,18 +17,19 @@ import contextlib
 import os
 import shlex
 import threading
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import settings
-from ..files import locked
+from .. import settings, trust
+from ..files import Folder
+from ..once import warn_once
 from ..plan.plan import KernelSpec
+from ..trust import UntrustedError
 from . import entries
 from .bundle import Bundle
 from .compile import compile_kernel, compiler_id, flags, in_threads, search_path
-from .entries import EntryError
+from .entries import Entry, EntryError
 from .errors import MissingKernelError
 from .fingerprint import entry_name, fingerprint, identity
 
@@ -117,54 +119,74 @@ class KernelCache:
     def _from_disk_or_compiler(self, spec: KernelSpec, arch: str) -> bytes | None:
         kernel = identity(spec, arch, search_path(self._include_dirs))
         jit = settings.current().jit if self._jit is None else self._jit
-        cubin = self._from_bundle(kernel, jit)
-        if cubin is None:
-            cubin = self._compiled(spec, kernel) if jit else self._whoever_compiled_it(kernel)
-        return cubin
-
-    def _from_bundle(self, kernel: Mapping[str, Any], jit: bool) -> bytes | None:
-        folder = settings.current().kernels
-        if folder is None:
-            return None
-        bundle = self._bundles.setdefault(folder, Bundle(folder))
+        cubin: bytes | None = None
+        refused: EntryError | None = None
         try:
-            return bundle.find(kernel)
+            cubin = self._from_bundle(kernel)
         except EntryError as error:
-            if not jit:
-                raise MissingKernelError(f"{error}. Make the bundle anew with polyconv warmup -o {folder}") from error
-            _warn_once(f"{error}; polyconv compiles the kernel instead")
-            return None
+            refused = error
+        if cubin is None and not jit:
+            cubin = self._whoever_compiled_it(kernel)
+            if cubin is None and refused is not None:
+                folder = settings.current().kernels
+                raise MissingKernelError(f"{refused}. Make the bundle anew with polyconv warmup -o {folder}")
+        if refused is not None:
+            warn_once(f"{refused}; {'polyconv compiles the kernel' if jit else 'the one in the cache runs'} instead")
+        return self._compiled(spec, kernel) if cubin is None and jit else cubin
+
+    def _from_bundle(self, kernel: Mapping[str, Any]) -> bytes | None:
+        """The kernel from the bundle, if there is one; :class:`EntryError` if it must not be taken from there."""
+        folder = settings.current().kernels
+        return None if folder is None else self._bundles.setdefault(folder, Bundle(folder)).find(kernel)
 
     def _whoever_compiled_it(self, kernel: Mapping[str, Any]) -> bytes | None:
         """The kernel from the cache by its identity alone, because the compiler cannot be asked who it is."""
-        for entry in entries.of_kernel(self._directory, kernel):
-            with contextlib.suppress(EntryError):
-                return entry.cubin()
-        return None
+        try:
+            return entries.find(self._directory, kernel, Entry.cubin)
+        except (EntryError, OSError) as error:
+            warn_once(f"a kernel in the cache is not run: {error}")
+            return None
 
     def _compiled(self, spec: KernelSpec, kernel: Mapping[str, Any]) -> bytes:
         facts, arch = self._fingerprint(kernel), kernel["arch"]
         name = entry_name(facts)
-        cubin = entries.load(self._directory / name)
-        if cubin is not None:
-            return cubin
         with contextlib.ExitStack() as stack:
             try:
-                _make_private(self._directory)
-                stack.enter_context(locked(self._directory / "locks" / f"{name}.lock"))
+                entries.check_folder(self._directory)
+                cubin = self._stored(name, facts)
+                if cubin is not None:
+                    return cubin
+                folder = stack.enter_context(_private(self._directory))
+                locks = stack.enter_context(folder.inner("locks"))
+                locks.check(trust.owners())  # whoever holds a lock keeps this process waiting
+                stack.enter_context(locks.locked(f"{name}.lock"))
+                # Another process may have stored the kernel while this one waited for the lock.
+                cubin = self._stored(name, facts)
             except OSError as error:
-                _warn_unwritable(self._directory, error)
+                self._warn_not_kept(error)
                 return self._compiler(spec, arch)
-            # Another process may have stored the kernel while this one waited for the lock.
-            cubin = entries.load(self._directory / name)
-            if cubin is not None:
-                return cubin
-            cubin = self._compiler(spec, arch)
-            try:
-                entries.store(self._directory / name, spec.source(), cubin, facts)
-            except OSError as error:
-                _warn_unwritable(self._directory, error)
+            if cubin is None:
+                cubin = self._compiler(spec, arch)
+                try:
+                    entries.store(folder, name, spec.source(), cubin, facts)
+                except OSError as error:
+                    self._warn_not_kept(error)
             return cubin
+
+    def _stored(self, name: str, facts: Mapping[str, Any]) -> bytes | None:
+        """The kernel from the cache, if it is there and may be run."""
+        try:
+            return entries.load(self._directory / name, facts)
+        except EntryError as error:
+            warn_once(f"{self._directory / name} is refused: {error}; polyconv compiles the kernel again")
+            return None
+
+    def _warn_not_kept(self, error: OSError) -> None:
+        advice = "a folder of your own" if isinstance(error, UntrustedError) else "a folder that can be written"
+        warn_once(
+            f"polyconv cannot keep compiled kernels in {self._directory} ({error}); every process will compile them "
+            f"again. Set POLYCONV_CACHE_DIR to {advice}."
+        )
 
     def _advice(self, missing: Sequence[str], arch: str, wanted_for: str | None) -> str:
         """What is missing, where it was looked for, and the command that makes it."""
@@ -183,25 +205,13 @@ class KernelCache:
         )
 
 
-def _make_private(directory: Path) -> None:
-    """Make the cache's folders, for the owner only; parents such as ``~/.cache`` get the usual permissions."""
+@contextlib.contextmanager
+def _private(directory: Path) -> Iterator[Folder]:
+    """The cache's folder, made for the owner only if it is not there. ``~/.cache`` gets the usual permissions."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     directory.mkdir(mode=0o700, exist_ok=True)
-    (directory / "locks").mkdir(mode=0o700, exist_ok=True)
-
-
-_warned: set[str] = set()
-
-
-def _warn_unwritable(directory: Path, error: OSError) -> None:
-    _warn_once(
-        f"polyconv cannot keep compiled kernels in {directory} ({error}); every process will compile them again. "
-        f"Set POLYCONV_CACHE_DIR to a folder that can be written."
-    )
-
-
-def _warn_once(message: str) -> None:
-    """A warning per process and text: a model has many kernels, and one line says it."""
-    if message not in _warned:
-        _warned.add(message)
-        warnings.warn(message, RuntimeWarning, stacklevel=3)
+    with Folder(directory) as folder:
+        folder.check(trust.owners())
+        with contextlib.suppress(FileExistsError):
+            folder.make("locks")
+        yield folder

@@ -171,7 +171,10 @@ def _cache() -> Iterator[Finding]:
     directory = settings.current().cache_dir
     summary = entries.summary(directory)
     text = f"{directory}, {summary['kernels']} kernels, {summary['bytes'] / 1e6:.1f} MB"
-    if summary["writable"]:
+    if summary["refused"]:
+        advice = "every process compiles its kernels again until then, or until POLYCONV_CACHE_DIR is a folder of yours"
+        yield Finding("cache", State.WARNING, f"{text}, none of them run: {summary['refused']}", advice)
+    elif summary["writable"]:
         yield Finding("cache", State.OK, text)
     else:
         advice = "every process compiles its kernels again: set POLYCONV_CACHE_DIR to a folder that can be written"

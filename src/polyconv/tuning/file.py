@@ -11,6 +11,9 @@
 
 A section of another environment is skipped by readers and carried along by writers, whatever is in it. Writers merge
 into what is there and replace the file whole, under a lock.
+
+A file holds no code: it names candidates, and one that does not exist or does not keep the tolerance is not run. The
+worst that a stranger's file can do is to make calls slow, so it may be anybody's, and is read through links.
 """
 
 from __future__ import annotations
@@ -23,12 +26,17 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from ..files import locked, replace_whole
+from .. import documents
+from ..documents import DocumentError, Value
+from ..files import Folder, read_file
+from ..version import __version__
 from .environment import Environment
 
 FORMAT = "polyconv tuning"
 SCHEMA = 1
 """Raise it when an entry comes to mean something else."""
+LARGEST = 2**24
+"""Bytes of a file that are read at most: some twenty thousand entries."""
 
 Json = Mapping[str, Any]
 
@@ -51,9 +59,15 @@ class Entry:
     """When, in UTC."""
 
     @classmethod
-    def from_json(cls, entry: Json) -> Entry:
-        seconds = {str(name): float(value) for name, value in entry["seconds"].items()}
-        return cls(str(entry["choice"]), seconds, float(entry["torch_seconds"]), str(entry["measured"]))
+    def of(cls, entry: Value) -> Entry:
+        """As a file has it; :class:`~polyconv.documents.DocumentError` if a value is not what it should be."""
+        seconds = {name: value.number() for name, value in entry.member("seconds").members().items()}
+        return cls(
+            entry.member("choice").text(),
+            seconds,
+            entry.member("torch_seconds").number(),
+            entry.member("measured").text(),
+        )
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -94,10 +108,7 @@ class Tuning:
         asked = environment.as_json()
         for section in self.sections:
             if section.environment == asked and key in section.entries:
-                try:
-                    return Entry.from_json(section.entries[key])
-                except (KeyError, TypeError, ValueError, AttributeError):
-                    return None  # of a later version: the model decides
+                return Entry.of(Value(section.entries[key], "a tuning file"))
         return None
 
     def __len__(self) -> int:
@@ -120,34 +131,39 @@ class Tuning:
         return json.dumps({"format": FORMAT, "schema": SCHEMA, "sections": listed}, indent=1) + "\n"
 
 
-def parse(text: str, name: str) -> Tuning:
+def parse(data: bytes, name: str) -> Tuning:
     """The contents of a file that is called ``name`` in messages."""
     try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise TuningError(f"{name} is not JSON: {error}") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise TuningError(f'{name} is not a tuning file of polyconv\'s: it has no "format": "{FORMAT}"')
-    if found.get("schema") != SCHEMA:
-        raise TuningError(f"{name} has schema {found.get('schema')}; this version of polyconv reads {SCHEMA}")
-    try:
-        sections = [
-            Section(dict(s["environment"]), {k: dict(e) for k, e in s["entries"].items()}) for s in found["sections"]
-        ]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise TuningError(f"{name} is damaged: a section has no environment and entries ({error!r})") from None
+        found = documents.parse(data, name)
+        if not isinstance(found.found, dict) or found.found.get("format") != FORMAT:
+            raise TuningError(f'{name} is not a tuning file of polyconv\'s: it has no "format": "{FORMAT}"')
+        schema = found.member("schema")
+        if not schema.is_whole(SCHEMA):
+            raise TuningError(f"{name} has schema {schema.number():g}; this version of polyconv reads {SCHEMA}")
+        sections = [_section(section) for section in found.member("sections").items()]
+    except DocumentError as error:
+        raise TuningError(str(error)) from None
     return merge(Tuning((section,)) for section in sections)
+
+
+def _section(section: Value) -> Section:
+    """Entries are checked if this version wrote them; those of another one may be anything."""
+    environment, entries = section.member("environment").object(), section.member("entries").members()
+    if environment.get("polyconv") == __version__:
+        for entry in entries.values():
+            Entry.of(entry)
+    return Section(environment, {key: entry.object() for key, entry in entries.items()})
 
 
 def load(path: Path) -> Tuning:
     """The contents of a file; :class:`TuningError` if they cannot be read, ``FileNotFoundError`` if there are none."""
     try:
-        text = path.read_text(encoding="utf-8")
+        data = read_file(path, LARGEST)
     except FileNotFoundError:
         raise
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise TuningError(f"{path} cannot be read: {error}") from None
-    return parse(text, str(path))
+    return parse(data, str(path))
 
 
 def merge(tunings: Iterable[Tuning]) -> Tuning:
@@ -172,23 +188,24 @@ def update(path: Path, tuning: Tuning) -> Tuning:
 
     A file that cannot be read as a tuning file is left alone: :class:`TuningError`.
     """
-    path = path.resolve()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path.parent):
+    # A link that leads to a file goes on leading to it; to make one elsewhere is refused below.
+    path = path.resolve() if path.exists() else path.absolute()
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)  # the cache's folder, maybe: others must not write it
+    with Folder(path.parent) as folder, folder.locked():
         try:
-            there = load(path)
+            there = parse(folder.read(path.name, LARGEST), str(path))
         except FileNotFoundError:
             there = Tuning()
-        except TuningError as error:
+        except (TuningError, OSError) as error:
             raise TuningError(f"{error}. It was not overwritten: move it away, or name another file") from None
         merged = merge((there, tuning))
-        replace_whole(path, merged.text().encode())
+        folder.replace(path.name, merged.text().encode())
     return merged
 
 
 def _rank(entry: Json) -> tuple[str, float, str]:
-    seconds = entry.get("seconds")
-    best = seconds.get(entry.get("choice"), inf) if isinstance(seconds, Mapping) else inf
+    seconds, choice = entry.get("seconds"), entry.get("choice")
+    best = seconds.get(choice, inf) if isinstance(seconds, Mapping) and isinstance(choice, str) else inf
     return str(entry.get("measured", "")), -best if isinstance(best, (int, float)) else -inf, _canonical(entry)
 
 

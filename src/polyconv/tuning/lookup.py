@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 from .. import settings
+from ..once import warn_once
 from .environment import Environment
 from .file import Entry, Tuning, TuningError, load
 
-_Signature = tuple[int, int, int]
-"""Of a file's contents, as far as the file system tells: inode, size, time of the last change."""
-
+_Signature = tuple[int, int, int, int]
+"""Of a file's contents, as far as the file system tells: inode, size, times of the last change to them and to it."""
 _loaded: dict[Path, tuple[_Signature, Tuning]] = {}
+
+
+_NOTHING_THERE = (FileNotFoundError, NotADirectoryError, PermissionError)
+"""What a system says of a file in a folder that was never made, or that this user has no part in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +54,24 @@ def contents(path: Path) -> Tuning:
     """What is in a file now; it is read again only if it changed. One that cannot be read counts as empty."""
     try:
         status = os.stat(path)
+        signature = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     except OSError as error:
-        if path != default_file():
-            _once(path, (0, 0, 0), f"{path} cannot be read: {error}")
+        if path != default_file() or not isinstance(error, _NOTHING_THERE):
+            _ignore(f"{path} cannot be read: {error}")
         return Tuning()
-    signature = (status.st_ino, status.st_size, status.st_mtime_ns)
     known = _loaded.get(path)
     if known is None or known[0] != signature:
         try:
-            known = _loaded[path] = (signature, load(path))
+            known = (signature, load(path))
         except (TuningError, OSError) as error:
-            _once(path, signature, str(error))
-            return Tuning()
+            _ignore(str(error))
+            known = (signature, Tuning())
+        _loaded[path] = known
     return known[1]
 
 
-def _once(path: Path, signature: _Signature, problem: str) -> None:
-    known = _loaded.get(path)
-    if known is None or known[0] != signature:
-        _loaded[path] = (signature, Tuning())
-        warnings.warn(
-            f"polyconv ignores a tuning file: {problem}. The cost model decides instead; set POLYCONV_TUNING_FILE to a "
-            "file that `polyconv tune` wrote, or to off",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+def _ignore(problem: str) -> None:
+    warn_once(
+        f"polyconv ignores a tuning file: {problem}. The cost model decides instead; set POLYCONV_TUNING_FILE to a "
+        "file that `polyconv tune` wrote, or to off"
+    )

@@ -1,0 +1,165 @@
+"""JSON files that anybody may have written, edited or damaged: read with limits, and checked value by value.
+
+What is wrong with a file is a :class:`DocumentError` that says where in it, and nothing else is raised, whatever is in
+it: nesting that would exhaust the stack, numbers that no float holds, a key twice, text that cannot be written again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from math import isfinite
+from typing import Any
+
+DEEPEST = 32
+"""Levels of objects and lists in a file. Ours have five; the parser would take what the interpreter's stack takes, and
+where a program has raised its limit, more."""
+LONGEST_NUMBER = 40
+"""Digits and signs; those that Python writes have at most 24."""
+LARGEST_WHOLE = 2**63
+"""So that every whole number is one that a float and every other program can hold."""
+
+_BRACKETS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_NO_BRACKETS = bytes(sorted(set(range(256)) - set(_BRACKETS)))
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+
+class DocumentError(ValueError):
+    """A file whose contents are not what they should be. The message names the file, and the place in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value in a file, and where it is. Each method gives it as what it should be, or raises."""
+
+    found: Any
+    file: str
+    """What the file is called in messages."""
+    where: str = ""
+    """``sections[0].entries``; empty for the whole."""
+
+    def members(self) -> dict[str, Value]:
+        """An object's values by name."""
+        return {name: Value(each, self.file, self.where + _step(name)) for name, each in self.object().items()}
+
+    def member(self, name: str) -> Value:
+        """A value that an object must have."""
+        found = self.object()
+        if name not in found:
+            raise self.wrong(f'it has no "{name}"')
+        return Value(found[name], self.file, self.where + _step(name))
+
+    def optional(self, name: str, default: Any) -> Value:
+        """A value that an object may have."""
+        return self.member(name) if name in self.object() else Value(default, self.file, self.where + _step(name))
+
+    def items(self) -> list[Value]:
+        """A list's values."""
+        self._expect(list, "a list")
+        return [Value(each, self.file, f"{self.where}[{place}]") for place, each in enumerate(self.found)]
+
+    def object(self) -> Mapping[str, Any]:
+        """An object as it is, whatever is in it."""
+        self._expect(dict, "an object")
+        return self.found  # type: ignore[no-any-return]
+
+    def text(self) -> str:
+        """A text that can be shown: without control characters, which a terminal would obey."""
+        self._expect(str, "a text")
+        if not self.found.isprintable():
+            raise self.wrong("expected a text without control characters")
+        return str(self.found)
+
+    def number(self) -> float:
+        self._expect((int, float), "a number")
+        return float(self.found)
+
+    def is_whole(self, number: int) -> bool:
+        """Whether it is this whole number. ``true`` is none."""
+        return type(self.found) is int and self.found == number
+
+    def wrong(self, problem: str) -> DocumentError:
+        """The error that says what is wrong with it."""
+        place = self.where.removeprefix(".")
+        return DocumentError(f"{self.file} is damaged: {place + ': ' if place else ''}{problem}")
+
+    def _expect(self, kind: type | tuple[type, ...], expected: str) -> None:
+        if not isinstance(self.found, kind) or isinstance(self.found, bool):
+            raise self.wrong(f"expected {expected}, found {_kind(self.found)}")
+
+
+def parse(data: bytes, file: str) -> Value:
+    """The contents of a file that is called ``file`` in messages."""
+    if data.startswith(b"\xef\xbb\xbf"):
+        raise DocumentError(f"{file} begins with a byte order mark: save it as UTF-8 without one")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DocumentError(f"{file} is not UTF-8 text: {error}") from None
+    if _depth(text) > DEEPEST:
+        raise DocumentError(f"{file} is nested more than {DEEPEST} levels deep")
+    try:
+        found = json.loads(
+            text, object_pairs_hook=_object, parse_int=_whole, parse_float=_real, parse_constant=_constant
+        )
+        if _SURROGATE.search(text):
+            json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise DocumentError(f"{file} is not JSON: half of a surrogate pair stands for no character") from None
+    except ValueError as error:
+        raise DocumentError(f"{file} is not JSON: {error}") from None
+    return Value(found, file)
+
+
+def _depth(text: str) -> int:
+    """Levels of brackets outside of strings. Exact for all that the parser would come to read."""
+    without_escapes = text.replace("\\\\", "").replace('\\"', "")
+    outside = "".join(without_escapes.split('"')[::2])
+    brackets = outside.encode().translate(None, delete=_NO_BRACKETS)
+    return max(accumulate(_BRACKETS[bracket] for bracket in brackets), default=0)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"an object has {_quoted(twice)} twice")
+    return found
+
+
+def _whole(text: str) -> int:
+    number = int(text) if len(text) <= LONGEST_NUMBER else LARGEST_WHOLE
+    if abs(number) >= LARGEST_WHOLE:
+        raise ValueError(f"the number {text[:LONGEST_NUMBER]} is too large")
+    return number
+
+
+def _real(text: str) -> float:
+    number = float(text) if len(text) <= LONGEST_NUMBER else float("inf")
+    if not isfinite(number):
+        raise ValueError(f"the number {text[:LONGEST_NUMBER]} is too large")
+    return number
+
+
+def _constant(text: str) -> Any:
+    raise ValueError(f"{text} is no number")
+
+
+def _step(name: str) -> str:
+    return f".{name}" if _NAME.fullmatch(name) and len(name) <= 40 else f"[{_quoted(name)}]"
+
+
+def _quoted(name: str) -> str:
+    return json.dumps(name if len(name) <= 60 else f"{name[:60]}...")
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
+    return kinds.get(type(value), "a number")

@@ -1,0 +1,69 @@
+"""Whose files may choose what runs in this process.
+
+A compiled kernel is code, so a file with one is taken only if nobody could have written it but this process's user,
+root, or somebody who was trusted by name. Owner and permissions are asked of what was opened, never of a path: a path
+may lead elsewhere a moment later. The rule is ssh's for its keys, but for two things that ssh refuses and that harm
+nobody here:
+
+- A group that has no member but the owner. With the mask 002, which several distributions give to people who have such
+  a group, whatever they copy or check out can be written by it.
+- A folder with the sticky bit, such as ``/tmp``: others may add to it, but what they add is theirs, and refused.
+
+The folders above are not asked. Who can write one can put another folder in the place of ours; but that one is theirs,
+and refused, or one of ours that they could not write.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from collections.abc import Collection
+from pathlib import Path
+
+ROOT = 0
+
+
+class UntrustedError(OSError):
+    """Something that somebody else could have written. The message says what, why, and how to change it."""
+
+
+def owners(*others: int) -> frozenset[int]:
+    """The users whose files are taken: this process's own, root, and those who were trusted by name."""
+    return frozenset((os.geteuid(), ROOT, *others)) if hasattr(os, "geteuid") else frozenset(others)
+
+
+def check(status: os.stat_result, path: Path, trusted: Collection[int]) -> None:
+    """Raise :class:`UntrustedError` unless only trusted users could have written what has this status.
+
+    Args:
+        status: of a descriptor.
+        path: what it is called in the message.
+        trusted: see :func:`owners`.
+    """
+    if not hasattr(os, "geteuid"):  # pragma: no cover - not a POSIX system: the profile's own permissions have to do
+        return
+    if status.st_uid not in trusted:
+        raise UntrustedError(f"{path} belongs to another user (id {status.st_uid})")
+    if _others_can_write(status):
+        mode, quoted = stat.S_IMODE(status.st_mode), shlex.quote(str(path))
+        raise UntrustedError(f"{path} can be written by others (mode {mode:04o}): chmod go-w {quoted}")
+
+
+def _others_can_write(status: os.stat_result) -> bool:
+    if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
+        return False
+    by_group = status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid, status.st_uid)
+    return bool(by_group or status.st_mode & stat.S_IWOTH)
+
+
+def _is_private(group: int, user: int) -> bool:
+    """Whether a group is a user's own: it has the user's name, and no other member. Debian's ssh asks the same."""
+    import grp
+    import pwd
+
+    try:
+        name, found = pwd.getpwuid(user).pw_name, grp.getgrgid(group)
+    except KeyError:  # nobody knows who is in it
+        return False
+    return found.gr_name == name and set(found.gr_mem) <= {name}

@@ -1,0 +1,61 @@
+"""Other users, as far as the tests may have any.
+
+Run as root, files are really given away and code really runs with another user's rights. Run as an ordinary user,
+``fstat`` tells that a file is another's, and the code runs as it is: what the package decides is the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+IS_ROOT = os.geteuid() == 0
+STRANGER = 65534 if os.geteuid() != 65534 else 65533
+
+
+def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a file or a folder, not what is in it, belong to a stranger."""
+    if IS_ROOT:
+        os.chown(path, STRANGER, STRANGER)
+        return
+    given, real = path.lstat().st_ino, os.fstat
+
+    def fstat(descriptor: int) -> os.stat_result:
+        found = real(descriptor)
+        return os.stat_result((*found[:4], STRANGER, *found[5:])) if found.st_ino == given else found
+
+    monkeypatch.setattr(os, "fstat", fstat)
+
+
+@contextlib.contextmanager
+def public_folder() -> Iterator[Path]:
+    """A folder that everybody can reach and write, unlike pytest's."""
+    folder = Path(tempfile.mkdtemp(prefix="polyconv-strangers-"))
+    folder.chmod(0o777)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def stranger() -> Iterator[None]:
+    """Run a block as somebody else, who has no rights of root's."""
+    groups, group, user = os.getgroups(), os.getegid(), os.geteuid()
+    if IS_ROOT:
+        os.setgroups([])
+        os.setegid(STRANGER)
+        os.seteuid(STRANGER)
+    try:
+        yield
+    finally:
+        if IS_ROOT:
+            os.seteuid(user)
+            os.setegid(group)
+            os.setgroups(groups)
