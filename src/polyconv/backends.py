@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from .forking import whole
 from .problem import Problem
 
 if TYPE_CHECKING:
@@ -71,10 +72,16 @@ def backend_for(device: torch.device) -> Backend:
     if _overrides and device.type in _overrides:
         return _overrides[device.type]
     found = _backends.get(device)
-    return found if found is not None else _backends.setdefault(device, _build(device))
+    if found is None:
+        with whole:
+            found = _backends.get(device)
+            if found is None:
+                found = _backends[device] = _build(device)
+    return found
 
 
 def _build(device: torch.device) -> Backend:
+    """Imports all that calls on the device will need: none of them imports anything later."""
     if device.type == "cpu":
         from .cpu.backend import CpuBackend
 
@@ -82,6 +89,7 @@ def _build(device: torch.device) -> Backend:
     if device.type == "cuda":
         try:
             from .cuda.backend import CudaBackend
+            from .plan import accuracy as _  # a planner imports it, and all that it needs, when it first plans
         except ModuleNotFoundError as error:
             if error.name is not None and error.name.startswith("polyconv"):
                 raise

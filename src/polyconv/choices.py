@@ -11,10 +11,10 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from . import agreement, settings
+from .forking import whole
 from .preference import Preference
 from .problem import Problem
 
@@ -115,7 +115,6 @@ class _State:
     group: Callable[[], Any] = staticmethod(_gone)
     forced: tuple[Forced, ...] = ()
     """In the order in which they were entered; the last has its way."""
-    lock = Lock()
 
 
 def version() -> int:
@@ -172,11 +171,11 @@ class Forced:
         self.version = next(_numbers)
 
     def __enter__(self) -> None:
-        with _State.lock:
+        with whole:
             _State.forced = (*_State.forced, self)
 
     def __exit__(self, *_: object) -> None:
-        with _State.lock:
+        with whole:
             place = max(place for place, forced in enumerate(_State.forced) if forced is self)
             _State.forced = (*_State.forced[:place], *_State.forced[place + 1 :])
 

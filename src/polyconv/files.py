@@ -79,4 +79,7 @@ def locked(path: Path) -> Iterator[None]:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
+        if fcntl is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process that was forked off meanwhile has it open, too
         os.close(descriptor)

@@ -61,8 +61,7 @@ class KernelCache:
         self._jit = jit
         self._memory: dict[tuple[KernelSpec, str], bytes] = {}
         self._bundles: dict[Path, Bundle] = {}
-        self._guard = threading.Lock()
-        self._busy: dict[tuple[KernelSpec, str], threading.Lock] = {}
+        self._busy: dict[tuple[int, KernelSpec, str], threading.Lock] = {}
 
     @property
     def directory(self) -> Path:
@@ -104,8 +103,8 @@ class KernelCache:
         key = (spec, arch)
         cubin = self._memory.get(key)
         if cubin is None:
-            with self._guard:
-                busy = self._busy.setdefault(key, threading.Lock())
+            # Of this process: what its parent was compiling, nobody compiles here.
+            busy = self._busy.setdefault((os.getpid(), *key), threading.Lock())
             with busy:
                 cubin = self._memory.get(key)
                 if cubin is None:

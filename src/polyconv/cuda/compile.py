@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -21,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from ..forking import whole
 from ..plan.plan import KernelSpec
 from .errors import CompileError
 
@@ -127,9 +127,6 @@ def check_arch(arch: str) -> None:
     )
 
 
-_import_lock = threading.Lock()
-
-
 def _import(module: str) -> ModuleType:
     """A CUDA module, imported on first use so that ``import polyconv`` works on a machine without it.
 
@@ -137,7 +134,7 @@ def _import(module: str) -> ModuleType:
     that moment gets one that is half empty.
     """
     try:
-        with _import_lock:
+        with whole:
             return import_module(module)
     except ImportError as error:
         raise CompileError(
