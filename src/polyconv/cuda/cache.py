@@ -65,7 +65,8 @@ class KernelCache:
 
     @property
     def directory(self) -> Path:
-        return self._directory
+        """The cache's folder; an error where none is known."""
+        return self._directory if self._directory is not None else settings.cache_folder()
 
     def get(self, spec: KernelSpec, arch: str) -> bytes:
         """The kernel's cubin, compiled if it is nowhere to be found."""
@@ -85,7 +86,7 @@ class KernelCache:
 
     def entry(self, spec: KernelSpec, arch: str) -> Path:
         """The folder that holds, or would hold, the kernel."""
-        return self._directory / entry_name(self.facts(spec, arch))
+        return self.directory / entry_name(self.facts(spec, arch))
 
     def facts(self, spec: KernelSpec, arch: str) -> dict[str, Any]:
         """Everything that can change the kernel's binary on this machine."""
@@ -136,13 +137,16 @@ class KernelCache:
 
     def _whoever_compiled_it(self, kernel: Mapping[str, Any]) -> bytes | None:
         """The kernel from the cache by its identity alone, because the compiler cannot be asked who it is."""
-        for entry in entries.of_kernel(self._directory, kernel):
+        for entry in entries.of_kernel(self._directory, kernel) if self._directory is not None else ():
             with contextlib.suppress(EntryError):
                 return entry.cubin()
         return None
 
     def _compiled(self, spec: KernelSpec, kernel: Mapping[str, Any]) -> bytes:
         facts, arch = self._fingerprint(kernel), kernel["arch"]
+        if self._directory is None:
+            _warn_once(f"{settings.NO_CACHE}. Until then every process compiles its kernels again")
+            return self._compiler(spec, arch)
         name = entry_name(facts)
         cubin = entries.load(self._directory / name)
         if cubin is not None:
@@ -168,7 +172,7 @@ class KernelCache:
     def _advice(self, missing: Sequence[str], arch: str, wanted_for: str | None) -> str:
         """What is missing, where it was looked for, and the command that makes it."""
         folder = settings.current().kernels
-        looked = f"the cache {self._directory}" + (f" nor in the bundle {folder}" if folder else "")
+        looked = f"the cache {self._directory or ''}".rstrip() + (f" nor in the bundle {folder}" if folder else "")
         command = (
             f"polyconv warmup --kernels {','.join(missing)} --arch {arch} -o {shlex.quote(str(folder or 'kernels'))}"
         )

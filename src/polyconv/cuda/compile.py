@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from ..forking import whole
+from ..plan.device import why_too_old
 from ..plan.plan import KernelSpec
 from .errors import CompileError
 
@@ -115,11 +116,13 @@ def check_arch(arch: str) -> None:
     number = arch.removeprefix("sm_").rstrip("af")
     if not arch.startswith("sm_") or not number.isdigit():
         raise CompileError(f"{arch!r} is not a GPU architecture: expected a name such as 'sm_70'")
+    if too_old := why_too_old(arch):
+        raise CompileError(too_old)
     known = supported_archs()
     if int(number) in known:
         return
     if int(number) < min(known):
-        advice = "CUDA 13 dropped sm_70 and older GPUs: install polyconv[cu12]" if min(known) > 70 else "it is too old"
+        advice = "CUDA 13 dropped sm_70 and sm_72: install polyconv[cu12]"
     else:
         advice = "it is newer than this NVRTC: install polyconv[cu13], or a newer nvidia-cuda-nvrtc"
     raise CompileError(

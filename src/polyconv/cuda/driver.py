@@ -79,7 +79,8 @@ class Device:
     def __init__(self, index: int) -> None:
         self.index = index
         self.handle = call("cuDeviceGet", index)
-        self.name = call("cuDeviceGetName", 256, self.handle).rstrip(b"\0").decode()
+        # As C means it: what follows the first NUL is whatever the driver left in the buffer.
+        self.name = call("cuDeviceGetName", 256, self.handle).split(b"\0")[0].decode(errors="replace").strip()
         # Retained for the life of the process: kernels stay loaded in it.
         self._context = call("cuDevicePrimaryCtxRetain", self.handle)
         self._context_address = int(self._context)
