@@ -16,12 +16,14 @@ import torch
 import polyconv
 import volta
 from polyconv import warmup
+from polyconv.arguments import Geometry
 from polyconv.backends import backend_for
 from polyconv.cuda import DriverError, LaunchError, driver
 from polyconv.cuda.cache import KernelCache
 from polyconv.cuda.compile import compile_kernel
 from polyconv.cuda.device import describe
 from polyconv.diagnosis import findings
+from polyconv.ops import problem_of
 from polyconv.plan import plan_cuda
 from polyconv.plan.plan import KernelSpec, Launch, Plan, PointerSlot
 from polyconv.problem import Pass, Problem
@@ -220,7 +222,7 @@ def test_the_v100_describes_itself() -> None:
 
 
 def test_a_gpu_that_is_too_old_is_told_so_in_words() -> None:
-    said = run_in_virtual_gpu(_asked_of_a_p100)
+    said = run_in_virtual_gpu(_asked_of_a_p100, environment={"POLYCONV_JIT": "on"})  # in a process of its own
     sentence = "polyconv's kernels need compute capability 7.0 (Tesla V100) or newer"
     assert all(sentence in text for text in said), said
     assert all(
@@ -236,7 +238,8 @@ def _asked_of_a_p100() -> list[str]:
         return 6 if name == "COMPUTE_CAPABILITY_MAJOR" else of_the_v100(gpu, name)
 
     driver.Device.attribute = attribute  # type: ignore[method-assign]
-    problem = Problem(Pass.FPROP, 1, 4, 4, (8, 8), (3, 3))
+    x, w = ((1, 4, 8, 8), (256, 64, 8, 1)), ((4, 4, 3, 3), (36, 9, 3, 1))
+    problem = problem_of(Pass.FPROP, x, w, (144, 36, 6, 1), Geometry(tolerance=1e-4), bias=False, dtype=torch.float32)
     said = []
     asked: list[Callable[[], object]] = [
         lambda: backend_for(torch.device("cuda", 0)),
