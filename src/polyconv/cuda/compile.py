@@ -122,7 +122,7 @@ def check_arch(arch: str) -> None:
     if int(number) in known:
         return
     if int(number) < min(known):
-        advice = "CUDA 13 dropped sm_70 and sm_72: install polyconv[cu12]"
+        advice = "CUDA 13 dropped sm_70 and older GPUs: install polyconv[cu12]"
     else:
         advice = "it is newer than this NVRTC: install polyconv[cu13], or a newer nvidia-cuda-nvrtc"
     raise CompileError(
