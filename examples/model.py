@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from ctypes import c_int32, c_int64, c_uint32, c_uint64
@@ -3458,6 +3459,20 @@ class Problem:
         return ", ".join(parts)
 
 
+# ---- What a fork waits for.
+
+
+def _taken_by_forks() -> Any:
+    """A lock that is held while the process is copied. Reentrant: a handler of signals may fork amid all this."""
+    lock = threading.RLock()
+    if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+        os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+    return lock
+
+
+whole = _taken_by_forks()
+
+
 # ---- What the caller wrote, in one form: ``stride=2`` and ``stride=(2, 2)`` become the same Geometry.
 
 
@@ -5678,13 +5693,12 @@ WAYS = {
 WORKSPACE = 64 * 2**20
 """Bytes of scratch memory that a convolution may take."""
 
-_lock = threading.Lock()
 _loaded: list[Any] = []
 
 
 def extension() -> Any:
     """The compiled kernels. The first caller in a process builds them (torch keeps the result on disk); others wait."""
-    with _lock:
+    with whole:
         if not _loaded:
             from torch.utils.cpp_extension import load_inline
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -132,20 +135,51 @@ def test_explain_shows_what_runs_instead() -> None:
     assert all("PyTorch's convolution" in one.text for one in explained.passes)
 
 
-@pytest.mark.parametrize("dtype", HALF)
-def test_the_predicted_error_is_that_of_the_dtype(dtype: torch.dtype) -> None:
-    x, w = torch.randn(2, 16, 20, 20).to(dtype).requires_grad_(), torch.randn(32, 16, 3, 3).to(dtype).requires_grad_()
-    y = polyconv.conv2d(x, w)
+def check_predicted_errors(dtype: torch.dtype, batch: int, kernel: int, **options: Any) -> None:
+    """Of all three passes: no less than what happens, and no more than five times as much."""
+    x = torch.randn(batch, 16, 20, 20).to(dtype).requires_grad_()
+    w = torch.randn(32, 16 // options.get("groups", 1), kernel, kernel).to(dtype).requires_grad_()
+    y = polyconv.conv2d(x, w, **options)
     dy = torch.randn_like(y)
     got = (y, *torch.autograd.grad(y, (x, w), dy))
     exact_x, exact_w = (t.detach().double().requires_grad_() for t in (x, w))
-    exact_y = F.conv2d(exact_x, exact_w)
+    exact_y = F.conv2d(exact_x, exact_w, **options)
     exact = (exact_y, *torch.autograd.grad(exact_y, (exact_x, exact_w), dy.double()))
-    (explained,) = polyconv.explain(polyconv.conv2d, x, w).convolutions
+    (explained,) = polyconv.explain(polyconv.conv2d, x, w, **options).convolutions
     for one, value, truth in zip(explained.passes, got, exact, strict=True):
         error = (value.double() - truth).abs().max() / truth.square().mean().sqrt()
         predicted = float(one.text.split("predicted error ")[1].split()[0])
-        assert predicted / 5 < error < predicted
+        assert predicted / 5 < error < predicted, f"{dtype}, {one.problem}: {error:.5f}, predicted {predicted:.5f}"
+
+
+def check_all_predicted_errors() -> None:
+    torch.manual_seed(0)
+    for dtype in HALF:
+        check_predicted_errors(dtype, 2, 3)
+        check_predicted_errors(dtype, 2, 1)
+        check_predicted_errors(dtype, 16, 5, padding=2)
+        check_predicted_errors(dtype, 3, 3, dilation=2, groups=2)
+
+
+def test_the_predicted_error_is_that_of_the_dtype() -> None:
+    check_all_predicted_errors()
+
+
+@pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE", "AVX512_CORE_BF16", "none"])
+def test_the_predicted_error_is_that_of_the_dtype_on_other_processors(isa: str) -> None:
+    """PyTorch and oneDNN ask the processor what it has, once per process; here they are told less than it has."""
+    code = "import test_autocast; test_autocast.check_all_predicted_errors()"
+    told = {"ONEDNN_MAX_CPU_ISA": isa, "ATEN_CPU_CAPABILITY": "avx2"}
+    if isa == "none":  # no oneDNN at all
+        code, told = f"import torch; torch.backends.mkldnn.set_flags(False); {code}", {"ATEN_CPU_CAPABILITY": "default"}
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **told},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
 
 
 # ---- training

@@ -6,19 +6,27 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+import polyconv
 import volta
+from polyconv import warmup
+from polyconv.arguments import Geometry
+from polyconv.backends import backend_for
 from polyconv.cuda import DriverError, LaunchError, driver
 from polyconv.cuda.cache import KernelCache
 from polyconv.cuda.compile import compile_kernel
 from polyconv.cuda.device import describe
+from polyconv.diagnosis import findings
+from polyconv.ops import problem_of
+from polyconv.plan import plan_cuda
 from polyconv.plan.plan import KernelSpec, Launch, Plan, PointerSlot
-from polyconv.problem import Problem
+from polyconv.problem import Pass, Problem
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.example import KERNELS, THREADS, axpy_launch, axpy_plan, axpy_spec
 from virtual_gpu.gpu import LaunchRecord, VirtualGpu, record_only
@@ -204,12 +212,47 @@ def test_without_a_driver_the_error_is_clear() -> None:
 
 def test_the_v100_describes_itself() -> None:
     gpu = run_in_virtual_gpu(describe, 0)
+    assert gpu.name == "Virtual Tesla V100-SXM2-16GB"
     assert gpu.arch == "sm_70"
     assert gpu.sms == 80
     assert gpu.clock_mhz == 1530
     assert gpu.dram_gbs == pytest.approx(898, abs=1)
     assert (gpu.shared_per_sm, gpu.shared_per_block_optin) == (96 * KIB, 96 * KIB)
     assert (gpu.registers_per_sm, gpu.l2_bytes) == (65536, 6 * KIB * KIB)
+
+
+def test_a_gpu_that_is_too_old_is_told_so_in_words() -> None:
+    said = run_in_virtual_gpu(_asked_of_a_p100, environment={"POLYCONV_JIT": "on"})  # in a process of its own
+    sentence = "polyconv's kernels need compute capability 7.0 (Tesla V100) or newer"
+    assert all(sentence in text for text in said), said
+    assert all(
+        "has 6.0. polyconv.restore(model) gives a model its torch.nn.Conv2d modules back" in text for text in said
+    )
+
+
+def _asked_of_a_p100() -> list[str]:
+    """What the backend, the planner, explain, warmup and doctor say."""
+    of_the_v100 = driver.Device.attribute
+
+    def attribute(gpu: driver.Device, name: str) -> int:
+        return 6 if name == "COMPUTE_CAPABILITY_MAJOR" else of_the_v100(gpu, name)
+
+    driver.Device.attribute = attribute  # type: ignore[method-assign]
+    x, w = ((1, 4, 8, 8), (256, 64, 8, 1)), ((4, 4, 3, 3), (36, 9, 3, 1))
+    problem = problem_of(Pass.FPROP, x, w, (144, 36, 6, 1), Geometry(tolerance=1e-4), bias=False, dtype=torch.float32)
+    said = []
+    asked: list[Callable[[], object]] = [
+        lambda: backend_for(torch.device("cuda", 0)),
+        lambda: plan_cuda(problem, describe(0)),
+        lambda: warmup.wanted_by([problem], "sm_60"),
+    ]
+    for ask in asked:
+        with pytest.raises((RuntimeError, ValueError)) as error:
+            ask()
+        said.append(str(error.value))
+    explained = polyconv.explain(polyconv.Conv2d(4, 4, 3), (1, 4, 8, 8), device="cuda:0")
+    found = [finding for finding in findings.findings() if finding.name == "compiler"]
+    return [*said, str(explained), str(found[-1].text)]
 
 
 # ---- the backend ----------------------------------------------------------------------------------------------------

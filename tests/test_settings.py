@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from polyconv import settings
+import polyconv
+from interrupts import interrupted_at_each_step
+from polyconv import backends, blocks, choices, settings
 from polyconv.settings import Settings
+from recording import Recorder
 
 
 def test_defaults() -> None:
@@ -116,3 +121,84 @@ def test_use_names_an_unknown_setting() -> None:
 
 def test_prints_as_variables() -> None:
     assert "POLYCONV_WORKSPACE_BYTES=67108864" in str(settings.current())
+
+
+# ---- Ctrl-C
+
+
+def loosened() -> None:
+    with polyconv.tolerance(1e-2):
+        assert settings.current().tolerance == 1e-2
+        with settings.use(workspace_bytes=0), polyconv.tolerance(0):
+            assert settings.current().tolerance == 0
+
+
+def test_an_interrupt_at_any_step_leaves_no_setting_behind() -> None:
+    before = settings.current()
+    for step in interrupted_at_each_step(loosened, settings, blocks):
+        assert settings.current() is before, step
+        assert settings.changes == "", step
+
+
+def test_an_interrupt_at_any_step_ends_a_block_that_allows_low_precision() -> None:
+    before = settings.current()
+    entered: list[AbstractContextManager[None]] = []
+
+    def enter() -> None:
+        entered.append(polyconv.allow_low_precision())
+        entered[0].__enter__()
+
+    enter()
+    for step in interrupted_at_each_step(lambda: entered[0].__exit__(None, None, None), settings, blocks):
+        entered.clear()  # as a with statement does
+        assert settings.current() == before, step
+        enter()
+    assert settings.current() == before
+
+
+def test_an_interrupt_at_any_step_leaves_no_choice_and_no_backend_behind() -> None:
+    before, cpu = choices.version(), backends.backend_for(torch.device("cpu"))
+    forced = choices.Forced({"key": "candidate"})
+
+    def force() -> None:
+        with forced, choices.watched(alone=True) as seen:
+            assert seen == []
+        with backends.override("cpu", Recorder()) as recorder:
+            assert backends.backend_for(torch.device("cpu")) is recorder
+
+    for step in interrupted_at_each_step(force, choices, blocks, backends):
+        forced = choices.Forced({"key": "candidate"})
+        assert choices.version() == before, step
+        assert backends.backend_for(torch.device("cpu")) is cpu, step
+
+
+def test_a_block_can_be_entered_again_and_decorate() -> None:
+    before = settings.current()
+    block = polyconv.tolerance(1e-3)
+    with block, block:
+        settings.set_tolerance(1e-2)
+    assert settings.current() is before
+    with block:
+        assert settings.current().tolerance == 1e-3
+
+    @polyconv.tolerance(1e-3)
+    def inside() -> float:
+        return settings.current().tolerance
+
+    assert inside() == inside() == 1e-3
+    assert settings.current() is before
+
+
+# ---- without a home
+
+
+def test_without_a_home_there_is_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    assert Settings.from_environment({}) == Settings()
+    assert Settings.from_environment({"POLYCONV_CACHE_DIR": "/a"}).cache_dir == Path("/a")
+    assert Settings.from_environment({"XDG_CACHE_HOME": "/a"}).cache_dir == Path("/a/polyconv")
+    with settings.use(cache_dir=None), pytest.raises(ValueError, match="Set POLYCONV_CACHE_DIR to a folder"):
+        settings.cache_folder()

@@ -1,5 +1,6 @@
 #include "output_pool.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <cstdlib>
@@ -34,57 +35,55 @@ struct Pool {
   }
 };
 
-// Never destroyed: tensors may outlive every other static object.
-Pool& ThePool() {
-  static Pool* pool = new Pool;
-  return *pool;
-}
+// Never destroyed: tensors may outlive every other static object. Made when the library is loaded: a thread that makes it
+// at its first use could be lost to a fork in the middle of that, and a child would wait for it.
+Pool& the_pool = *new Pool;
+
+// A fork takes the mutex, so that a child finds the pool whole and the mutex free.
+[[maybe_unused]] const int watched =
+    pthread_atfork([] { the_pool.mutex.lock(); }, [] { the_pool.mutex.unlock(); }, [] { the_pool.mutex.unlock(); });
 
 }  // namespace
 
 void* TakeOutputBlock(std::size_t bytes) {
   const std::size_t size = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-  Pool& pool = ThePool();
-  const std::lock_guard<std::mutex> lock(pool.mutex);
-  if (size > pool.limit) return nullptr;
+  const std::lock_guard<std::mutex> lock(the_pool.mutex);
+  if (size > the_pool.limit) return nullptr;
   void* data = nullptr;
-  for (std::size_t i = pool.idle.size(); i-- > 0 && data == nullptr;) {
-    if (pool.idle[i].bytes != size) continue;
-    data = pool.idle[i].data;
-    pool.idle_bytes -= size;
-    pool.idle.erase(pool.idle.begin() + static_cast<std::ptrdiff_t>(i));
+  for (std::size_t i = the_pool.idle.size(); i-- > 0 && data == nullptr;) {
+    if (the_pool.idle[i].bytes != size) continue;
+    data = the_pool.idle[i].data;
+    the_pool.idle_bytes -= size;
+    the_pool.idle.erase(the_pool.idle.begin() + static_cast<std::ptrdiff_t>(i));
   }
   if (data == nullptr) {
     data = std::aligned_alloc(kHugePage, size);
     if (data == nullptr) return nullptr;
     AdviseHugePages(data, size);
   }
-  pool.taken.emplace(data, size);
+  the_pool.taken.emplace(data, size);
   return data;
 }
 
 void ReturnOutputBlock(void* block) {
-  Pool& pool = ThePool();
-  const std::lock_guard<std::mutex> lock(pool.mutex);
-  const auto found = pool.taken.find(block);
-  if (found == pool.taken.end()) return;
-  pool.idle.push_back({block, found->second});
-  pool.idle_bytes += found->second;
-  pool.taken.erase(found);
-  pool.FreeUntil(pool.limit);
+  const std::lock_guard<std::mutex> lock(the_pool.mutex);
+  const auto found = the_pool.taken.find(block);
+  if (found == the_pool.taken.end()) return;
+  the_pool.idle.push_back({block, found->second});
+  the_pool.idle_bytes += found->second;
+  the_pool.taken.erase(found);
+  the_pool.FreeUntil(the_pool.limit);
 }
 
 void SetOutputPoolLimit(std::size_t bytes) {
-  Pool& pool = ThePool();
-  const std::lock_guard<std::mutex> lock(pool.mutex);
-  pool.limit = bytes;
-  pool.FreeUntil(bytes);
+  const std::lock_guard<std::mutex> lock(the_pool.mutex);
+  the_pool.limit = bytes;
+  the_pool.FreeUntil(bytes);
 }
 
 std::size_t OutputPoolIdleBytes() {
-  Pool& pool = ThePool();
-  const std::lock_guard<std::mutex> lock(pool.mutex);
-  return pool.idle_bytes;
+  const std::lock_guard<std::mutex> lock(the_pool.mutex);
+  return the_pool.idle_bytes;
 }
 
 }  // namespace polyconv

@@ -7,13 +7,15 @@ interchangeable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, MutableMapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from .blocks import Block, Stack
+from .forking import whole
 from .problem import Problem
 
 if TYPE_CHECKING:
@@ -67,18 +69,27 @@ class Backend(Protocol):
 
 
 _backends: dict[torch.device, Backend] = {}
-_overrides: dict[str, Backend] = {}
+_overrides: Stack[tuple[str, Backend]] = Stack()
+BackendT = TypeVar("BackendT", bound=Backend)
 
 
 def backend_for(device: torch.device) -> Backend:
     """The backend of a device. The first call for it imports and builds; later ones are a dictionary lookup."""
-    if _overrides and device.type in _overrides:
-        return _overrides[device.type]
+    for entry in reversed(_overrides.entries):
+        device_type, backend = entry.value
+        if device_type == device.type:
+            return backend
     found = _backends.get(device)
-    return found if found is not None else _backends.setdefault(device, _build(device))
+    if found is None:
+        with whole:
+            found = _backends.get(device)
+            if found is None:
+                found = _backends[device] = _build(device)
+    return found
 
 
 def _build(device: torch.device) -> Backend:
+    """Imports all that calls on the device will need: none of them imports anything later."""
     if device.type == "cpu":
         from .cpu.backend import CpuBackend
 
@@ -86,6 +97,7 @@ def _build(device: torch.device) -> Backend:
     if device.type == "cuda":
         try:
             from .cuda.backend import CudaBackend
+            from .plan import accuracy  # noqa: F401 - a planner imports it, and what it needs, when it first plans
         except ModuleNotFoundError as error:
             if error.name is not None and error.name.startswith("polyconv"):
                 raise
@@ -103,18 +115,21 @@ def _build(device: torch.device) -> Backend:
     )
 
 
-@contextmanager
-def override(device_type: str, backend: Backend) -> Iterator[Backend]:
+def override(device_type: str, backend: BackendT) -> AbstractContextManager[BackendT]:
     """Send every tensor of a device type to ``backend`` inside a ``with`` block.
 
     For tests: a recording backend, or the CUDA backend on a virtual GPU that reads the memory of CPU tensors.
     """
-    before = _overrides.get(device_type)
-    _overrides[device_type] = backend
-    try:
-        yield backend
-    finally:
-        if before is None:
-            del _overrides[device_type]
-        else:
-            _overrides[device_type] = before
+    return _Override(device_type, backend)
+
+
+class _Override(Block[tuple[str, Backend]], Generic[BackendT]):
+    """What :func:`override` gives."""
+
+    def __init__(self, device_type: str, backend: BackendT) -> None:
+        super().__init__(_overrides, (device_type, backend))
+        self._backend = backend
+
+    def __enter__(self) -> BackendT:  # type: ignore[override]
+        super().__enter__()
+        return self._backend

@@ -8,13 +8,13 @@ from __future__ import annotations
 import itertools
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from . import agreement, settings
+from .blocks import Block, Stack
 from .preference import Preference
 from .problem import Problem
 
@@ -67,19 +67,18 @@ def decide(problem: Problem, inference: bool, environment: Environment, plan: Ca
 
     key = problem_key(problem, kept_weights=inference)
     decided = _decide(key, environment, plan)
-    if _watchers:
-        decision = Decision(problem, inference, key, decided.choice)
-        for seen in _watchers:
-            seen.append(decision)
+    for entry in _forced.entries:
+        if entry.value.seen is not None:
+            entry.value.seen.append(Decision(problem, inference, key, decided.choice))
     return decided
 
 
 def _decide(key: str, environment: Environment, plan: Callable[[Preference | None], P]) -> P:
-    forced = _State.forced
-    if forced and key in forced[-1].choices:
-        return plan(Preference(forced[-1].choices[key], "asked for"))
+    forced = _forced.entries[-1].value if _forced.entries else None
+    if forced is not None and key in forced.choices:
+        return plan(Preference(forced.choices[key], "asked for"))
     mine = plan(_own(key, environment))
-    if (forced and forced[-1].alone) or agreement.ranks() == 1:
+    if (forced is not None and forced.alone) or agreement.ranks() == 1:
         return mine
     agreed = agreement.agree(environment.device, key, mine.choice)
     if agreed == mine.choice:
@@ -121,16 +120,13 @@ class _State:
     version = next(_numbers)
     files: Any = None
     group: Callable[[], Any] = staticmethod(_gone)
-    forced: tuple[Forced, ...] = ()
-    """In the order in which they were entered; the last has its way."""
-    lock = Lock()
 
 
 def version() -> int:
     """A number that is another one after anything changed that a choice may depend on. Cheap: asked on every call."""
-    forced = _State.forced
+    forced = _forced.entries
     if forced:
-        return forced[-1].version
+        return forced[-1].value.version
     files, group = settings.current().tuning_file, agreement.group()
     if files is not _State.files or group is not _State.group() or (group is None and _State.group is not _gone):
         _State.files, _State.group = files, _gone if group is None else weakref.ref(group)
@@ -167,7 +163,21 @@ def forget(measured: Measured) -> None:
     _State.version = next(_numbers)
 
 
-class Forced:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Force:
+    """What a block lets run."""
+
+    choices: Mapping[str, str]
+    alone: bool
+    seen: list[Decision] | None
+    version: int
+
+
+_forced: Stack[_Force] = Stack()
+"""The last has its way."""
+
+
+class Forced(Block[_Force]):
     """Lets candidates run inside a ``with`` block, whatever else is in force: to measure them.
 
     Can be entered again. Holds for the whole process, as settings do; blocks of several threads may end in any order.
@@ -175,34 +185,25 @@ class Forced:
     """
 
     def __init__(self, choices: Mapping[str, str], *, alone: bool = False) -> None:
-        self.choices = dict(choices)
-        self.alone = alone
-        self.version = next(_numbers)
-
-    def __enter__(self) -> None:
-        with _State.lock:
-            _State.forced = (*_State.forced, self)
-
-    def __exit__(self, *_: object) -> None:
-        with _State.lock:
-            place = max(place for place, forced in enumerate(_State.forced) if forced is self)
-            _State.forced = (*_State.forced[:place], *_State.forced[place + 1 :])
+        super().__init__(_forced, _Force(dict(choices), alone, None, next(_numbers)))
 
 
-_watchers: list[list[Decision]] = []
+class _Watched(Block[_Force]):
+    """What :func:`watched` gives."""
+
+    def __init__(self, alone: bool) -> None:
+        now = _forced.entries[-1].value.choices if _forced.entries else {}
+        self._seen: list[Decision] = []
+        super().__init__(_forced, _Force(now, alone, self._seen, next(_numbers)))
+
+    def __enter__(self) -> list[Decision]:  # type: ignore[override]
+        super().__enter__()
+        return self._seen
 
 
-@contextmanager
-def watched(*, alone: bool = False) -> Iterator[list[Decision]]:
+def watched(*, alone: bool = False) -> AbstractContextManager[list[Decision]]:
     """What is decided for the problems that run inside a ``with`` block, each planned anew.
 
     ``alone``: without the other ranks. Who is yet to measure must not agree with them on the cost model's choice.
     """
-    seen: list[Decision] = []
-    _watchers.append(seen)
-    try:
-        forced = _State.forced
-        with Forced(forced[-1].choices if forced else {}, alone=alone):
-            yield seen
-    finally:
-        _watchers[:] = [other for other in _watchers if other is not seen]
+    return _Watched(alone)

@@ -147,6 +147,9 @@ class Folder:
                     fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
+            if fcntl is not None:
+                with contextlib.suppress(OSError):
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process that was forked off meanwhile has it open, too
             os.close(descriptor)
 
     # ---- names

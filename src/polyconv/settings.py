@@ -7,13 +7,14 @@ at first use, not at import), and for a block of code by :func:`use`. Nothing el
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
+from .blocks import Block, Entry, Stack
+from .forking import whole
 from .problem import DEFAULT_TOLERANCE
 
 PREFIX = "POLYCONV_"
@@ -23,12 +24,19 @@ class SettingsError(ValueError):
     """An environment variable whose value cannot be read. The message names both."""
 
 
+NO_CACHE = (
+    "no folder is known for polyconv's cache: this process has no home directory (HOME is not set, and its user has no "
+    "entry in the system's list of users). Set POLYCONV_CACHE_DIR to a folder that can be written"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The values in force. Frozen: a changed setting is a new object, so a plan can remember its own."""
 
-    cache_dir: Path
-    """``POLYCONV_CACHE_DIR``: compiled kernels. Default: ``polyconv`` under ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    cache_dir: Path | None = None
+    """``POLYCONV_CACHE_DIR``: compiled kernels. Default: ``polyconv`` under ``$XDG_CACHE_HOME`` or ``~/.cache``; none
+    where a process has no home."""
     workspace_bytes: int = 64 * 2**20
     """``POLYCONV_WORKSPACE_BYTES``: most scratch memory that one convolution may take on the device."""
     tolerance: float = DEFAULT_TOLERANCE
@@ -48,8 +56,7 @@ class Settings:
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
         """Defaults, overridden by the variables that are set. A value that cannot be read is an error."""
-        base = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        found: dict[str, Any] = {"cache_dir": base / "polyconv"}
+        found: dict[str, Any] = {}
         for name, read in _READERS.items():
             variable = PREFIX + name.upper()
             text = environ.get(variable, "").strip()
@@ -57,8 +64,10 @@ class Settings:
                 continue
             try:
                 found[name] = read(text)
-            except ValueError as error:
+            except (ValueError, RuntimeError) as error:
                 raise SettingsError(f"cannot read {variable}={text!r}: {error}") from None
+        if "cache_dir" not in found:
+            found["cache_dir"] = _default_cache_dir(environ)
         return cls(**found)
 
     def as_variables(self) -> dict[str, str]:
@@ -75,6 +84,14 @@ def _as_text(value: Any) -> str:
     if isinstance(value, tuple):
         return os.pathsep.join(map(str, value)) or "off"
     return "" if value is None else str(value)
+
+
+def _default_cache_dir(environ: Mapping[str, str]) -> Path | None:
+    base = environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "polyconv"
+    except RuntimeError:  # no HOME, and a user whom the system does not know
+        return None
 
 
 def _switch(text: str) -> bool:
@@ -116,23 +133,23 @@ _READERS: dict[str, Callable[[str], Any]] = {
 }
 
 _current: Settings | None = None
+_process: Settings | None = None
+"""Without the blocks that are being run."""
 _initial: Settings | None = None
 
 
-@dataclass(slots=True, eq=False)
-class _Block:
-    """A ``with`` block that is being run."""
+class _Change:
+    """What a ``with`` block changes."""
 
-    changed: dict[str, Any]
-    settings: Settings
-    """In force in it: those of the block that was entered before, and what this one changed."""
+    __slots__ = ("below", "changed", "settings")
 
+    def __init__(self, changed: Mapping[str, Any]) -> None:
+        self.changed = changed
+        self.settings = replace(current(), **changed)
+        """In force in the block."""
+        self.below: Settings | None = None
+        """What they were made of: in force in the block that was entered before, or in the process."""
 
-_blocks: list[_Block] = []
-"""In the order in which they were entered; the first is the process itself."""
-_lock = Lock()
-"""Held while settings change. ``torch.compile`` cannot look into what takes it, and is not meant to: it would write the
-change down for the end of the graph, and the convolutions in the graph would not see it. So the graph breaks there."""
 
 changes = ""
 """What the program itself has set that a compiled graph depends on, as text; empty while the environment's word holds.
@@ -141,36 +158,78 @@ Text, because ``torch.compile`` guards on text by value, and would make a variab
 
 def current() -> Settings:
     """The settings in force now."""
-    global _current, _initial
+    global _current, _process, _initial
     if _current is None:
-        _current = _initial = Settings.from_environment(os.environ)
+        _initial = _process = Settings.from_environment(os.environ)
+        _current = _initial
     return _current
 
 
-def _set(**changed: Any) -> Settings:
+def cache_folder() -> Path:
+    """The folder of the cache, for who cannot do without one."""
+    folder = current().cache_dir
+    if folder is None:
+        raise SettingsError(NO_CACHE)
+    return folder
+
+
+def _set(**changed: Any) -> None:
     """Change settings for the rest of the block that was entered last, or of the process."""
-    with _lock:
+    global _process
+    # torch.compile cannot look into what takes a lock, and is not meant to: it would write the change down for the end
+    # of the graph, and the convolutions in the graph would not see it. So the graph breaks here.
+    with whole:
         now = replace(current(), **changed)
-        if _blocks:
-            _blocks[-1].changed.update(changed)
-            _blocks[-1].settings = now
-        _change_to(now)
-    return now
+        entries = _changes.entries
+        if entries:
+            last = entries[-1].value
+            last.changed = {**last.changed, **changed}
+            last.below = None
+        else:
+            _process = now
+        _settle()
 
 
-def _change_to(settings: Settings) -> None:
+def _settle() -> None:
+    """Work out what is in force. Whoever is interrupted may do it again."""
     global _current, changes
-    _current = settings
-    text = _in_graphs(settings)
-    changes = "" if text == _in_graphs(_initial or settings) else text
+    with whole:
+        while True:
+            entries = _changes.entries
+            found = _process or current()
+            for entry in entries:
+                change = entry.value
+                if change.below is not found:
+                    change.settings = replace(found, **change.changed)
+                    change.below = found
+                found = change.settings
+            text = _in_graphs(found)
+            text = "" if text == _in_graphs(_initial or found) else text
+            if _changes.entries is entries:  # else a forgotten block ended meanwhile, in this thread
+                _current, changes = found, text
+                return
 
 
 def _in_graphs(settings: Settings) -> str:
     return f"tolerance={settings.tolerance} allow_low_precision={settings.allow_low_precision}"
 
 
-@contextmanager
-def use(**changed: Any) -> Iterator[Settings]:
+_changes: Stack[_Change] = Stack(_settle)
+
+
+class _Use(Block[_Change]):
+    """What :func:`use` gives."""
+
+    def __init__(self, changed: Mapping[str, Any]) -> None:
+        super().__init__(_changes, _Change(changed))
+        self._changed = changed
+
+    def __enter__(self) -> Settings:  # type: ignore[override]
+        self._value = _Change(self._changed)  # anew each time: what is set inside the block ends with it
+        return super().__enter__().settings
+
+
+def use(**changed: Any) -> AbstractContextManager[Settings]:
     """Change settings inside a ``with`` block: ``with settings.use(workspace_bytes=0): ...``.
 
     The change holds for the whole process, not for one thread: the backward pass runs in threads of autograd's own, and
@@ -178,21 +237,7 @@ def use(**changed: Any) -> Iterator[Settings]:
     its way; each takes back only what it changed, in whatever order they end. In a function that is compiled, a block
     breaks the graph; the arguments of a call and the attributes of a module do not.
     """
-    with _lock:
-        block = _Block(changed, replace(current(), **changed))
-        if not _blocks:
-            _blocks.append(_Block({}, current()))
-        _blocks.append(block)
-        _change_to(block.settings)
-    try:
-        yield block.settings
-    finally:
-        with _lock:
-            place = _blocks.index(block)
-            del _blocks[place]
-            for outer, inner in zip(_blocks[place - 1 :], _blocks[place:], strict=False):
-                inner.settings = replace(outer.settings, **inner.changed)
-            _change_to(_blocks[-1].settings)
+    return _Use(changed)
 
 
 def set_tolerance(tolerance: float) -> float:
@@ -207,23 +252,22 @@ def set_tolerance(tolerance: float) -> float:
     return before
 
 
-@contextmanager
-def tolerance(value: float) -> Iterator[None]:
+def tolerance(value: float) -> AbstractContextManager[Settings]:
     """:func:`set_tolerance` for a ``with`` block. A forward pass in it settles the budget of its backward pass, too."""
-    with use(tolerance=checked_tolerance(value)):
-        yield
+    return use(tolerance=checked_tolerance(value))
 
 
-class _Until:
-    """Takes a change back at the end of a ``with`` block; the change is made already."""
+class _Before(Stack[None]):
+    """Stands for a change that is made already: taking it back is all there is to do."""
 
     def __init__(self, **before: Any) -> None:
+        super().__init__()
         self._before = before
 
-    def __enter__(self) -> None:
+    def put(self, entry: Entry[None]) -> None:
         pass
 
-    def __exit__(self, *_: object) -> None:
+    def take(self, entry: Entry[None]) -> None:
         _set(**self._before)
 
 
@@ -241,4 +285,4 @@ def allow_low_precision(allow: bool = True) -> AbstractContextManager[None]:
     """
     before = current().allow_low_precision
     _set(allow_low_precision=bool(allow))
-    return _Until(allow_low_precision=before)
+    return Block(_Before(allow_low_precision=before), None)

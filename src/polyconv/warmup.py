@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from . import settings
 from .plan import DEVICES, CudaDevice, KernelSpec, Plan, PlanError, all_kernels, plan_cuda
 from .plan.cuda import ways
+from .plan.device import why_too_old
 from .preference import Preference
 from .problem import Problem
 
@@ -75,6 +76,8 @@ def every_kernel(arch: str) -> Wanted:
 def devices_of(arch: str) -> list[CudaDevice]:
     """The GPUs of an architecture that plans can be made for without one."""
     found = [device for device in DEVICES.values() if device.arch == arch]
+    if too_old := why_too_old(arch):
+        raise WarmupError(too_old)
     if not found:
         known = ", ".join(dict.fromkeys(device.arch for device in DEVICES.values()))
         raise WarmupError(

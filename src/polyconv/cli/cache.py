@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--older-than is for clear")
     if args.directory is not None and not args.directory.is_dir():
         raise UsageError(f"{args.directory} is not a directory")
-    directory: Path = args.directory or settings.current().cache_dir
+    directory: Path = args.directory or settings.cache_folder()
     if args.action == "clear":
         return _clear(directory, args.older_than, args.json)
     answers: dict[str, Callable[[Path, bool], int]] = {"info": _info, "list": _list, "verify": _verify, "path": _path}

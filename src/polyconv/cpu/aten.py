@@ -8,7 +8,7 @@ polyconv's kernels avoid.
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
-from math import prod
+from math import prod, sqrt
 
 import torch
 import torch.nn.functional as F
@@ -24,9 +24,13 @@ from .candidates import Candidate, Engine
 from .device import CpuDevice
 
 _HALF_ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""Unit roundoff of the dtypes that sums are rounded to once at the end; they are formed in float32."""
+"""Unit roundoff of the dtypes that results are rounded to; products are summed in float32."""
 _LARGEST_TO_SCALE = 5
 """The largest of many results, in units of their scale: it is rounded the most."""
+_LARGEST_OF_SUMS = 4
+"""The largest error of many such results on the way to them, in the same units and per square root of a term: a result
+of 3.5 times the scale, and 3.5 standard deviations of its roundings."""
+_ASKED_OF_ONEDNN = {"float16": "_is_mkldnn_fp16_supported", "bfloat16": "_is_mkldnn_bf16_supported"}
 
 
 def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
@@ -38,9 +42,42 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
         f"PyTorch's convolution{padded}" + (f", {' and '.join(apart)} not fused" if apart else ""),
         direct=True,
         cycles=direct_cycles(problem, device) + len(apart) * _pass_cycles(problem, device),
-        error=error_of(problem, None, reduction_of(problem), ())
-        + _LARGEST_TO_SCALE * _HALF_ROUNDING.get(problem.dtype, 0.0),
+        error=error_of(problem, None, reduction_of(problem), ()) + _half_error(problem),
     )
+
+
+def _half_error(problem: Problem) -> float:
+    """What half precision adds to the error: a rounding at the end, and some on the way.
+
+    A sum of n terms that grows in half precision is rounded n - 1 times before, each time in proportion to what has
+    been summed up. These roundings are random. They are worst where a large result meets with bad luck; that a result
+    is the largest of all and has the worst luck of all is not to be expected.
+    """
+    if problem.dtype not in _HALF_ROUNDING:
+        return 0.0
+    on_the_way = _LARGEST_OF_SUMS * sqrt(_terms_in_half(problem) - 1)
+    return _HALF_ROUNDING[problem.dtype] * (_LARGEST_TO_SCALE + on_the_way)
+
+
+def _terms_in_half(problem: Problem) -> int:
+    """How many numbers of half precision PyTorch adds up to one result, each sum rounded.
+
+    One, where oneDNN computes. On a processor without the instructions that oneDNN wants for a dtype, PyTorch
+    multiplies matrices: the input gradient is put together tap by tap, the weight gradient image by image. What is done
+    apart from the convolution comes on top: a residual, an activation, the images of a pixel in a border.
+    """
+    terms = 1
+    if not _runs_in_onednn(problem.dtype):
+        terms = {Pass.FPROP: 1, Pass.DGRAD: prod(problem.kernel), Pass.WGRAD: problem.batch}[problem.kind]
+    if problem.kind is Pass.DGRAD and any(problem.padding) and problem.padding_mode is not PaddingMode.ZEROS:
+        terms += 3
+    return terms + len(_applied_apart(problem))
+
+
+def _runs_in_onednn(dtype: str) -> bool:
+    """Whether PyTorch leaves convolutions of a half-precision dtype to oneDNN here: it asks the processor."""
+    supported = getattr(torch.ops.mkldnn, _ASKED_OF_ONEDNN[dtype], None)
+    return torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled() and bool(supported and supported())
 
 
 def why_alone(problem: Problem) -> str:

@@ -26,6 +26,7 @@ class CpuBackend:
     name = "cpu"
 
     def __init__(self) -> None:
+        native.why_absent()  # loads the kernels
         self.weights = TransformedWeights()
         self._planned = lru_cache(maxsize=4096)(self._plan_anew)
 

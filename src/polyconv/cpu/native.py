@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..forking import whole
 from ..problem import Activation, PaddingMode, Problem
 from .candidates import Candidate, Engine
 
@@ -25,13 +26,14 @@ _MODULE = "polyconv.cpu._native"
 @lru_cache(maxsize=1)
 def why_absent() -> str | None:
     """Loads the extension, once. None if it is there, else why not."""
-    if importlib.util.find_spec(_MODULE) is None:
-        return "this installation has no native CPU kernels (a wheel has them; in a checkout: python csrc/build.py)"
-    try:
-        importlib.import_module(_MODULE)
-    except ImportError as error:
-        return f"the native CPU kernels do not fit this installation of torch {torch.__version__}: {error}"
-    return None
+    with whole:
+        if importlib.util.find_spec(_MODULE) is None:
+            return "this installation has no native CPU kernels (a wheel has them; in a checkout: python csrc/build.py)"
+        try:
+            importlib.import_module(_MODULE)
+        except ImportError as error:
+            return f"the native CPU kernels do not fit this installation of torch {torch.__version__}: {error}"
+        return None
 
 
 def is_available() -> bool:

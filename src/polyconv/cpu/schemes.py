@@ -7,7 +7,7 @@ gradient have the same ones, because one is the transpose of the other.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 
 from ..algebra.segments import AxisScheme, Scheme2d
 from ..plan.rounding import ceil_div
@@ -48,23 +48,26 @@ class KernelScheme:
         """Pieces that a kernel is cut into; each counts as an input channel of its own."""
         return ceil_div(taps[0], self.taps[0]) * ceil_div(taps[1], self.taps[1])
 
-    @cached_property
+    @property
     def exact(self) -> Scheme2d | None:
         """The same in exact arithmetic, which the error model follows; None for direct summation."""
-        if self.direct:
-            return None
-        h = AxisScheme.direct(1) if self.r_h == 1 else AxisScheme.cut(self.m_h, self.r_h)
-        if self.nested:
-            w = AxisScheme.cut(self.m_w, self.taps[1], self.m_w, self.r_w, tiles=2)
-        else:
-            w = AxisScheme.direct(1) if self.r_w == 1 else AxisScheme.cut(self.m_w, self.r_w)
-        return Scheme2d(h, w)
+        return None if self.direct else _exact(self)
 
     def __str__(self) -> str:
         if self.direct:
             return "direct"
         nested = " in two nested segments" if self.nested else ""
         return f"F({self.m_h},{self.r_h}) x F({self.m_w},{self.r_w}){nested}"
+
+
+@lru_cache(maxsize=64)
+def _exact(scheme: KernelScheme) -> Scheme2d:
+    h = AxisScheme.direct(1) if scheme.r_h == 1 else AxisScheme.cut(scheme.m_h, scheme.r_h)
+    if scheme.nested:
+        w = AxisScheme.cut(scheme.m_w, scheme.taps[1], scheme.m_w, scheme.r_w, tiles=2)
+    else:
+        w = AxisScheme.direct(1) if scheme.r_w == 1 else AxisScheme.cut(scheme.m_w, scheme.r_w)
+    return Scheme2d(h, w)
 
 
 DIRECT = KernelScheme(1, 1, 1, 1)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from threading import Lock
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ..forking import whole
 from . import native
 
 
@@ -30,7 +30,6 @@ class TransformedWeights:
         self.limit = limit
         self.size = 0
         self._kept = WeakIdKeyDictionary()
-        self._lock = Lock()
 
     def of(self, x: Tensor, w: Tensor, y: Tensor, geometry: list[int], plan: list[int]) -> Tensor | None:
         """The transformed weights for this call, or None where they should be made for it alone."""
@@ -40,13 +39,12 @@ class TransformedWeights:
         checksum = torch.ops.polyconv_cpu.checksum(dense)
         layout = (w.shape, w.stride())
         state = (w._version, w.data_ptr(), checksum, layout, *geometry, *plan, native.instruction_set())
-        with self._lock:
-            kept: _Kept | None = self._kept.get(w)
+        kept: _Kept | None = self._kept.get(w)
         if kept is not None and kept.state == state:
             return kept.transformed
         transformed: Tensor = torch.ops.polyconv_cpu.transform_weights(x, w, y, geometry, plan)
         new = _Kept(state, transformed)
-        with self._lock:
+        with whole:
             self._kept.pop(w, None)
             self.size = sum(_bytes(entry) for entry in self._kept.values())
             # Whoever comes first stays: a model runs its layers in turn, and would push each out before its next call.

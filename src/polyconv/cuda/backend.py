@@ -17,11 +17,13 @@ from torch import Tensor
 
 from .. import choices, settings
 from ..plan.cuda import contenders, plan_cuda
+from ..plan.device import why_too_old
 from ..plan.plan import Plan
 from ..problem import Problem
 from ..tuning import Environment
 from . import driver
 from .cache import KernelCache
+from .errors import CudaError
 
 if TYPE_CHECKING:
     from ..plan.device import CudaDevice
@@ -67,6 +69,8 @@ class CudaBackend:
             from .device import describe
 
             description = describe(index)
+        if too_old := why_too_old(description.arch, description.name):
+            raise CudaError(too_old)
         self.index = index
         self.description = description
         self.device = driver.device(index)

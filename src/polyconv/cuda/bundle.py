@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +40,16 @@ class Bundle:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._manifest: Mapping[str, Any] | None = None
 
-    @cached_property
+    @property
     def manifest(self) -> Mapping[str, Any]:
         """The manifest, as it was written; :class:`BundleError` if there is none."""
+        if self._manifest is None:
+            self._manifest = self._read_manifest()
+        return self._manifest
+
+    def _read_manifest(self) -> Mapping[str, Any]:
         path = self.folder / MANIFEST
         try:
             with Folder(self.folder) as folder:

@@ -63,12 +63,12 @@ class KernelCache:
         self._jit = jit
         self._memory: dict[tuple[KernelSpec, str], bytes] = {}
         self._bundles: dict[Path, Bundle] = {}
-        self._guard = threading.Lock()
-        self._busy: dict[tuple[KernelSpec, str], threading.Lock] = {}
+        self._busy: dict[tuple[int, KernelSpec, str], threading.Lock] = {}
 
     @property
     def directory(self) -> Path:
-        return self._directory
+        """The cache's folder; an error where none is known."""
+        return self._directory if self._directory is not None else settings.cache_folder()
 
     def get(self, spec: KernelSpec, arch: str) -> bytes:
         """The kernel's cubin, compiled if it is nowhere to be found."""
@@ -88,7 +88,7 @@ class KernelCache:
 
     def entry(self, spec: KernelSpec, arch: str) -> Path:
         """The folder that holds, or would hold, the kernel."""
-        return self._directory / entry_name(self.facts(spec, arch))
+        return self.directory / entry_name(self.facts(spec, arch))
 
     def facts(self, spec: KernelSpec, arch: str) -> dict[str, Any]:
         """Everything that can change the kernel's binary on this machine."""
@@ -106,8 +106,8 @@ class KernelCache:
         key = (spec, arch)
         cubin = self._memory.get(key)
         if cubin is None:
-            with self._guard:
-                busy = self._busy.setdefault(key, threading.Lock())
+            # Of this process: what its parent was compiling, nobody compiles here.
+            busy = self._busy.setdefault((os.getpid(), *key), threading.Lock())
             with busy:
                 cubin = self._memory.get(key)
                 if cubin is None:
@@ -141,6 +141,8 @@ class KernelCache:
 
     def _whoever_compiled_it(self, kernel: Mapping[str, Any]) -> bytes | None:
         """The kernel from the cache by its identity alone, because the compiler cannot be asked who it is."""
+        if self._directory is None:
+            return None
         try:
             return entries.find(self._directory, kernel, Entry.cubin)
         except (EntryError, OSError) as error:
@@ -149,11 +151,14 @@ class KernelCache:
 
     def _compiled(self, spec: KernelSpec, kernel: Mapping[str, Any]) -> bytes:
         facts, arch = self._fingerprint(kernel), kernel["arch"]
+        if self._directory is None:
+            warn_once(f"{settings.NO_CACHE}. Until then every process compiles its kernels again")
+            return self._compiler(spec, arch)
         name = entry_name(facts)
         with contextlib.ExitStack() as stack:
             try:
                 entries.check_folder(self._directory)
-                cubin = self._stored(name, facts)
+                cubin = _stored(self._directory / name, facts)
                 if cubin is not None:
                     return cubin
                 folder = stack.enter_context(_private(self._directory))
@@ -161,7 +166,7 @@ class KernelCache:
                 locks.check(trust.owners())  # whoever holds a lock keeps this process waiting
                 stack.enter_context(locks.locked(f"{name}.lock"))
                 # Another process may have stored the kernel while this one waited for the lock.
-                cubin = self._stored(name, facts)
+                cubin = _stored(self._directory / name, facts)
             except OSError as error:
                 self._warn_not_kept(error)
                 return self._compiler(spec, arch)
@@ -173,14 +178,6 @@ class KernelCache:
                     self._warn_not_kept(error)
             return cubin
 
-    def _stored(self, name: str, facts: Mapping[str, Any]) -> bytes | None:
-        """The kernel from the cache, if it is there and may be run."""
-        try:
-            return entries.load(self._directory / name, facts)
-        except EntryError as error:
-            warn_once(f"{self._directory / name} is refused: {error}; polyconv compiles the kernel again")
-            return None
-
     def _warn_not_kept(self, error: OSError) -> None:
         advice = "a folder of your own" if isinstance(error, UntrustedError) else "a folder that can be written"
         warn_once(
@@ -191,7 +188,7 @@ class KernelCache:
     def _advice(self, missing: Sequence[str], arch: str, wanted_for: str | None) -> str:
         """What is missing, where it was looked for, and the command that makes it."""
         folder = settings.current().kernels
-        looked = f"the cache {self._directory}" + (f" nor in the bundle {folder}" if folder else "")
+        looked = f"the cache {self._directory or ''}".rstrip() + (f" nor in the bundle {folder}" if folder else "")
         command = (
             f"polyconv warmup --kernels {','.join(missing)} --arch {arch} -o {shlex.quote(str(folder or 'kernels'))}"
         )
@@ -203,6 +200,15 @@ class KernelCache:
             + "All that a model needs: polyconv warmup MODULE:MODEL --input-shape N,C,H,W --arch "
             + f"{arch} -o {shlex.quote(str(folder or 'kernels'))}"
         )
+
+
+def _stored(path: Path, facts: Mapping[str, Any]) -> bytes | None:
+    """The kernel of an entry of the cache, if it is there and may be run."""
+    try:
+        return entries.load(path, facts)
+    except EntryError as error:
+        warn_once(f"{path} is refused: {error}; polyconv compiles the kernel again")
+        return None
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -21,6 +20,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from ..forking import whole
+from ..plan.device import why_too_old
 from ..plan.plan import KernelSpec
 from .errors import CompileError
 
@@ -115,19 +116,18 @@ def check_arch(arch: str) -> None:
     number = arch.removeprefix("sm_").rstrip("af")
     if not arch.startswith("sm_") or not number.isdigit():
         raise CompileError(f"{arch!r} is not a GPU architecture: expected a name such as 'sm_70'")
+    if too_old := why_too_old(arch):
+        raise CompileError(too_old)
     known = supported_archs()
     if int(number) in known:
         return
     if int(number) < min(known):
-        advice = "CUDA 13 dropped sm_70 and older GPUs: install polyconv[cu12]" if min(known) > 70 else "it is too old"
+        advice = "CUDA 13 dropped sm_70 and older GPUs: install polyconv[cu12]"
     else:
         advice = "it is newer than this NVRTC: install polyconv[cu13], or a newer nvidia-cuda-nvrtc"
     raise CompileError(
         f"NVRTC {compiler_id()} cannot compile for {arch}: {advice} (it knows sm_{', sm_'.join(map(str, known))})"
     )
-
-
-_import_lock = threading.Lock()
 
 
 def _import(module: str) -> ModuleType:
@@ -137,7 +137,7 @@ def _import(module: str) -> ModuleType:
     that moment gets one that is half empty.
     """
     try:
-        with _import_lock:
+        with whole:
             return import_module(module)
     except ImportError as error:
         raise CompileError(

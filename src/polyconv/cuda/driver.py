@@ -17,6 +17,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
+from ..forking import whole
 from ..plan.plan import KernelSpec, Launch
 from .cubin import KernelInfo, kernel_info
 from .errors import DriverError, LaunchError
@@ -39,7 +40,8 @@ def bindings() -> Any:
             "driver; tensors on the CPU take another path"
         ) from error
     try:
-        driver: Any = import_module("cuda.bindings.driver")
+        with whole:
+            driver: Any = import_module("cuda.bindings.driver")
     except ImportError as error:
         raise DriverError("cuda.bindings is not installed: install polyconv[cu12] or polyconv[cu13]") from error
     (status,) = driver.cuInit(0)
@@ -51,7 +53,8 @@ def bindings() -> Any:
 @cache
 def bindings_version() -> str:
     """The version of CUDA that the bindings speak: 12.9."""
-    return ".".join(version("cuda-bindings").split(".")[:2])
+    with whole:
+        return ".".join(version("cuda-bindings").split(".")[:2])
 
 
 def describe_status(driver: Any, status: Any) -> str:
@@ -76,12 +79,12 @@ class Device:
     def __init__(self, index: int) -> None:
         self.index = index
         self.handle = call("cuDeviceGet", index)
-        self.name = call("cuDeviceGetName", 256, self.handle).rstrip(b"\0").decode()
+        # As C means it: what follows the first NUL is whatever the driver left in the buffer.
+        self.name = call("cuDeviceGetName", 256, self.handle).split(b"\0")[0].decode(errors="replace").strip()
         # Retained for the life of the process: kernels stay loaded in it.
         self._context = call("cuDevicePrimaryCtxRetain", self.handle)
         self._context_address = int(self._context)
         self._kernels: dict[KernelSpec, Kernel] = {}
-        self._lock = threading.Lock()
 
     def attribute(self, name: str) -> int:
         """A device attribute by the driver's own name, without its prefix."""
@@ -94,7 +97,7 @@ class Device:
 
     def load(self, spec: KernelSpec, cubin: bytes) -> Kernel:
         """The kernel, loaded on this device; the second time, the same object."""
-        with self._lock:
+        with whole:
             kernel = self._kernels.get(spec)
             if kernel is None:
                 with self.activate():
@@ -148,11 +151,10 @@ class Kernel:
         # The driver takes a kernel wherever it takes a function; the bindings want the type.
         self.function = bindings().CUfunction(int(self._kernel))
         self._dynamic_shared = _SHARED_WITHOUT_OPT_IN - self.info.static_shared
-        self._lock = threading.Lock()
 
     def allow_shared(self, dynamic_shared: int) -> None:
         """Ask for more dynamic shared memory than a kernel gets by default (48 KiB, static included)."""
-        with self._lock:
+        with whole:
             if dynamic_shared <= self._dynamic_shared:
                 return
             attribute = bindings().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -170,7 +172,7 @@ class PreparedLaunch:
     """One launch of a plan on one device, with all but the addresses and the stream already in place.
 
     The parameters lie in one buffer whose address the driver gets; a call writes the addresses into it. The driver
-    copies the buffer before it returns, so a lock around the two makes one prepared launch usable from several threads.
+    copies the buffer before it returns; a thread that comes in between takes a buffer of its own.
     """
 
     __slots__ = ("_arguments", "_blob", "_kernel", "_launch", "_launch_kernel", "_lock", "_sizes", "_slots", "_where")
@@ -197,11 +199,17 @@ class PreparedLaunch:
 
     def __call__(self, addresses: Mapping[str, int], stream: int) -> None:
         """Enqueue the kernel on a stream (its handle; 0 is the default stream). Returns before the kernel has run."""
-        with self._lock:
+        if not self._lock.acquire(blocking=False):
+            # Another thread is between the two, or was when this process was forked off.
+            PreparedLaunch(self._kernel, self._launch)(addresses, stream)
+            return
+        try:
             for slot, buffer, offset in self._slots:
                 address = addresses.get(buffer, 0)
                 slot.value = address + offset if address else 0
             (status,) = self._launch_kernel(self._kernel.function, *self._sizes, stream, self._where, 0)
+        finally:
+            self._lock.release()
         if status:
             raise self._error(status, stream)
 
@@ -220,10 +228,7 @@ def _device(index: int) -> Device:
     return Device(index)
 
 
-_device_lock = threading.Lock()
-
-
 def device(index: int) -> Device:
     """The GPU with this index, one object per process."""
-    with _device_lock:
+    with whole:
         return _device(index)

@@ -169,6 +169,9 @@ def _compiler() -> Iterator[Finding]:
 
 def _cache() -> Iterator[Finding]:
     directory = settings.current().cache_dir
+    if directory is None:
+        yield Finding("cache", State.WARNING, settings.NO_CACHE, "every process compiles its kernels again")
+        return
     summary = entries.summary(directory)
     text = f"{directory}, {summary['kernels']} kernels, {summary['bytes'] / 1e6:.1f} MB"
     if summary["refused"]:
@@ -223,7 +226,7 @@ def _tuning() -> Iterator[Finding]:
     here = tuning.Environment.of_cpu(native.instruction_set() if native.is_available() else "").as_json()
     for path in lookup.files():
         if not path.exists():
-            if path != tuning.default_file():
+            if path in (settings.current().tuning_file or ()):
                 yield Finding("tuning", State.WARNING, f"{path} does not exist", "the cost model decides instead")
             continue
         try:

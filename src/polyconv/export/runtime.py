@@ -6,7 +6,6 @@ No tensor is copied, whatever its strides, and nothing waits for the GPU.
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import Geometry, check_shapes, suggests_channels_last
+from ..forking import whole
 from ..plan.plan import Dim3, Schedule
 from ..problem import PaddingMode, Pass, Problem
 from .chosen import EXPORTED, WAYS
@@ -23,13 +23,12 @@ from .cuda_source import CUDA_SOURCE
 WORKSPACE = 64 * 2**20
 """Bytes of scratch memory that a convolution may take."""
 
-_lock = threading.Lock()
 _loaded: list[Any] = []
 
 
 def extension() -> Any:
     """The compiled kernels. The first caller in a process builds them (torch keeps the result on disk); others wait."""
-    with _lock:
+    with whole:
         if not _loaded:
             from torch.utils.cpp_extension import load_inline
 

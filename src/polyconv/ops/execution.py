@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import Geometry
+from ..cpu import native
 from ..epilogue import apply_epilogue
 from .calls import SMALLEST_POOLED, Call, prepare_dgrad, prepare_fprop, prepare_fused, prepare_wgrad
 from .layouts import Layout, Shape, check_residual, check_tensors, empty, geometry_of
@@ -20,14 +21,11 @@ from .schema import Args
 def _allocate(layout: Layout, like: Tensor) -> Tensor:
     """A new tensor that will be computed: a large one on the CPU may come from memory that was used before."""
     shape, channels_last = layout
-    if prod(shape) * 4 >= SMALLEST_POOLED and like.is_cpu and like.dtype == torch.float32:
-        from ..cpu import native  # here, because importing polyconv loads no kernels
-
-        if native.is_available():
-            if not channels_last:
-                return native.empty_output(like, shape)
-            n, c, h, w = shape
-            return native.empty_output(like, (n, h, w, c)).permute(0, 3, 1, 2)
+    if prod(shape) * 4 >= SMALLEST_POOLED and like.is_cpu and like.dtype == torch.float32 and native.is_available():
+        if not channels_last:
+            return native.empty_output(like, shape)
+        n, c, h, w = shape
+        return native.empty_output(like, (n, h, w, c)).permute(0, 3, 1, 2)
     return empty(layout, like)
 
 

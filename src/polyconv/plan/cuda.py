@@ -11,7 +11,7 @@ from ..preference import UNKNOWN, Preference
 from ..problem import PaddingMode, Pass, Problem
 from . import direct, fused, pointwise_wgrad, separable, strips, toom_wgrad
 from .cost import schedule_us
-from .device import CudaDevice
+from .device import CudaDevice, why_too_old
 from .errors import PlanError
 from .plan import Candidate, KernelSpec, Plan
 from .ways import Way
@@ -35,6 +35,8 @@ def plan_cuda(
 
     Deterministic: no timing, no state.
     """
+    if too_old := why_too_old(device.arch, device.name):
+        raise PlanError(too_old)
     if problem.dtype != "float32":
         raise PlanError(f"polyconv's CUDA kernels compute in float32; this problem is {problem.dtype}")
     if problem.padding_mode is not PaddingMode.ZEROS and min(problem.padding) < 0 and problem.kind is not Pass.DGRAD:

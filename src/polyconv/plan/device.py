@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+OLDEST_ARCH = 70
+
 
 @dataclass(frozen=True, slots=True)
 class CudaDevice:
@@ -24,6 +26,17 @@ class CudaDevice:
     def fp32_per_clock(self) -> int:
         """FP32 multiply-adds per clock and multiprocessor: 64 up to sm_80, 128 after it."""
         return 64 if self.arch in {"sm_70", "sm_72", "sm_75", "sm_80"} else 128
+
+
+def why_too_old(arch: str, name: str = "") -> str | None:
+    """Why no kernel of polyconv runs on GPUs of an architecture, in words for who has one; None if they do."""
+    digits = arch.removeprefix("sm_").rstrip("af")
+    if not digits.isdigit() or int(digits) >= OLDEST_ARCH:
+        return None
+    return (
+        f"polyconv's kernels need compute capability 7.0 (Tesla V100) or newer; {name or 'a GPU of ' + arch} has "
+        f"{digits[:-1]}.{digits[-1]}. polyconv.restore(model) gives a model its torch.nn.Conv2d modules back"
+    )
 
 
 KIB = 1024

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..bench.machine import processor_name
 from ..version import __version__
 
 
@@ -33,8 +34,6 @@ class Environment:
 
     @classmethod
     def of_cpu(cls, instruction_set: str) -> Environment:
-        from ..bench.machine import processor_name  # here, because importing polyconv imports no tools
-
         return cls(
             device="cpu",
             name=processor_name(),

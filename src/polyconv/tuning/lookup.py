@@ -30,15 +30,15 @@ class Found:
 
 def default_file() -> Path:
     """The file that ``polyconv tune`` writes unless it is told another one, and that is looked into last."""
-    return settings.current().cache_dir / "tuning.json"
+    return settings.cache_folder() / "tuning.json"
 
 
 def files() -> tuple[Path, ...]:
     """The files in force, in the order in which they are asked."""
     named = settings.current().tuning_file
-    if named is None:
-        return (default_file(),)
-    return (*named, default_file()) if named else ()
+    if named == () or settings.current().cache_dir is None:
+        return named or ()
+    return (*(named or ()), default_file())
 
 
 def find(key: str, environment: Environment) -> Found | None:
@@ -56,7 +56,7 @@ def contents(path: Path) -> Tuning:
         status = os.stat(path)
         signature = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     except OSError as error:
-        if path != default_file() or not isinstance(error, _NOTHING_THERE):
+        if path in (settings.current().tuning_file or ()) or not isinstance(error, _NOTHING_THERE):
             _ignore(f"{path} cannot be read: {error}")
         return Tuning()
     known = _loaded.get(path)

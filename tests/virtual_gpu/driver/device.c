@@ -79,7 +79,8 @@ API CUresult cuDeviceGet(CUdevice* device, int index) {
 API CUresult cuDeviceGetName(char* name, int size, CUdevice device) {
   REQUIRE_INITIALISED();
   REQUIRE_DEVICE(device);
-  snprintf(name, (size_t)size, "Virtual Tesla V100-SXM2-16GB");
+  memset(name, '#', (size_t)size); /* a driver owes nothing behind the NUL */
+  snprintf(name, (size_t)size, "Virtual Tesla V100-SXM2-16GB   ");
   return CUDA_SUCCESS;
 }
 

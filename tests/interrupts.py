@@ -1,0 +1,48 @@
+"""Ctrl-C at each step of a piece of code, one after the other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType, ModuleType
+from typing import Any
+
+
+def interrupted_at_each_step(code: Callable[[], object], *modules: ModuleType) -> Iterator[int]:
+    """Run ``code`` again and again, with a KeyboardInterrupt before the first, the second, ... bytecode of the modules.
+
+    Yields the number of the bytecode after each of these runs; ends when ``code`` ran through.
+    """
+    files = {module.__file__ for module in modules}
+    for step in range(100_000):
+        if not _interrupt(code, files, step):
+            assert step > 0, "nothing of these modules was run"
+            return
+        yield step
+
+
+def _interrupt(code: Callable[[], object], files: set[str | None], step: int) -> bool:
+    """Whether there was such a step."""
+    left = step
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename not in files:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        code()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
