@@ -315,18 +315,18 @@ class Repetition:
     """
 
     products: float = 1.0
-    """How many of the products that one output sums are the same, on average: both operands repeat there together. Equal
-    products add up to so many times the usual mean square, and adding the same number to a sum rounds the same way
-    again, as long as the sum keeps its exponent: roundings of equal products do not average out."""
+    """How many of the products that one output sums are the same, on average: both operands repeat there together.
+    Equal products add up to so many times the usual mean square, and adding the same number to a sum rounds the same
+    way again, as long as the sum keeps its exponent: roundings of equal products do not average out."""
     x_channels: float = inf
     """Channels (tiles) of x that differ, at most: a value that sticks out does so in every channel that repeats it.
-    Zero, if all of x is one number: then none sticks out."""
+    Zero, if all that an output map reads of x is one number: then none sticks out."""
     w_channels: float = inf
     """The same of w."""
     flat: bool = False
     """Taps of w (in the weight gradient, pixels of dy) repeat: see :attr:`Magnitudes.w_mean`."""
     outputs: float | None = None
-    """Outputs that differ, where one operand is one number and they are few."""
+    """Outputs that differ, where an output map reads one number of one operand: few."""
 
 
 INDEPENDENT = Repetition()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import log, prod, sqrt
 
 from ..algebra.error import OUTPUTS, UNIT_ROUNDOFF, predicted_error
@@ -34,6 +35,8 @@ def error_of(problem: Problem, scheme: Scheme2d | None, count: int, blocks: tupl
     form: Form = "weight gradient" if problem.kind is Pass.WGRAD else "forward"
     repetition = repetition_of(problem)
     if scheme is None:
+        # Nothing depends on how sharp this one is, and not every order of summation is known: all outputs count.
+        repetition = replace(repetition, outputs=None)
         error = predicted_error(None, max(1, count), form=form, blocks=blocks, repetition=repetition)
         return _through_epilogue(problem, error)
     h, w = scheme.h, scheme.w

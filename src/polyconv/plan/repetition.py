@@ -1,7 +1,7 @@
 """How much of a problem's data is the same, as far as the strides of its tensors tell.
 
-An expanded tensor (stride 0), or one whose windows overlap (``unfold``, ``as_strided``), holds fewer numbers than it has
-elements. The error model takes data to be independent, so it has to be told: of an image whose channels are all the
+An expanded tensor (stride 0), or one whose windows overlap (``unfold``, ``as_strided``), holds fewer numbers than it
+has elements. The error model takes data to be independent, so it has to be told: of an image whose channels are all the
 same, a bright pixel is bright in each of them, and where the weights repeat in the same direction, products are equal
 and their roundings add up. The gradient of a plain ``sum()`` is one number, and the most common case of all.
 """
@@ -14,7 +14,7 @@ from itertools import product
 from math import inf, prod
 
 from ..algebra.error import INDEPENDENT, Repetition
-from ..problem import Pass, Problem, Strides
+from ..problem import Pass, Problem
 
 FEW = 5e3
 """Outputs that are counted at the least where one operand is one number, so that few of them differ: the worst of many
@@ -37,13 +37,13 @@ def repetition_of(problem: Problem) -> Repetition:
     x_taps = (sign * d_h * strides[2], sign * d_w * strides[3])
     extents = (c if forward else k, *problem.kernel)
     x, w = (strides[1], *x_taps), (c_stride if forward else k_stride, *w_taps)
-    constant = _one_number(shape, strides)
+    one_number = _one_number(shape[1:], strides[1:])
     return Repetition(
         products=times(extents, x, w),
-        x_channels=0 if constant else extents[0] / (times(extents, x) / times(problem.kernel, x_taps)),
-        w_channels=extents[0] / (times(extents, w) / times(problem.kernel, w_taps)),
+        x_channels=0 if one_number else extents[0] / (times(extents, x) / times(problem.kernel, x_taps)),
+        w_channels=0 if _one_number(extents, w) else extents[0] / (times(extents, w) / times(problem.kernel, w_taps)),
         flat=times(problem.kernel, w_taps) > 1,
-        outputs=_few(problem, problem.out_channels if forward else problem.in_channels) if constant else None,
+        outputs=_few(problem, problem.out_channels if forward else problem.in_channels) if one_number else None,
     )
 
 
@@ -54,14 +54,14 @@ def _of_weight_gradient(problem: Problem) -> Repetition:
     extents = (problem.batch, *problem.out_size)
     x = (x_strides[0], problem.stride[0] * x_strides[2], problem.stride[1] * x_strides[3])
     dy = (y_strides[0], y_strides[2], y_strides[3])
-    x_constant, dy_constant = _one_number(problem.x_shape, x_strides), _one_number(problem.y_shape, y_strides)
-    channels = problem.out_channels if x_constant else problem.in_channels
+    x_one, dy_one = _one_number((problem.batch, *problem.in_size), x), _one_number(extents, dy)
+    channels = problem.out_channels if x_one else problem.in_channels
     return Repetition(
         products=times(extents, x, dy),
-        x_channels=0 if x_constant else _different(extents, x),
-        w_channels=0 if dy_constant else _different(extents, dy),
+        x_channels=0 if x_one else _different(extents, x),
+        w_channels=0 if dy_one else _different(extents, dy),
         flat=times(problem.out_size, dy[1:]) > 1,
-        outputs=_few(problem, channels) if x_constant or dy_constant else None,
+        outputs=_few(problem, channels) if x_one or dy_one else None,
     )
 
 
@@ -72,12 +72,13 @@ def _different(extents: Sequence[int], strides: Sequence[int]) -> float:
 
 
 def _few(problem: Problem, channels: int) -> float:
-    """Outputs that differ, where an image or a gradient is one number: one per channel, and for each way that taps can
-    lie across the border."""
+    """Outputs that differ, but for a factor, where an image or a gradient is one number: one per channel of the other
+    operand, and for each way that taps can lie across the border."""
     return max(FEW, channels * prod(problem.kernel))
 
 
-def _one_number(shape: Sequence[int], strides: Strides) -> bool:
+def _one_number(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether what an output map reads of an operand is one number."""
     return all(stride == 0 or extent == 1 for extent, stride in zip(shape, strides, strict=True))
 
 
@@ -112,7 +113,7 @@ def times(extents: Sequence[int], *operands: Sequence[int]) -> float:
         back = _back(ends, last_steps)
         if back is not None and back < last:
             pairs += prod(n - abs(v) for v, (n, *_) in zip(vector, others, strict=True)) * (last - back)
-    return free * pairs / prod(n for n, *_ in bound)
+    return float(free * pairs / prod(n for n, *_ in bound))
 
 
 def _back(ends: Sequence[int], steps: Sequence[int]) -> int | None:
