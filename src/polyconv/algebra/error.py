@@ -25,7 +25,8 @@ value, u = 2^-24, so that relative to the output's scale, ``sqrt(reduction) rms(
     u sqrt(ROUNDING (input + weight + output + product (L + 1) / 2) / taps)
 
 and the largest of many outputs is :func:`largest_over_rms` times that, times what :meth:`Magnitudes.excess` says of
-uneven data, times MARGIN.
+uneven data, times MARGIN. Where a tensor is expanded, or its windows overlap, data is not independent:
+:class:`Repetition` says how much of it is the same, and what of the above becomes larger by that.
 
 What this does not cover: patterns that repeat from tile to tile (or in every channel) and cancel only in the output,
 data without any randomness, values below the smallest exponent (about 1e-38). :func:`error_bound` covers the first two.
@@ -54,6 +55,9 @@ above it, on average over mantissas that are spread as 1 / m."""
 OUTPUTS = 1e8
 """Output elements of which the largest error is predicted, where their number is not given. The dependence is weak: the
 largest of 1e6 normally distributed errors is 4.9 times their rms, of 1e8 it is 5.7 times."""
+
+FEWEST_OUTPUTS = 1e6
+"""Output elements that are counted at the least: a few of them may be the worst of many calls."""
 
 MARGIN = 1.1
 """For what differs between kernels: order of operations, other programs for the same transform, a bias."""
@@ -263,8 +267,12 @@ def growth(scheme: Scheme2d | None, form: Form = "forward", flat: bool = False) 
     if flat:
         along = [(axis_growth(axis, form), axis_growth(axis, form, True)) for axis in (scheme.h, scheme.w)]
         pairs = [_combined(h, w) for h in along[0] for w in along[1]]
-        worst = (max(p.transforms for p in pairs), max(p.product for p in pairs))
-        return replace(pairs[0], transforms=worst[0], product=worst[1])
+        return replace(
+            pairs[0],
+            transforms=max(p.transforms for p in pairs),
+            product=max(p.product for p in pairs),
+            sums=min(p.sums for p in pairs),
+        )
     return _combined(axis_growth(scheme.h, form), axis_growth(scheme.w, form))
 
 
@@ -300,6 +308,31 @@ def _combined(h: AxisGrowth, w: AxisGrowth) -> Growth:
 
 
 @dataclass(frozen=True, slots=True)
+class Repetition:
+    """How much of the data is the same because of how tensors lie in memory: expanded, or windows that overlap.
+
+    ``x`` and ``w`` as in :class:`Magnitudes`. The default is a problem whose values all have a place of their own.
+    """
+
+    products: float = 1.0
+    """How many of the products that one output sums are the same, on average: both operands repeat there together.
+    Equal products add up to so many times the usual mean square, and adding the same number to a sum rounds the same
+    way again, as long as the sum keeps its exponent: roundings of equal products do not average out."""
+    x_channels: float = inf
+    """Channels (tiles) of x that differ, at most: a value that sticks out does so in every channel that repeats it.
+    Zero, if all that an output map reads of x is one number: then none sticks out."""
+    w_channels: float = inf
+    """The same of w."""
+    flat: bool = False
+    """Taps of w (in the weight gradient, pixels of dy) repeat: see :attr:`Magnitudes.w_mean`."""
+    outputs: float | None = None
+    """Outputs that differ, where an output map reads one number of one operand: few."""
+
+
+INDEPENDENT = Repetition()
+
+
+@dataclass(frozen=True, slots=True)
 class Magnitudes:
     """What is known of the data. The default is what a network's layer sees: normal inputs, uniform weights.
 
@@ -329,17 +362,20 @@ class Magnitudes:
         """The output's scale: its rms for independent data, ``reduction`` products per output."""
         return sqrt(reduction) * self.x_rms * self.w_rms
 
-    def excess(self, reduction: int, count: int) -> float:
+    def excess(self, reduction: int, count: int, repetition: Repetition = INDEPENDENT) -> float:
         """How much larger than for even data the rms error may be where it is largest.
 
         A window with the largest scale, and in one of its ``count`` channels (tiles) the largest value of all, meet the
-        same of the weights; and partial sums are as large as the largest output.
+        same of the weights; and partial sums are as large as the largest output. Of weights nothing sticks out, if
+        nothing else is known, unless few of them stand for all.
         """
         scale = self.scale(reduction)
         if not scale:
             return 1.0
-        x = (self.x_local or self.x_rms) ** 2 + (self.x_max or 3 * self.x_rms) ** 2 / count
-        w = (self.w_local or self.w_rms) ** 2 + (self.w_max or 0.0) ** 2 / count
+        x_count, w_count = min(count, repetition.x_channels), min(count, repetition.w_channels)
+        w_usual = 3 * self.w_rms if w_count < count else 0.0
+        x = (self.x_local or self.x_rms) ** 2 + _lone(self.x_max or 3 * self.x_rms, x_count)
+        w = (self.w_local or self.w_rms) ** 2 + _lone(self.w_max or w_usual, w_count)
         coherent = max(0.0, ((self.y_max or 0.0) / scale) ** 2 - 9) / 2
         return sqrt(x * w / (self.x_rms * self.w_rms) ** 2 + coherent)
 
@@ -352,6 +388,11 @@ class Magnitudes:
 TYPICAL = Magnitudes()
 
 
+def _lone(largest: float, channels: float) -> float:
+    """What one channel of so many, with the largest value in it, adds to the mean square."""
+    return largest**2 / channels if channels else 0.0
+
+
 def predicted_error(
     scheme: Scheme2d | None,
     reduction: int,
@@ -360,6 +401,7 @@ def predicted_error(
     blocks: tuple[int, ...] = (),
     outputs: float = OUTPUTS,
     magnitudes: Magnitudes = TYPICAL,
+    repetition: Repetition = INDEPENDENT,
 ) -> float:
     """The largest |ours - exact| of any output element that is to be expected, relative to the output's scale.
 
@@ -370,10 +412,13 @@ def predicted_error(
     (direct) that are added in sequence, the next the number of such sums that are added in sequence, and so on; what is
     left at the end is added in sequence, too. ``outputs`` is the number of output elements.
     """
-    found = growth(scheme, form)
-    rms = expected_rms(scheme, reduction, form=form, blocks=blocks, flatness=magnitudes.flatness)
-    largest = largest_over_rms(found.sums, outputs) * rms
-    return MARGIN * largest * magnitudes.excess(reduction, _count(found, reduction))
+    found = growth(scheme, form, repetition.flat)
+    flatness = 1.0 if repetition.flat else magnitudes.flatness
+    rms = expected_rms(
+        scheme, reduction, form=form, blocks=blocks, flatness=flatness, equal_products=repetition.products
+    )
+    largest = largest_over_rms(found.sums, repetition.outputs or max(outputs, FEWEST_OUTPUTS)) * rms
+    return MARGIN * largest * magnitudes.excess(reduction, _count(found, reduction), repetition)
 
 
 def expected_rms(
@@ -383,16 +428,19 @@ def expected_rms(
     form: Form = "forward",
     blocks: tuple[int, ...] = (),
     flatness: float = 0.0,
+    equal_products: float = 1.0,
 ) -> float:
     """The rms of the error where in a tile it is largest, for even data, relative to the output's scale: no margin."""
     found = growth(scheme, form)
-    # Partial sums of 1, 2, ... L terms out of L make (L + 1) / 2 times the mean square of the whole.
-    sums = sum((length + 1) / 2 for length in _lengths(_count(found, reduction), found.terms, blocks))
+    # Partial sums of 1, 2, ... L terms out of L make (L + 1) / 2 times the mean square of the whole; of one sign, its
+    # square.
+    halves = [(length + 1) / 2 for length in _lengths(_count(found, reduction), found.terms, blocks)]
+    sums = sum(half * min(half, equal_products) for half in halves)
     roundings = found.transforms + found.product * sums
     if flatness:
         flat = growth(scheme, form, True)
         roundings += flatness * (flat.transforms + flat.product * sums - roundings)
-    return UNIT_ROUNDOFF * sqrt(ROUNDING * roundings)
+    return UNIT_ROUNDOFF * sqrt(ROUNDING * roundings * equal_products)
 
 
 def _count(found: Growth, reduction: int) -> int:
@@ -420,7 +468,7 @@ def largest_over_rms(sums: float, outputs: float = OUTPUTS) -> float:
     and a normal deviate of s / sqrt(I), of probability exp(-s^2 / 2I): s is the largest for which some I makes the
     product one in ten outputs.
     """
-    shape, likelihood = 0.75 * sums, log(max(outputs, 1e6) / 10)
+    shape, likelihood = 0.75 * sums, log(outputs / 10)
     tries = (2 ** (step / 32) for step in range(256))
     return sqrt(max(2 * i * (likelihood - shape * (i - 1 - log(i))) for i in tries))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import log, prod, sqrt
 
 from ..algebra.error import OUTPUTS, UNIT_ROUNDOFF, predicted_error
 from ..algebra.segments import Scheme2d
 from ..algebra.steps import Form
 from ..problem import Activation, Pass, Problem
+from .repetition import repetition_of
 
 STEEPEST_SILU = 1.1
 """The slope of SiLU is largest at 2.4: 1.0998."""
@@ -31,22 +33,27 @@ def error_of(problem: Problem, scheme: Scheme2d | None, count: int, blocks: tupl
     scheme's roundings: so those of the whole scheme count, against the scale of what is there.
     """
     form: Form = "weight gradient" if problem.kind is Pass.WGRAD else "forward"
+    repetition = repetition_of(problem)
     if scheme is None:
-        return _through_epilogue(problem, predicted_error(None, max(1, count), form=form, blocks=blocks))
+        # Nothing depends on how sharp this one is, and not every order of summation is known: all outputs count.
+        repetition = replace(repetition, outputs=None)
+        error = predicted_error(None, max(1, count), form=form, blocks=blocks, repetition=repetition)
+        return _through_epilogue(problem, error)
     h, w = scheme.h, scheme.w
     taps = h.outputs * w.outputs if problem.kind is Pass.WGRAD else h.r * w.r
     whole = max(1, count) * taps
     scale = sqrt(max(1.0, whole / reduction_of(problem)))
-    return _through_epilogue(problem, scale * predicted_error(scheme, whole, form=form, blocks=blocks))
+    error = predicted_error(scheme, whole, form=form, blocks=blocks, repetition=repetition)
+    return _through_epilogue(problem, scale * error)
 
 
 def _through_epilogue(problem: Problem, error: float) -> float:
     """What becomes of an error of the sums: a slope stretches it, and what is computed after the sums rounds anew.
 
     These roundings are proportional to the output, the largest of which is some six times the output's scale, the
-    residual's included.
+    residual's included, and more where products repeat.
     """
     silu = problem.activation is Activation.SILU
     roundings = int(problem.residual) + (SILU_ROUNDINGS if silu else 0)
-    largest = sqrt(2 * log(OUTPUTS))
+    largest = sqrt(2 * log(OUTPUTS) * repetition_of(problem).products)
     return (STEEPEST_SILU if silu else 1.0) * error + roundings * UNIT_ROUNDOFF * largest

@@ -368,6 +368,7 @@ class ToomWgradWay:
         """The largest error that is to be expected, relative to the scale of dw."""
         from ..algebra.error import predicted_error
         from ..algebra.segments import Scheme2d
+        from .repetition import repetition_of
 
         work = self.work(problem, sms, workspace)
         out_h, out_w = problem.out_size
@@ -375,7 +376,12 @@ class ToomWgradWay:
         reduction = max(1, problem.batch * out_h * out_w)
         outputs = problem.out_channels * self.channels(problem) * self.h.taps * self.w.taps
         return predicted_error(
-            scheme, reduction, form="weight gradient", blocks=self.sums(work), outputs=float(outputs)
+            scheme,
+            reduction,
+            form="weight gradient",
+            blocks=self.sums(work),
+            outputs=float(outputs),
+            repetition=repetition_of(problem),
         )
 
 

@@ -1,0 +1,129 @@
+"""How much of a problem's data is the same, as far as the strides of its tensors tell.
+
+An expanded tensor (stride 0), or one whose windows overlap (``unfold``, ``as_strided``), holds fewer numbers than it
+has elements. The error model takes data to be independent, so it has to be told: of an image whose channels are all the
+same, a bright pixel is bright in each of them, and where the weights repeat in the same direction, products are equal
+and their roundings add up. The gradient of a plain ``sum()`` is one number, and the most common case of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import product
+from math import inf, prod
+
+from ..algebra.error import INDEPENDENT, Repetition
+from ..problem import Pass, Problem
+
+FEW = 5e3
+"""Outputs that are counted at the least where one operand is one number, so that few of them differ: the worst of many
+calls is meant."""
+
+
+@lru_cache(maxsize=4096)
+def repetition_of(problem: Problem) -> Repetition:
+    """What repeats among the products that one output sums."""
+    if problem.kind is Pass.WGRAD:
+        return _of_weight_gradient(problem)
+    forward = problem.kind is Pass.FPROP
+    strides, shape = (problem.x_strides, problem.x_shape) if forward else (problem.y_strides, problem.y_shape)
+    if _all_apart(shape, strides) and _all_apart(problem.w_shape, problem.w_strides):
+        return INDEPENDENT
+    c, k = problem.channels_per_group
+    (d_h, d_w), (k_stride, c_stride, *w_taps) = problem.dilation, problem.w_strides
+    # In an input gradient the pixels that meet the taps go backwards.
+    sign = 1 if forward else -1
+    x_taps = (sign * d_h * strides[2], sign * d_w * strides[3])
+    extents = (c if forward else k, *problem.kernel)
+    x, w = (strides[1], *x_taps), (c_stride if forward else k_stride, *w_taps)
+    one_number = _one_number(shape[1:], strides[1:])
+    return Repetition(
+        products=times(extents, x, w),
+        x_channels=0 if one_number else extents[0] / (times(extents, x) / times(problem.kernel, x_taps)),
+        w_channels=0 if _one_number(extents, w) else extents[0] / (times(extents, w) / times(problem.kernel, w_taps)),
+        flat=times(problem.kernel, w_taps) > 1,
+        outputs=_few(problem, problem.out_channels if forward else problem.in_channels) if one_number else None,
+    )
+
+
+def _of_weight_gradient(problem: Problem) -> Repetition:
+    x_strides, y_strides = problem.x_strides, problem.y_strides
+    if _all_apart(problem.x_shape, x_strides) and _all_apart(problem.y_shape, y_strides):
+        return INDEPENDENT
+    extents = (problem.batch, *problem.out_size)
+    x = (x_strides[0], problem.stride[0] * x_strides[2], problem.stride[1] * x_strides[3])
+    dy = (y_strides[0], y_strides[2], y_strides[3])
+    x_one, dy_one = _one_number((problem.batch, *problem.in_size), x), _one_number(extents, dy)
+    channels = problem.out_channels if x_one else problem.in_channels
+    return Repetition(
+        products=times(extents, x, dy),
+        x_channels=0 if x_one else _different(extents, x),
+        w_channels=0 if dy_one else _different(extents, dy),
+        flat=times(problem.out_size, dy[1:]) > 1,
+        outputs=_few(problem, channels) if x_one or dy_one else None,
+    )
+
+
+def _different(extents: Sequence[int], strides: Sequence[int]) -> float:
+    """Pixels that differ, of those that one weight's gradient sums: no more tiles can. Infinite, if all of them do."""
+    repeats = times(extents, strides)
+    return prod(extents) / repeats if repeats > 1 else inf
+
+
+def _few(problem: Problem, channels: int) -> float:
+    """Outputs that differ, but for a factor, where an image or a gradient is one number: one per channel of the other
+    operand, and for each way that taps can lie across the border."""
+    return max(FEW, channels * prod(problem.kernel))
+
+
+def _one_number(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether what an output map reads of an operand is one number."""
+    return all(stride == 0 or extent == 1 for extent, stride in zip(shape, strides, strict=True))
+
+
+def _all_apart(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether every element surely has a place of its own: each stride leaps over all that the smaller ones reach."""
+    reach = 0
+    for stride, extent in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1):
+        if stride <= reach:
+            return False
+        reach += stride * (extent - 1)
+    return True
+
+
+def times(extents: Sequence[int], *operands: Sequence[int]) -> float:
+    """How many elements of a box have the same address as an element has, in all operands at once: the mean, exactly.
+
+    Two elements have if the vector between them leads nowhere in any operand. Of a box of n elements along an axis,
+    n - |v| pairs are v apart.
+    """
+    if any(_all_apart(extents, strides) for strides in operands):
+        return 1.0
+    axes = sorted((n, *steps) for n, *steps in zip(extents, *operands, strict=True) if n > 1)
+    free = prod(n for n, *steps in axes if not any(steps))
+    bound = [axis for axis in axes if any(axis[1:])]
+    if not bound:
+        return float(free)
+    *others, (last, *last_steps) = bound
+    pairs = 0
+    # Along the longest axis the step that leads back is solved for, along the others all are tried.
+    for vector in product(*(range(1 - n, n) for n, *_ in others)):
+        ends = [sum(v * axis[1 + i] for v, axis in zip(vector, others, strict=True)) for i in range(len(operands))]
+        back = _back(ends, last_steps)
+        if back is not None and back < last:
+            pairs += prod(n - abs(v) for v, (n, *_) in zip(vector, others, strict=True)) * (last - back)
+    return float(free * pairs / prod(n for n, *_ in bound))
+
+
+def _back(ends: Sequence[int], steps: Sequence[int]) -> int | None:
+    """How many steps lead back to the beginning from the ends that every operand is at; None if no number does."""
+    counts = set()
+    for end, step in zip(ends, steps, strict=True):
+        if step == 0 and end != 0:
+            return None
+        if step:
+            if end % step:
+                return None
+            counts.add(-end // step)
+    return abs(counts.pop()) if len(counts) == 1 else None

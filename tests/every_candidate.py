@@ -1,0 +1,122 @@
+"""One pass of a convolution by every kernel that the CPU planner can choose, on operands as they lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyconv import choices, ops, reference
+from polyconv.arguments import Geometry
+from polyconv.cpu import native
+from polyconv.cpu.candidates import Candidate
+from polyconv.cpu.planner import plan_cpu
+from polyconv.plan.accuracy import reduction_of
+from polyconv.problem import Pass, Problem
+from polyconv.tuning import problem_key
+
+if not native.is_available():
+    pytest.skip(str(native.why_absent()), allow_module_level=True)
+
+ANY = 1e30
+"""A tolerance that refuses nothing."""
+Shape = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution of unit stride; ``pad`` pixels of zeros on every side."""
+
+    batch: int
+    channels: int
+    filters: int
+    size: int
+    kernel: tuple[int, int] = (3, 3)
+    pad: int = 1
+
+    @property
+    def x(self) -> Shape:
+        return (self.batch, self.channels, self.size, self.size)
+
+    @property
+    def w(self) -> Shape:
+        return (self.filters, self.channels, *self.kernel)
+
+    @property
+    def y(self) -> Shape:
+        height, width = (self.size + 2 * self.pad - taps + 1 for taps in self.kernel)
+        return (self.batch, self.filters, height, width)
+
+    def operands(self, kind: Pass) -> tuple[Shape, Shape]:
+        """Shapes of the two tensors that a pass reads: the one that B^T transforms, and the other."""
+        return {Pass.FPROP: (self.x, self.w), Pass.DGRAD: (self.y, self.w), Pass.WGRAD: (self.x, self.y)}[kind]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A pass on given operands."""
+
+    layer: Layer
+    kind: Pass
+    one: Tensor
+    other: Tensor
+
+    @property
+    def problem(self) -> Problem:
+        strides = {
+            Pass.FPROP: {"x_strides": self.one.stride(), "w_strides": self.other.stride()},
+            Pass.DGRAD: {"y_strides": self.one.stride(), "w_strides": self.other.stride()},
+            Pass.WGRAD: {"x_strides": self.one.stride(), "y_strides": self.other.stride()},
+        }[self.kind]
+        padding = (self.layer.pad,) * 4
+        return Problem.make(self.kind, self.layer.x, self.layer.w, padding=padding, tolerance=ANY, **strides)  # type: ignore[arg-type]
+
+    @property
+    def geometry(self) -> Geometry:
+        pad = self.layer.pad
+        return Geometry(padding=(pad, pad, pad, pad), tolerance=ANY)
+
+    @property
+    def exact(self) -> Tensor:
+        if self.kind is Pass.FPROP:
+            return reference.fprop(self.geometry, self.one, self.other, None)
+        if self.kind is Pass.DGRAD:
+            return reference.dgrad(self.geometry, self.one, self.other, self.layer.x)
+        return reference.wgrad(self.geometry, self.one, self.other, self.layer.w)[0]
+
+    @property
+    def scale(self) -> Tensor:
+        """Of each output map: the root of the reduction, times the rms of what of either operand it is made of."""
+        # An image's own map and the weights of one filter; in a weight gradient, two channels over all images.
+        of_one, of_other = {
+            Pass.FPROP: (_rms(self.one, 1, 2, 3), _rms(self.other, 1, 2, 3).transpose(0, 1)),
+            Pass.DGRAD: (_rms(self.one, 1, 2, 3), _rms(self.other, 0, 2, 3)),
+            Pass.WGRAD: (_rms(self.one, 0, 2, 3), _rms(self.other, 0, 2, 3).transpose(0, 1)),
+        }[self.kind]
+        return reduction_of(self.problem) ** 0.5 * of_one * of_other
+
+    def errors(self, scale: Tensor) -> Iterator[tuple[Candidate, float]]:
+        """Every kernel, with the largest error of any output relative to this scale."""
+        exact, problem = self.exact, self.problem
+        keys = [problem_key(problem, kept_weights=kept) for kept in (False, True)]
+        plan = plan_cpu(problem)
+        for candidate in (plan.chosen, *(candidate for candidate, _ in plan.rejected)):
+            if candidate.refusal is None:
+                with choices.Forced(dict.fromkeys(keys, str(candidate))), torch.no_grad():
+                    deviation = (self._run().double() - exact).abs()
+                assert not deviation.isnan().any()
+                yield candidate, float((deviation / scale).nan_to_num(nan=0.0).max())  # zeros are exact
+
+    def _run(self) -> Tensor:
+        if self.kind is Pass.FPROP:
+            return ops.fprop(self.one, self.other, None, *self.geometry)
+        if self.kind is Pass.DGRAD:
+            return ops.dgrad(self.one, self.other, self.layer.x, False, *self.geometry)
+        return ops.wgrad(self.other, self.one, self.layer.w, False, False, *self.geometry)[0]
+
+
+def _rms(tensor: Tensor, *dims: int) -> Tensor:
+    return tensor.double().square().mean(dims, keepdim=True).sqrt()
