@@ -215,9 +215,29 @@ def test_a_model_runs_on_polyconv_after_its_export(dynamo: bool, tmp_path: Path)
     assert counted(model) == 2
 
 
+class Autocast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = polyconv.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.conv(x)
+
+
+@exporters
+def test_an_exported_autocast_region_keeps_to_float32(dynamo: bool, tmp_path: Path) -> None:
+    model = Autocast().eval()
+    operators, (found,) = exported(model, (X,), tmp_path / "model.onnx", dynamo)
+    assert "Conv" in operators
+    check(torch.from_numpy(found), model.conv)
+
+
 def test_onnx_is_imported_by_an_export_and_by_nothing_else() -> None:
     script = (
-        "import sys, torch, polyconv; polyconv.Conv2d(3, 4, 3)(torch.randn(3, 8, 8)); assert 'torch.onnx' not in sys.modules"
+        "import sys, torch, polyconv\n"
+        "polyconv.Conv2d(3, 4, 3)(torch.randn(3, 8, 8))\n"
+        "assert 'torch.onnx' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], env=environment(), check=True)
 

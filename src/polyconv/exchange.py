@@ -1,8 +1,8 @@
 """What tools that carry a model elsewhere make of a convolution of polyconv's.
 
-They know a module by its type, or an operator by its name, and those of polyconv mean nothing to them. Where they can be
-given what they know, they are: an ONNX file holds a Conv, with a Pad where one is needed. Where they cannot, and would
-stop in words of their own or leave a module out without any, the words here say what to do.
+They know a module by its type, or an operator by its name, and those of polyconv mean nothing to them. Where they can
+be given what they know, they are: an ONNX file holds a Conv, with a Pad where one is needed. Where they cannot, and
+would stop in words of their own or leave a module out without any, the words here say what to do.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import settings
 from .arguments import Geometry
 
 
@@ -38,10 +39,24 @@ def written_in_aten(
     x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, geometry: Geometry
 ) -> Tensor:
     """The same convolution, of an image that is cropped already, in operators that every exporter knows."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device) and not settings.current().allow_low_precision:
+        with torch.autocast(device, enabled=False):  # or ATen's convolution would lower the precision
+            b, r = (None if t is None else _widened(t) for t in (bias, residual))
+            return _written(_widened(x), _widened(w), b, r, activation, geometry)
+    return _written(x, w, bias, residual, activation, geometry)
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _written(
+    x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, geometry: Geometry
+) -> Tensor:
     top, bottom, left, right = geometry.padding
     padding = (top, left)
-    symmetric = (top, left) == (bottom, right)
-    if any(geometry.padding) and not (symmetric and geometry.padding_mode == "zeros"):
+    if any(geometry.padding) and not (geometry.padding_mode == "zeros" and (top, left) == (bottom, right)):
         mode = "constant" if geometry.padding_mode == "zeros" else geometry.padding_mode
         x, padding = F.pad(x, (left, right, top, bottom), mode=mode), (0, 0)
     y = F.conv2d(x, w, bias, geometry.stride, padding, geometry.dilation, geometry.groups)

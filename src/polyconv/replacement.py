@@ -99,7 +99,7 @@ def why_not_replace(module: torch.nn.Module) -> str | None:
     kind = _plain_class(module)
     if kind in _OURS:
         if getattr(module, "qconfig", None) is not None:
-            return "torch.ao.quantization has prepared it, and will look for it; set its qconfig to None to keep it in float"
+            return "torch.ao.quantization has prepared it; with the qconfig None it would stay in float"
         dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)
         return f"its weight is {dtype}; polyconv computes with real numbers" if dtype.is_complex else None
     if not isinstance(module, torch.nn.Conv2d) or isinstance(module, Conv2d):
