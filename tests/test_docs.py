@@ -27,6 +27,7 @@ RUN = (
     DOCS / "index.md",
     DOCS / "accuracy.md",
     DOCS / "compatibility.md",
+    DOCS / "other-tools.md",
     DOCS / "reference" / "settings.md",
     *sorted((DOCS / "recipes").glob("*.md")),
 )
