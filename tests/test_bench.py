@@ -21,7 +21,7 @@ from polyconv.bench.machine import processor_name
 from polyconv.bench.rows import Row, geometric_mean, means
 from polyconv.bench.run import Options, run
 from polyconv.bench.timing import Timing
-from polyconv.bench.workloads import Workload, find
+from polyconv.bench.workloads import QUICK, Workload, find
 from polyconv.cli import bench as command
 from polyconv.cpu import native
 from polyconv.cpu.planner import plan_cpu
@@ -283,6 +283,23 @@ def test_says_where_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch, capsys
     assert "no native kernels" in capsys.readouterr().err
 
 
+def test_without_arguments_it_is_short_and_says_what_it_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(command, "contests", lambda chosen, options: iter(asked.extend(w.name for w in chosen) or ()))
+    assert cli.main(["bench", "--threads", "1"]) == 0
+    assert asked == list(QUICK)
+    assert capsys.readouterr().err == (
+        "polyconv bench: resnet50-3b, context-d8, inception-1x7, mobilenet-dw3; fprop, dgrad, wgrad; 1 thread. "
+        "Ctrl-C ends it and keeps what was measured\n"
+    )
+    calls = [limits.with_batch(w, cut_batch(w, None, 2**40).images).problem(Pass.FPROP) for w in find("quick")]
+    assert sum(call.multiplications for call in calls) < 10e9
+    assert cli.main(["bench", "--suite", "models", "--pass", "dgrad", "--threads", "1,2"]) == 0
+    assert "and 24 more; dgrad; 1 and 2 threads." in capsys.readouterr().err
+
+
 def test_several_threads(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     arguments = ["mobilenet-dw3", "--pass", "fprop", "--batch", "1", "--repeats", "1"]
@@ -316,6 +333,7 @@ def test_interrupted_runs_keep_what_they_have(
         (["--pass", "sideways"], "'sideways' is not a list of"),
         (["--suite", "models", "W1"], "not allowed with"),
         (["--device", "tpu"], "invalid choice"),
+        (["--plot", "out.txt"], "cannot draw out.txt: the name of a picture ends with .png, .svg or .pdf"),
     ],
 )
 def test_argument_errors(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -327,7 +345,7 @@ def test_argument_errors(arguments: list[str], words: str, capsys: pytest.Captur
 def test_help_says_how(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         cli.main(["bench", "--help"])
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     assert "--fresh-weights" in printed
     assert "relative to those of torch.mm" in printed
 

@@ -20,7 +20,7 @@ from commands import command_line, environment
 from commands import polyconv as command
 from polyconv import cli
 from polyconv.bench.workloads import WorkloadError, find
-from polyconv.cli import _options
+from polyconv.cli import _options, _output
 
 WITH_TORCH = "the package's public names need torch; help and completion do not"
 
@@ -93,6 +93,35 @@ def test_options_of_one_name_mean_one_thing(name: str) -> None:
             assert destinations.get(option, action.dest) == action.dest
 
 
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_help_fits_a_narrow_window(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for commands, which can be copied as long as they are in one line, and lists."""
+    monkeypatch.setenv("COLUMNS", "60")
+    paragraphs = help_of(name, capsys).split("\n\n")
+    assert any(len(paragraph.splitlines()) > 1 for paragraph in paragraphs)
+    for paragraph in paragraphs[1:]:
+        lines = paragraph.splitlines()
+        if len({len(line) - len(line.lstrip()) for line in lines}) == 1:
+            assert max(map(len, lines)) <= 60
+    cli.main([])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 60
+
+
+def test_wide_windows_do_not_make_wide_paragraphs() -> None:
+    text = "one two three " * 40 + "\n\nlist:\n  of   columns\n  in   lines"
+    filled = _options.Help("polyconv", width=300)._fill_text(text, 300, "")
+    assert max(map(len, filled.splitlines())) in range(100, 121)
+    assert filled.endswith("list:\n  of   columns\n  in   lines")
+
+
+def test_what_commands_promise_they_take() -> None:
+    assert "model" not in cli.COMMANDS["tune"]
+    with pytest.raises(WorkloadError):
+        find("torchvision.models:resnet50")
+
+
 def test_without_rich_tables_are_plain() -> None:
     poison = "import sys; sys.modules['rich'] = None; from polyconv_cli import main; sys.exit(main())"
     ran = subprocess.run(
@@ -103,6 +132,38 @@ def test_without_rich_tables_are_plain() -> None:
         check=True,
     )
     assert ran.stdout.startswith("/nowhere: 0 kernels")
+
+
+ROWS = [["layer", "1.25", "F(4,3) x F(4,3), tile lanes"], [], ["other", "10.5", "direct"]]
+
+
+@pytest.mark.parametrize(("width", "drawn", "folded"), [(80, True, False), (44, True, True), (25, False, False)])
+def test_numbers_of_a_table_stay_in_one_piece(
+    width: int, drawn: bool, folded: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setattr(_output, "WIDE", width)
+    _output.print_table("title", ("name", "milliseconds", "plan"), ROWS, left=1)
+    printed = capsys.readouterr().out
+    assert ("│" in printed) is drawn
+    assert all(word in printed for word in ("title", "milliseconds", "layer", "1.25", "10.5"))
+    assert ("F(4,3) x F(4,3), tile lanes" not in printed) is folded
+
+
+def test_progress_says_what_is_left(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 60.0, 200.0, 260.0, 264.0])
+    monkeypatch.setattr(_output, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    with _output.progress() as shown:
+        shown.expect(4)
+        for _ in range(4):
+            shown.step("a piece")
+    assert capsys.readouterr().err.splitlines() == [
+        "1/4 a piece, about 3 min left",
+        "2/4 a piece, about 3 min left",
+        "3/4 a piece, about 87 s left",
+        "4/4 a piece",
+    ]
+    assert [_output.duration_text(s) for s in (9.6, 89, 91, 5399, 5400)] == ["10 s", "89 s", "2 min", "90 min", "2 h"]
 
 
 # ---- what is not imported
@@ -190,6 +251,24 @@ def test_an_unknown_workload_is_wrong_usage(name: str, capsys: pytest.CaptureFix
     arch = ["--arch", "sm_70"] if name in ("warmup", "inspect") else []
     assert cli.main([name, "W9", *arch]) == 2
     assert f"polyconv {name}: no workload is called 'W9'; there are W1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["plan", "bench", "tune", "warmup", "inspect"])
+def test_a_file_after_json_is_told_where_to_go(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """--json takes no file, so that the file would be taken for a workload."""
+    with pytest.raises(SystemExit, match="2"):
+        cli.main([name, "--json", "out.json"])
+    assert (
+        "'out.json' is a file, no workload; to write what --json prints: --json > out.json" in capsys.readouterr().err
+    )
+
+
+def test_plan_names_an_option_that_it_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "tiny-batch", "--device", "cpu", "--pass", "fprop"]) == 0
+    brief = capsys.readouterr().out
+    assert "other candidates (verbose names them)" in brief
+    assert cli.main(["plan", "tiny-batch", "--device", "cpu", "--pass", "fprop", "--verbose"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) > len(brief.splitlines())
 
 
 def test_a_setting_that_cannot_be_read_is_wrong_usage() -> None:

@@ -28,6 +28,7 @@ RUN = (
     DOCS / "accuracy.md",
     DOCS / "audit.md",
     DOCS / "compatibility.md",
+    DOCS / "other-tools.md",
     DOCS / "reference" / "settings.md",
     *sorted((DOCS / "recipes").glob("*.md")),
 )

@@ -11,6 +11,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from . import ops
 from .arguments import Extent, Geometry, Padding, activation_name, normalise
 from .compilation import written_out
+from .exchange import check_tracer, refuse_scripting, to_onnx, written_in_aten
 from .ops import shortcut
 
 
@@ -58,6 +59,9 @@ def conv2d(
     )
 
 
+conv2d.__prepare_scriptable__ = refuse_scripting  # type: ignore[attr-defined]
+
+
 def _by_operator(
     input: Tensor,
     weight: Tensor,
@@ -98,7 +102,8 @@ def _by_operator(
             f"(out_channels, in_channels/groups, height, width); got weight of size {list(weight.shape)}"
         )
     geometry = normalise(weight.shape[2:], stride, padding, dilation, groups, padding_mode, tolerance)
-    if padding_mode != "zeros" and min(geometry.padding) < 0:
+    exporting = to_onnx()
+    if (padding_mode != "zeros" or exporting) and min(geometry.padding) < 0:
         input, geometry = _crop(input, geometry)  # noqa: A001
     applied = activation_name(activation)
     if residual is not None:
@@ -107,7 +112,9 @@ def _by_operator(
     if not batched:
         input = input.unsqueeze(0)  # noqa: A001
         residual = None if residual is None else residual.unsqueeze(0)
-    if residual is None and applied == "none":
+    if exporting:
+        y = written_in_aten(input, weight, bias, residual, applied, geometry)
+    elif residual is None and applied == "none":
         y = ops.fprop(input, weight, bias, *geometry)
     else:
         y = ops.fused(input, weight, bias, residual, applied, *geometry)
@@ -128,6 +135,7 @@ def _check_residual(residual: object, input: Tensor) -> None:
 def _without_tensors(*args: Any, **options: Any) -> Tensor:
     """A call in which something is no tensor: left to what stands for one (``torch.fx`` has such), else an error."""
     if has_torch_function(args[:3]):
+        check_tracer(getattr(args[0], "tracer", None))
         result: Tensor = handle_torch_function(conv2d, args[:3], *args, **options)
         return result
     for name, value in zip(("input", "weight", "bias"), args, strict=False):

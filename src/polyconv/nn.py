@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .arguments import Extent, Padding, activation_name
+from .exchange import check_qconfig, refuse_scripting
 from .functional import conv2d
 from .settings import checked_tolerance
 
@@ -67,8 +68,21 @@ class Conv2d(torch.nn.Conv2d):
             self._reversed_padding_repeated_twice = [left, right, top, bottom]
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
-        """``activation(conv(input) + bias + residual)``."""
+        """``activation(conv(input) + bias + residual)``.
+
+        Tools that wrap a module's forward keep this method, bound to the module, whatever class the module has later:
+        so it asks no more of ``_conv_forward`` than torch's has, unless it was given more.
+        """
+        if residual is None:
+            return self._conv_forward(input, self.weight, self.bias)
         return self._conv_forward(input, self.weight, self.bias, residual)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "qconfig":
+            check_qconfig(value)
+        super().__setattr__(name, value)
+
+    __prepare_scriptable__ = refuse_scripting
 
     def extra_repr(self) -> str:
         plain: str = super().extra_repr()

@@ -98,6 +98,8 @@ def why_not_replace(module: torch.nn.Module) -> str | None:
     """Why a convolution cannot become polyconv's, or None; None, too, for what is no convolution of torch's."""
     kind = _plain_class(module)
     if kind in _OURS:
+        if getattr(module, "qconfig", None) is not None:
+            return "torch.ao.quantization has prepared it; with the qconfig None it would stay in float"
         dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)
         return f"its weight is {dtype}; polyconv computes with real numbers" if dtype.is_complex else None
     if not isinstance(module, torch.nn.Conv2d) or isinstance(module, Conv2d):

@@ -13,6 +13,7 @@ from .rows import Row, means
 
 INK, GREY, GRID = "#1f2933", "#7b8794", "#e4e7eb"
 FASTER, SLOWER, MARKER = "#2a9d8f", "#e07a5f", "#52606d"
+FORMATS = (".png", ".svg", ".pdf")
 TITLES = {Pass.FPROP: "Forward", Pass.DGRAD: "Input gradient", Pass.WGRAD: "Weight gradient"}
 BAR_INCHES, ROOMY_BAR_INCHES = 0.27, 0.42
 FEW = 12
@@ -25,11 +26,15 @@ LABEL = 0.13
 
 
 class PlotError(RuntimeError):
-    """No picture can be drawn; the message says what to install."""
+    """No picture can be drawn; the message says what to do."""
 
 
-def require() -> Any:
-    """``matplotlib``, set up to draw into files. Asked for before a long run, so that none is wasted."""
+def require(path: Path) -> Any:
+    """``matplotlib``, set up to draw into a file. Asked for before a long run, so that none is wasted."""
+    if path.suffix not in FORMATS:
+        raise PlotError(
+            f"cannot draw {path}: the name of a picture ends with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        )
     try:
         matplotlib = import_module("matplotlib")
         matplotlib.use("Agg")
@@ -40,7 +45,7 @@ def require() -> Any:
 
 def draw(rows: Sequence[Row], path: Path, subtitle: str = "") -> None:
     """Write a picture: one column of panels per pass, one row of them per number of threads, layers sorted."""
-    pyplot = require()
+    pyplot = require(path)
     passes = list(dict.fromkeys(row.kind for row in rows))
     threads = list(dict.fromkeys(row.threads for row in rows))
     tallest = max(

@@ -56,7 +56,10 @@ class Workload:
         )
 
 
+QUICK = ("resnet50-3b", "context-d8", "inception-1x7", "mobilenet-dw3")
+
 GROUPS: dict[str, tuple[str, Callable[[Workload], bool]]] = {
+    "quick": ("four small layers, one of a kind each", lambda w: w.id in QUICK),
     "headline": ("the three that lead every table", lambda w: w.name.startswith("W")),
     "all12": ("the twelve 2-D convolutions of KernelBench", lambda w: w.suite == "kernelbench"),
     "models": ("layers of networks people run", lambda w: w.suite == "models"),

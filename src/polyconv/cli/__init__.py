@@ -18,6 +18,8 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from shutil import get_terminal_size
+from textwrap import fill
 
 INTERRUPTED, CLOSED_PIPE = 130, 141
 
@@ -25,7 +27,7 @@ COMMANDS: dict[str, str] = {
     "doctor": "what this installation can do here, what is wrong with it and what to do; runs a self-test",
     "plan": "what would run for a named workload on a GPU or on this CPU, and why",
     "bench": "time and error of named workloads on this machine, next to PyTorch at its best",
-    "tune": "measure which kernels are the fastest here, for named workloads or a model, and write it down",
+    "tune": "measure which kernels are the fastest here, for named workloads, and write it down",
     "warmup": "compile CUDA kernels ahead of time, for this machine or into a folder for others; needs no GPU",
     "inspect": "registers, spills and occupancy of kernels, and what a V100 would spend on them, counted",
     "export": "write one Python file with a convolution and its CUDA kernels, which needs nothing but torch",
@@ -107,6 +109,7 @@ def _status_of(error: Exception) -> int | None:
 
 def _frame() -> argparse.ArgumentParser:
     """What there is before the first command."""
+    width = get_terminal_size().columns - 2
     parser = argparse.ArgumentParser(
         prog="polyconv",
         usage="polyconv COMMAND ...",
@@ -114,7 +117,7 @@ def _frame() -> argparse.ArgumentParser:
         epilog="\n".join(
             [
                 "commands:",
-                *(f"  {name:<12}{line}" for name, line in COMMANDS.items()),
+                *(fill(f"  {name:<12}{line}", width, subsequent_indent=" " * 14) for name, line in COMMANDS.items()),
                 "",
                 "polyconv COMMAND --help says more, with examples.",
             ]

@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from ..bench import workloads
@@ -14,22 +15,48 @@ from ..problem import Pass
 
 FILES, FOLDERS = "file", "directory"
 """What the shell completes an argument with."""
+WIDEST = 120
+"""Columns of a paragraph in a window that has more."""
 
 
 class UsageError(Exception):
     """The command line asks for what cannot be: printed as one line, exit status 2."""
 
 
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Fills paragraphs to the width of the window. Lists, which are indented under a heading, keep their lines."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(_filled(paragraph, min(width, WIDEST)) for paragraph in text.split("\n\n"))
+
+
+def _filled(paragraph: str, width: int) -> str:
+    lines = paragraph.splitlines()
+    margins = {line[: len(line) - len(line.lstrip())] for line in lines}
+    if len(margins) != 1:
+        return "\n".join(lines)
+    (margin,) = margins
+    return fill(
+        " ".join(line.strip() for line in lines),
+        width,
+        initial_indent=margin,
+        subsequent_indent=margin,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 def add_examples(parser: argparse.ArgumentParser, *examples: str, about: str = "") -> None:
     """End the command's help with command lines that work, after what else there is to say."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = Help
     heading = "example:" if len(examples) == 1 else "examples:"
     parser.epilog = "\n".join([*([about.rstrip(), ""] if about else []), heading, *(f"  {line}" for line in examples)])
 
 
 def add_workloads_argument(parser: argparse._ActionsContainer, help: str, *, required: bool = False) -> None:
     """``WORKLOADS``: names and groups of them, separated by commas, as ``args.workloads``."""
-    action = parser.add_argument("workloads", metavar="WORKLOADS", nargs=None if required else "?", help=help)
+    count = None if required else "?"
+    action = parser.add_argument("workloads", metavar="WORKLOADS", nargs=count, type=_workloads, help=help)
     completes(action, _workload_names())
 
 
@@ -152,6 +179,15 @@ def _passes(text: str) -> tuple[Pass, ...]:
         return tuple(dict.fromkeys(Pass(part.strip()) for part in text.split(",")))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(map(str, Pass))}") from None
+
+
+def _workloads(text: str) -> str:
+    """The names as they are, unless they can only be a file's: ``--json`` takes none, though one is often typed."""
+    if text.endswith(".json"):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is a file, no workload; to write what --json prints: --json > {text}"
+        )
+    return text
 
 
 def _archs(text: str) -> tuple[str, ...]:

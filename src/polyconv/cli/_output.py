@@ -17,6 +17,9 @@ PATIENCE = 2.0
 WIDE = 200
 """Columns of a table that is written to a file or a pipe, where nothing says how wide the reader's window is."""
 
+NARROWEST = 16
+"""Columns that a text is folded to, at least."""
+
 
 def rich(module: str) -> ModuleType | None:
     """A module of the extra ``polyconv[cli]``, if it is installed."""
@@ -34,22 +37,33 @@ def print_json(value: Any) -> None:
 def print_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 0) -> None:
     """Print rows of text under headers: the first ``left`` columns flush left, the rest (numbers) flush right.
 
-    An empty row is a line between two groups.
+    An empty row is a line between two groups. In a window that is too narrow the widest column is folded; where even
+    that would not do, the lines are left to the window to break, as numbers that are cut into digits cannot be read.
     """
     console, table = rich("console"), rich("table")
     if console is None or table is None:
         print(plain_table(title, headers, rows, left=left))
         return
+    screen = console.Console(width=None if sys.stdout.isatty() else WIDE, markup=False, highlight=False)
+    widths = _widths(headers, rows)
+    folded = widths.index(max(widths))
+    borders = 3 * len(widths) + 1
+    if sum(widths) - widths[folded] + min(widths[folded], NARROWEST) + borders > screen.width:
+        print(plain_table(title, headers, rows, left=left))
+        return
     drawn = table.Table()
     for place, header in enumerate(headers):
-        drawn.add_column(header, justify="left" if place < left else "right", overflow="fold")
+        drawn.add_column(
+            header,
+            justify="left" if place < left else "right",
+            overflow="fold",
+            min_width=None if place == folded else widths[place],
+        )
     for row in rows:
         if row:
             drawn.add_row(*row)
         else:
             drawn.add_section()
-    width = None if sys.stdout.isatty() else WIDE
-    screen = console.Console(width=width, markup=False, highlight=False)
     if title:
         screen.print(title, soft_wrap=True)  # and not as the table's own, which is cut to the table's width
     screen.print(drawn)
@@ -57,8 +71,7 @@ def print_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]
 
 def plain_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 0) -> str:
     """The same as aligned text."""
-    filled = [headers, *(row for row in rows if row)]
-    widths = [max(len(row[column]) for row in filled) for column in range(len(headers))]
+    widths = _widths(headers, rows)
 
     def line(row: Sequence[str]) -> str:
         cells = (
@@ -92,6 +105,12 @@ def report_table(
     return drawn
 
 
+def _widths(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """Of the columns, each as wide as its longest text."""
+    filled = [headers, *(row for row in rows if row)]
+    return [max(len(row[column]) for row in filled) for column in range(len(headers))]
+
+
 def size_text(size: float) -> str:
     """A number of bytes for people: ``14 kB``."""
     for unit in ("B", "kB", "MB"):
@@ -99,6 +118,13 @@ def size_text(size: float) -> str:
             return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
+
+
+def duration_text(seconds: float) -> str:
+    """A length of time for people: ``40 s``, ``12 min``, ``3 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.0f} h"
 
 
 class Progress:
@@ -129,7 +155,12 @@ class Progress:
                 self._bar.update(self._task, completed=self.done, total=self.total, description=what)
             elif now - self._said >= PATIENCE:
                 self._said = now
-                print(f"{self.done}/{self.total} {what}", file=sys.stderr, flush=True)
+                print(f"{self.done}/{self.total} {what}{self._left(now)}", file=sys.stderr, flush=True)
+
+    def _left(self, now: float) -> str:
+        """Until the end, if the rest goes on as before. Little is not worth saying."""
+        seconds = (now - self._began) / self.done * (self.total - self.done)
+        return "" if seconds < 10 else f", about {duration_text(seconds)} left"
 
     def close(self) -> None:
         if self._bar is not None:

@@ -33,13 +33,14 @@ if TYPE_CHECKING:
     from ..bench.rows import Row
     from ..bench.run import Options
 
-SUITES = {"headline": "headline", "kernelbench": "all12", "models": "models"}
+SUITES = {"quick": "quick", "headline": "headline", "kernelbench": "all12", "models": "models"}
 """Word on the command line -> group of workloads."""
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 """PyTorch puts large tensors on huge pages where this variable is 1 when its first tensor is made."""
 
 HOW = f"""\
 how it is measured:
+
   The three contestants run in turn, each round starting with another one: polyconv's operators on NCHW tensors,
   PyTorch on NCHW tensors, and PyTorch on channels_last tensors whose input, weight and gradient were converted
   beforehand. All use the same threads and huge pages ({HUGE_PAGES}=1, for which the command starts itself
@@ -80,7 +81,12 @@ SAMPLED = "~"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     add_workloads_argument(what, "workloads or groups, separated by commas: W1,resnet50-3b")
-    what.add_argument("--suite", choices=list(SUITES), default="headline", help="workloads (default: headline)")
+    what.add_argument(
+        "--suite",
+        choices=list(SUITES),
+        default="quick",
+        help="quick: four small layers, a minute or so; the others take from minutes to hours (default: quick)",
+    )
     add_device_argument(parser, ["cpu"], "cpu", "where to run")
     add_pass_argument(parser)
     parser.add_argument(
@@ -105,6 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     completes(picture, FILES)
     add_examples(
         parser,
+        "polyconv bench",
         "polyconv bench W1 --batch 1 --pass fprop",
         "polyconv bench --suite models --threads 1,2 -o bench.json --plot bench.png",
         about=HOW,
@@ -122,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
     check_writable(args.output, args.plot)
     if args.plot:
         try:
-            plot.require()
+            plot.require(args.plot)
         except plot.PlotError as error:
             raise UsageError(str(error)) from error
     _ensure_huge_pages()
@@ -130,6 +137,7 @@ def run(args: argparse.Namespace) -> int:
         print("polyconv bench: no native kernels in this installation, PyTorch's run for ours, too", file=sys.stderr)
     threads = args.threads or (torch.get_num_threads(),)
     options = Options(args.passes, threads, args.repeats, args.batch, args.fresh_weights)
+    _announce(chosen, options)
     rows, complete = _measure(chosen, options)
     found = [row.as_json() for row in rows]
     if args.json:
@@ -180,6 +188,19 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 # ---- what is printed
+
+
+def _announce(chosen: Sequence[Workload], options: Options) -> None:
+    """What will be done. How long it takes is known, and shown, once the first of it is done."""
+    names = ", ".join(w.name for w in chosen[:4]) + (f" and {len(chosen) - 4} more" if chosen[4:] else "")
+    passes = ", ".join(map(str, options.passes))
+    threads = " and ".join(map(str, options.threads))
+    print(
+        f"polyconv bench: {names}; {passes}; {threads} {'thread' if threads == '1' else 'threads'}. Ctrl-C ends it and "
+        "keeps what was measured",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _print(rows: Sequence[Row]) -> None:

@@ -67,7 +67,7 @@ class CpuPlan:
         lines += [f"  not {candidate}: {why}" for candidate, why in shown]
         hidden = len(self.rejected) - len(shown)
         if hidden:
-            lines.append(f"  nor {hidden} other candidates (explain(verbose=True) names them)")
+            lines.append(f"  nor {hidden} other candidates (verbose names them)")
         return "\n".join(lines)
 
 

@@ -24,6 +24,10 @@ def check_tensors(x: Tensor, x_name: str, w: Tensor, w_name: str, bias: Tensor |
         if tensor is None:
             continue
         if tensor.dtype != dtype:
+            if x.is_quantized:
+                raise RuntimeError(
+                    f"polyconv does not compute with quantised tensors; got {dtype}. Call dequantize() on it"
+                )
             raise RuntimeError(
                 f"{x_name} and {name} should be the same type: got {dtype} and {tensor.dtype}. "
                 f"Convert one of them, for example {name}.to({dtype})"

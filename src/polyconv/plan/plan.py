@@ -184,5 +184,5 @@ class Plan:
             shown = sorted((c for c in others if c.cost_us is not None), key=lambda c: c.cost_us or 0.0)[:3]
         lines += [f"  not {c.name}: {c.rejected}" for c in shown]
         if len(shown) < len(others):
-            lines.append(f"  nor {len(others) - len(shown)} other candidates (explain(verbose=True) names them)")
+            lines.append(f"  nor {len(others) - len(shown)} other candidates (verbose names them)")
         return "\n".join(lines)
