@@ -29,7 +29,7 @@ struct Plan {
 // From [lanes, algorithm, mode, lanes per chunk, channels at a time]. The first says what the lanes of vectors hold.
 Plan ReadPlan(const std::vector<int64_t>& numbers) {
   Require(numbers.size() == 5, "a plan has 5 numbers");
-  const auto at = [&](int i) { return static_cast<int>(numbers[i]); };
+  const auto at = [&](int i) { return Narrow(numbers[i], "a number of a plan"); };
   enum { kTiles = 0, kChannels = 1 };
   Plan plan{nullptr, {at(2), at(3), at(4)}};
   if (at(0) == kTiles) plan.kernels = FindScheme(TheSet(), static_cast<Algorithm>(at(1)));

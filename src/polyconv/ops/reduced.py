@@ -7,15 +7,17 @@ none have no gradient, and neither have pixels that no tap meets. See :mod:`poly
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from ..arguments import Geometry, suggests_channels_last
 from ..epilogue import apply_epilogue
-from ..problem import Activation, PaddingMode
-from ..reduction import AxisReduction, Reduction
-
-Shape = Sequence[int]
+from ..problem import Activation, PaddingMode, Pass, Problem, Strides
+from ..reduction import AxisReduction, Reduction, reduce_geometry
+from .calls import prepare_dgrad, prepare_fprop, prepare_wgrad
+from .layouts import Shape
 
 
 def reduced_fprop(
@@ -77,6 +79,41 @@ def reduced_wgrad(
 def with_bias(y: Tensor, bias: Tensor | None) -> Tensor:
     """An output filled with sums of nothing, and the bias."""
     return y.zero_() if bias is None else y.copy_(bias.reshape(1, -1, 1, 1).expand(y.shape))
+
+
+def runs_as(problem: Problem) -> Problem | None:
+    """What a backend is asked for in the place of a problem: itself where it is ordinary, None if nothing is."""
+    geometry = Geometry(
+        problem.stride, problem.padding, problem.dilation, problem.groups, problem.padding_mode.value, problem.tolerance
+    )
+    reduction = reduce_geometry(problem.in_size, problem.kernel, geometry)
+    if reduction is None:
+        return problem
+    if reduction.nothing:
+        return None
+    dtype: torch.dtype = getattr(torch, problem.dtype)
+
+    def like(shape: Strides, strides: Strides) -> Tensor:
+        """A tensor without memory, to take parts of."""
+        return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+
+    def described(tensor: Tensor) -> tuple[Shape, Shape]:
+        return tensor.shape, tensor.stride()
+
+    x, w = like(problem.x_shape, problem.x_strides), like(problem.w_shape, problem.w_strides)
+    y = described(seen(reduction, like(problem.y_shape, problem.y_strides)))
+    aligned, geometry = problem.vector_aligned, reduction.geometry
+    if problem.kind is Pass.DGRAD:
+        layout = (tuple(read_size(reduction, x.shape)), suggests_channels_last(*described(x)))
+        return prepare_dgrad(y, described(taps(reduction, w)), layout, dtype, aligned, geometry).problem
+    if problem.kind is Pass.WGRAD:
+        layout = (tuple(taps_size(reduction, w.shape)), suggests_channels_last(*described(w)))
+        bias = problem.bias and reduction.all_outputs
+        return prepare_wgrad(y, described(read(reduction, x)), layout, bias, dtype, aligned, geometry).problem
+    parts = described(read(reduction, x)), described(taps(reduction, w))
+    channels = (problem.out_channels,) if problem.bias else None
+    left = prepare_fprop(*parts, channels, dtype, aligned, False, geometry).problem
+    return replace(left, residual=problem.residual, activation=problem.activation)
 
 
 # ---- parts of tensors
