@@ -21,6 +21,7 @@ from polyconv.arguments import Geometry, normalise
 from polyconv.backends import override
 from polyconv.bench.workloads import catalogue
 from polyconv.cpu import native
+from polyconv.cpu.correlations import correlations
 from polyconv.explanation import problems_of
 from polyconv.ops import dense_strides, runs_as
 from polyconv.ops.layouts import fprop_layout
@@ -274,6 +275,23 @@ def test_no_backend_is_asked_for_a_long_loop() -> None:
         assert max(*problem.stride, *problem.dilation, *problem.padding) < 1024
 
 
+def test_an_input_gradient_of_long_strides_is_planned_at_once() -> None:
+    """It has a phase for each pair of residues of the strides, and launches for them: a quarter of a million here."""
+    x, w = torch.randn(1, 2, 1000, 1000, requires_grad=True), torch.randn(3, 2, 3, 3)
+    expected = F.conv2d(x.double(), w.double(), stride=499)
+    upstream = torch.randn_like(expected)
+    (found,) = torch.autograd.grad(polyconv.conv2d(x, w, stride=499), x, upstream.float())
+    torch.testing.assert_close(found, torch.autograd.grad(expected, x, upstream)[0], rtol=0, atol=1e-4)
+    for kernel in (3, 499):
+        runs = runs_as(Problem.make(Pass.DGRAD, (1, 2, 1000, 1000), (3, 2, kernel, kernel), stride=(499, 499)))
+        assert runs is not None
+        assert len(plan_cuda(runs, DEVICES["v100"]).launches) < 10
+    patches = Problem.make(Pass.DGRAD, (1, 3, 224, 224), (64, 3, 16, 16), stride=(16, 16))
+    rejected = {candidate.name: candidate.rejected for candidate in plan_cuda(patches, DEVICES["v100"]).candidates}
+    assert any("launches of its own" in str(why) for why in rejected.values())
+    assert len(correlations(replace(patches, stride=(15, 15)))) < 10
+
+
 def test_long_images_with_long_strides_and_paddings() -> None:
     x, w = torch.randn(1, 2, 1, 300_000, requires_grad=True), torch.randn(3, 2, 1, 3, requires_grad=True)
     for arguments in ({"stride": (1, 5000)}, {"dilation": (1, 70_000)}, {"padding": (0, 400_000), "stride": (1, 999)}):
@@ -455,8 +473,11 @@ def test_ordinary_layers_stay_what_they_are() -> None:
         ((1, 1), (3, 3), Geometry(stride=(32, 32), padding=(1, 1, 1, 1))),
         ((1, 20), (1, 301), Geometry(padding=(0, 0, 300, 300))),
         ((1, 16000), (1, 2), Geometry(padding=(0, 0, 8192, 0), dilation=(1, 8192))),
+        ((1, 16000), (1, 1024), Geometry(stride=(1, 256))),
+        ((224, 224), (32, 32), Geometry(stride=(32, 32))),
     ):
-        assert reduce_geometry(size, kernel, geometry) is None
+        for kind in Pass:
+            assert reduce_geometry(kind, size, kernel, geometry) is None
 
 
 # ---- what guards the kernels

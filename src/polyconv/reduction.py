@@ -20,10 +20,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .arguments import Geometry
-from .problem import PaddingMode, output_extent
+from .problem import PaddingMode, Pass, output_extent
 
 ORDINARY = 1024
 """A stride beyond this is extreme; so is a dilation or a padding beyond this and beyond the image."""
+ORDINARY_OF_BOTH = 32
+"""A stride beyond this is extreme in an input gradient if the other axis has such a one, too: there are as many phases
+as both strides multiply to, and a plan has launches for them."""
 POSITIONS = 2**31
 """What kernels can count in 32 bits. They go beyond the padded image by less than a tile, in steps of stride and
 dilation: :data:`OVERHANG` of each."""
@@ -41,6 +44,8 @@ class Axis:
     before: int
     after: int
     mode: PaddingMode = PaddingMode.ZEROS
+    longest_stride: int = ORDINARY
+    """That is not extreme."""
 
     @property
     def outputs(self) -> int:
@@ -55,7 +60,7 @@ class Axis:
     @property
     def runs(self) -> bool:
         """Whether kernels run it, and run it well."""
-        if self.stride > ORDINARY or self.dilation > max(ORDINARY, self.extent):
+        if self.stride > self.longest_stride or self.dilation > max(ORDINARY, self.extent):
             return False
         places = self.extent + max(self.before, 0) + max(self.after, 0)
         return places + OVERHANG * (self.stride + self.dilation) < POSITIONS
@@ -111,9 +116,10 @@ class Reduction:
         return all(axis.all_taps for axis in self.axes)
 
 
-def reduce_geometry(in_size: Sequence[int], kernel: Sequence[int], geometry: Geometry) -> Reduction | None:
+def reduce_geometry(kind: Pass, in_size: Sequence[int], kernel: Sequence[int], geometry: Geometry) -> Reduction | None:
     """The reduction of a convolution whose kernel fits into the padded image; None where it is ordinary."""
     mode = PaddingMode(geometry.padding_mode)
+    both = kind is Pass.DGRAD and min(geometry.stride) > ORDINARY_OF_BOTH
     axes = [
         Axis(
             in_size[i],
@@ -123,6 +129,7 @@ def reduce_geometry(in_size: Sequence[int], kernel: Sequence[int], geometry: Geo
             geometry.padding[2 * i],
             geometry.padding[2 * i + 1],
             mode,
+            ORDINARY_OF_BOTH if both else ORDINARY,
         )
         for i in (0, 1)
     ]
@@ -186,10 +193,10 @@ def _without_idle_steps(axis: Axis, outputs: int, kernel: int, before: int) -> A
     else:  # a border cannot follow a cropped image: the padding stays, and a stride that leaves one output
         after = axis.after
         stride = axis.stride if outputs > 1 else min(axis.stride, axis.extent + before + after - reach + 1)
-    return Axis(axis.extent, kernel, stride, dilation, before, after, axis.mode)
+    return Axis(axis.extent, kernel, stride, dilation, before, after, axis.mode, axis.longest_stride)
 
 
 def _gathered(axis: Axis, outputs: Sequence[int], taps: Sequence[int]) -> AxisReduction:
     """Neighbouring outputs lie side by side, so that kernels find a stride of one."""
-    places = Axis(len(outputs) * len(taps), len(taps), 1, len(outputs), 0, 0, axis.mode)
+    places = Axis(len(outputs) * len(taps), len(taps), 1, len(outputs), 0, 0, axis.mode, axis.longest_stride)
     return AxisReduction(axis, outputs, taps, places, gathered=True)

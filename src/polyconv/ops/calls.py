@@ -38,7 +38,7 @@ class Call:
         self.geometry = geometry
         self.inference = inference
         """Whether no gradient is recorded."""
-        self.reduction = reduce_geometry(problem.in_size, problem.kernel, geometry)
+        self.reduction = reduce_geometry(problem.kind, problem.in_size, problem.kernel, geometry)
         """How the geometry is made ordinary; None where it is."""
         elements = min(prod(layout[0]), prod(problem.x_shape))
         self.small = not layout[1] and elements > 0 and prod(layout[0]) * 8 < SMALLEST_POOLED and self.reduction is None

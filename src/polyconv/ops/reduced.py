@@ -86,7 +86,7 @@ def runs_as(problem: Problem) -> Problem | None:
     geometry = Geometry(
         problem.stride, problem.padding, problem.dilation, problem.groups, problem.padding_mode.value, problem.tolerance
     )
-    reduction = reduce_geometry(problem.in_size, problem.kernel, geometry)
+    reduction = reduce_geometry(problem.kind, problem.in_size, problem.kernel, geometry)
     if reduction is None:
         return problem
     if reduction.nothing:
