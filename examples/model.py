@@ -3553,6 +3553,8 @@ def check_extents(in_size: Sequence[int], kernel: Sequence[int], geometry: Geome
         raise RuntimeError(f"Kernel size should be greater than zero, but got {kernel[0]} x {kernel[1]}")
     for axis, name in enumerate(("height", "width")):
         size, before, after = in_size[axis], padding[2 * axis], padding[2 * axis + 1]
+        if type(before) is type(after) is int and before + after > 2**61:
+            _check_padding(name, size, before, after)
         if before < 0 or after < 0:
             _check_crop(name, size, before, after, geometry.padding_mode)
         if known(size + before + after < dilation[axis] * (kernel[axis] - 1) + 1):
@@ -3571,6 +3573,16 @@ def check_extents(in_size: Sequence[int], kernel: Sequence[int], geometry: Geome
                 f"padding_mode='circular' needs a padding no larger than the image (it may wrap around once): "
                 f"got {before} and {after} along a {name} of {size}"
             )
+
+
+def _check_padding(name: str, size: int, before: int, after: int) -> None:
+    """Sides that 64 bits may not count, if only in the sum."""
+    largest = 2**62 - 1
+    if max(before, after) > largest or known(size + before + after >= 2**63):
+        raise RuntimeError(
+            f"expected padding to be at most {largest}, and the padded {name} to be counted in 64 bits; "
+            f"got {before} and {after} along a {name} of {size}"
+        )
 
 
 def _check_crop(name: str, size: int, before: int, after: int, padding_mode: str) -> None:
@@ -3810,22 +3822,21 @@ def gradient_phases(inputs: int, kernel: int, stride: int, dilation: int, before
     common = gcd(stride, dilation)
     tap_stride = stride // common
     tap_step = -(dilation // common)
+    meeting = {r * dilation % stride: r for r in range(min(tap_stride, kernel))}
     phases = []
-    for residue in range(stride):
-        first = (residue - before) % stride
-        if first >= inputs:
-            continue
-        meeting = [r for r in range(min(tap_stride, kernel)) if r * dilation % stride == residue]
+    # As many residues as the stride has, but for those that it steps over the whole image with.
+    for residue, first in sorted(((first + before) % stride, first) for first in range(min(stride, inputs))):
+        tap = meeting.get(residue)
         phases.append(
             Phase(
                 written_first=first,
                 written_step=stride,
                 count=-(-(inputs - first) // stride),
-                read_first=(first + before - meeting[0] * dilation) // stride if meeting else 0,
+                read_first=0 if tap is None else (first + before - tap * dilation) // stride,
                 read_step=1,
                 tap_step=tap_step,
-                taps=-(-(kernel - meeting[0]) // tap_stride) if meeting else 0,
-                tap_first=meeting[0] if meeting else 0,
+                taps=0 if tap is None else -(-(kernel - tap) // tap_stride),
+                tap_first=tap or 0,
                 tap_stride=tap_stride,
             )
         )
@@ -3891,6 +3902,20 @@ def dense_axis(phase: Phase) -> DenseAxis:
     )
 
 
+# ---- What goes wrong while planning, in words for the person who asked.
+
+
+class PlanError(RuntimeError):
+    """No kernel of polyconv can solve this problem; the message says why."""
+
+
+def int32(value: int, what: str) -> int:
+    """``value``, or an error that names it: the kernels hold it in 32 bits."""
+    if not -(2**31) <= value < 2**31:
+        raise PlanError(f"{what} is {value}; polyconv's CUDA kernels take at most {2**31 - 1}")
+    return value
+
+
 # ---- The kernels' parameter structs, field by field as the device headers declare them.
 
 MAX_PHASES = 8
@@ -3901,7 +3926,18 @@ DIVIDEND_LIMIT = 2**31
 pointer = c_uint64
 
 
-class FastDivisor(ctypes.Structure):
+class Params(ctypes.Structure):
+    """A struct that takes no number which its field does not hold: ``ctypes`` alone would keep the lower bits."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if type(value) is int and getattr(self, name) != value:
+            raise PlanError(
+                f"{name} of {type(self).__name__} is {value}: more than its field in the CUDA kernels holds"
+            )
+
+
+class FastDivisor(Params):
     """Division by an invariant as one high multiplication and a shift, exact for dividends below 2^31."""
 
     _fields_ = [("divisor", c_uint32), ("multiplier", c_uint32), ("shift", c_uint32)]
@@ -3914,7 +3950,7 @@ class FastDivisor(ctypes.Structure):
         return cls(divisor, ((1 << power) + divisor - 1) // divisor, power - 32)
 
 
-class AxisPhase(ctypes.Structure):
+class AxisPhase(Params):
     _fields_ = [
         *((name, c_int32) for name in ("written_first", "written_step", "read_first", "read_step")),
         *((name, c_int32) for name in ("taps", "tap_first", "tap_stride")),
@@ -3939,7 +3975,7 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]
 
 
-class GatherParams(ctypes.Structure):
+class GatherParams(Params):
     _fields_ = [
         *_fields(pointer, "source packed table bias written"),
         *_fields(
@@ -3958,7 +3994,7 @@ class GatherParams(ctypes.Structure):
     ]
 
 
-class PackParams(ctypes.Structure):
+class PackParams(Params):
     _fields_ = [
         *_fields(pointer, "w packed table"),
         *_fields(c_int64, "w_group w_output w_channel w_row w_column table_channel"),
@@ -3970,7 +4006,7 @@ class PackParams(ctypes.Structure):
     ]
 
 
-class WgradParams(ctypes.Structure):
+class WgradParams(Params):
     _fields_ = [
         *_fields(pointer, "x dy partial"),
         *_fields(c_int64, "x_batch x_channel dy_batch dy_channel"),
@@ -3982,7 +4018,7 @@ class WgradParams(ctypes.Structure):
     ]
 
 
-class ReduceParams(ctypes.Structure):
+class ReduceParams(Params):
     _fields_ = [
         *_fields(pointer, "partial dw db"),
         *_fields(c_int64, "dw_k dw_channel dw_row dw_column elements"),
@@ -3995,15 +4031,15 @@ MAX_PARTS = 16
 """Classes of taps per axis, times segments along H, that fit into one launch (``kMaxParts`` in half_layout.cuh)."""
 
 
-class SourcePart(ctypes.Structure):
+class SourcePart(Params):
     _fields_ = [("read_first", c_int32), ("read_end", c_int32)]
 
 
-class TapPart(ctypes.Structure):
+class TapPart(Params):
     _fields_ = [("taps", c_int32), ("tap_first", c_int32), ("tap_stride", c_int32)]
 
 
-class TransformWeightsParams(ctypes.Structure):
+class TransformWeightsParams(Params):
     _fields_ = [
         *_fields(pointer, "w u"),
         *_fields(c_int64, "w_group w_output w_channel"),
@@ -4014,7 +4050,7 @@ class TransformWeightsParams(ctypes.Structure):
     ]
 
 
-class HalfTransformParams(ctypes.Structure):
+class HalfTransformParams(Params):
     _fields_ = [
         *_fields(pointer, "source x"),
         *_fields(c_int64, "source_batch source_channel"),
@@ -4031,7 +4067,7 @@ class HalfTransformParams(ctypes.Structure):
     ]
 
 
-class HalfGemmParams(ctypes.Structure):
+class HalfGemmParams(Params):
     _fields_ = [
         *_fields(pointer, "x u y"),
         ("tiles", c_int32),
@@ -4041,7 +4077,7 @@ class HalfGemmParams(ctypes.Structure):
     ]
 
 
-class HalfInverseParams(ctypes.Structure):
+class HalfInverseParams(Params):
     _fields_ = [
         *_fields(pointer, "y bias written"),
         *_fields(c_int64, "written_batch written_channel"),
@@ -4061,7 +4097,7 @@ MAX_CLASSES = 8
 """Residue classes of taps per axis of a fast weight gradient (``kMaxClasses`` in toom_wgrad.cuh)."""
 
 
-class ToomWgradParams(ctypes.Structure):
+class ToomWgradParams(Params):
     _fields_ = [
         *_fields(pointer, "x dy partial bias_partial"),
         *_fields(c_int64, "x_batch x_channel dy_batch dy_channel"),
@@ -4077,11 +4113,11 @@ class ToomWgradParams(ctypes.Structure):
     ]
 
 
-class ToomWgradSumParams(ctypes.Structure):
+class ToomWgradSumParams(Params):
     _fields_ = [("partial", pointer), ("elements", c_int64), ("slices", c_int32)]
 
 
-class ToomWgradFinishParams(ctypes.Structure):
+class ToomWgradFinishParams(Params):
     _fields_ = [
         *_fields(pointer, "partial bias_partial dw db"),
         *_fields(c_int64, "dw_k dw_channel"),
@@ -4115,20 +4151,6 @@ def has_epilogue(problem):
 
 def finishing(problem, launch, elements, fewer_blocks=0):
     return launch
-
-
-# ---- What goes wrong while planning, in words for the person who asked.
-
-
-class PlanError(RuntimeError):
-    """No kernel of polyconv can solve this problem; the message says why."""
-
-
-def int32(value: int, what: str) -> int:
-    """``value``, or an error that names it: the kernels hold it in 32 bits."""
-    if not -(2**31) <= value < 2**31:
-        raise PlanError(f"{what} is {value}; polyconv's CUDA kernels take at most {2**31 - 1}")
-    return value
 
 
 # ---- Whole numbers of tiles.
@@ -4214,6 +4236,9 @@ DEPTH = 8
 BORDERS = {PaddingMode.ZEROS: 0, PaddingMode.REFLECT: 1, PaddingMode.REPLICATE: 2, PaddingMode.CIRCULAR: 3}
 MOST_GROUPS = 65535
 """Groups are the grid's y dimension."""
+MOST_PHASES = 128
+MANY_PHASES = f"a stride of more than {MOST_PHASES} phases, each of which would be launches of its own"
+"""Why ways that launch for each phase refuse: planning alone would take seconds."""
 
 
 @dataclass(frozen=True)
@@ -4237,6 +4262,10 @@ class Roles:
     phases_h: tuple[Phase, ...]
     phases_w: tuple[Phase, ...]
     border: PaddingMode
+
+    @property
+    def many_phases(self) -> bool:
+        return len(self.phases_h) * len(self.phases_w) > MOST_PHASES
 
 
 @lru_cache(maxsize=1024)
@@ -5036,6 +5065,8 @@ class SeparableWay:
             abs(stride) >= 2**31 for stride in (*r.source_strides[2:], *r.written_strides[2:], *problem.w_strides[2:])
         ):
             return "rows or columns are too far apart"
+        if r.many_phases:
+            return MANY_PHASES
         for chain in chains(problem, self.h, self.w, self.k_tile):
             why = axis_refusal(self.h, chain.h.taps) or axis_refusal(self.w, chain.w.taps)
             if why:
@@ -5520,9 +5551,11 @@ class ToomWgradWay:
         warps = spec.threads // 32
         p.x_next_channel, p.dy_next_channel = 4 * warps * p.x_channel, 4 * warps * p.dy_channel
         for i, tap_class in enumerate(h.classes):
-            p.read_first_h[i], p.x_first_h[i] = tap_class.read_first, tap_class.read_first * x_row
+            p.read_first_h[i] = int32(tap_class.read_first, "the first row that a tap reads")
+            p.x_first_h[i] = tap_class.read_first * x_row
         for i, tap_class in enumerate(w.classes):
-            p.read_first_w[i], p.x_first_w[i] = tap_class.read_first, tap_class.read_first * x_column
+            p.read_first_w[i] = int32(tap_class.read_first, "the first column that a tap reads")
+            p.x_first_w[i] = tap_class.read_first * x_column
         p.read_step_h, p.read_step_w = h.read_step, w.read_step
         p.height, p.width = min(problem.in_size[0], _reach(h)), min(problem.in_size[1], _reach(w))
         p.dilation_h, p.dilation_w, p.interleave = h.dilation, w.dilation, work.interleave

@@ -10,6 +10,7 @@
 
 #include "channel_schemes.h"
 #include "convolution.h"
+#include "hash.h"
 #include "memory.h"
 #include "output_pool.h"
 #include "schemes.h"
@@ -28,7 +29,7 @@ struct Plan {
 // From [lanes, algorithm, mode, lanes per chunk, channels at a time]. The first says what the lanes of vectors hold.
 Plan ReadPlan(const std::vector<int64_t>& numbers) {
   Require(numbers.size() == 5, "a plan has 5 numbers");
-  const auto at = [&](int i) { return static_cast<int>(numbers[i]); };
+  const auto at = [&](int i) { return Narrow(numbers[i], "a number of a plan"); };
   enum { kTiles = 0, kChannels = 1 };
   Plan plan{nullptr, {at(2), at(3), at(4)}};
   if (at(0) == kTiles) plan.kernels = FindScheme(TheSet(), static_cast<Algorithm>(at(1)));
@@ -99,21 +100,10 @@ void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx, const 
   }
 }
 
-// A number that changes with any bit of a dense float32 tensor, and with their order: to notice weights that were
-// written to behind the back of their version counter. As fast as reading them.
-int64_t ChecksumOp(const Tensor& dense) {
-  Require(dense.is_contiguous(), "a checksum is of a dense tensor");
-  constexpr int kStreams = 16;  // independent, so that the compiler uses vectors
-  const auto* bits = reinterpret_cast<const uint32_t*>(dense.const_data_ptr<float>());
-  uint32_t sums[kStreams] = {};
-  const int64_t count = dense.numel(), whole = count / kStreams * kStreams;
-  for (int64_t i = 0; i < whole; i += kStreams) {
-    for (int j = 0; j < kStreams; j++) sums[j] = sums[j] * 0x9E3779B1u + bits[i + j];
-  }
-  for (int64_t i = whole; i < count; i++) sums[i - whole] = sums[i - whole] * 0x9E3779B1u + bits[i];
-  uint64_t result = 0;
-  for (uint32_t sum : sums) result = result * 0x9E3779B97F4A7C15u + sum;
-  return static_cast<int64_t>(result);
+// Of the bits of a dense float32 tensor, in the order of their addresses.
+int64_t HashOp(const Tensor& dense) {
+  Require(dense.is_contiguous(), "a hash is of a dense tensor");
+  return static_cast<int64_t>(Hash(dense.const_data_ptr<float>(), dense.numel() * sizeof(float)));
 }
 
 #if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_11_0
@@ -167,7 +157,7 @@ STABLE_TORCH_LIBRARY(polyconv_cpu, m) {
       "convolve(Tensor x, Tensor w, Tensor? bias, Tensor(a!) y, int[] geometry, int[] plan, Tensor? transformed, "
       "Tensor? residual=None, int activation=0) -> ()");
   m.def("input_gradient(Tensor dy, Tensor w, Tensor(a!) dx, int[] geometry, int[] plan) -> ()");
-  m.def("checksum(Tensor dense) -> int");
+  m.def("hash(Tensor dense) -> int");
   m.def("instruction_set(str name) -> str");
 #if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_11_0
   m.def("empty_output(Tensor like, int[] sizes) -> Tensor");
@@ -183,7 +173,7 @@ STABLE_TORCH_LIBRARY_IMPL(polyconv_cpu, CompositeExplicitAutograd, m) {
   m.impl("transform_weights", TORCH_BOX(&TransformWeightsOp));
   m.impl("convolve", TORCH_BOX(&ConvolveOp));
   m.impl("input_gradient", TORCH_BOX(&InputGradientOp));
-  m.impl("checksum", TORCH_BOX(&ChecksumOp));
+  m.impl("hash", TORCH_BOX(&HashOp));
   m.impl("instruction_set", TORCH_BOX(&InstructionSetOp));
 #if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_11_0
   m.impl("empty_output", TORCH_BOX(&EmptyOutputOp));

@@ -19,23 +19,23 @@ void RequireDepthwise(const Tensor& x, const Tensor& w, const Tensor& y, const G
   Require(x.size(0) == y.size(0), "batch sizes differ");
   Require(x.size(1) == geometry.groups && w.size(1) == 1, "a depthwise convolution has one input channel per group");
   Require(w.size(0) == y.size(1) && y.size(1) % geometry.groups == 0, "the weight does not fit the channels");
+  RequireCountable(x, w, y, geometry);
 }
 
 // What both correlations share: `x` is what is read and `y` what is written.
 DepthwiseCorrelation Describe(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry,
                               AxisOf axis_of) {
   const auto axis = [&](int dim, int stride, int dilation, int before) {
-    return axis_of(static_cast<int>(x.size(dim)), static_cast<int>(y.size(dim)), static_cast<int>(w.size(dim)), stride,
-                   dilation, before);
+    return axis_of(Extent(x, dim), Extent(y, dim), Extent(w, dim), stride, dilation, before);
   };
   DepthwiseCorrelation c{};
   c.x = x.const_data_ptr<float>();
   c.w = w.const_data_ptr<float>();
   c.y = y.mutable_data_ptr<float>();
-  c.batch = static_cast<int>(x.size(0));
+  c.batch = Extent(x, 0);
   c.groups = geometry.groups;
-  c.reads = static_cast<int>(x.size(1)) / c.groups;
-  c.writes = static_cast<int>(y.size(1)) / c.groups;
+  c.reads = Extent(x, 1) / c.groups;
+  c.writes = Extent(y, 1) / c.groups;
   c.height = axis(2, geometry.stride_h, geometry.dilation_h, geometry.top);
   c.width = axis(3, geometry.stride_w, geometry.dilation_w, geometry.left);
   c.border = geometry.border;
@@ -73,16 +73,15 @@ void WeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const
   const Geometry geometry = ReadGeometry(geometry_numbers);
   RequireDepthwise(x, dw, dy, geometry);
   const auto axis = [&](int dim, int stride, int dilation, int before) {
-    return ForwardAxis(static_cast<int>(x.size(dim)), static_cast<int>(dy.size(dim)), static_cast<int>(dw.size(dim)),
-                       stride, dilation, before);
+    return ForwardAxis(Extent(x, dim), Extent(dy, dim), Extent(dw, dim), stride, dilation, before);
   };
   DepthwiseWeightGradient g{};
   g.x = x.const_data_ptr<float>();
   g.dy = dy.const_data_ptr<float>();
   g.dw = dw.mutable_data_ptr<float>();
-  g.batch = static_cast<int>(x.size(0));
+  g.batch = Extent(x, 0);
   g.groups = geometry.groups;
-  g.multiplier = static_cast<int>(dy.size(1)) / g.groups;
+  g.multiplier = Extent(dy, 1) / g.groups;
   g.height = axis(2, geometry.stride_h, geometry.dilation_h, geometry.top);
   g.width = axis(3, geometry.stride_w, geometry.dilation_w, geometry.left);
   g.border = geometry.border;

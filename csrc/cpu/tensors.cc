@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
+#include <limits>
 #include <stdexcept>
 
 #include "lattice.h"
@@ -18,17 +20,18 @@ std::atomic<int> chosen_set{-1};
 Convolution Describe(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry, bool input_gradient) {
   Require(x.dim() == 4 && w.dim() == 4 && y.dim() == 4, "tensors have four dimensions");
   Require(x.size(0) == y.size(0), "batch sizes differ");
+  RequireCountable(input_gradient ? y : x, w, input_gradient ? x : y, geometry);
   const int reads = input_gradient ? 0 : 1;  // the dimension of w that is summed over
   Convolution c{};
   c.x = x.const_data_ptr<float>();
   c.w = w.const_data_ptr<float>();
   c.y = y.mutable_data_ptr<float>();
-  c.batch = static_cast<int>(x.size(0));
-  c.in_channels = static_cast<int>(x.size(1)) / geometry.groups;
-  c.out_channels = static_cast<int>(y.size(1)) / geometry.groups;
-  c.in_height = static_cast<int>(x.size(2)), c.in_width = static_cast<int>(x.size(3));
-  c.out_height = static_cast<int>(y.size(2)), c.out_width = static_cast<int>(y.size(3));
-  c.taps_h = static_cast<int>(w.size(2)), c.taps_w = static_cast<int>(w.size(3));
+  c.batch = Extent(x, 0);
+  c.in_channels = Extent(x, 1) / geometry.groups;
+  c.out_channels = Extent(y, 1) / geometry.groups;
+  c.in_height = Extent(x, 2), c.in_width = Extent(x, 3);
+  c.out_height = Extent(y, 2), c.out_width = Extent(y, 3);
+  c.taps_h = Extent(w, 2), c.taps_w = Extent(w, 3);
   c.top = geometry.top, c.left = geometry.left;
   c.stride_h = geometry.stride_h, c.stride_w = geometry.stride_w;
   c.dilation_h = geometry.dilation_h, c.dilation_w = geometry.dilation_w;
@@ -46,9 +49,32 @@ void Require(bool condition, const char* what) {
   if (!condition) throw std::runtime_error(std::string("polyconv: ") + what);
 }
 
+int Narrow(int64_t value, const char* what) {
+  constexpr int64_t kLargest = std::numeric_limits<int>::max();
+  if (value >= -kLargest && value <= kLargest) return static_cast<int>(value);
+  throw std::runtime_error(std::string("polyconv: ") + what + " is " + std::to_string(value) +
+                           "; the CPU kernels take at most " + std::to_string(kLargest));
+}
+
+int Extent(const Tensor& tensor, int dim) {
+  return Narrow(tensor.size(dim), "an extent of a tensor");
+}
+
+void RequireCountable(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry) {
+  constexpr int64_t kOverhang = 32;  // steps of stride and dilation that tiles go beyond the image, and more
+  const auto require = [&](int dim, int64_t stride, int64_t dilation, int64_t before) {
+    const int64_t padded = std::max(stride * Extent(y, dim) + dilation * Extent(w, dim),  //
+                                    Extent(x, dim) + std::abs(before));
+    Narrow(padded + kOverhang * (stride + dilation), "the last place that a tap may have");
+  };
+  require(2, geometry.stride_h, geometry.dilation_h, geometry.top);
+  require(3, geometry.stride_w, geometry.dilation_w, geometry.left);
+}
+
 Geometry ReadGeometry(const std::vector<int64_t>& numbers) {
   Require(numbers.size() == 8, "a geometry has 8 numbers");
-  const auto at = [&](int i) { return static_cast<int>(numbers[i]); };
+  const auto at = [&](int i) { return Narrow(numbers[i], "a stride, a padding, a dilation or the groups"); };
+  Require(std::min({at(0), at(1), at(4), at(5), at(6)}) > 0, "strides, dilations and groups are positive");
   Require(at(7) >= 0 && at(7) < static_cast<int>(Border::kCount), "no such border");
   return {at(0), at(1), at(2), at(3), at(4), at(5), at(6), static_cast<Border>(at(7))};
 }

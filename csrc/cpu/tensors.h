@@ -17,6 +17,12 @@ using torch::stable::Tensor;
 // Throws, with the package's name before the words, unless the condition holds.
 void Require(bool condition, const char* what);
 
+// A number of Python's as the engine counts. Throws, with what it is and its value, where 32 bits do not hold it.
+int Narrow(int64_t value, const char* what);
+
+// An extent of a tensor.
+int Extent(const Tensor& tensor, int dim);
+
 // How the kernel moves over the image. Bottom and right padding follow from the sizes of the tensors.
 struct Geometry {
   int stride_h, stride_w, top, left, dilation_h, dilation_w, groups;
@@ -25,6 +31,10 @@ struct Geometry {
 
 // From [stride_h, stride_w, top, left, dilation_h, dilation_w, groups, border].
 Geometry ReadGeometry(const std::vector<int64_t>& numbers);
+
+// Throws unless every place that a tap can have, in tiles that jut out of the padded image as well, is counted in 32
+// bits: kernels add and multiply these numbers freely. `y` is the output or its gradient.
+void RequireCountable(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry);
 
 // What a forward operator does to its sums before it stores them to `y`. The residual has to be laid out as `y` is.
 template <class T>

@@ -59,7 +59,7 @@ std::vector<int64_t> WeightGradientBlocksOp(const std::vector<int64_t>& sizes,
                                             const std::vector<int64_t>& plan_numbers) {
   Require(sizes.size() == 10, "four sizes of x, four of dw, rows and columns of dy");
   const Geometry geometry = ReadGeometry(geometry_numbers);
-  const auto at = [&](int i) { return static_cast<int>(sizes[i]); };
+  const auto at = [&](int i) { return Narrow(sizes[i], "an extent of a tensor"); };
   Convolution c{};
   c.batch = at(0), c.in_channels = at(5), c.out_channels = at(4) / geometry.groups;
   c.in_height = at(2), c.in_width = at(3), c.taps_h = at(6), c.taps_w = at(7);

@@ -89,12 +89,12 @@ def activation_name(activation: str | None) -> str:
 
 def pair(name: str, value: Extent) -> Pair:
     """(height, width) from one number, a sequence of one, or a sequence of two."""
-    if type(value) is tuple and len(value) == 2 and type(value[0]) is int and type(value[1]) is int:
-        return (value[0], value[1])
+    if type(value) is tuple and len(value) == 2 and type(value[0]) is type(value[1]) is int and max(value) < 2**62:
+        return value  # by far the most common
     if isinstance(value, (list, tuple)):
         if len(value) not in (1, 2):
             raise RuntimeError(f"{name} takes one integer or two (height, width); got {len(value)}: {value!r}")
-        return (integer(name, value[0]), integer(name, value[-1]))
+        return (integer(name, value[0], TypeError), integer(name, value[-1], TypeError))
     number = integer(name, value)
     return (number, number)
 
@@ -113,7 +113,7 @@ def padding_sides(padding: Padding, kernel: Sequence[int], stride: Pair, dilatio
             )
         return same_sides(kernel, dilation)
     if isinstance(padding, (list, tuple)) and len(padding) == 4:
-        top, bottom, left, right = (integer("padding", side) for side in padding)
+        top, bottom, left, right = (integer("padding", side, TypeError) for side in padding)
         return (top, bottom, left, right)
     if isinstance(padding, (list, tuple)) and len(padding) not in (1, 2):
         raise RuntimeError(
@@ -135,16 +135,23 @@ def same_sides(kernel: Sequence[int], dilation: Pair) -> Sides:
     return (rows // 2, rows - rows // 2, columns // 2, columns - columns // 2)
 
 
-def integer(name: str, value: Any) -> int:
-    """The integer that torch would read: also numpy's and a one-element integer tensor's, but no bool and no float."""
-    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
-        return cast(int, value)  # a SymInt stands for an int that is not known yet
-    if isinstance(value, (bool, float, str)) or not hasattr(value, "__index__"):
-        _not_an_integer(name, value)
-    try:
-        return int(value.__index__())
-    except TypeError:
-        _not_an_integer(name, value)
+def integer(name: str, value: Any, too_large: type[Exception] = ValueError) -> int:
+    """The integer that torch would read: also numpy's and a one-element integer tensor's, but no bool and no float.
+
+    Of one that 64 bits do not hold torch says ValueError, and TypeError where it is part of a sequence: ``too_large``.
+    """
+    if type(value) is not int:
+        if isinstance(value, torch.SymInt):
+            return cast(int, value)  # stands for an int that is not known yet
+        if isinstance(value, (bool, float, str)) or not hasattr(value, "__index__"):
+            _not_an_integer(name, value)
+        try:
+            value = int(value.__index__())
+        except TypeError:
+            _not_an_integer(name, value)
+    if not -(2**63) <= value < 2**63:
+        raise too_large(f"conv2d(): {name} is counted in 64 bits, which do not hold {value}")
+    return cast(int, value)
 
 
 def _not_an_integer(name: str, value: Any) -> NoReturn:
@@ -204,6 +211,8 @@ def check_extents(in_size: Sequence[int], kernel: Sequence[int], geometry: Geome
         raise RuntimeError(f"Kernel size should be greater than zero, but got {kernel[0]} x {kernel[1]}")
     for axis, name in enumerate(("height", "width")):
         size, before, after = in_size[axis], padding[2 * axis], padding[2 * axis + 1]
+        if type(before) is type(after) is int and before + after > 2**61:
+            _check_padding(name, size, before, after)
         if before < 0 or after < 0:
             _check_crop(name, size, before, after, geometry.padding_mode)
         if known(size + before + after < dilation[axis] * (kernel[axis] - 1) + 1):
@@ -222,6 +231,16 @@ def check_extents(in_size: Sequence[int], kernel: Sequence[int], geometry: Geome
                 f"padding_mode='circular' needs a padding no larger than the image (it may wrap around once): "
                 f"got {before} and {after} along a {name} of {size}"
             )
+
+
+def _check_padding(name: str, size: int, before: int, after: int) -> None:
+    """Sides that 64 bits may not count, if only in the sum."""
+    largest = 2**62 - 1
+    if max(before, after) > largest or known(size + before + after >= 2**63):
+        raise RuntimeError(
+            f"expected padding to be at most {largest}, and the padded {name} to be counted in 64 bits; "
+            f"got {before} and {after} along a {name} of {size}"
+        )
 
 
 def _check_crop(name: str, size: int, before: int, after: int, padding_mode: str) -> None:

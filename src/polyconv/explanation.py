@@ -94,7 +94,8 @@ def explain(target: Callable[..., Any], *inputs: Any, device: Device | None = No
 def problems_of(target: Callable[..., Any], *inputs: Any, **kwargs: Any) -> tuple[Problem, ...]:
     """Every problem that a call would ask polyconv for, all passes, each once. Arguments as for :func:`explain`."""
     calls = _recorded(target, inputs, kwargs)
-    return tuple(dict.fromkeys(problem for call in calls for problem in call.problems))
+    asked = (ops.runs_as(problem) for call in calls for problem in call.problems)
+    return tuple(dict.fromkeys(problem for problem in asked if problem is not None))
 
 
 def _recorded(target: Callable[..., Any], inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> list[_Call]:
@@ -283,12 +284,16 @@ def _widened(problem: Problem) -> Problem:
 
 def _ask(problem: Problem, device: torch.device | CudaDevice) -> PassExplanation:
     """The backend's own words, or why it cannot be asked: on a machine without that device, for example."""
+    runs = ops.runs_as(problem)
+    if runs is None:
+        return PassExplanation(problem, "", f"{problem}\n  nothing runs: no output sees a pixel of the image")
+    reduced = "" if runs == problem else f"{problem}\n  is computed, with what meets no pixel left out, as\n"
     try:
         if not isinstance(device, torch.device):
             from .plan import plan_cuda
 
-            return PassExplanation(problem, "cuda", plan_cuda(problem, device).explain())
+            return PassExplanation(problem, "cuda", reduced + plan_cuda(runs, device).explain())
         backend = backend_for(device)
-        return PassExplanation(problem, backend.name, backend.explain(problem))
+        return PassExplanation(problem, backend.name, reduced + backend.explain(runs))
     except (RuntimeError, ImportError, OSError) as error:
         return PassExplanation(problem, "", f"{problem}\n  the backend for {device} cannot be asked here: {error}")

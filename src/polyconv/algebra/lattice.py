@@ -69,22 +69,21 @@ def gradient_phases(inputs: int, kernel: int, stride: int, dilation: int, before
     common = gcd(stride, dilation)
     tap_stride = stride // common
     tap_step = -(dilation // common)
+    meeting = {r * dilation % stride: r for r in range(min(tap_stride, kernel))}
     phases = []
-    for residue in range(stride):
-        first = (residue - before) % stride
-        if first >= inputs:
-            continue
-        meeting = [r for r in range(min(tap_stride, kernel)) if r * dilation % stride == residue]
+    # As many residues as the stride has, but for those that it steps over the whole image with.
+    for residue, first in sorted(((first + before) % stride, first) for first in range(min(stride, inputs))):
+        tap = meeting.get(residue)
         phases.append(
             Phase(
                 written_first=first,
                 written_step=stride,
                 count=-(-(inputs - first) // stride),
-                read_first=(first + before - meeting[0] * dilation) // stride if meeting else 0,
+                read_first=0 if tap is None else (first + before - tap * dilation) // stride,
                 read_step=1,
                 tap_step=tap_step,
-                taps=-(-(kernel - meeting[0]) // tap_stride) if meeting else 0,
-                tap_first=meeting[0] if meeting else 0,
+                taps=0 if tap is None else -(-(kernel - tap) // tap_stride),
+                tap_first=tap or 0,
                 tap_stride=tap_stride,
             )
         )

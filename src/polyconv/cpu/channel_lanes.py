@@ -75,13 +75,14 @@ def _tiles(batch: int, size: Pair, dilation: Pair, scheme: KernelScheme) -> int:
 
 def _forward_candidate(problem: Problem, index: int, scheme: KernelScheme, device: CpuDevice) -> Candidate:
     parts = _as_they_are(problem) if scheme.direct else correlations(problem)
-    weight_cycles = problem.groups * sum(_weight_cycles(part, scheme, device) for part in parts)
+    weight_cycles = problem.groups * sum(part.times * _weight_cycles(part, scheme, device) for part in parts)
     return Candidate(
         Engine.CHANNEL_LANES,
         str(scheme),
         index,
         scheme.direct,
-        cycles=weight_cycles + problem.groups * sum(forward_cycles(part, scheme, device) for part in parts),
+        cycles=weight_cycles
+        + problem.groups * sum(part.times * forward_cycles(part, scheme, device) for part in parts),
         weight_cycles=weight_cycles,
         error=max((_forward_error(problem, part, scheme) for part in parts), default=0.0),
     )

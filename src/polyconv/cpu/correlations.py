@@ -7,6 +7,7 @@ in the input gradient each class of pixels is a correlation of its own (:mod:`po
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd, prod
@@ -27,6 +28,20 @@ class Correlation:
     dilation: Pair
     strided: bool = False
     """Whether neighbouring columns, read or written, do not follow one another in memory."""
+    times: int = 1
+    """How many there are that differ only in where they begin: a stride has as many classes of pixels, few kinds."""
+
+
+def _kinds(problem: Problem, axis: int) -> Counter[tuple[int, int, int]]:
+    """Count, taps and dilation of the classes of pixels along an axis that any tap meets, and how many are alike."""
+    phases = gradient_phases(
+        problem.in_size[axis],
+        problem.kernel[axis],
+        problem.stride[axis],
+        problem.dilation[axis],
+        problem.padding[2 * axis],
+    )
+    return Counter((phase.count, phase.taps, -phase.tap_step) for phase in phases if phase.taps)
 
 
 @lru_cache(maxsize=4096)
@@ -34,29 +49,20 @@ def correlations(problem: Problem) -> tuple[Correlation, ...]:
     """What one group of a forward pass or of an input gradient is made of."""
     c, k = problem.channels_per_group
     if problem.kind is Pass.DGRAD:
-        per_axis = [
-            gradient_phases(
-                problem.in_size[axis],
-                problem.kernel[axis],
-                problem.stride[axis],
-                problem.dilation[axis],
-                problem.padding[2 * axis],
-            )
-            for axis in range(2)
-        ]
+        rows, columns = _kinds(problem, 0), _kinds(problem, 1)
         return tuple(
             Correlation(
                 problem.batch,
                 k,
                 c,
-                (h.count, w.count),
-                (h.taps, w.taps),
-                (-h.tap_step, -w.tap_step),
+                (h_count, w_count),
+                (h_taps, w_taps),
+                (h_dilation, w_dilation),
                 problem.stride[1] != 1,
+                h_times * w_times,
             )
-            for h in per_axis[0]
-            for w in per_axis[1]
-            if h.taps and w.taps
+            for (h_count, h_taps, h_dilation), h_times in rows.items()
+            for (w_count, w_taps, w_dilation), w_times in columns.items()
         )
     common = [gcd(problem.stride[axis], problem.dilation[axis]) for axis in range(2)]
     classes = [min(problem.stride[axis] // common[axis], problem.kernel[axis]) for axis in range(2)]

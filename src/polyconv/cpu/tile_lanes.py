@@ -45,8 +45,8 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
             yield Candidate(Engine.TILE_LANES, str(scheme), index, scheme.direct, refusal=why_not)
             continue
         parts = correlations(problem)
-        weight_cycles = problem.groups * sum(transform_cycles(part, scheme, device) for part in parts)
-        cycles = problem.groups * sum(scheme_cycles(part, scheme, device) for part in parts)
+        weight_cycles = problem.groups * sum(part.times * transform_cycles(part, scheme, device) for part in parts)
+        cycles = problem.groups * sum(part.times * scheme_cycles(part, scheme, device) for part in parts)
         yield Candidate(
             Engine.TILE_LANES,
             str(scheme),

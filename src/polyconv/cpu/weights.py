@@ -15,15 +15,15 @@ from . import native
 @dataclass(slots=True)
 class _Kept:
     state: tuple[object, ...]
-    """Version, address, checksum and layout of the weight, the call's numbers, the instruction set."""
+    """Version, address, hash and layout of the weight, the call's numbers, the instruction set."""
     transformed: Tensor
 
 
 class TransformedWeights:
     """Keeps the transformed weights of forward passes in inference, at most ``limit`` bytes of them.
 
-    They are dropped with the weight, and made anew when it changed: by its version counter, and by a checksum, because
-    writing to ``weight.data`` moves no counter. Reading the weight once costs little beside transforming it.
+    They are dropped with the weight, and made anew when it changed: by its version counter, and by a hash of its bits,
+    because writing to ``weight.data`` moves no counter. Reading the weight once costs little beside transforming it.
     """
 
     def __init__(self, limit: int = 512 * 2**20) -> None:
@@ -36,9 +36,9 @@ class TransformedWeights:
         dense = _dense(w)
         if dense is None or w.is_inference():  # a tensor of inference mode has no version counter
             return None
-        checksum = torch.ops.polyconv_cpu.checksum(dense)
+        bits = torch.ops.polyconv_cpu.hash(dense)
         layout = (w.shape, w.stride())
-        state = (w._version, w.data_ptr(), checksum, layout, *geometry, *plan, native.instruction_set())
+        state = (w._version, w.data_ptr(), bits, layout, *geometry, *plan, native.instruction_set())
         kept: _Kept | None = self._kept.get(w)
         if kept is not None and kept.state == state:
             return kept.transformed

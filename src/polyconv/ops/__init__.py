@@ -30,6 +30,7 @@ from .derivatives import input_gradient, weight_gradient
 from .layouts import geometry_of
 from .precision import HOW_TO_ALLOW, is_widened, widening
 from .problems import dense_strides, problem_of
+from .reduced import runs_as
 from .schema import dgrad, fprop, fused, library, wgrad
 from .vmap import register_vmap, vmap_dgrad, vmap_fprop, vmap_fused, vmap_wgrad
 
@@ -44,6 +45,7 @@ __all__ = [
     "is_widened",
     "overruled_dtype",
     "problem_of",
+    "runs_as",
     "weight_gradient",
     "wgrad",
 ]

@@ -19,6 +19,7 @@ from .. import choices, settings
 from ..arguments import Geometry, activation_name
 from ..backends import Backend, Run, backend_for
 from ..problem import Activation, Pass, Problem
+from ..reduction import reduce_geometry
 from .layouts import Layout, Shape, check_gradient, fprop_layout
 from .problems import dense_strides, problem_of
 
@@ -29,7 +30,7 @@ SMALLEST_POOLED = 16 * 2**20
 class Call:
     """One pass on tensors of known shapes and strides."""
 
-    __slots__ = ("_prepared", "geometry", "inference", "layout", "problem", "small")
+    __slots__ = ("_prepared", "geometry", "inference", "layout", "problem", "reduction", "small")
 
     def __init__(self, problem: Problem, layout: Layout, geometry: Geometry, inference: bool = False) -> None:
         self.problem = problem
@@ -38,9 +39,11 @@ class Call:
         self.geometry = geometry
         self.inference = inference
         """Whether no gradient is recorded."""
+        self.reduction = reduce_geometry(problem.kind, problem.in_size, problem.kernel, geometry)
+        """How the geometry is made ordinary; None where it is."""
         elements = min(prod(layout[0]), prod(problem.x_shape))
-        self.small = not layout[1] and elements > 0 and prod(layout[0]) * 8 < SMALLEST_POOLED
-        """Whether the output is any new tensor: not empty, not channels_last, not from the pool."""
+        self.small = not layout[1] and elements > 0 and prod(layout[0]) * 8 < SMALLEST_POOLED and self.reduction is None
+        """Whether the output is any new tensor: not empty, not channels_last, not from the pool, not in parts."""
         # One tuple, replaced as a whole: threads with tensors on several devices may share this call.
         self._prepared: tuple[Backend | None, settings.Settings | None, int, Run] = (None, None, 0, _never)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from math import prod
 
 import torch
@@ -13,8 +13,11 @@ from torch import Tensor
 from ..arguments import Geometry
 from ..cpu import native
 from ..epilogue import apply_epilogue
+from ..reduction import Reduction
 from .calls import SMALLEST_POOLED, Call, prepare_dgrad, prepare_fprop, prepare_fused, prepare_wgrad
 from .layouts import Layout, Shape, check_residual, check_tensors, empty, geometry_of
+from .problems import dense_strides
+from .reduced import reduced_dgrad, reduced_fprop, reduced_wgrad, with_bias
 from .schema import Args
 
 
@@ -90,11 +93,12 @@ def compute_fprop(call: Call, x: Tensor, w: Tensor, bias: Tensor | None, residua
     """The output, for tensors that fit the call."""
     if call.small:
         y = x.new_empty(call.layout[0])
+    elif call.reduction is not None:
+        return _compute_reduced(call, call.reduction, x, w, bias, residual)
     else:
         y = _allocate(call.layout, x)
         if x.numel() == 0 or y.numel() == 0:  # without input channels: a sum of nothing, and the bias
-            y = y.zero_() if bias is None else y.copy_(bias.reshape(1, -1, 1, 1).expand(y.shape))
-            return apply_epilogue(y, residual, call.problem.activation)
+            return apply_epilogue(with_bias(y, bias), residual, call.problem.activation)
     tensors = {"x": x, "w": w, "y": y}
     if bias is not None:
         tensors["bias"] = bias.contiguous()  # one number per channel: the only input without strides of its own
@@ -102,6 +106,25 @@ def compute_fprop(call: Call, x: Tensor, w: Tensor, bias: Tensor | None, residua
         tensors["residual"] = residual
     call.run(x.device, tensors)
     return tensors["y"]
+
+
+def _compute_reduced(
+    call: Call, reduction: Reduction, x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None
+) -> Tensor:
+    """The same for extreme geometry: by a call of ordinary geometry on parts of the tensors."""
+    activation = call.problem.activation
+
+    def run(x: Tensor, w: Tensor, residual: Tensor | None) -> Tensor:
+        with nullcontext() if call.inference else training():
+            return run_fused(x, w, bias, residual, activation.value, *reduction.geometry)
+
+    y = reduced_fprop(reduction, run, lambda: _allocate(call.layout, x), x, w, bias, residual, activation)
+    return _laid_out(y, call.layout)
+
+
+def _laid_out(tensor: Tensor, layout: Layout) -> Tensor:
+    """A result of parts, which may suggest another layout than the whole."""
+    return tensor if tensor.stride() == dense_strides(*layout) else _allocate(layout, tensor).copy_(tensor)
 
 
 def run_dgrad(grad: Tensor, w: Tensor, x_size: Shape, channels_last: bool, *args: Args) -> Tensor:
@@ -115,6 +138,12 @@ def run_dgrad(grad: Tensor, w: Tensor, x_size: Shape, channels_last: bool, *args
         not grad.data_ptr() & 15,
         geometry_of(*args),
     )
+    if call.reduction is not None:
+        geometry = call.reduction.geometry
+        dx = reduced_dgrad(
+            call.reduction, lambda dy, w, size: run_dgrad(dy, w, size, channels_last, *geometry), grad, w, x_size
+        )
+        return _laid_out(dx, layout)
     dx = _allocate(layout, grad)
     if dx.numel() == 0:
         return dx
@@ -142,6 +171,16 @@ def run_wgrad(
         return dw.zero_(), db.zero_()
     if dw.numel() == 0:  # without input channels: only the bias has a gradient
         return dw, grad.sum((0, 2, 3)) if bias else db
+    if call.reduction is not None:
+        geometry = call.reduction.geometry
+        return reduced_wgrad(
+            call.reduction,
+            lambda dy, x, size, bias: run_wgrad(dy, x, size, channels_last, bias, *geometry),
+            grad,
+            x,
+            dw,
+            db,
+        )
     tensors = {"x": x, "y": grad, "dw": dw}
     if bias:
         tensors["db"] = db

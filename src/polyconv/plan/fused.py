@@ -11,7 +11,7 @@ from ..algebra.lattice import DenseAxis, dense_axis
 from ..problem import PaddingMode, Pass, Problem
 from . import layout
 from .epilogue import finishing, finishing_kernel
-from .gather import MOST_GROUPS, Roles, roles
+from .gather import MANY_PHASES, MOST_GROUPS, Roles, roles
 from .layout import FastDivisor, FusedAxis, FusedParams, FusedTaps, FusedWeightsParams
 from .plan import KernelSpec, Launch, Schedule, Work
 from .rounding import ceil_div, round_up
@@ -125,6 +125,8 @@ class FusedWay:
             return f"cannot read a {r.border} border"
         if problem.groups > MOST_GROUPS or r.channels > MOST_GROUPS:
             return f"more than {MOST_GROUPS} groups or channels of a group"
+        if r.many_phases:
+            return MANY_PHASES
         for phases, axis in ((r.phases_h, self.h), (r.phases_w, self.w)):
             if any(phase.taps == 0 for phase in phases):
                 return "a stride that leaves positions without taps"

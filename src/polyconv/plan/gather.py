@@ -24,6 +24,9 @@ DEPTH = 8
 BORDERS = {PaddingMode.ZEROS: 0, PaddingMode.REFLECT: 1, PaddingMode.REPLICATE: 2, PaddingMode.CIRCULAR: 3}
 MOST_GROUPS = 65535
 """Groups are the grid's y dimension."""
+MOST_PHASES = 128
+MANY_PHASES = f"a stride of more than {MOST_PHASES} phases, each of which would be launches of its own"
+"""Why ways that launch for each phase refuse: planning alone would take seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,10 @@ class Roles:
     phases_h: tuple[Phase, ...]
     phases_w: tuple[Phase, ...]
     border: PaddingMode
+
+    @property
+    def many_phases(self) -> bool:
+        return len(self.phases_h) * len(self.phases_w) > MOST_PHASES
 
 
 @lru_cache(maxsize=1024)

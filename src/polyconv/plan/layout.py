@@ -11,6 +11,7 @@ from ctypes import c_int32, c_int64, c_uint32, c_uint64
 from typing import Any
 
 from ..algebra.lattice import Phase
+from .errors import PlanError
 from .plan import PointerSlot
 
 MAX_PHASES = 8
@@ -21,7 +22,18 @@ DIVIDEND_LIMIT = 2**31
 pointer = c_uint64
 
 
-class FastDivisor(ctypes.Structure):
+class Params(ctypes.Structure):
+    """A struct that takes no number which its field does not hold: ``ctypes`` alone would keep the lower bits."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if type(value) is int and getattr(self, name) != value:
+            raise PlanError(
+                f"{name} of {type(self).__name__} is {value}: more than its field in the CUDA kernels holds"
+            )
+
+
+class FastDivisor(Params):
     """Division by an invariant as one high multiplication and a shift, exact for dividends below 2^31."""
 
     _fields_ = [("divisor", c_uint32), ("multiplier", c_uint32), ("shift", c_uint32)]
@@ -34,7 +46,7 @@ class FastDivisor(ctypes.Structure):
         return cls(divisor, ((1 << power) + divisor - 1) // divisor, power - 32)
 
 
-class AxisPhase(ctypes.Structure):
+class AxisPhase(Params):
     _fields_ = [
         *((name, c_int32) for name in ("written_first", "written_step", "read_first", "read_step")),
         *((name, c_int32) for name in ("taps", "tap_first", "tap_stride")),
@@ -55,7 +67,7 @@ class AxisPhase(ctypes.Structure):
         )
 
 
-class HaloShape(ctypes.Structure):
+class HaloShape(Params):
     _fields_ = [("height", c_int32), ("pitch", c_int32), ("width", FastDivisor)]
 
     @classmethod
@@ -72,7 +84,7 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]
 
 
-class GatherParams(ctypes.Structure):
+class GatherParams(Params):
     _fields_ = [
         *_fields(pointer, "source packed table bias written"),
         *_fields(
@@ -91,7 +103,7 @@ class GatherParams(ctypes.Structure):
     ]
 
 
-class PackParams(ctypes.Structure):
+class PackParams(Params):
     _fields_ = [
         *_fields(pointer, "w packed table"),
         *_fields(c_int64, "w_group w_output w_channel w_row w_column table_channel"),
@@ -103,7 +115,7 @@ class PackParams(ctypes.Structure):
     ]
 
 
-class WgradParams(ctypes.Structure):
+class WgradParams(Params):
     _fields_ = [
         *_fields(pointer, "x dy partial"),
         *_fields(c_int64, "x_batch x_channel dy_batch dy_channel"),
@@ -115,7 +127,7 @@ class WgradParams(ctypes.Structure):
     ]
 
 
-class ReduceParams(ctypes.Structure):
+class ReduceParams(Params):
     _fields_ = [
         *_fields(pointer, "partial dw db"),
         *_fields(c_int64, "dw_k dw_channel dw_row dw_column elements"),
@@ -124,7 +136,7 @@ class ReduceParams(ctypes.Structure):
     ]
 
 
-class DepthwiseParams(ctypes.Structure):
+class DepthwiseParams(Params):
     _fields_ = [
         *_fields(pointer, "source w bias written"),
         *_fields(c_int64, "source_batch source_channel written_batch written_channel"),
@@ -139,7 +151,7 @@ class DepthwiseParams(ctypes.Structure):
     ]
 
 
-class DepthwiseWgradParams(ctypes.Structure):
+class DepthwiseWgradParams(Params):
     _fields_ = [
         *_fields(pointer, "x dy partial"),
         *_fields(c_int64, "x_batch x_channel dy_batch dy_channel"),
@@ -151,7 +163,7 @@ class DepthwiseWgradParams(ctypes.Structure):
     ]
 
 
-class StripParams(ctypes.Structure):
+class StripParams(Params):
     _fields_ = [
         *_fields(pointer, "source w bias written"),
         *_fields(c_int64, "source_batch source_channel written_batch written_channel"),
@@ -164,7 +176,7 @@ class StripParams(ctypes.Structure):
     ]
 
 
-class StripWgradParams(ctypes.Structure):
+class StripWgradParams(Params):
     _fields_ = [
         *_fields(pointer, "x dy partial"),
         *_fields(c_int64, "x_batch x_channel dy_batch dy_channel"),
@@ -175,7 +187,7 @@ class StripWgradParams(ctypes.Structure):
     ]
 
 
-class EpilogueParams(ctypes.Structure):
+class EpilogueParams(Params):
     """What ``WithEpilogue`` of epilogue.cuh adds behind a kernel's own parameters."""
 
     _fields_ = [("residual", pointer), ("activation", c_int32)]
@@ -185,15 +197,15 @@ MAX_PARTS = 16
 """Classes of taps per axis, times segments along H, that fit into one launch (``kMaxParts`` in half_layout.cuh)."""
 
 
-class SourcePart(ctypes.Structure):
+class SourcePart(Params):
     _fields_ = [("read_first", c_int32), ("read_end", c_int32)]
 
 
-class TapPart(ctypes.Structure):
+class TapPart(Params):
     _fields_ = [("taps", c_int32), ("tap_first", c_int32), ("tap_stride", c_int32)]
 
 
-class TransformWeightsParams(ctypes.Structure):
+class TransformWeightsParams(Params):
     _fields_ = [
         *_fields(pointer, "w u"),
         *_fields(c_int64, "w_group w_output w_channel"),
@@ -204,7 +216,7 @@ class TransformWeightsParams(ctypes.Structure):
     ]
 
 
-class HalfTransformParams(ctypes.Structure):
+class HalfTransformParams(Params):
     _fields_ = [
         *_fields(pointer, "source x"),
         *_fields(c_int64, "source_batch source_channel"),
@@ -221,7 +233,7 @@ class HalfTransformParams(ctypes.Structure):
     ]
 
 
-class HalfGemmParams(ctypes.Structure):
+class HalfGemmParams(Params):
     _fields_ = [
         *_fields(pointer, "x u y"),
         ("tiles", c_int32),
@@ -231,7 +243,7 @@ class HalfGemmParams(ctypes.Structure):
     ]
 
 
-class HalfInverseParams(ctypes.Structure):
+class HalfInverseParams(Params):
     _fields_ = [
         *_fields(pointer, "y bias written"),
         *_fields(c_int64, "written_batch written_channel"),
@@ -247,14 +259,14 @@ class HalfInverseParams(ctypes.Structure):
     ]
 
 
-class FusedAxis(ctypes.Structure):
+class FusedAxis(Params):
     _fields_ = [
         *_fields(c_int32, "written_first written_step read_first read_step count"),
         *_fields(FastDivisor, "dilation tiles"),
     ]
 
 
-class FusedParams(ctypes.Structure):
+class FusedParams(Params):
     _fields_ = [
         *_fields(pointer, "source weights bias written"),
         *_fields(c_int64, "source_batch source_channel written_batch written_channel"),
@@ -267,11 +279,11 @@ class FusedParams(ctypes.Structure):
     ]
 
 
-class FusedTaps(ctypes.Structure):
+class FusedTaps(Params):
     _fields_ = _fields(c_int32, "taps tap_first tap_stride")
 
 
-class FusedWeightsParams(ctypes.Structure):
+class FusedWeightsParams(Params):
     _fields_ = [
         *_fields(pointer, "w transformed"),
         *_fields(c_int64, "w_group w_output w_channel w_row w_column"),
@@ -284,7 +296,7 @@ MAX_CLASSES = 8
 """Residue classes of taps per axis of a fast weight gradient (``kMaxClasses`` in toom_wgrad.cuh)."""
 
 
-class ToomWgradParams(ctypes.Structure):
+class ToomWgradParams(Params):
     _fields_ = [
         *_fields(pointer, "x dy partial bias_partial"),
         *_fields(c_int64, "x_batch x_channel dy_batch dy_channel"),
@@ -300,11 +312,11 @@ class ToomWgradParams(ctypes.Structure):
     ]
 
 
-class ToomWgradSumParams(ctypes.Structure):
+class ToomWgradSumParams(Params):
     _fields_ = [("partial", pointer), ("elements", c_int64), ("slices", c_int32)]
 
 
-class ToomWgradFinishParams(ctypes.Structure):
+class ToomWgradFinishParams(Params):
     _fields_ = [
         *_fields(pointer, "partial bias_partial dw db"),
         *_fields(c_int64, "dw_k dw_channel"),

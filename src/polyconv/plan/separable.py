@@ -373,6 +373,8 @@ class SeparableWay:
             abs(stride) >= 2**31 for stride in (*r.source_strides[2:], *r.written_strides[2:], *problem.w_strides[2:])
         ):
             return "rows or columns are too far apart"
+        if r.many_phases:
+            return gather.MANY_PHASES
         for chain in chains(problem, self.h, self.w, self.k_tile):
             why = axis_refusal(self.h, chain.h.taps) or axis_refusal(self.w, chain.w.taps)
             if why:

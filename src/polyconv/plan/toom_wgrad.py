@@ -296,9 +296,11 @@ class ToomWgradWay:
         warps = spec.threads // 32
         p.x_next_channel, p.dy_next_channel = 4 * warps * p.x_channel, 4 * warps * p.dy_channel
         for i, tap_class in enumerate(h.classes):
-            p.read_first_h[i], p.x_first_h[i] = tap_class.read_first, tap_class.read_first * x_row
+            p.read_first_h[i] = int32(tap_class.read_first, "the first row that a tap reads")
+            p.x_first_h[i] = tap_class.read_first * x_row
         for i, tap_class in enumerate(w.classes):
-            p.read_first_w[i], p.x_first_w[i] = tap_class.read_first, tap_class.read_first * x_column
+            p.read_first_w[i] = int32(tap_class.read_first, "the first column that a tap reads")
+            p.x_first_w[i] = tap_class.read_first * x_column
         p.read_step_h, p.read_step_w = h.read_step, w.read_step
         p.height, p.width = min(problem.in_size[0], _reach(h)), min(problem.in_size[1], _reach(w))
         p.dilation_h, p.dilation_w, p.interleave = h.dilation, w.dilation, work.interleave

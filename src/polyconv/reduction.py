@@ -1,0 +1,202 @@
+"""Extreme geometry made ordinary: what a convolution with huge numbers computes, said with small ones.
+
+A stride of 2**32 on an image of four pixels is an odd way to ask for one output, and a dilation of 2**32 with as much
+padding lets all taps but one meet nothing but zeros. Kernels count in 32 bits, and some of their loops are as long as a
+stride or a dilation, so such numbers must not reach them. Here one axis is reduced, in exact integers:
+
+* Outputs that see no pixel have only a bias and an epilogue; taps that no output meets a pixel with have no part in any
+  sum, and no gradient. Both are left out at the ends.
+* The stride between no more than one output, and the dilation between no more than one tap, mean nothing.
+* What is still extreme then has few pairs of an output and a tap that meet a pixel: the pixels are *gathered*, one for
+  each pair of a live output and a live tap, and the convolution goes over those. That is also how a border other than
+  zeros is reduced.
+
+Ordinary geometry reduces to None: nothing changes for it, not even the name that its plan is known by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .arguments import Geometry
+from .problem import PaddingMode, Pass, output_extent
+
+ORDINARY = 1024
+"""A stride beyond this is extreme; so is a dilation or a padding beyond this and beyond the image."""
+ORDINARY_OF_BOTH = 32
+"""A stride beyond this is extreme in an input gradient if the other axis has such a one, too: there are as many phases
+as both strides multiply to, and a plan has launches for them."""
+POSITIONS = 2**31
+"""What kernels can count in 32 bits. They go beyond the padded image by less than a tile, in steps of stride and
+dilation: :data:`OVERHANG` of each."""
+OVERHANG = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis of a convolution."""
+
+    extent: int
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+    after: int
+    mode: PaddingMode = PaddingMode.ZEROS
+    longest_stride: int = ORDINARY
+    """That is not extreme."""
+
+    @property
+    def outputs(self) -> int:
+        return output_extent(self.extent, self.before, self.after, self.kernel, self.stride, self.dilation)
+
+    @property
+    def ordinary(self) -> bool:
+        """Whether there is nothing to reduce, by a quick look."""
+        limit = max(ORDINARY, self.extent)
+        return self.before <= limit and self.after <= limit and self.runs
+
+    @property
+    def runs(self) -> bool:
+        """Whether kernels run it, and run it well."""
+        if self.stride > self.longest_stride or self.dilation > max(ORDINARY, self.extent):
+            return False
+        places = self.extent + max(self.before, 0) + max(self.after, 0)
+        return places + OVERHANG * (self.stride + self.dilation) < POSITIONS
+
+
+@dataclass(frozen=True, slots=True)
+class AxisReduction:
+    """One axis with the dead ends left out."""
+
+    whole: Axis
+    outputs: Sequence[int]
+    """Those of the whole that are computed. A range, unless pixels are gathered."""
+    taps: Sequence[int]
+    """Those of the whole that are multiplied."""
+    axis: Axis
+    """What is left to compute; where there are no outputs, nothing is."""
+    gathered: bool = False
+    """Whether its pixels are gathered: place ``r * len(outputs) + o`` is what tap r of output o sees."""
+
+    @property
+    def nothing(self) -> bool:
+        """Whether no output sees a pixel."""
+        return not self.outputs
+
+    @property
+    def all_outputs(self) -> bool:
+        return len(self.outputs) == self.whole.outputs
+
+    @property
+    def all_taps(self) -> bool:
+        return len(self.taps) == self.whole.kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A convolution of two axes, reduced."""
+
+    axes: tuple[AxisReduction, AxisReduction]
+    geometry: Geometry
+    """Of what is left."""
+
+    @property
+    def nothing(self) -> bool:
+        """Whether no output sees a pixel."""
+        return any(axis.nothing for axis in self.axes)
+
+    @property
+    def all_outputs(self) -> bool:
+        return all(axis.all_outputs for axis in self.axes)
+
+    @property
+    def all_taps(self) -> bool:
+        return all(axis.all_taps for axis in self.axes)
+
+
+def reduce_geometry(kind: Pass, in_size: Sequence[int], kernel: Sequence[int], geometry: Geometry) -> Reduction | None:
+    """The reduction of a convolution whose kernel fits into the padded image; None where it is ordinary."""
+    mode = PaddingMode(geometry.padding_mode)
+    both = kind is Pass.DGRAD and min(geometry.stride) > ORDINARY_OF_BOTH
+    axes = [
+        Axis(
+            in_size[i],
+            kernel[i],
+            geometry.stride[i],
+            geometry.dilation[i],
+            geometry.padding[2 * i],
+            geometry.padding[2 * i + 1],
+            mode,
+            ORDINARY_OF_BOTH if both else ORDINARY,
+        )
+        for i in (0, 1)
+    ]
+    if axes[0].ordinary and axes[1].ordinary:
+        return None
+    h, w = reduce_axis(axes[0]), reduce_axis(axes[1])
+    if (h.axis, w.axis) == (h.whole, w.whole) and not (h.nothing or w.nothing):
+        return None
+    left = geometry._replace(
+        stride=(h.axis.stride, w.axis.stride),
+        padding=(h.axis.before, h.axis.after, w.axis.before, w.axis.after),
+        dilation=(h.axis.dilation, w.axis.dilation),
+    )
+    return Reduction((h, w), left)
+
+
+def reduce_axis(axis: Axis) -> AxisReduction:
+    """One axis with the numbers that kernels take; itself where they take it."""
+    if axis.ordinary:
+        return AxisReduction(axis, range(axis.outputs), range(axis.kernel), axis)
+    if axis.mode is PaddingMode.ZEROS:
+        return _without_dead_ends(axis)
+    left = _without_idle_steps(axis, axis.outputs, axis.kernel, axis.before)
+    if left.runs:
+        return AxisReduction(axis, range(axis.outputs), range(axis.kernel), left)
+    return _gathered(axis, range(axis.outputs), range(axis.kernel))
+
+
+def _without_dead_ends(axis: Axis) -> AxisReduction:
+    met = [_outputs_that_meet(axis, tap) for tap in range(axis.kernel)]
+    taps = [tap for tap, outputs in enumerate(met) if outputs]
+    if not taps:
+        return AxisReduction(axis, (), (), axis)
+    live_taps = range(taps[0], taps[-1] + 1)
+    outputs = range(min(met[tap].start for tap in taps), max(met[tap].stop for tap in taps))
+    before = axis.before - live_taps.start * axis.dilation - outputs.start * axis.stride
+    left = _without_idle_steps(axis, len(outputs), len(live_taps), before)
+    if left.runs:
+        return AxisReduction(axis, outputs, live_taps, left)
+    live: list[int] = []
+    for tap in reversed(taps):  # later taps meet earlier outputs
+        live += range(max(met[tap].start, live[-1] + 1 if live else 0), met[tap].stop)
+    return _gathered(axis, live, taps)
+
+
+def _outputs_that_meet(axis: Axis, tap: int) -> range:
+    """The outputs whose tap lies on a pixel and not in the padding."""
+    first = axis.before - tap * axis.dilation  # of the places that the stride steps over, where the image begins
+    start = max(0, -(-first // axis.stride))
+    stop = min(axis.outputs, -(-(first + axis.extent) // axis.stride))
+    return range(start, max(start, stop))
+
+
+def _without_idle_steps(axis: Axis, outputs: int, kernel: int, before: int) -> Axis:
+    """The same with so many outputs and taps, the first of which lie ``before`` places before the image."""
+    dilation = axis.dilation if kernel > 1 else 1
+    reach = dilation * (kernel - 1) + 1
+    if axis.mode is PaddingMode.ZEROS:
+        stride = axis.stride if outputs > 1 else 1
+        after = stride * (outputs - 1) + reach - axis.extent - before  # crops where the image goes on
+    else:  # a border cannot follow a cropped image: the padding stays, and a stride that leaves one output
+        after = axis.after
+        stride = axis.stride if outputs > 1 else min(axis.stride, axis.extent + before + after - reach + 1)
+    return Axis(axis.extent, kernel, stride, dilation, before, after, axis.mode, axis.longest_stride)
+
+
+def _gathered(axis: Axis, outputs: Sequence[int], taps: Sequence[int]) -> AxisReduction:
+    """Neighbouring outputs lie side by side, so that kernels find a stride of one."""
+    places = Axis(len(outputs) * len(taps), len(taps), 1, len(outputs), 0, 0, axis.mode, axis.longest_stride)
+    return AxisReduction(axis, outputs, taps, places, gathered=True)
