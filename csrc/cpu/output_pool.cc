@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "memory.h"
+#include "sanitizing.h"
 
 namespace polyconv {
 namespace {
@@ -28,6 +29,7 @@ struct Pool {
     std::size_t count = 0;
     for (; count < idle.size() && idle_bytes > bytes; count++) {
       idle_bytes -= idle[count].bytes;
+      LetGo(idle[count].data, idle[count].bytes);
       std::free(idle[count].data);
     }
     idle.erase(idle.begin(), idle.begin() + static_cast<std::ptrdiff_t>(count));
@@ -60,6 +62,7 @@ void* TakeOutputBlock(std::size_t bytes) {
     AdviseHugePages(data, size);
   }
   pool.taken.emplace(data, size);
+  HandOut(data, bytes, size);
   return data;
 }
 
@@ -68,6 +71,7 @@ void ReturnOutputBlock(void* block) {
   const std::lock_guard<std::mutex> lock(pool.mutex);
   const auto found = pool.taken.find(block);
   if (found == pool.taken.end()) return;
+  TakeBack(block, found->second);
   pool.idle.push_back({block, found->second});
   pool.idle_bytes += found->second;
   pool.taken.erase(found);
