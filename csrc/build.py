@@ -1,9 +1,9 @@
 """Builds the native CPU kernels: ``python csrc/build.py`` in place, for development; setup.py for a wheel.
 
-The result, ``src/polyconv/cpu/_native.abi3.so``, is what an editable installation imports. A build that counts cycles or
-looks for mistakes (``csrc/sanitize.py`` runs Python with that one) has a folder of its own for objects and module. A source is compiled again
-when its contents changed, those of a header that it includes, or the command. Times of files do not matter, so objects
-survive a change of branch and back, and serve a copy of the sources elsewhere.
+The result, ``src/polyconv/cpu/_native.abi3.so``, is what an editable installation imports. A build that counts cycles,
+or that reports its own mistakes (``csrc/sanitize.py`` runs Python with it), stays in a folder of its own. A source is
+compiled again when its contents changed, those of a header that it includes, or the command. Times of files do not
+matter, so objects survive a change of branch and back, and serve a copy of the sources elsewhere.
 
     POLYCONV_BUILD_DIR  where the objects are kept; build/ beside csrc/ if absent
     MAX_JOBS            how many compilers run at a time; as many as there are cores if absent
@@ -127,7 +127,11 @@ if __name__ == "__main__":
         formatter_class=argparse.RawTextHelpFormatter,
     )
     variants = parser.add_mutually_exclusive_group()
-    variants.add_argument("--counters", action="store_const", const=COUNTERS, dest="variant", help="count cycles per stage")
+    variants.add_argument(
+        "--counters", action="store_const", const=COUNTERS, dest="variant", help="count cycles per stage"
+    )
     sanitizers = [name for name in VARIANTS if name != COUNTERS]
-    variants.add_argument("--sanitize", choices=sanitizers, dest="variant", help="report mistakes: see csrc/sanitize.py")
+    variants.add_argument(
+        "--sanitize", choices=sanitizers, dest="variant", help="report mistakes: see csrc/sanitize.py"
+    )
     print(build(variant=parser.parse_args().variant))

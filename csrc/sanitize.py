@@ -13,8 +13,9 @@ memory and pooled outputs are made known to it (csrc/cpu/sanitizing.h). Python a
 for leaks, so leaks are not reported.
 
 ThreadSanitizer does not see the barriers of the OpenMP that torch brings along, so with several OpenMP threads it would
-report every result that one thread hands to another: set OMP_NUM_THREADS=1 and start threads in Python. Locks inside
-libstdc++ and libc are seen; what happens between two threads in uninstrumented code alone is not.
+report every result that one thread hands to another: set OMP_NUM_THREADS=1 and start threads in Python. It then sees
+what our own code does with memory that threads share (the output pool, what is kept between calls, statics), and locks
+of libc and libstdc++. What happens between threads in torch or Python alone it does not see.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
 from build import COUNTERS, VARIANTS, build, compiler
 
 RUNTIMES = {"address,undefined": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",)}
 
 # Before anything else in every Python that finds this folder on its path: one module comes from another place.
-REDIRECTION = '''\
+REDIRECTION = """\
 import importlib.util
 import sys
 
@@ -43,7 +45,7 @@ class Sanitized:
 
 
 sys.meta_path.insert(0, Sanitized)
-'''
+"""
 
 # Made-up races: torch and what it links were not compiled with ThreadSanitizer, so their locks are half visible.
 SUPPRESSIONS = """\
@@ -64,19 +66,22 @@ def environment(sanitizers: str, module: Path) -> dict[str, str]:
     folder = module.parent / "python"
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(REDIRECTION.format(module=str(module)))
-    suppressions = folder / "tsan.supp"
-    suppressions.write_text(SUPPRESSIONS)
+    (folder / "suppressions").write_text(SUPPRESSIONS)
     preloaded = [_library(name) for name in (*RUNTIMES[sanitizers], "libstdc++.so")]
-    paths = [str(folder), os.environ.get("PYTHONPATH", "")]
+    # A runtime that opens libraries in somebody's place does not know where that one would have looked.
+    libraries = [str(found) for found in Path(torch.__file__).parents[1].glob("nvidia/*/lib")]
     return {
         **os.environ,
         "LD_PRELOAD": " ".join(preloaded),
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [*libraries, os.environ.get("LD_LIBRARY_PATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])),
         "PYTHONMALLOC": "malloc",  # Python's own pools hide the borders between objects
         "VOLTA_SANITIZE": sanitizers,
-        "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:abort_on_error=1:allocator_may_return_null=1",
+        # 2: also where Python's faulthandler would like to have the signal
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:allocator_may_return_null=1:handle_segv=2:handle_sigfpe=2",
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1:abort_on_error=1",
-        "TSAN_OPTIONS": f"suppressions={suppressions}:ignore_noninstrumented_modules=1:halt_on_error=1:exitcode=66",
+        "TSAN_OPTIONS": f"suppressions={folder}/suppressions:ignore_noninstrumented_modules=1:halt_on_error=1:"
+        "die_after_fork=0",
     }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
-import polyconv  # noqa: F401: forks of the worker find it imported
+import polyconv  # noqa: F401 (forks of the worker find it imported)
 from campaign.case import Case
 from campaign.programs import Program
 from campaign.programs.actors import ACTORS, KINDS
@@ -17,8 +17,6 @@ SMALL = [kind for kind in KINDS if kind != "pooled"]
 ALONE = ("writer", "set_tolerance", "threads", "low_precision")
 """Of which there is at most one, because two of them would have no right result."""
 SLOW = ("optimize", "explain", "fork", "pool", "tuning")
-UNDISTURBED = ("inference", "forward", "backward", "fused", "double", "module", "churn", "collect")
-"""What an interrupt may not leave traces of by its own nature."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class Play(Program):
     head = "actors"
 
     @property
-    def from_scratch(self) -> bool:  # type: ignore[override]
+    def from_scratch(self) -> bool:
         return self.way == "abandoned"
 
     def call(self) -> str:
@@ -66,7 +64,9 @@ def case(seed: int, index: int) -> Play:
     if way == "reentered":
         actors = _some(chance, chance.randint(1, 2), ["inference", "backward", "tolerance", "module", "workspace"])
         return Play(way, actors, own, 30, chance.choice([1e-4, 2e-3]))
-    return Play(way, _some(chance, 2, ["inference", "backward", "module", "tolerance", "pool"]), own, 0, chance.random())
+    return Play(
+        way, _some(chance, 2, ["inference", "backward", "module", "tolerance", "pool"]), own, 0, chance.random()
+    )
 
 
 def _some(chance: Random, count: int, names: list[str]) -> tuple[tuple[str, str], ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
-import polyconv  # noqa: F401: forks of the worker find it imported
+import polyconv  # noqa: F401 (forks of the worker find it imported)
 from campaign.case import Case
 from campaign.programs import Program
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -38,9 +39,12 @@ class Program(Case):
     """Seconds after which the program counts as hanging. A machine may be busy, a build a sanitised one."""
     head = ""
     """The module of this folder that the program begins with."""
-    from_scratch = False
-    """Whether it wants an interpreter of its own: to see the end of one, say. Else a fork of the worker will do, which
-    has imported torch and polyconv and has used neither."""
+
+    @property
+    def from_scratch(self) -> bool:
+        """Whether it wants an interpreter of its own: to see the end of one, say. Else a fork of the worker will do,
+        which has imported torch and polyconv and has used neither."""
+        return False
 
     def script(self) -> str:
         return f"{(FOLDER / f'{self.head}.py').read_text()}\n\n{self.call()}\n"
@@ -82,7 +86,9 @@ def _fork(path: Path, said: int) -> int:
 
 def _start(path: Path, said: int) -> int:
     """The same as a new interpreter. The process object is let go of: its number is all that is needed."""
-    process = subprocess.Popen([sys.executable, str(path)], stdin=subprocess.DEVNULL, stdout=said, stderr=said, process_group=0)
+    process = subprocess.Popen(
+        [sys.executable, str(path)], stdin=subprocess.DEVNULL, stdout=said, stderr=said, process_group=0
+    )
     process.returncode = 0  # or it would be waited for twice
     return process.pid
 
@@ -93,8 +99,7 @@ def _settle(said: int) -> None:
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     os.dup2(said, 1)
     os.dup2(said, 2)
-    sys.stdout = open(1, "w", buffering=1, closefd=False)
-    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", 1, closefd=False), os.fdopen(2, "w", 1, closefd=False)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable(file=sys.stderr)
 
@@ -122,6 +127,9 @@ def _wait(pid: int, seconds: float) -> int | None:
 
 def _told(status: int | None, words: str) -> str:
     """What happened in one line that is alike for alike failures, then all that was said."""
+    reported = re.search(r"(Address|Thread)Sanitizer: .*|runtime error: .*", words)
+    if reported is not None:
+        return f"{reported[0]}\n{words[-6000:]}"
     if status is None:
         return f"hangs\n{words[-6000:]}"
     if status < 0:

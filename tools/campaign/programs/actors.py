@@ -56,8 +56,9 @@ class Convolution:
 
     def backward(self):
         y = polyconv.conv2d(self.x, self.w, self.bias, **self.moves)
-        for got, exact in zip(torch.autograd.grad(y, (self.x, self.w, self.bias), self.dy), self.gradients):
-            check(got, exact)
+        got = torch.autograd.grad(y, (self.x, self.w, self.bias), self.dy)
+        for gradient, exact in zip(got, self.gradients, strict=True):
+            check(gradient, exact)
 
     def fused(self):
         with torch.no_grad():

@@ -27,7 +27,6 @@ from polyconv.cuda.bundle_writer import BundleWriter
 from polyconv.cuda.cache import KernelCache
 from polyconv.cuda.errors import MissingKernelError
 from polyconv.plan.plan import KernelSpec
-from polyconv.problem import Pass
 from polyconv.tuning import Entry, Tuning, TuningError
 
 ARCH = "sm_70"
@@ -386,6 +385,7 @@ def few_warnings(most):
 
 
 def place_for(as_nobody):
+    torch.set_num_threads(1)  # OpenMP's threads are lost to forks
     folder = Path(tempfile.mkdtemp(prefix="damage-"))
     if as_nobody and os.geteuid() == 0:
         os.chown(folder, NOBODY, NOBODY)
@@ -396,10 +396,9 @@ def place_for(as_nobody):
 
 def become_nobody_later():
     """After everything is imported: a user without rights may not be able to read this installation."""
-    spare = Path(tempfile.mkdtemp(prefix="damage-"))
     for target in TARGETS.values():
-        target(spare).use()
-    shutil.rmtree(spare)
+        with tempfile.TemporaryDirectory(prefix="damage-") as spare:
+            target(Path(spare)).use()
     become_nobody()
 
 
