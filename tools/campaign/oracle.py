@@ -47,7 +47,8 @@ def positions(extent: int, out: int, stride: int, before: int, tap: int, dilatio
             elif mode == "circular":
                 at %= extent
             else:
-                at = -at if at < 0 else 2 * (extent - 1) - at
+                at %= max(1, 2 * (extent - 1))
+                at = min(at, 2 * (extent - 1) - at)
         found.append(at)
     return found
 
@@ -144,19 +145,21 @@ class Promise:
 
 
 def reached(spoilt: Tensor, geometry: Geometry, w_shape: Sequence[int], tile: int) -> Tensor:
-    """Outputs that a spoilt pixel may spoil: those that see it, and those in their tiles."""
-    seen = exact(spoilt.double(), torch.ones(tuple(w_shape), dtype=torch.float64), geometry) != 0
-    if tile == 1 or not seen.numel():
-        return seen
-    spread = seen.double()
-    for axis in (0, 1):
+    """Outputs that a spoilt pixel may spoil: those that see it, and those in their tiles.
+
+    The last tile juts out, and reads there what the border goes on with.
+    """
+    size = geometry.out_size(spoilt.shape[2:], w_shape[2:])
+    further = [(tile - 1) * min(step, extent) for step, extent in zip(geometry.dilation, size, strict=True)]
+    top, bottom, left, right = geometry.padding
+    strides = geometry.stride
+    wider = geometry._replace(padding=(top, bottom + further[0] * strides[0], left, right + further[1] * strides[1]))
+    spread = (convolve(spoilt.double(), torch.ones(tuple(w_shape), dtype=torch.float64), wider) != 0).double()
+    for axis in (0, 1) if tile > 1 else ():
         # A tile of a dilated convolution is made of every d-th output.
-        step = geometry.dilation[axis]
-        size = [1, 1]
-        size[axis] = 2 * tile - 1
-        pad = [0, 0]
-        pad[axis] = (tile - 1) * step
-        if pad[axis] > 4096:
-            continue
-        spread = F.max_pool2d(F.pad(spread, (pad[1], pad[1], pad[0], pad[0])), size, 1, 0, (step, step)[:2])
-    return spread != 0
+        step = min(geometry.dilation[axis], size[axis])
+        window, around, apart = [1, 1], [0, 0], [1, 1]
+        window[axis], around[axis], apart[axis] = 2 * tile - 1, (tile - 1) * step, step
+        padded = F.pad(spread, (around[1], around[1], around[0], around[0]))
+        spread = F.max_pool2d(padded, window, 1, 0, apart)
+    return spread[..., : size[0], : size[1]] != 0
