@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -12,6 +13,8 @@ from pathlib import Path
 from textwrap import dedent, indent
 
 import pytest
+
+from campaign import case
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -207,6 +210,18 @@ def test_workers_get_the_environment_that_is_asked_for(parts: Path) -> None:
         TEMPLATE.format(body="    def run(self):\n        raise Failure(os.environ['WORD'])")
     )
     assert "hello there" in run(parts, "environment", "--cases", 1, "--env", "WORD=hello there", status=1)
+
+
+@pytest.mark.parametrize("name", case.names())
+def test_the_cases_of_a_part_follow_from_their_numbers_and_are_programs(name: str) -> None:
+    part = case.load(name)
+    assert part.ABOUT
+    for index in range(12):
+        once, again = part.case(1, index), part.case(1, index)
+        compile(once.script(), f"{name}-{index}.py", "exec")
+        assert once.script() == again.script()
+        candidates = itertools.islice(zip(once.smaller(), again.smaller(), strict=True), 40)
+        assert all(one.script() == other.script() for one, other in candidates)
 
 
 @pytest.mark.campaign

@@ -53,7 +53,7 @@ class Outcome:
     """What came of a case."""
 
     kind: str
-    """``passed``, ``failed``, ``crashed``, ``hung``, or ``absent``: there is no such case."""
+    """``passed``, ``failed``, ``crashed``, ``hung``, ``unmade``: it could not be made; or ``absent``: there is none."""
     words: str = ""
 
     @property
@@ -103,20 +103,18 @@ class Worker:
         return self._process.poll() is None
 
     def run(self, index: int, path: Sequence[int] = ()) -> Outcome:
-        """Run a case. When this returns anything but ``passed``, ``absent`` and ``failed``, the process is gone."""
+        """Run a case. When it crashed or hung, the process is gone."""
         if not path:
             self.ran.append(index)
         try:
             self._ask(index, path, script=False)
             answer = self._answer(STARTING)
-            if answer.get("exists", True) is False:
-                return Outcome("absent")
-            if "failure" not in answer:  # else it could not even be made
+            if "limit" in answer:
                 answer = self._answer(answer["limit"])
         except _SilenceError as silence:
             kind = "crashed" if silence.gone else "hung"
             return Outcome(kind, self._end())
-        return Outcome("passed") if answer["failure"] is None else Outcome("failed", answer["failure"])
+        return Outcome(answer["kind"], answer.get("words", ""))
 
     def script(self, index: int, path: Sequence[int]) -> str:
         """The program that shows what a case shows."""
@@ -125,7 +123,7 @@ class Worker:
             answer = self._answer(STARTING)
         except _SilenceError:
             return f'raise SystemExit("""making the script of this case ended the worker: {self._end()}""")\n'
-        text: str = answer.get("script") or f'raise SystemExit("""there is no script: {answer.get("failure")}""")\n'
+        text: str = answer.get("script") or f'raise SystemExit("""there is no script: {answer.get("words")}""")\n'
         return text
 
     def interrupt(self) -> None:

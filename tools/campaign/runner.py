@@ -15,7 +15,7 @@ from .process import Outcome, PartError, Surroundings, Worker
 
 TURN = 10.0
 """Seconds that a part has before another may have its turn."""
-MINIMISING = 60.0
+MINIMISING = 20.0
 """Seconds to look for a smaller case that fails alike."""
 HISTORY = 1000
 """Earlier cases to name where a failure needs them."""
@@ -168,9 +168,9 @@ class Campaign:
         self._tell(f"{part}:{index} {outcome.kind}: {(outcome.words.splitlines() or [''])[0]}")
         fresh = self._worker(part)
         again = fresh.run(index)
-        if again.kind == outcome.kind:
+        if again.kind == outcome.kind != "unmade":
             failure, fresh = self._minimise(part, fresh, failure)
-        else:
+        elif again.kind != outcome.kind:
             failure = Found(index, outcome.kind, outcome.words, alone=False, after=tuple(worker.ran[-HISTORY - 1 : -1]))
         if not fresh.alive:
             fresh = self._worker(part, instead_of=fresh)

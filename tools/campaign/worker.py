@@ -29,21 +29,24 @@ def main(folder: str, name: str, seed: str, read_fd: str, write_fd: str) -> None
     answer(ready=True)
     for line in requests:
         request = json.loads(line)
+        made = False
         try:
             case = cases.find(part, int(seed), request["index"], request["path"])
             if case is None:
-                answer(exists=False)
+                answer(kind="absent")
                 continue
             if request["script"]:
                 answer(script=case.script())
                 continue
+            made = True
             answer(limit=case.limit)
             case.run()
-            answer(failure=None)
+            answer(kind="passed")
         except cases.Failure as failure:
-            answer(failure=str(failure))
+            answer(kind="failed", words=str(failure))
         except Exception as error:
-            answer(failure=f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+            words = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+            answer(kind="failed" if made else "unmade", words=words)
 
 
 if __name__ == "__main__":
