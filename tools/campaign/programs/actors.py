@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 import polyconv
 from polyconv import choices, settings
+from polyconv.backends import backend_for
 
 KINDS = {
     "square": ((2, 16, 20, 20), (24, 16, 3, 3), {"padding": 1}),
@@ -258,7 +259,6 @@ def explain(kind, chance):
 def tuning(kind, chance):
     """A tuning file that is written while it is in force."""
     from polyconv import tuning as files
-    from polyconv.backends import backend_for
 
     convolution = Convolution(kind)
     path = Path(tempfile.mkdtemp()) / "tuning.json"
@@ -337,8 +337,10 @@ def again(step, rounds, failed, begin):
 def finish(before, kinds):
     """Nothing of it all stays: not a setting, not a choice, not a lock, and not a wrong result."""
     assert not stay(before), f"settings stay behind: {stay(before)}"
-    assert not choices._State.forced, "a forced choice stays behind"
-    assert not choices._watchers, "a watcher stays behind"
+    version = choices.version()
+    measured = choices.remember(backend_for(torch.device("cpu")).environment(), {})
+    assert choices.version() != version, "a forced choice stays behind, and what is measured has no say"
+    choices.forget(measured)
     for convolution in SHARED.values():
         with torch.no_grad():
             convolution.w.data.copy_(convolution.w_exact)
