@@ -16,6 +16,8 @@ ABOUT = "first convolutions, settings, forks, Ctrl-C and the interpreter's end, 
 SMALL = [kind for kind in KINDS if kind != "pooled"]
 ALONE = ("writer", "set_tolerance", "threads", "low_precision")
 """Of which there is at most one, because two of them would have no right result."""
+UNFIT = ("fork", "low_precision", "set_tolerance", "writer", "reader", "churn")
+"""What an interrupt has a right to leave traces of, or breaks in Python's own modules: a thread that is started."""
 SLOW = ("optimize", "explain", "fork", "pool", "tuning")
 
 
@@ -58,7 +60,7 @@ def case(seed: int, index: int) -> Play:
         switch = chance.choice([0.005, 1e-4, 1e-6])
         return Play(way, actors, own, chance.choice([1, 5, 25]), switch)
     if way == "interrupted":
-        names = [name for name in ACTORS if name not in ("fork", "low_precision", "set_tolerance", "writer", "reader")]
+        names = [name for name in ACTORS if name not in UNFIT]
         actors = _some(chance, chance.randint(1, 2), names)
         return Play(way, actors, own, chance.choice([5, 30]), chance.choice([1e-4, 2e-3, 0.03]))
     if way == "reentered":
