@@ -1,8 +1,9 @@
-"""Builds the native CPU kernels: ``python csrc/build.py [--counters]`` in place, for development; setup.py for a wheel.
+"""Builds the native CPU kernels: ``python csrc/build.py`` in place, for development; setup.py for a wheel.
 
-The result, ``src/polyconv/cpu/_native.abi3.so``, is what an editable installation imports. A source is compiled again
-when its contents changed, those of a header that it includes, or the command. Times of files do not matter, so objects
-survive a change of branch and back, and serve a copy of the sources elsewhere.
+The result, ``src/polyconv/cpu/_native.abi3.so``, is what an editable installation imports. A build that counts cycles,
+or that reports its own mistakes (``csrc/sanitize.py`` runs Python with it), stays in a folder of its own. A source is
+compiled again when its contents changed, those of a header that it includes, or the command. Times of files do not
+matter, so objects survive a change of branch and back, and serve a copy of the sources elsewhere.
 
     POLYCONV_BUILD_DIR  where the objects are kept; build/ beside csrc/ if absent
     MAX_JOBS            how many compilers run at a time; as many as there are cores if absent
@@ -43,25 +44,34 @@ FLAGS = [
     "-DTORCH_TARGET_VERSION=0x020b000000000000",
 ]
 
+COUNTERS = "counters"
+SANITIZED = ["-O1", "-g1", "-fno-omit-frame-pointer", "-D_GLIBCXX_ASSERTIONS"]
+VARIANTS = {
+    COUNTERS: ["-DPOLYCONV_STAGE_COUNTERS"],
+    "address,undefined": [*SANITIZED, "-fsanitize=address,undefined,float-cast-overflow"],
+    "thread": [*SANITIZED, "-fsanitize=thread"],
+}
+
 
 def compiler() -> str:
     return os.environ.get("CXX", "g++")
 
 
-def build(module: Path = IN_PLACE, counters: bool = False) -> Path:
-    """Compiles what is out of date and links it; gives the path of the module."""
+def build(module: Path = IN_PLACE, variant: str | None = None) -> Path:
+    """Compiles what is out of date and links it; gives the path of the module. A variant stays beside its objects."""
     objects = Path(os.environ.get("POLYCONV_BUILD_DIR") or ROOT / "build").resolve()
-    objects /= "cpu-counters" if counters else "cpu"
+    objects /= f"cpu-{variant.replace(',', '-')}" if variant else "cpu"
     objects.mkdir(parents=True, exist_ok=True)
-    if counters:
+    if variant:
         module = objects / module.name
-    _compile(objects, ["-DPOLYCONV_STAGE_COUNTERS"] if counters else [])
+    more_flags = VARIANTS[variant] if variant else []
+    _compile(objects, more_flags)
     module.parent.mkdir(parents=True, exist_ok=True)
     # The module names torch's libraries and no place to find them: torch is imported before it, and has loaded them.
     # Only what is used is named, also where that is not the linker's habit.
     libraries = [f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu", "-lc10"]
     linked = [str(objects / f"{source.stem}.o") for source in SOURCES]
-    command = [compiler(), "-shared", "-Wl,--as-needed", "-o", str(module), *linked, *libraries]
+    command = [compiler(), *more_flags, "-shared", "-Wl,--as-needed", "-o", str(module), *linked, *libraries]
     subprocess.run(command, check=True)
     return module
 
@@ -116,5 +126,12 @@ if __name__ == "__main__":
         epilog=__doc__.partition("\n\n")[2],
         formatter_class=argparse.RawTextHelpFormatter,
     )
-    parser.add_argument("--counters", action="store_true", help="count cycles per stage")
-    print(build(counters=parser.parse_args().counters))
+    variants = parser.add_mutually_exclusive_group()
+    variants.add_argument(
+        "--counters", action="store_const", const=COUNTERS, dest="variant", help="count cycles per stage"
+    )
+    sanitizers = [name for name in VARIANTS if name != COUNTERS]
+    variants.add_argument(
+        "--sanitize", choices=sanitizers, dest="variant", help="report mistakes: see csrc/sanitize.py"
+    )
+    print(build(variant=parser.parse_args().variant))

@@ -85,3 +85,12 @@ def test_a_failure_is_compiled_again(root: Path, capfd: pytest.CaptureFixture[st
     assert "nonsense" in capfd.readouterr().err
     source.write_text(right)
     assert compiled(root) == {"alone"}
+
+
+@pytest.mark.parametrize("variant", ["counters", "address,undefined", "thread"])
+def test_a_variant_stays_beside_its_objects(root: Path, variant: str) -> None:
+    """What is in place, for everyone to import, is the plain build and nothing else."""
+    module = load(root).build(variant=variant)
+    assert module == root / "build" / f"cpu-{variant.replace(',', '-')}" / "_native.abi3.so"
+    assert module.exists()
+    assert not (root / "src").exists()

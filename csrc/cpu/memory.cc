@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <new>
 
+#include "sanitizing.h"
+
 namespace polyconv {
 
 float* Scratch::Get(std::size_t floats) {
@@ -23,11 +25,15 @@ float* Scratch::Get(std::size_t floats) {
     data_ = reinterpret_cast<float*>(aligned);
     bytes_ = wanted;
   }
+  HandOut(data_, floats * sizeof(float), bytes_);
   return data_;
 }
 
 void Scratch::Release() {
-  if (data_ != nullptr) munmap(data_, bytes_);
+  if (data_ != nullptr) {
+    LetGo(data_, bytes_);
+    munmap(data_, bytes_);
+  }
   data_ = nullptr;
   bytes_ = 0;
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "memory.h"
+#include "sanitizing.h"
 
 namespace polyconv {
 namespace {
@@ -29,6 +30,7 @@ struct Pool {
     std::size_t count = 0;
     for (; count < idle.size() && idle_bytes > bytes; count++) {
       idle_bytes -= idle[count].bytes;
+      LetGo(idle[count].data, idle[count].bytes);
       std::free(idle[count].data);
     }
     idle.erase(idle.begin(), idle.begin() + static_cast<std::ptrdiff_t>(count));
@@ -62,6 +64,7 @@ void* TakeOutputBlock(std::size_t bytes) {
     AdviseHugePages(data, size);
   }
   the_pool.taken.emplace(data, size);
+  HandOut(data, bytes, size);
   return data;
 }
 
@@ -69,6 +72,7 @@ void ReturnOutputBlock(void* block) {
   const std::lock_guard<std::mutex> lock(the_pool.mutex);
   const auto found = the_pool.taken.find(block);
   if (found == the_pool.taken.end()) return;
+  TakeBack(block, found->second);
   the_pool.idle.push_back({block, found->second});
   the_pool.idle_bytes += found->second;
   the_pool.taken.erase(found);

@@ -111,6 +111,16 @@ class VirtualGpu:
         count.restype = ctypes.c_uint64
         return int(count())
 
+    def fail(self, function: str, nth: int, count: int, code: int) -> None:
+        """Let so many calls of a driver function fail, from the n-th on (1 is the next); see driver/virtual_gpu.h."""
+        _stub().virtual_gpu_fail(function.encode(), nth, count, code)
+
+    def repair(self) -> int:
+        """Let nothing fail any more; gives the number of calls that did."""
+        failed = int(_stub().virtual_gpu_faults())
+        _stub().virtual_gpu_fail(None, 0, 0, 0)
+        return failed
+
     @contextmanager
     def memory(self, *tensors: Tensor) -> Iterator[None]:
         """Let kernels launched in this block touch the elements of these tensors, and raise here what went wrong there.

@@ -28,6 +28,14 @@ _FLAGS = (
 )
 
 
+def _flags() -> tuple[str, ...]:
+    """With $VOLTA_SANITIZE (address,undefined or thread) the core reports its own mistakes: see csrc/sanitize.py."""
+    sanitizers = os.environ.get("VOLTA_SANITIZE")
+    if not sanitizers:
+        return _FLAGS
+    return (*_FLAGS, "-O1", "-g1", "-fno-omit-frame-pointer", "-D_GLIBCXX_ASSERTIONS", f"-fsanitize={sanitizers}")
+
+
 class Bank(ctypes.Structure):
     _fields_ = [("number", ctypes.c_int32), ("data", ctypes.c_char_p), ("size", ctypes.c_uint64)]
 
@@ -108,7 +116,7 @@ def _compiler() -> str:
 def _key(sources: list[Path]) -> str:
     digest = hashlib.sha256()
     version = subprocess.run([_compiler(), "--version"], capture_output=True, text=True).stdout
-    for part in (*_FLAGS, version, _cpu_identity()):
+    for part in (*_flags(), version, _cpu_identity()):
         digest.update(part.encode() + b"\0")
     for path in sources:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -120,7 +128,7 @@ def _build(target: Path) -> None:
 
         def compile_one(source: Path) -> str:
             unit = str(Path(scratch) / (source.stem + ".o"))
-            command = [_compiler(), *_FLAGS, "-c", str(source), "-o", unit]
+            command = [_compiler(), *_flags(), "-c", str(source), "-o", unit]
             result = subprocess.run(command, capture_output=True, text=True)
             if result.returncode != 0:
                 raise toolchain.ToolchainError(f"{' '.join(command)}\n{result.stderr}")
@@ -129,7 +137,8 @@ def _build(target: Path) -> None:
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
             units = list(pool.map(compile_one, sorted(_SOURCES.glob("*.cpp"))))
         library = Path(scratch) / target.name
-        result = subprocess.run([_compiler(), "-shared", "-o", str(library), *units], capture_output=True, text=True)
+        command = [_compiler(), *_flags(), "-shared", "-o", str(library), *units]
+        result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode != 0:
             raise toolchain.ToolchainError(f"linking the emulator failed:\n{result.stderr}")
         os.replace(library, target)

@@ -10,9 +10,10 @@ Launches go through ``cuda.bindings`` and not ``cuda.core.launch``: a kernel of 
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any
@@ -44,7 +45,7 @@ def bindings() -> Any:
             driver: Any = import_module("cuda.bindings.driver")
     except ImportError as error:
         raise DriverError("cuda.bindings is not installed: install polyconv[cu12] or polyconv[cu13]") from error
-    (status,) = driver.cuInit(0)
+    (status,) = _answer(driver.cuInit, 0)
     if status:
         raise DriverError(f"the NVIDIA driver does not start: {describe_status(driver, status)}")
     return driver
@@ -57,8 +58,25 @@ def bindings_version() -> str:
         return ".".join(version("cuda-bindings").split(".")[:2])
 
 
+class _Unnamed(int):
+    """A status that the bindings have no name for: a driver that is newer than they are may give one."""
+
+
+def _answer(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function of the bindings returns, a status first. At a status without a name they raise instead."""
+    try:
+        return function(*arguments)
+    except ValueError as error:
+        number = re.match(r"(\d+) is not a valid CUresult", str(error))
+        if number is None:
+            raise
+        return (_Unnamed(number[1]),)
+
+
 def describe_status(driver: Any, status: Any) -> str:
     """A CUDA error's name and text: ``CUDA_ERROR_INVALID_VALUE (invalid argument)``."""
+    if isinstance(status, _Unnamed):
+        return f"CUDA error {status} (which cuda.bindings {bindings_version()} has no name for)"
     _, name = driver.cuGetErrorName(status)
     _, text = driver.cuGetErrorString(status)
     return f"{name.decode() if name else f'CUDA error {int(status)}'} ({text.decode() if text else 'no description'})"
@@ -67,7 +85,7 @@ def describe_status(driver: Any, status: Any) -> str:
 def call(name: str, *arguments: Any) -> Any:
     """Call a driver function by name and return its value; raise :class:`DriverError` if it fails."""
     driver = bindings()
-    status, *values = getattr(driver, name)(*arguments)
+    status, *values = _answer(getattr(driver, name), *arguments)
     if status:
         raise DriverError(f"{name} failed: {describe_status(driver, status)}")
     return values[0] if len(values) == 1 else tuple(values)
@@ -121,8 +139,8 @@ class Activation:
         self._pushed = False
 
     def __enter__(self) -> None:
-        status, current = bindings().cuCtxGetCurrent()
-        if status or int(current) != self._device._context_address:
+        status, *current = _answer(bindings().cuCtxGetCurrent)
+        if status or int(current[0]) != self._device._context_address:
             call("cuCtxPushCurrent", self._device._context)
             self._pushed = True
 
@@ -194,7 +212,7 @@ class PreparedLaunch:
             for slot in launch.pointers
         )
         self._sizes = (*launch.grid, *launch.block, launch.dynamic_shared)
-        self._launch_kernel = bindings().cuLaunchKernel
+        self._launch_kernel = partial(_answer, bindings().cuLaunchKernel)
         self._lock = threading.Lock()
 
     def __call__(self, addresses: Mapping[str, int], stream: int) -> None:

@@ -8,6 +8,7 @@
  *   context.c   primary contexts, the stack of current contexts, streams
  *   cubin.c     libraries and kernels: reads the ELF file that a cubin is
  *   launch.c    checks a launch and calls back
+ *   fault.c     calls that fail because a test wants them to
  *   entry.c     finds the functions above by name
  */
 #ifndef VIRTUAL_GPU_H
@@ -24,15 +25,20 @@
 typedef enum {
   CUDA_SUCCESS = 0,
   CUDA_ERROR_INVALID_VALUE = 1,
+  CUDA_ERROR_OUT_OF_MEMORY = 2,
   CUDA_ERROR_NOT_INITIALIZED = 3,
+  CUDA_ERROR_NO_DEVICE = 100,
   CUDA_ERROR_INVALID_DEVICE = 101,
   CUDA_ERROR_INVALID_IMAGE = 200,
   CUDA_ERROR_INVALID_CONTEXT = 201,
   CUDA_ERROR_NO_BINARY_FOR_GPU = 209,
   CUDA_ERROR_INVALID_HANDLE = 400,
   CUDA_ERROR_NOT_FOUND = 500,
+  CUDA_ERROR_ILLEGAL_ADDRESS = 700,
   CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES = 701,
   CUDA_ERROR_LAUNCH_FAILED = 719,
+  CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
+  CUDA_ERROR_UNKNOWN = 999,
 } CUresult;
 
 typedef int CUdevice;
@@ -108,6 +114,11 @@ typedef CUresult (*VirtualLaunchCallback)(const VirtualLaunch* launch);
 API void virtual_gpu_on_launch(VirtualLaunchCallback callback);
 API uint64_t virtual_gpu_synchronisations(void); /* how often the host waited for the GPU: our code never should */
 
+/* From the n-th call of a function on (1 is the next), so many calls fail with a code, and do nothing else. Without a
+ * name: no fault any more. Functions have the names of their symbols: cuCtxPushCurrent_v2. */
+API void virtual_gpu_fail(const char* function, int nth, int count, int code);
+API int virtual_gpu_faults(void); /* how many calls have failed so since the last virtual_gpu_fail */
+
 /* ---- shared between the files ----------------------------------------------------------------------------------- */
 
 extern pthread_mutex_t lock; /* guards the lists of streams and libraries */
@@ -118,12 +129,22 @@ int device_count(void); /* VIRTUAL_GPU_DEVICES in the environment, 1 if absent *
 CUcontext current_context(void);
 int find_context(CUstream stream, CUcontext* context); /* 0 for a handle that is no stream */
 int is_kernel(CUkernel kernel);
+CUresult fault_of(const char* function); /* counts a call */
 
 #define REQUIRE(condition, error)     \
   do {                                \
     if (!(condition)) return (error); \
   } while (0)
-#define REQUIRE_INITIALISED() REQUIRE(initialised, CUDA_ERROR_NOT_INITIALIZED)
+#define REQUIRE_NO_FAULT()                   \
+  do {                                       \
+    CUresult fault = fault_of(__func__);     \
+    if (fault != CUDA_SUCCESS) return fault; \
+  } while (0)
+#define REQUIRE_INITIALISED()                         \
+  do {                                                \
+    REQUIRE_NO_FAULT();                               \
+    REQUIRE(initialised, CUDA_ERROR_NOT_INITIALIZED); \
+  } while (0)
 #define REQUIRE_DEVICE(device) REQUIRE((device) >= 0 && (device) < device_count(), CUDA_ERROR_INVALID_DEVICE)
 
 #endif

@@ -1,0 +1,165 @@
+"""How far a result may be from the exact one: what docs/accuracy.md promises, and no more.
+
+==========================  ==================================================================================
+a direct sum                every element within (n + 2) roundings of the sum of its terms' magnitudes: always
+even and uneven data        the plan's prediction, times what the error model says of the data's magnitudes
+patterns                    the bound: the estimate does not cover what is the same in every tile or channel
+NaN, infinity               not beyond the tile that they are in
+==========================  ==================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyconv.algebra.error import TYPICAL, Magnitudes, error_bound, predicted_error
+from polyconv.algebra.segments import Scheme2d
+from polyconv.arguments import Geometry
+from polyconv.cpu.planner import CpuPlan
+from polyconv.cpu.schemes import DIRECT, FAST
+from polyconv.plan.accuracy import reduction_of
+from polyconv.problem import Pass
+from uneven_data import measure
+
+SCHEMES = {str(scheme): scheme for scheme in (DIRECT, *FAST)}
+WIDEST_TILE = 8
+"""Outputs of one axis that the largest tile has."""
+SMALLEST = 2.0**-126
+"""Below this an operation may lose everything."""
+
+
+def positions(extent: int, out: int, stride: int, before: int, tap: int, dilation: int, mode: str) -> list[int]:
+    """Where one tap reads along an axis, for every output; -1 outside of the image. In Python's integers."""
+    found = []
+    for i in range(out):
+        at = i * stride - before + tap * dilation
+        if not 0 <= at < extent:
+            if mode == "zeros":
+                at = -1
+            elif mode == "replicate":
+                at = min(max(at, 0), extent - 1)
+            elif mode == "circular":
+                at %= extent
+            else:
+                at %= max(1, 2 * (extent - 1))
+                at = min(at, 2 * (extent - 1) - at)
+        found.append(at)
+    return found
+
+
+def _read(x: Tensor, dim: int, where: Sequence[int]) -> Tensor:
+    index = torch.tensor([max(at, 0) for at in where])
+    outside = torch.tensor([at < 0 for at in where]).reshape([-1 if d == dim else 1 for d in range(x.dim())])
+    return x.index_select(dim, index).masked_fill(outside, 0.0)
+
+
+def convolve(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
+    """The definition, tap by tap: for any geometry, however far its taps are apart."""
+    top, bottom, left, right = geometry.padding
+    if geometry.padding_mode != "zeros":
+        x = x[..., max(-top, 0) : x.shape[2] - max(-bottom, 0), max(-left, 0) : x.shape[3] - max(-right, 0)]
+        top, bottom, left, right = (max(side, 0) for side in geometry.padding)
+    cropped = geometry._replace(padding=(top, bottom, left, right))
+    height, width = cropped.out_size(x.shape[2:], w.shape[2:])
+    n, (k, per_group) = x.shape[0], w.shape[:2]
+    y = x.new_zeros(n, geometry.groups, k // geometry.groups, height, width)
+    w = w.reshape(geometry.groups, k // geometry.groups, *w.shape[1:])
+    for r in range(w.shape[3]):
+        rows = positions(x.shape[2], height, geometry.stride[0], top, r, geometry.dilation[0], geometry.padding_mode)
+        if max(rows, default=-1) < 0:
+            continue
+        read = _read(x, 2, rows)
+        for s in range(w.shape[4]):
+            at = positions(x.shape[3], width, geometry.stride[1], left, s, geometry.dilation[1], geometry.padding_mode)
+            if max(at, default=-1) >= 0:
+                pixels = _read(read, 3, at).reshape(n, geometry.groups, per_group, height, width)
+                y = y + torch.einsum("ngchw,gkc->ngkhw", pixels, w[..., r, s])
+    return y.reshape(n, k, height, width)
+
+
+def exact(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
+    """The same, by torch where torch can be asked for it without a padded image that fills the memory."""
+    reach = [max(geometry.padding), *geometry.stride, *geometry.dilation]
+    if max(map(abs, reach)) > 64 or not x.numel() or not w.numel():
+        return convolve(x, w, geometry)
+    top, bottom, left, right = geometry.padding
+    x = F.pad(x, (min(left, 0), min(right, 0), min(top, 0), min(bottom, 0)))
+    sides = (max(left, 0), max(right, 0), max(top, 0), max(bottom, 0))
+    x = F.pad(x, sides, mode="constant" if geometry.padding_mode == "zeros" else geometry.padding_mode)
+    return F.conv2d(x, w, None, geometry.stride, 0, geometry.dilation, geometry.groups)
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What is promised of one pass that a plan computes from two operands."""
+
+    plan: CpuPlan
+    one: Tensor
+    """The operand that tiles are cut from: input, or gradient in the input gradient. In float64, as the other."""
+    other: Tensor
+    patterned: bool
+    """Whether an operand is of a kind that the estimate does not cover."""
+
+    def allowed(self, expected: Tensor, magnitudes: Tensor) -> Tensor:
+        """By how much each element may be off. ``magnitudes``: the same pass on absolute values."""
+        problem, chosen = self.plan.problem, self.plan.chosen
+        reduction = max(1, reduction_of(problem))
+        unit = 2.0**-53 if problem.dtype == "float64" else 2.0**-24
+        longest = min(reduction, 2**20)
+        # Below the smallest exponent nothing is relative any more.
+        floor = 4 * SMALLEST * (longest + 2) if problem.dtype == "float32" else 0.0
+        rigorous = 2 * (longest + 4) * unit * magnitudes + floor
+        if problem.dtype == "float64":
+            return rigorous  # the model is one of float32
+        scheme = SCHEMES[chosen.name].exact if chosen.name in SCHEMES else None
+        found = measure(self.one.numpy(), self.other.numpy(), expected.numpy())
+        scale = found.scale(reduction)
+        if self.patterned:
+            return rigorous if chosen.direct else torch.full_like(rigorous, self._bound(scheme, found) * scale + floor)
+        form = "weight gradient" if problem.kind is Pass.WGRAD else "forward"
+        uneven = predicted_error(scheme, reduction, form=form, magnitudes=found)  # type: ignore[arg-type]
+        even = predicted_error(scheme, reduction, form=form, magnitudes=TYPICAL)  # type: ignore[arg-type]
+        growth = 256.0 if scheme is not None else 1.0
+        estimate = chosen.error * scale * max(1.0, uneven / even) + growth * floor
+        return rigorous.clamp(max=estimate) if chosen.direct else torch.full_like(rigorous, estimate)
+
+    def _bound(self, scheme: Scheme2d | None, found: Magnitudes) -> float:
+        """Of no more tiles or channels than there can be: those that are cut by a stride or a border are more."""
+        problem, reduction = self.plan.problem, max(1, reduction_of(self.plan.problem))
+        if problem.kind is Pass.WGRAD or scheme is None:
+            count = reduction
+        else:
+            (c, k), taps = problem.channels_per_group, (scheme.h.r, scheme.w.r)
+            channels = k if problem.kind is Pass.DGRAD else c
+            count = channels * prod(
+                ceil(problem.kernel[i] / taps[i]) * min(problem.kernel[i], problem.stride[i]) for i in (0, 1)
+            )
+        form = "weight gradient" if problem.kind is Pass.WGRAD else "forward"
+        return error_bound(scheme, reduction, form=form, count=count, magnitudes=found)  # type: ignore[arg-type]
+
+
+def reached(spoilt: Tensor, geometry: Geometry, w_shape: Sequence[int], tile: int) -> Tensor:
+    """Outputs that a spoilt pixel may spoil: those that see it, and those in their tiles.
+
+    The last tile juts out, and reads there what the border goes on with.
+    """
+    size = geometry.out_size(spoilt.shape[2:], w_shape[2:])
+    further = [(tile - 1) * min(step, extent) for step, extent in zip(geometry.dilation, size, strict=True)]
+    top, bottom, left, right = geometry.padding
+    strides = geometry.stride
+    wider = geometry._replace(padding=(top, bottom + further[0] * strides[0], left, right + further[1] * strides[1]))
+    spread = (convolve(spoilt.double(), torch.ones(tuple(w_shape), dtype=torch.float64), wider) != 0).double()
+    for axis in (0, 1) if tile > 1 else ():
+        # A tile of a dilated convolution is made of every d-th output.
+        step = min(geometry.dilation[axis], size[axis])
+        window, around, apart = [1, 1], [0, 0], [1, 1]
+        window[axis], around[axis], apart[axis] = 2 * tile - 1, (tile - 1) * step, step
+        padded = F.pad(spread, (around[1], around[1], around[0], around[0]))
+        spread = F.max_pool2d(padded, window, 1, 0, apart)
+    return spread[..., : size[0], : size[1]] != 0
