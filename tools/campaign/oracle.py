@@ -23,7 +23,6 @@ from polyconv.algebra.segments import Scheme2d
 from polyconv.arguments import Geometry
 from polyconv.cpu.planner import CpuPlan
 from polyconv.cpu.schemes import DIRECT, FAST
-from polyconv.plan.accuracy import reduction_of
 from polyconv.problem import Pass
 from uneven_data import measure
 
@@ -103,13 +102,15 @@ class Promise:
     one: Tensor
     """The operand that tiles are cut from: input, or gradient in the input gradient. In float64, as the other."""
     other: Tensor
+    reduction: int
+    """Products that an element sums by definition. The plan may know of fewer: taps that meet nothing are left out."""
     patterned: bool
     """Whether an operand is of a kind that the estimate does not cover."""
 
     def allowed(self, expected: Tensor, magnitudes: Tensor) -> Tensor:
         """By how much each element may be off. ``magnitudes``: the same pass on absolute values."""
         problem, chosen = self.plan.problem, self.plan.chosen
-        reduction = max(1, reduction_of(problem))
+        reduction = self.reduction
         unit = 2.0**-53 if problem.dtype == "float64" else 2.0**-24
         longest = min(reduction, 2**20)
         # Below the smallest exponent nothing is relative any more.
@@ -131,7 +132,7 @@ class Promise:
 
     def _bound(self, scheme: Scheme2d | None, found: Magnitudes) -> float:
         """Of no more tiles or channels than there can be: those that are cut by a stride or a border are more."""
-        problem, reduction = self.plan.problem, max(1, reduction_of(self.plan.problem))
+        problem, reduction = self.plan.problem, self.reduction
         if problem.kind is Pass.WGRAD or scheme is None:
             count = reduction
         else:

@@ -24,9 +24,9 @@ ABOUT = "calls by the thousand, shapes and weights changing: memory flat, caches
 
 CALLS = 1000
 """Of one case; a hundred of them are a hundred thousand."""
-SHAPES = 1500
+SHAPES = 200
 """Different layers that the calls are about: no more than the caches hold, so that these fill and then stay."""
-WARM = 2
+WARM = 1
 """Cases that a worker runs before it measures for the first time: allocators, thread pools and kernels settle."""
 POOL = 64 * 2**20
 """Bytes of freed outputs that the pool may keep here."""
