@@ -342,8 +342,8 @@ class Convolution(Case):
         plan = _worst(plans, Pass.FPROP)
         x, w = exact["x"], exact["w"]
         bad_x, bad_w = ~torch.isfinite(x), ~torch.isfinite(w)
-        tile = 1 if plan is None or plan.chosen.direct else oracle.WIDEST_TILE
-        spoilt = oracle.reached(bad_x, self.geometry, w.shape, tile) if bad_x.any() else torch.zeros_like(y).bool()
+        reach = oracle.tile_reach(plan, self.geometry, self.kernel)
+        spoilt = oracle.reached(bad_x, self.geometry, w.shape, reach) if bad_x.any() else torch.zeros_like(y).bool()
         if bad_w.any():
             spoilt = spoilt | bad_w.flatten(1).any(1).reshape(1, -1, 1, 1)
         beyond = ~torch.isfinite(y) & ~spoilt
@@ -573,7 +573,8 @@ def _drawn(random: Random) -> Convolution:
     extra["again"] = random.random() < 0.15
     extra["contender"] = random.choice([None, random.randrange(30), random.randrange(30)])
     w, poisoned = draw(random, poison=not half), not half
-    if not extra.get("backward") and not plain and not w.aliased and not half and random.random() < 0.2:
+    writable = not w.aliased and shape["channels"][0] > 0
+    if writable and not extra.get("backward") and not plain and not half and random.random() < 0.2:
         extra["rewritten"] = random.choice([*REWRITES])
         w, poisoned = replace(w, fill="normal"), False
         extra |= {"mode": "no_grad", "again": False}
