@@ -569,7 +569,7 @@ def _drawn(random: Random) -> Convolution:
     extra["bias"] = random.choice([None, draw(random)])
     extra["tolerance"] = random.choice([None, None, None, 0, 1e-6, 1e-2])
     extra["instruction_set"] = random.choice(["best", "avx512", "avx2", "sse4"])
-    extra["threads"] = random.choice([1, 1, 2, 3, 4])
+    extra["threads"] = random.choice([1, 1, 1, 1, 1, 1, 1, 2, 3, 4])
     extra["again"] = random.random() < 0.15
     extra["contender"] = random.choice([None, random.randrange(30), random.randrange(30)])
     w, poisoned = draw(random, poison=not half), not half
