@@ -168,9 +168,14 @@ def reached(spoilt: Tensor, geometry: Geometry, w_shape: Sequence[int], reach: t
     wider = geometry._replace(padding=(top, bottom + further[0], left, right + further[1]))
     spread = (convolve(spoilt.double(), torch.ones(tuple(w_shape), dtype=torch.float64), wider) != 0).double()
     for axis in (0, 1):
-        # A tile of a dilated convolution is made of every d-th output.
-        window, around, apart = [1, 1], [0, 0], [1, 1]
-        window[axis], around[axis], apart[axis] = 2 * reach[axis] + 1, reach[axis] * steps[axis], steps[axis]
-        padded = F.pad(spread, (around[1], around[1], around[0], around[0]))
-        spread = F.max_pool2d(padded, window, 1, 0, apart)
+        # A tile of a dilated convolution is made of every d-th output; of one whose other taps meet nothing, of each.
+        spread = torch.maximum(*(_widened(spread, axis, reach[axis], step) for step in (steps[axis], 1)))
     return spread[..., : size[0], : size[1]] != 0
+
+
+def _widened(marked: Tensor, axis: int, reach: int, step: int) -> Tensor:
+    """What is marked, and what lies up to ``reach`` steps beside it."""
+    window, around, apart = [1, 1], [0, 0], [1, 1]
+    window[axis], around[axis], apart[axis] = 2 * reach + 1, reach * step, step
+    padded = F.pad(marked, (around[1], around[1], around[0], around[0]))
+    return F.max_pool2d(padded, window, 1, 0, apart)
