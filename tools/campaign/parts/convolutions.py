@@ -105,7 +105,7 @@ class Convolution(Case):
         if self.padding == "same" and self.stride not in (1, (1, 1)):
             return False
         geometry, out = self.geometry, self.y_shape[-2:]
-        if min(out) < 1 or min(self.size) < 1 or prod(self.y_shape) > 2**18:
+        if min(out) < 1 or min(self.size) < 1 or max(prod(self.y_shape), prod(out)) > 2**18:
             return False
         for size, before, after in zip(self.size, geometry.padding[::2], geometry.padding[1::2], strict=True):
             left = size + min(before, 0) + min(after, 0)
