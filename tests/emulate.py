@@ -69,7 +69,7 @@ def execute(
 def fingerprint(tensor: Tensor) -> str:
     """Of all the memory that a tensor is part of."""
     memory = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-    return hashlib.sha256(memory.numpy()).hexdigest()
+    return hashlib.sha256(memory.numpy().data).hexdigest()
 
 
 def plan_of(problem: Problem, way: Way, *, sms: int = V100.sms, workspace: int = 2**26) -> Plan:
