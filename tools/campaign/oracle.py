@@ -23,13 +23,10 @@ from polyconv.algebra.segments import Scheme2d
 from polyconv.arguments import Geometry
 from polyconv.cpu.planner import CpuPlan
 from polyconv.cpu.schemes import DIRECT, FAST
-from polyconv.plan.accuracy import reduction_of
 from polyconv.problem import Pass
 from uneven_data import measure
 
 SCHEMES = {str(scheme): scheme for scheme in (DIRECT, *FAST)}
-WIDEST_TILE = 8
-"""Outputs of one axis that the largest tile has."""
 SMALLEST = 2.0**-126
 """Below this an operation may lose everything."""
 
@@ -103,13 +100,15 @@ class Promise:
     one: Tensor
     """The operand that tiles are cut from: input, or gradient in the input gradient. In float64, as the other."""
     other: Tensor
+    reduction: int
+    """Products that an element sums by definition. The plan may know of fewer: taps that meet nothing are left out."""
     patterned: bool
     """Whether an operand is of a kind that the estimate does not cover."""
 
     def allowed(self, expected: Tensor, magnitudes: Tensor) -> Tensor:
         """By how much each element may be off. ``magnitudes``: the same pass on absolute values."""
         problem, chosen = self.plan.problem, self.plan.chosen
-        reduction = max(1, reduction_of(problem))
+        reduction = self.reduction
         unit = 2.0**-53 if problem.dtype == "float64" else 2.0**-24
         longest = min(reduction, 2**20)
         # Below the smallest exponent nothing is relative any more.
@@ -131,7 +130,7 @@ class Promise:
 
     def _bound(self, scheme: Scheme2d | None, found: Magnitudes) -> float:
         """Of no more tiles or channels than there can be: those that are cut by a stride or a border are more."""
-        problem, reduction = self.plan.problem, max(1, reduction_of(self.plan.problem))
+        problem, reduction = self.plan.problem, self.reduction
         if problem.kind is Pass.WGRAD or scheme is None:
             count = reduction
         else:
@@ -144,22 +143,39 @@ class Promise:
         return error_bound(scheme, reduction, form=form, count=count, magnitudes=found)  # type: ignore[arg-type]
 
 
-def reached(spoilt: Tensor, geometry: Geometry, w_shape: Sequence[int], tile: int) -> Tensor:
-    """Outputs that a spoilt pixel may spoil: those that see it, and those in their tiles.
+def tile_reach(plan: CpuPlan | None, geometry: Geometry, kernel: Sequence[int]) -> tuple[int, int]:
+    """How far from an output that sees a pixel another may be that has it in its tile, in outputs, along each axis.
+
+    A tile reads for all of its outputs, and for as many taps as whole segments have.
+    """
+    scheme = SCHEMES.get("" if plan is None else plan.chosen.name, DIRECT)
+    if scheme.direct:
+        return 0, 0
+    segments = [ceil(ceil(kernel[i] / geometry.stride[i]) / scheme.taps[i]) for i in (0, 1)]
+    reach = [scheme.outputs[i] + segments[i] * scheme.taps[i] if scheme.points[i] > 1 else 0 for i in (0, 1)]
+    return reach[0], reach[1]
+
+
+def reached(spoilt: Tensor, geometry: Geometry, w_shape: Sequence[int], reach: tuple[int, int]) -> Tensor:
+    """Outputs that a spoilt pixel may spoil: those that see it, and those that have it in their tiles.
 
     The last tile juts out, and reads there what the border goes on with.
     """
     size = geometry.out_size(spoilt.shape[2:], w_shape[2:])
-    further = [(tile - 1) * min(step, extent) for step, extent in zip(geometry.dilation, size, strict=True)]
+    steps = [min(step, extent) for step, extent in zip(geometry.dilation, size, strict=True)]
+    further = [reach[i] * steps[i] * geometry.stride[i] for i in (0, 1)]
     top, bottom, left, right = geometry.padding
-    strides = geometry.stride
-    wider = geometry._replace(padding=(top, bottom + further[0] * strides[0], left, right + further[1] * strides[1]))
+    wider = geometry._replace(padding=(top, bottom + further[0], left, right + further[1]))
     spread = (convolve(spoilt.double(), torch.ones(tuple(w_shape), dtype=torch.float64), wider) != 0).double()
-    for axis in (0, 1) if tile > 1 else ():
-        # A tile of a dilated convolution is made of every d-th output.
-        step = min(geometry.dilation[axis], size[axis])
-        window, around, apart = [1, 1], [0, 0], [1, 1]
-        window[axis], around[axis], apart[axis] = 2 * tile - 1, (tile - 1) * step, step
-        padded = F.pad(spread, (around[1], around[1], around[0], around[0]))
-        spread = F.max_pool2d(padded, window, 1, 0, apart)
+    for axis in (0, 1):
+        # A tile of a dilated convolution is made of every d-th output; of one whose other taps meet nothing, of each.
+        spread = torch.maximum(*(_widened(spread, axis, reach[axis], step) for step in (steps[axis], 1)))
     return spread[..., : size[0], : size[1]] != 0
+
+
+def _widened(marked: Tensor, axis: int, reach: int, step: int) -> Tensor:
+    """What is marked, and what lies up to ``reach`` steps beside it."""
+    window, around, apart = [1, 1], [0, 0], [1, 1]
+    window[axis], around[axis], apart[axis] = 2 * reach + 1, reach * step, step
+    padded = F.pad(marked, (around[1], around[1], around[0], around[0]))
+    return F.max_pool2d(padded, window, 1, 0, apart)

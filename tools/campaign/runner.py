@@ -52,8 +52,10 @@ class Campaign:
         self._stopping = Event()
         self._idle: dict[str, list[Worker]] = {part: [] for part in parts}
         self._all: list[Worker] = []
-        self._turns = dict.fromkeys(parts, 0.0)
-        """Seconds that each part has had in this run: who has had the least is next."""
+        self._had = dict.fromkeys(parts, 0.0)
+        """Seconds that each part has had in this run: of those that have no turn now, who has had the least is next."""
+        self._running: list[tuple[str, float]] = []
+        """Turns that are being taken, and when they began."""
         self._left: dict[str, int] = {}
         self._turn_seconds = TURN
 
@@ -98,10 +100,10 @@ class Campaign:
 
     def _job(self, end: float | None) -> None:
         while not self._stopping.is_set() and (end is None or time.monotonic() < end):
-            part = self._whose_turn()
-            if part is None:
+            turn = self._whose_turn()
+            if turn is None:
                 return
-            begun = time.monotonic()
+            part, begun = turn
             try:
                 self._turn(part, min(begun + self._turn_seconds, inf if end is None else end))
             except PartError as error:
@@ -112,16 +114,19 @@ class Campaign:
                 took = time.monotonic() - begun
                 self.journals[part].spend(took)
                 with self._lock:
-                    self._turns[part] += took - self._turn_seconds
+                    self._running.remove(turn)
+                    self._had[part] += took
 
-    def _whose_turn(self) -> str | None:
+    def _whose_turn(self) -> tuple[str, float] | None:
         with self._lock:
-            able = [part for part in self._turns if part not in self.broken and self._left.get(part, 1) > 0]
+            able = [part for part in self._had if part not in self.broken and self._left.get(part, 1) > 0]
             if not able:
                 return None
-            part = min(able, key=lambda part: self._turns[part])
-            self._turns[part] += self._turn_seconds
-            return part
+            now = time.monotonic()
+            taken = [part for part, _ in self._running]
+            turn = min(able, key=lambda part: (taken.count(part), self._had[part])), now
+            self._running.append(turn)
+            return turn
 
     def _turn(self, part: str, end: float) -> None:
         with self._lock:

@@ -24,9 +24,9 @@ ABOUT = "calls by the thousand, shapes and weights changing: memory flat, caches
 
 CALLS = 1000
 """Of one case; a hundred of them are a hundred thousand."""
-SHAPES = 1500
+SHAPES = 400
 """Different layers that the calls are about: no more than the caches hold, so that these fill and then stay."""
-WARM = 2
+WARM = 1
 """Cases that a worker runs before it measures for the first time: allocators, thread pools and kernels settle."""
 POOL = 64 * 2**20
 """Bytes of freed outputs that the pool may keep here."""
@@ -146,7 +146,7 @@ def measured() -> dict[str, int]:
     return {
         "bytes": int(status["VmRSS"].split()[0]) * 1024,
         "entries": entries(),
-        "tensors": sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects()),
+        "tensors": sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects()),
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": int(status["Threads"]),
     }
@@ -166,7 +166,7 @@ class Soak(Case):
     limit = 1800.0
 
     def run(self) -> None:
-        torch.set_num_threads(2)
+        torch.set_num_threads(1)  # threads that wait for one another spin, and most of the time would be theirs
         native.set_output_pool_limit(POOL)
         sequence = (self.seed, self.kinds)
         if sequence not in _first:
@@ -212,7 +212,7 @@ CALLS, SHAPES = {CALLS}, {SHAPES}
 
 {quoted}
 
-torch.set_num_threads(2)
+torch.set_num_threads(1)
 native.set_output_pool_limit({POOL})
 for index in range({max(0, self.index - 40)}, {self.index} + 1):
     block({self.seed}, index, {self.kinds})
