@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,12 +165,12 @@ class VirtualBackend(CudaBackend):
     def __init__(self, gpu: VirtualGpu, **arguments: Any) -> None:
         super().__init__(stream=arguments.pop("stream", lambda: 0), **arguments)
         self._gpu = gpu
-        self._workspace: Tensor | None = None
+        self._run = threading.local()
 
     def allocate(self, size: int) -> Tensor:
-        self._workspace = torch.full((size,), 0xFF, dtype=torch.uint8)  # all ones is NaN in every float format
-        self._gpu._buffers.append(_extent(self._workspace))
-        return self._workspace
+        workspace = torch.full((size,), 0xFF, dtype=torch.uint8)  # all ones is NaN in every float format
+        self._run.memory.enter_context(self._gpu.memory(workspace))
+        return workspace
 
     def enqueue(self, prepared: PreparedPlan, tensors: Mapping[str, Tensor]) -> None:
         problem = prepared.plan.problem
@@ -178,13 +179,9 @@ class VirtualBackend(CudaBackend):
             if name in tensors:
                 tensors[name].fill_(float("nan"))
         before = {name: tensor.clone() for name, tensor in tensors.items() if name not in outputs}
-        with self._gpu.memory(*tensors.values()):
-            try:
-                super().enqueue(prepared, tensors)
-            finally:
-                if self._workspace is not None:
-                    self._gpu._buffers.remove(_extent(self._workspace))
-                    self._workspace = None
+        with ExitStack() as self._run.memory:
+            self._run.memory.enter_context(self._gpu.memory(*tensors.values()))
+            super().enqueue(prepared, tensors)
         for name, tensor in before.items():
             if not torch.equal(tensor, tensors[name]):
                 raise AssertionError(f"{problem}: the run changed its input {name!r}")
