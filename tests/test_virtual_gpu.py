@@ -26,6 +26,11 @@ LARGER_CASES = {
     "strided, larger": Case((2, 9, 29, 30), (40, 9, 3, 3), kwargs={"stride": 2, "padding": 1}),
     "groups across tiles": Case((1, 12, 12, 13), (72, 6, 3, 3), kwargs={"groups": 2, "padding": 1}),
     "depthwise, larger": Case((2, 8, 20, 37), (8, 1, 7, 7), kwargs={"groups": 8, "padding": 3}),
+    "a stride past the image": Case((2, 5, 6, 7), (8, 5, 3, 3), kwargs={"stride": 2**32, "padding": 1}),
+    "taps that meet nothing": Case((2, 5, 6, 7), (8, 5, 3, 3), kwargs={"dilation": 2**32, "padding": 2**32}),
+    "outputs that see nothing": Case(
+        (2, 5, 6, 7), (8, 5, 3, 3), kwargs={"stride": 10**6, "dilation": 10**6, "padding": 2 * 10**6}
+    ),
 }
 
 
