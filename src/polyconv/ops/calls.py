@@ -18,6 +18,7 @@ from torch import Tensor
 from .. import choices, settings
 from ..arguments import Geometry, activation_name
 from ..backends import Backend, Run, backend_for
+from ..blocks import Block, Stack
 from ..problem import Activation, Pass, Problem
 from ..reduction import reduce_geometry
 from .layouts import Layout, Shape, check_gradient, fprop_layout
@@ -53,14 +54,14 @@ class Call:
         backend, under, chosen, run = self._prepared
         if backend is not now or under is not current or chosen != version:
             run = now.prepare(self.problem, inference=self.inference)
-            if _observers:
+            if _observers.entries:
                 run = self._told(run, now)
             self._prepared = (now, current, version, run)
         run(tensors)
 
     def _told(self, run: Run, backend: Backend) -> Run:
         """The same, and then word to those who observe."""
-        observers = tuple(_observers)
+        observers = [entry.value for entry in _observers.entries]
 
         def run_and_tell(tensors: MutableMapping[str, Tensor]) -> None:
             run(tensors)
@@ -91,7 +92,7 @@ class Ran:
 
 Observer = Callable[[Ran], None]
 
-_observers: list[Observer] = []
+_observers: Stack[Observer] = Stack()
 
 
 @contextmanager
@@ -100,12 +101,9 @@ def observed(observer: Observer) -> Iterator[None]:
 
     Every call is prepared anew in the block, and again after it: so whoever is not observed pays nothing.
     """
-    with choices.watched():  # around the rest, so that nothing that is prepared for longer knows the observer
-        _observers.append(observer)
-        try:
-            yield
-        finally:
-            _observers[:] = [other for other in _observers if other is not observer]
+    # Watched around the rest, so that nothing that is prepared for longer knows the observer.
+    with choices.watched(), Block(_observers, observer):
+        yield
 
 
 @lru_cache(maxsize=4096)
