@@ -273,7 +273,8 @@ class Convolution(Case):
         elif self.activation == "silu":
             sigmoid = torch.sigmoid(z)
             dz = dy * sigmoid * (1 + z * (1 - sigmoid))
-            slope = dy.abs() * (0.5 * allowed + 32 * rounding)  # the second derivative is 0.5 at most
+            # The second derivative is 0.5 at most; and below the smallest exponent nothing is relative any more.
+            slope = dy.abs() * (0.5 * allowed + 32 * rounding) + 4 * oracle.SMALLEST
         found = _passes(x, w, dz, self.geometry)
         size = _passes(x.abs(), w.abs(), dz.abs(), self.geometry)
         spread = _passes(x.abs(), w.abs(), slope, self.geometry)
