@@ -145,7 +145,7 @@ def check(
         beyond = error - (1e-4 + 1e-4 * want.abs())
         assert (beyond <= 0).all(), f"{name} is off by {error.max():.2e}: {problem}\n{plan.explain()}"
         one, other = operands
-        found = largest(error, scales(problem, {"x": x, "w": w, "y": dy})[name])
+        found = largest(error, scales(problem, inputs)[name])
         found /= excess(one, None if name == "db" else other, want, reduction_of(problem))
         words = (
             f"{name} is off by {found:.2e}, the plan expected {plan.expected_error:.2e}: {problem}\n{plan.explain()}"

@@ -142,10 +142,12 @@ def _cut_channels(channels: int, most: int) -> int:
 def failures(case: Case) -> Iterator[str]:
     """What is wrong with a case, in words."""
     operands = Operands.random(case.problem(Pass.WGRAD), seed=case.hash)
+    assert operands.bias is not None
     assert operands.dy is not None
+    tensors = {"x": operands.x, "w": operands.w, "bias": operands.bias, "y": operands.dy}
     for name, kind, found, expected in results(case, operands):
         problem = case.problem(kind)
-        unit = scales(problem, {"x": operands.x, "w": operands.w, "y": operands.dy})["x" if name == "dx" else name]
+        unit = scales(problem, tensors)["x" if name == "dx" else name]
         deviation = (found.double() - expected).abs()
         wrong = ~(deviation <= ABSOLUTE * unit + RELATIVE * expected.abs())
         if wrong.any():
