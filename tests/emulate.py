@@ -17,6 +17,7 @@ from polyconv.plan import DEVICES, KernelSpec, Launch, Plan, plan_cuda
 from polyconv.plan.accuracy import reduction_of
 from polyconv.plan.ways import Way
 from polyconv.problem import Pass, Problem
+from polyconv.scale import largest, scales
 
 V100 = DEVICES["v100"]
 NAN = float("nan")
@@ -81,8 +82,8 @@ def plan_of(problem: Problem, way: Way, *, sms: int = V100.sms, workspace: int =
     return Plan(problem, V100.name, way.name, schedule.launches, schedule.workspace_bytes, error, 0.0, ())
 
 
-def unit(one: Tensor, other: Tensor | None, expected: Tensor, reduction: int) -> float:
-    """What a predicted error is relative to: the output's scale, larger for uneven data as the error model says."""
+def excess(one: Tensor, other: Tensor | None, expected: Tensor, reduction: int) -> float:
+    """How much larger than for even data an error may be, as the error model says; at least 1."""
     found = Magnitudes(
         x_rms=_rms(one),
         x_max=float(one.abs().max()),
@@ -90,7 +91,7 @@ def unit(one: Tensor, other: Tensor | None, expected: Tensor, reduction: int) ->
         w_max=1.0 if other is None else float(other.abs().max()),
         y_max=float(expected.abs().max()),
     )
-    return found.scale(reduction) * max(1.0, found.excess(reduction, reduction) / TYPICAL.excess(reduction, reduction))
+    return max(1.0, found.excess(reduction, reduction) / TYPICAL.excess(reduction, reduction))
 
 
 def _rms(tensor: Tensor) -> float:
@@ -141,10 +142,11 @@ def check(
         want = expected[name]
         error = (got.double() - want).abs()
         assert not torch.isnan(error).any(), f"{name} has elements that were not written: {problem}"
-        excess = error - (1e-4 + 1e-4 * want.abs())
-        assert (excess <= 0).all(), f"{name} is off by {error.max():.2e}: {problem}\n{plan.explain()}"
+        beyond = error - (1e-4 + 1e-4 * want.abs())
+        assert (beyond <= 0).all(), f"{name} is off by {error.max():.2e}: {problem}\n{plan.explain()}"
         one, other = operands
-        found = float(error.max()) / unit(one, None if name == "db" else other, want, reduction_of(problem))
+        found = largest(error, scales(problem, inputs)[name])
+        found /= excess(one, None if name == "db" else other, want, reduction_of(problem))
         words = (
             f"{name} is off by {found:.2e}, the plan expected {plan.expected_error:.2e}: {problem}\n{plan.explain()}"
         )

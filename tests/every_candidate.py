@@ -14,8 +14,8 @@ from polyconv.arguments import Geometry
 from polyconv.cpu import native
 from polyconv.cpu.candidates import Candidate
 from polyconv.cpu.planner import plan_cpu
-from polyconv.plan.accuracy import reduction_of
 from polyconv.problem import Pass, Problem
+from polyconv.scale import largest, scales
 from polyconv.tuning import problem_key
 
 if not native.is_available():
@@ -89,14 +89,9 @@ class Trial:
 
     @property
     def scale(self) -> Tensor:
-        """Of each output map: the root of the reduction, times the rms of what of either operand it is made of."""
-        # An image's own map and the weights of one filter; in a weight gradient, two channels over all images.
-        of_one, of_other = {
-            Pass.FPROP: (_rms(self.one, 1, 2, 3), _rms(self.other, 1, 2, 3).transpose(0, 1)),
-            Pass.DGRAD: (_rms(self.one, 1, 2, 3), _rms(self.other, 0, 2, 3)),
-            Pass.WGRAD: (_rms(self.one, 0, 2, 3), _rms(self.other, 0, 2, 3).transpose(0, 1)),
-        }[self.kind]
-        return reduction_of(self.problem) ** 0.5 * of_one * of_other
+        """Of each output map."""
+        names, output = {Pass.FPROP: ("xw", "y"), Pass.DGRAD: ("yw", "x"), Pass.WGRAD: ("xy", "dw")}[self.kind]
+        return scales(self.problem, dict(zip(names, (self.one, self.other), strict=True)))[output]
 
     def errors(self, scale: Tensor) -> Iterator[tuple[Candidate, float]]:
         """Every kernel, with the largest error of any output relative to this scale."""
@@ -108,7 +103,7 @@ class Trial:
                 with choices.Forced(dict.fromkeys(keys, str(candidate))), torch.no_grad():
                     deviation = (self._run().double() - exact).abs()
                 assert not deviation.isnan().any()
-                yield candidate, float((deviation / scale).nan_to_num(nan=0.0).max())  # zeros are exact
+                yield candidate, largest(deviation, scale)
 
     def _run(self) -> Tensor:
         if self.kind is Pass.FPROP:
@@ -116,7 +111,3 @@ class Trial:
         if self.kind is Pass.DGRAD:
             return ops.dgrad(self.one, self.other, self.layer.x, False, *self.geometry)
         return ops.wgrad(self.other, self.one, self.layer.w, False, False, *self.geometry)[0]
-
-
-def _rms(tensor: Tensor, *dims: int) -> Tensor:
-    return tensor.double().square().mean(dims, keepdim=True).sqrt()

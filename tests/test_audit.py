@@ -92,13 +92,14 @@ def test_figures_are_what_the_documentation_defines() -> None:
         ours, theirs = conv(x).double(), F.conv2d(x, conv.weight, conv.bias, padding=1).double()
     w, bias = conv.weight.detach().double(), conv.bias.detach().double()  # type: ignore[union-attr]
     y = F.conv2d(x.double(), w, bias, padding=1)
-    scale = float((16 * 9 * x.double().square().mean() * w.square().mean()).sqrt())
+    images, filters = x.double().square().mean((1, 2, 3), keepdim=True), w.square().mean((1, 2, 3)).reshape(1, -1, 1, 1)
+    scale = (16 * 9 * images * filters + bias.square().reshape(1, -1, 1, 1)).sqrt()
     own = F.conv2d(x.double().square(), w.square(), bias.square(), padding=1).sqrt()
     for result, error, local in (
         (ours, row.error, row.local_error),
         (theirs, row.torch_error, row.torch_local_error),
     ):
-        assert error == pytest.approx(float((result - y).abs().max()) / scale, rel=1e-6)
+        assert error == pytest.approx(float(((result - y).abs() / scale).max()), rel=1e-6)
         assert local == pytest.approx(float(((result - y).abs() / own).max()), rel=1e-6)
     assert row.error <= row.predicted <= row.tolerance == 1e-4
     assert row.plan in str(polyconv.explain(conv, x))
@@ -158,20 +159,35 @@ def test_one_loud_pixel_shows_beside_its_quiet_neighbours_and_tolerance_0_mends_
     assert only(mended).plan == row.remedy.plan
 
 
-def test_quiet_output_channels_are_measured_by_their_own_scale() -> None:
-    """Of weights from 1 down to 1e-4, the quietest channel's error is nothing beside the scale, but counts in full."""
+def test_every_output_map_is_measured_in_its_own_scale() -> None:
+    """Of weights from 1 down to 1e-12: in the scale of the whole output, the quietest channel's error would be nothing,
+    and the loudest one's more than predicted."""
     conv, x = fast().eval(), torch.randn(IMAGE)
     with torch.no_grad():
-        conv.weight.mul_(torch.logspace(0, -4, 32).reshape(-1, 1, 1, 1))
+        conv.weight.mul_(torch.logspace(0, -12, 32).reshape(-1, 1, 1, 1))
         conv.bias.zero_()  # type: ignore[union-attr]
         y = conv(x).double()
     w = conv.weight.detach().double()
-    deviation = (y - F.conv2d(x.double(), w, padding=1)).abs()[:, -1]
+    deviation = (y - F.conv2d(x.double(), w, padding=1)).abs()
     own = F.conv2d(x.double().square(), w.square(), padding=1).sqrt()[:, -1]
-    scale = float((16 * 9 * x.double().square().mean() * w.square().mean()).sqrt())
+    whole = float((16 * 9 * x.double().square().mean() * w.square().mean()).sqrt())
     row = only(polyconv.audit(conv, x))
-    assert float(deviation.max()) / scale < row.error / 1e3
-    assert row.error / 1e3 < float((deviation / own).max()) <= row.local_error < 1e-3
+    assert float(deviation[:, -1].max()) / whole < row.error / 1e3
+    assert row.error <= row.predicted < float(deviation.max()) / whole
+    assert row.error / 1e3 < float((deviation[:, -1] / own).max()) <= row.local_error < 1e-3
+
+
+@pytest.mark.parametrize("activation", ["none", "silu"])
+def test_a_dead_filter_is_measured_by_its_bias(activation: str) -> None:
+    """Pruned, or decayed to nothing: what is left is the bias, which rounds to its own precision in any algorithm."""
+    conv = polyconv.Conv2d(16, 32, 3, padding=1, activation=activation).eval()
+    with torch.no_grad():
+        conv.weight[:4] = 0
+        conv.weight[4:8] *= 1e-12
+        conv.bias[8:10], conv.weight[8:10] = 0, 0  # type: ignore[index]
+    row = only(polyconv.audit(conv, torch.randn(IMAGE)))
+    assert 0 < row.error <= row.predicted
+    assert row.torch_error <= row.predicted
 
 
 def test_the_tolerance_that_is_reported_keeps_the_limit() -> None:

@@ -121,7 +121,7 @@ def test_scale_is_the_rms_of_the_output() -> None:
         problem = Problem.make(kind, (4, 16, 40, 40), (32, 16, 3, 3))
         operands = Operands.random(problem)
         rms = float(exact(problem, operands).square().mean().sqrt())
-        assert rms == pytest.approx(accuracy.scale(problem, operands), rel=0.1)
+        assert rms == pytest.approx(float(accuracy.scale(problem, operands).square().mean().sqrt()), rel=0.1)
 
 
 # ---- contestants and timing

@@ -21,6 +21,7 @@ from polyconv.cpu.planner import plan_cpu
 from polyconv.cpu.tile_lanes import SCHEMES
 from polyconv.plan.accuracy import reduction_of
 from polyconv.problem import Activation, Problem
+from polyconv.scale import largest, scales
 
 load_native()
 
@@ -294,7 +295,8 @@ def test_the_predicted_error_holds(
         y = polyconv.conv2d(data, weight, bias, **arguments)  # type: ignore[arg-type]
         arguments["residual"] = None if added is None else added.double()
         exact = polyconv.conv2d(data.double(), weight.double(), bias.double(), **arguments)  # type: ignore[arg-type]
-    observed = float((y - exact).abs().max()) / sqrt(1 + int(residual))
+    tensors = {"x": data, "w": weight} if added is None else {"x": data, "w": weight, "residual": added}
+    observed = largest((y - exact).abs(), scales(problem, tensors)["y"])
     plan = plan_cpu(problem, kept_weights=True)
     assert observed <= plan.predicted_error, f"{observed:.1e} by {plan.name}, predicted {plan.predicted_error:.1e}"
 

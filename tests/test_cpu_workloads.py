@@ -14,8 +14,8 @@ from polyconv import ops, reference
 from polyconv.arguments import Geometry
 from polyconv.bench.workloads import Workload, find
 from polyconv.cpu.planner import plan_cpu
-from polyconv.plan.accuracy import reduction_of
 from polyconv.problem import Pass
+from polyconv.scale import largest, scales
 
 LARGEST = 512 if NIGHTLY else 72
 """Rows and columns that are kept of larger images, beside what the kernel reaches over."""
@@ -27,10 +27,6 @@ def cut(workload: Workload) -> Workload:
     reach = [d * (r - 1) for d, r in zip(workload.dilation, workload.kernel, strict=True)]
     h, w = (min(extent, LARGEST + over) for extent, over in zip(size, reach, strict=True))
     return replace(workload, input=(1, c, h, w))
-
-
-def rms(t: Tensor) -> float:
-    return float(t.double().square().mean().sqrt())
 
 
 @pytest.mark.parametrize("name", [w.name for w in find("all")])
@@ -54,17 +50,17 @@ def test_workload(name: str) -> None:
         expected_dx = reference.dgrad(geometry, dy, w, x.shape)
         expected_dw, expected_db = reference.wgrad(geometry, x, dy, w.shape)
 
-    def check(kind: Pass, found: Tensor, expected: Tensor, one: Tensor, other: Tensor) -> None:
+    def check(kind: Pass, name: str, found: Tensor, expected: Tensor) -> None:
         problem = workload.problem(kind)
-        scale = sqrt(reduction_of(problem)) * rms(one) * rms(other)
+        scale = scales(problem, {"x": x, "w": w, "y": dy})[name]
         off = (found.double() - expected).abs()
         plan = plan_cpu(problem, kept_weights=kind is Pass.FPROP)
-        assert bool((off <= 1e-4 * scale + 1e-4 * expected.abs()).all()), f"{kind}: {float(off.max()) / scale:.1e}"
-        observed = float(off.max()) / scale
+        observed = largest(off, scale)
+        assert bool((off <= 1e-4 * scale + 1e-4 * expected.abs()).all()), f"{kind}: {observed:.1e}"
         assert observed <= plan.predicted_error, f"{kind}: {observed:.1e} by {plan.name}, {plan.predicted_error:.1e}"
 
-    check(Pass.FPROP, y, expected_y, x, w)
-    check(Pass.DGRAD, dx, expected_dx, dy, w)
-    check(Pass.WGRAD, dw, expected_dw, dy, x)
+    check(Pass.FPROP, "y", y, expected_y)
+    check(Pass.DGRAD, "x", dx, expected_dx)
+    check(Pass.WGRAD, "dw", dw, expected_dw)
     if bias is not None:
         torch.testing.assert_close(db.double(), expected_db, rtol=1e-4, atol=1e-4 * sqrt(dy.numel() / dy.shape[1]))

@@ -24,10 +24,10 @@ from torch import Tensor
 from nightly import NIGHTLY
 from polyconv import ops
 from polyconv.arguments import Geometry
-from polyconv.bench.accuracy import scale
 from polyconv.bench.contestants import Operands
 from polyconv.cpu.planner import plan_cpu
 from polyconv.problem import Pass, Problem
+from polyconv.scale import largest, scales
 
 SHAPES = Path(__file__).parents[2] / "shared" / "onednn_shapes.jsonl"
 if not SHAPES.exists():
@@ -36,7 +36,7 @@ if not SHAPES.exists():
 CHUNKS = 64
 TENTH = 10
 ABSOLUTE = RELATIVE = 1e-4
-"""Per element: of the output's scale, and of the element."""
+"""Per element: of the output map's scale, and of the element."""
 LARGEST_MAP = 48
 MOST_MULTIPLICATIONS = 50e6
 
@@ -142,9 +142,12 @@ def _cut_channels(channels: int, most: int) -> int:
 def failures(case: Case) -> Iterator[str]:
     """What is wrong with a case, in words."""
     operands = Operands.random(case.problem(Pass.WGRAD), seed=case.hash)
+    assert operands.bias is not None
+    assert operands.dy is not None
+    tensors = {"x": operands.x, "w": operands.w, "bias": operands.bias, "y": operands.dy}
     for name, kind, found, expected in results(case, operands):
         problem = case.problem(kind)
-        unit = scale(problem, operands)
+        unit = scales(problem, tensors)["x" if name == "dx" else name]
         deviation = (found.double() - expected).abs()
         wrong = ~(deviation <= ABSOLUTE * unit + RELATIVE * expected.abs())
         if wrong.any():
@@ -154,7 +157,7 @@ def failures(case: Case) -> Iterator[str]:
                 f"{float(found[tuple(first)]):.6g} instead of {float(expected[tuple(first)]):.6g}"
             )
         elif name != "db":
-            plan, observed = plan_cpu(problem), float(deviation.max()) / unit
+            plan, observed = plan_cpu(problem), largest(deviation, unit)
             if observed > plan.predicted_error:
                 yield f"{problem}: {name} has the error {observed:.2e}; {plan.name} predicts {plan.predicted_error:.2e}"
 

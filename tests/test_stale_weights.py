@@ -19,6 +19,8 @@ from polyconv.cpu import native
 from polyconv.cpu.backend import CpuBackend
 from polyconv.cpu.tile_lanes import SCHEMES
 from polyconv.cpu.weights import TransformedWeights
+from polyconv.problem import Problem
+from polyconv.scale import largest, scales
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="no native kernels")
 
@@ -191,8 +193,8 @@ def test_a_module_computes_with_the_weights_that_it_has(write: Callable[[Tensor]
 
     def check() -> None:
         exact = F.conv2d(x.double(), conv.weight.double(), padding=1)
-        scale = (9 * channels) ** 0.5 * x.square().mean().sqrt() * conv.weight.square().mean().sqrt()
-        torch.testing.assert_close(conv(x).double(), exact, rtol=0, atol=1e-4 * scale.item())
+        problem = Problem.make("fprop", tuple(x.shape), tuple(conv.weight.shape), padding=(1, 1, 1, 1))
+        assert largest((conv(x).double() - exact).abs(), scales(problem, {"x": x, "w": conv.weight})["y"]) <= 1e-4
 
     with torch.no_grad():
         check()

@@ -49,8 +49,8 @@ def audit(
     Args:
         model: any module on a CPU or a CUDA device.
         inputs: what the model is called with: a tensor, a tuple of positional arguments, or a dict of named ones.
-        limit: the largest error, relative to the output's scale, that is acceptable. For each pass that exceeds it,
-            smaller tolerances are tried on the same operands, and the largest that keeps it is reported.
+        limit: the largest error, relative to the scale of its output map, that is acceptable. For each pass that
+            exceeds it, smaller tolerances are tried on the same operands, and the largest that keeps it is reported.
         local_limit: the same for the error of each element relative to its neighbourhood, the terms that it sums.
         backward: audit the gradients, too. By default those of a model in training mode.
         loss: from the output to the number whose gradient is computed; by default the sum of all outputs with random

@@ -1,6 +1,6 @@
-"""How far results stray from the exact ones: relative to the output's scale, and each element to its neighbourhood.
+"""How far results stray from the exact ones: relative to the output map's scale, and each element to its neighbourhood.
 
-The scale is one number for a whole output, and a loud pixel makes it large: what leaks from there to quiet pixels looks
+The scale is one number for a whole map, and a loud pixel makes it large: what leaks from there to quiet pixels looks
 small beside it. So each element is also compared with what it sums itself: sqrt(sum (x w)^2) over its own products, its
 size for signs at random, which is the convolution of the squares. Direct summation is never far off by that measure.
 """
@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf, isfinite, prod, sqrt
+from math import inf, prod
 
 import torch
 from torch import Tensor
 
 from ..algebra.error import UNIT_ROUNDOFF
-from ..bench.accuracy import rms, scale_of
-from ..plan.accuracy import reduction_of
 from ..problem import Pass, Problem
+from ..scale import largest, scales
 from .exact import Slab, Tensors, slabs
 
 KEPT = 2**24
@@ -31,7 +30,7 @@ class Figures:
     """The error of one result. An element that is not the number it should be, or none at all, makes it infinite."""
 
     error: float
-    """The largest of any element, relative to the output's scale."""
+    """The largest of any element, relative to the scale of its output map."""
     local_error: float
     """The largest of any element, relative to its neighbourhood: the terms that it sums."""
 
@@ -45,11 +44,7 @@ class Yardstick:
 
     def __init__(self, problem: Problem, tensors: Tensors) -> None:
         self._problem, self._tensors = problem, tensors
-        first = tensors["y" if problem.kind is Pass.DGRAD else "x"]
-        second = tensors["y" if problem.kind is Pass.WGRAD else "w"]
-        self._scales = dict.fromkeys(OUTPUTS[problem.kind], scale_of(problem, first, second))
-        if "db" in tensors:
-            self._scales["db"] = sqrt(reduction_of(problem)) * rms(tensors["y"])
+        self._scales = scales(problem, tensors)
         elements = sum(prod(tensors[name].shape) for name in OUTPUTS[problem.kind] if name in tensors)
         self._kept: tuple[Slab, ...] | None = tuple(slabs(problem, tensors)) if elements <= KEPT else None
 
@@ -58,23 +53,17 @@ class Yardstick:
         found = dict.fromkeys(results, Figures(0.0, 0.0))
         for slab in self._kept if self._kept is not None else slabs(self._problem, self._tensors):
             for name, outputs in results.items():
-                result = outputs[slab.output][slab.place]
-                found[name] = found[name].worst(_compare(slab, result, self._scales[slab.output]))
+                result, scale = outputs[slab.output][slab.place], self._scales[slab.output][slab.place[:2]]
+                found[name] = found[name].worst(_compare(slab, result, scale))
         return found
 
 
-def _compare(slab: Slab, result: Tensor, scale: float) -> Figures:
+def _compare(slab: Slab, result: Tensor, scale: Tensor) -> Figures:
     deviation = (result.double() - slab.exact).abs()
     # A result beyond the largest number is infinite in any algorithm; what is not a number stays none.
     nearest = slab.exact.to(result.dtype)
     alike = (result == nearest) | (result.isnan() & nearest.isnan())
     deviation = deviation.masked_fill(alike & ~nearest.isfinite(), 0.0)
-    deviation = deviation.nan_to_num(nan=inf, posinf=inf)
-    largest = float(deviation.max())
-    if not largest:
-        return Figures(0.0, 0.0)
-    if not (isfinite(scale) and scale):
-        return Figures(inf, inf)
     # An element smaller than the last place of the scale is compared with that: of zeros alone nothing is a share.
     own = torch.clamp(slab.own.nan_to_num(nan=0.0, posinf=inf), min=UNIT_ROUNDOFF * scale)
-    return Figures(largest / scale, float((deviation / own).nan_to_num(nan=inf).max()))
+    return Figures(largest(deviation, scale), largest(deviation, own))

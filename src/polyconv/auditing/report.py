@@ -35,9 +35,9 @@ class Row:
     tolerance: float
     """The budget in force."""
     predicted: float
-    """The largest error to be expected of even data, relative to the output's scale."""
+    """The largest error to be expected of even data, relative to the scale of the output map."""
     error: float
-    """The largest deviation of any element from float64, relative to the output's scale."""
+    """The largest deviation of any element from float64, relative to the scale of its output map."""
     local_error: float
     """The largest deviation of any element, relative to its neighbourhood, sqrt(sum (x w)^2) of its terms."""
     torch_error: float
@@ -67,7 +67,7 @@ class Audit:
 
     @property
     def worst(self) -> Row:
-        """The row with the largest error, relative to the output's scale."""
+        """The row with the largest error, relative to the scale of the output map."""
         return max(self.rows, key=lambda row: row.error)
 
     @property
@@ -145,8 +145,8 @@ class Audit:
     def _title(self) -> str:
         layers = len({row.layer for row in self.rows})
         return (
-            f"{self.mode} on {self.device}: {layers} convolutions, largest error {self.worst.error:.1e} of the "
-            f"output's scale, {self.worst_local.local_error:.1e} of an element's neighbourhood"
+            f"{self.mode} on {self.device}: {layers} convolutions, largest error {self.worst.error:.1e} of an "
+            f"output map's scale, {self.worst_local.local_error:.1e} of an element's neighbourhood"
         )
 
     def _notes(self) -> list[str]:

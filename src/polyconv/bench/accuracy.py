@@ -1,24 +1,22 @@
-"""How far a result is from the exact one: the largest deviation from float64, in units of the output's scale.
+"""How far a result is from the exact one: the largest deviation from float64, in units of the output map's scale.
 
-The scale is ``sqrt(reduction) * rms * rms`` of the two operands (:meth:`polyconv.algebra.error.Magnitudes.scale`), so
-that figures of different layers, and predictions, compare. A float64 convolution of a large layer takes minutes; there,
-only a part of the result is compared: some channels of the last image, in bands of rows at the top, in the middle and
-at the bottom, or the weights between some channels.
+That is the unit of predictions (:mod:`polyconv.scale`), so that figures of different layers compare, and with those. A
+float64 convolution of a large layer takes minutes; there, only a part of the result is compared: some channels of the
+last image, in bands of rows at the top, in the middle and at the bottom, or the weights between some channels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import ceil, inf, sqrt
+from math import ceil
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..algebra.error import Magnitudes
-from ..plan.accuracy import reduction_of
 from ..problem import Pass, Problem
+from ..scale import largest, scales
 from .contestants import Operands
 
 WHOLE = 2e9
@@ -28,14 +26,12 @@ SAMPLE = 2.5e8
 CHANNELS = 8
 """Channels of a sample."""
 BANDS = 3
-COPIED = 2**24
-"""Elements of an operand that are copied to float64 at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
     error: float
-    """Largest |result - exact| of the elements compared, relative to the scale."""
+    """Largest |result - exact| of the elements compared, relative to the scale of its output map."""
     compared: float
     """Share of the result that was compared."""
 
@@ -55,24 +51,11 @@ class Part:
     others: range
 
 
-def scale(problem: Problem, operands: Operands) -> float:
-    """The output's rms for independent data of these magnitudes."""
-    first = operands.dy if problem.kind is Pass.DGRAD else operands.x
-    second = operands.dy if problem.kind is Pass.WGRAD else operands.w
-    if first is None or second is None:
-        raise ValueError("a gradient pass needs the incoming gradient")
-    return scale_of(problem, first, second)
-
-
-def scale_of(problem: Problem, first: Tensor, second: Tensor) -> float:
-    """The same of the two tensors that a pass reads."""
-    return Magnitudes(x_rms=rms(first), w_rms=rms(second)).scale(reduction_of(problem))
-
-
-def rms(tensor: Tensor) -> float:
-    """The root mean square: in float64, which holds every square, and in parts, because memory may not hold a copy."""
-    parts = tensor.detach().split(max(1, COPIED * len(tensor) // tensor.numel()))
-    return sqrt(sum(float(part.double().square().sum()) for part in parts) / tensor.numel())
+def scale(problem: Problem, operands: Operands) -> Tensor:
+    """The scale of every map of the result, to be broadcast against it."""
+    given = {"x": operands.x, "w": operands.w, "bias": operands.bias, "y": operands.dy}
+    found = scales(problem, {name: tensor for name, tensor in given.items() if tensor is not None})
+    return found[{Pass.FPROP: "y", Pass.DGRAD: "x", Pass.WGRAD: "dw"}[problem.kind]]
 
 
 def measure(
@@ -94,15 +77,14 @@ def measure_all(
     sample: float = SAMPLE,
 ) -> dict[str, Accuracy]:
     """The same of several results, by name."""
-    largest, compared = dict.fromkeys(results, 0.0), 0
+    errors, compared, unit = dict.fromkeys(results, 0.0), 0, scale(problem, operands)
     for part in parts(problem, whole, sample):
         expected = _REFERENCES[problem.kind](problem, operands, part)
         for name, result in results.items():
-            deviation = float((_cut(problem, result, part).double() - expected).abs().max())
-            largest[name] = max(largest[name], deviation if deviation == deviation else inf)
+            deviation = (_cut(problem, result, part).double() - expected).abs()
+            errors[name] = max(errors[name], largest(deviation, _cut(problem, unit.expand(result.shape), part)))
         compared += expected.numel()
-    unit = scale(problem, operands)
-    return {name: Accuracy(largest[name] / unit, compared / result.numel()) for name, result in results.items()}
+    return {name: Accuracy(errors[name], compared / result.numel()) for name, result in results.items()}
 
 
 # ---- which part

@@ -26,7 +26,7 @@ class Row:
     timings: dict[str, Timing]
     """By contestant."""
     max_error: float
-    """Measured, relative to the output's scale."""
+    """Measured, relative to the scale of the output map."""
     compared: float
     """Share of the result that it was measured on."""
     predicted_error: float

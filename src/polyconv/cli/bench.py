@@ -50,8 +50,8 @@ how it is measured:
   As in a model that serves, the weight is the same tensor in every call, so polyconv transforms it once and keeps the
   result. --fresh-weights gives it a new one each time.
 
-  max error is the largest deviation from float64 in units of sqrt(products per output) * rms(input) * rms(weight);
-  of large layers a sample is compared. predicted is the plan's, in the same unit.
+  max error is the largest deviation from float64 in units of sqrt(products per output) * rms(input) * rms(weight)
+  of each output map; of large layers a sample is compared. predicted is the plan's, in the same unit.
 
   x sgemm: multiply-adds of the direct method per second, relative to those of torch.mm on 1024x1024 matrices at the
   same number of threads. A fast algorithm does with fewer multiplications, so it may exceed 100 %.

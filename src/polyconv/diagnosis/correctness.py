@@ -20,6 +20,7 @@ from ..plan.device import CudaDevice
 from ..plan.errors import PlanError
 from ..plan.plan import KernelSpec, Plan
 from ..problem import DEFAULT_TOLERANCE, Pass, Problem
+from ..scale import largest, scales
 from .cases import problems
 
 FLOAT64 = 1e-12
@@ -50,7 +51,7 @@ class Outcome:
     family: str
     plan: str
     error: float
-    """Largest deviation of any element, relative to the result's root mean square and the element itself."""
+    """Largest deviation of any element, relative to the scale of its output map."""
     allowed: float
     failure: str = ""
     """What went wrong, where no result could be compared."""
@@ -135,7 +136,9 @@ def attempt(trial: Trial, device: torch.device) -> Outcome:
         changed = [name for name, tensor in before.items() if not torch.equal(tensor, tensors[name])]
         if changed:
             return outcome(error=inf, failure=f"the run changed its input {', '.join(changed)}")
-        return outcome(error=max(_deviation(tensors[name], want) for name, want in exact.items()))
+        unit = scales(trial.problem, tensors)
+        deviations = {name: (tensors[name].cpu().double() - want).abs() for name, want in exact.items()}
+        return outcome(error=max(largest(off, unit[name].cpu()) for name, off in deviations.items()))
     except Exception as error:  # whatever the driver, the compiler or a kernel did: the report says it
         return outcome(error=inf, failure=f"{type(error).__name__}: {error}")
 
@@ -183,9 +186,3 @@ def _tensors(problem: Problem, device: torch.device) -> tuple[dict[str, Tensor],
         return empty.copy_(value) if name in given else empty.fill_(torch.nan)
 
     return {name: placed(name, value) for name, value in {**given, **exact}.items()}, exact
-
-
-def _deviation(found: Tensor, exact: Tensor) -> float:
-    scale = exact.square().mean().sqrt() + exact.abs()
-    error = float(((found.cpu().double() - exact).abs() / scale.clamp_min(1e-30)).max())
-    return error if error == error else inf  # NaN: something was not written

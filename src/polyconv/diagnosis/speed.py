@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..bench.accuracy import scale
 from ..bench.contestants import NCHW, OURS, Call, Operands, ours, pytorch
 from ..bench.limits import available_memory, with_batch
 from ..bench.timing import Sample, cuda_sample, interleaved, sample
 from ..bench.workloads import Workload
 from ..problem import DEFAULT_TOLERANCE, Pass, Problem
+from ..scale import largest
 
 REPEATS = 3
 SHARE_OF_MEMORY = 0.75
 ALLOWED = 2 * DEFAULT_TOLERANCE
-"""Deviation from PyTorch's result, relative to its root mean square: both round."""
+"""Deviation from PyTorch's result, relative to the scale of the output map: both round."""
 SPOT = 8
 """Channels of the last image that are compared, where a result is large."""
 
@@ -89,7 +90,7 @@ def _contest(problem: Problem, device: torch.device, timer: Sample) -> dict[str,
     operands = _operands(problem, device)
     calls: dict[str, Call] = {OURS: ours(problem, operands), NCHW: pytorch(problem, operands)}
     with torch.no_grad(), _float32(device):
-        deviation = _compare(problem, calls)
+        deviation = _compare(problem, operands, calls)
         timings = interleaved(calls, REPEATS, timer)
     return {
         "ours_ms": timings[OURS].best * 1e3,
@@ -98,17 +99,16 @@ def _contest(problem: Problem, device: torch.device, timer: Sample) -> dict[str,
     }
 
 
-def _compare(problem: Problem, calls: dict[str, Call]) -> float:
+def _compare(problem: Problem, operands: Operands, calls: dict[str, Call]) -> float:
     """The largest deviation on a part of the result; each result is let go of before the next one is made."""
     parts = []
-    for name in (OURS, NCHW):
-        result = calls[name]()
+    for call in (calls[OURS], calls[NCHW], lambda: scale(problem, operands)):
+        result = call()
         part = result if problem.kind is Pass.WGRAD else result[-1:, :SPOT]
         parts.append(part.double().cpu())
         del result, part
-    found, expected = parts
-    deviation = float((found - expected).abs().max() / expected.square().mean().sqrt().clamp_min(1e-30))
-    return deviation if deviation == deviation else inf
+    found, expected, unit = parts
+    return largest((found - expected).abs(), unit)
 
 
 def _operands(problem: Problem, device: torch.device) -> Operands:

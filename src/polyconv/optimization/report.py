@@ -32,7 +32,7 @@ class Row:
     ours: float
     """The same of polyconv's module, whether it runs now or not."""
     error: float
-    """The largest deviation from float64 on the model's data, relative to the output's scale."""
+    """The largest deviation from float64 on the model's data, relative to the scale of its output map."""
     torch_error: float
     """PyTorch's, in the same unit."""
     swapped: bool

@@ -20,6 +20,7 @@ from ..bench.contestants import Operands, ours, pytorch
 from ..bench.timing import Timing, Within, cuda_sample, interleaved, sample
 from ..choices import Decision
 from ..problem import PaddingMode, Pass, Problem
+from ..scale import largest
 from .file import Entry
 
 TORCH = "PyTorch"
@@ -68,7 +69,7 @@ class Outcome:
     """What was asked, and what would have run without the contest."""
     entry: Entry
     error: float
-    """Of the choice: the largest deviation from float64, relative to the output's scale."""
+    """Of the choice: the largest deviation from float64, relative to the scale of its output map."""
     torch_error: float
     """PyTorch's, in the same unit."""
 
@@ -186,5 +187,5 @@ def _bordered_gradient(problem: Problem, operands: Operands, results: Mapping[st
     assert operands.dy is not None
     one = replace(problem, batch=1)
     exact = reference.dgrad(one, operands.dy[-1:], operands.w, one.x_shape)
-    unit = scale(problem, operands)
-    return {name: float((result[-1:].double() - exact).abs().max()) / unit for name, result in results.items()}
+    unit = scale(problem, operands)[-1:]
+    return {name: largest((result[-1:].double() - exact).abs(), unit) for name, result in results.items()}
