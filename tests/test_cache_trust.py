@@ -5,6 +5,8 @@ The same holds whether the tests run as root or not; ``strangers.py`` says how.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import grp
 import json
 import os
@@ -16,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -236,7 +239,8 @@ def test_a_folder_that_others_can_write_is_refused_in_words(
             assert cache.get_many([SPEC, OTHER], ARCH) == [EVIL, EVIL]  # compiled, in memory
     assert [str(warning.message) for warning in caught] == [
         f"polyconv cannot keep compiled kernels in {folder} ({folder} can be written by others (mode {mode:04o}): "
-        f"chmod go-w {folder}); every process will compile them again. Set POLYCONV_CACHE_DIR to a folder of your own."
+        f"chmod go-w {folder}); every process will compile them again, unless POLYCONV_JIT=off. "
+        "Set POLYCONV_CACHE_DIR to a folder of your own."
     ]
     assert sorted(folder.rglob("*")) == before
     os.chmod(folder, mode & ~0o022)
@@ -398,6 +402,78 @@ def test_a_file_that_cannot_be_read() -> None:
         assert found == b"compiled in memory"
         assert ["Permission denied" in words for words in told] == [True]
         (home / "cache").chmod(0o700)
+
+
+@contextlib.contextmanager
+def closed(*paths: Path) -> Iterator[None]:
+    """Nothing of it may be read or written, by anybody but root."""
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in paths}
+    for path in paths:
+        path.chmod(0)
+    yield
+    for path, mode in modes.items():
+        path.chmod(mode)
+
+
+def ask_for_many(folder: Path, **options: Any) -> list[str]:
+    """What a program is told that asks for several kernels, where it may compile and where not."""
+    specs = [axpy_spec(threads) for threads in (32, 64, 128)]
+    with warnings.catch_warnings(record=True) as caught, settings.use(**options):
+        warnings.simplefilter("always")
+        assert new_cache(folder).get_many(specs, ARCH) == [OURS] * 3
+        with settings.use(jit=False), contextlib.suppress(MissingKernelError):
+            new_cache(folder / "empty" if options else folder).get_many(specs, ARCH)
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize("which", ["entries", "locks", "entries and locks", "an entry", "nothing"])
+def test_a_cache_that_this_user_may_not_read_or_write_is_one_warning(which: str) -> None:
+    """As if another user had made it: the folder cannot be written, and some of what is in it not be read."""
+    with public_folder() as home, stranger():
+        folder = home / "cache"
+        assert ask_for_many(folder) == []
+        found = entries.folders(folder)
+        shut = {"entries": found, "locks": [folder / "locks"], "an entry": found[:1], "nothing": []}
+        folder.chmod(0o500)
+        with closed(*shut.get(which, [*found, folder / "locks"])):
+            told = ask_for_many(folder)
+        expected = (
+            f"polyconv cannot keep compiled kernels in {folder} (Permission denied); every process will compile them "
+            "again, unless POLYCONV_JIT=off. Set POLYCONV_CACHE_DIR to a folder that can be written."
+        )
+        assert told == ([expected] if "entr" in which else [])
+        folder.chmod(0o700)
+
+
+def test_a_cache_without_room_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(folder: Folder, name: str, data: bytes, permissions: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", f"{folder.path.name}/{name}")
+
+    monkeypatch.setattr(Folder, "write", no_room)
+    assert ["(No space left on device)" in words for words in ask_for_many(tmp_path / "cache")] == [True]
+
+
+def test_a_bundle_that_this_user_may_not_read_is_one_warning() -> None:
+    with public_folder() as home, stranger():
+        writer = BundleWriter(home / "kernels", new_cache(home / "cache"))
+        for threads in (32, 64, 128):
+            writer.add(axpy_spec(threads), ARCH)
+        writer.finish(["a test"])
+        with closed(*entries.folders(home / "kernels")):
+            (told,) = ask_for_many(home / "cache", kernels=home / "kernels")
+        assert told.startswith(f"{home / 'kernels'} has kernels that this user may not read; ")
+
+
+def test_a_folder_of_our_own_that_cannot_be_read_is_replaced() -> None:
+    with public_folder() as home, stranger():
+        cache = new_cache(home / "cache")
+        cache.get(SPEC, ARCH)
+        cache.entry(SPEC, ARCH).chmod(0)
+        found, told = ask(home / "cache", b"compiled again")
+        assert found == b"compiled again"
+        assert [f"{cache.entry(SPEC, ARCH)} is refused: it cannot be read" in words for words in told] == [True]
+        assert ask(home / "cache") == (b"compiled again", [])
+        subprocess.run(["chmod", "-R", "u+rwx", str(home / "cache")], check=True)
 
 
 # ---- locks

@@ -3,12 +3,16 @@
 Whatever is done in a :class:`Folder` is done in the one that was opened, by its descriptor, wherever its path may lead
 a moment later; a name in it that is a link is not followed. Reading waits for nobody and has a limit: what should be a
 file may be a pipe that nobody writes into, or fill the memory.
+
+What appears is written under a hidden name first (:func:`unused`), which a writer that is killed leaves behind. Every
+writer of a name holds its lock, so the next one may delete that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import stat
 from collections.abc import Collection, Iterator
@@ -42,8 +46,8 @@ def read_file(path: Path, most: int) -> bytes:
 
 def replace_whole(path: Path, data: bytes) -> None:
     """Put a file in the place of another, or of none: a reader meets the old one or the new one, never a part."""
-    with Folder(path.parent) as folder:
-        folder.replace(path.name, data)
+    with Folder(path.parent) as folder, folder.locked() as alone:
+        folder.replace(path.name, data, alone=alone)
 
 
 class Folder:
@@ -97,8 +101,14 @@ class Folder:
             file.flush()
             os.fsync(descriptor)
 
-    def replace(self, name: str, data: bytes) -> None:
-        """Put a file in the place of another, or of a link, or of none. It keeps the permissions of the other."""
+    def replace(self, name: str, data: bytes, *, alone: bool) -> None:
+        """Put a file in the place of another, or of a link, or of none. It keeps the permissions of the other.
+
+        Args:
+            alone: whether nobody else writes the name meanwhile (:meth:`locked`).
+        """
+        if alone:
+            self.sweep(name)
         before, temporary = self._mode(name), unused(name)
         try:
             self.write(temporary, data, before & 0o777 if stat.S_ISREG(before) else 0o644)
@@ -109,9 +119,9 @@ class Folder:
                 self.delete(temporary)
             raise
 
-    def move(self, name: str, target: Folder, new_name: str) -> None:
-        """Give what has the name, or the link of that name, another one, in this folder or in another."""
-        os.rename(name, new_name, src_dir_fd=self._descriptor, dst_dir_fd=target._descriptor)
+    def rename(self, name: str, new_name: str) -> None:
+        """Give what has the name, or the link of that name, another one."""
+        os.rename(name, new_name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
 
     def delete(self, name: str) -> None:
         """Delete what has the name, with all that is in it; of a link, the link."""
@@ -119,9 +129,23 @@ class Folder:
             os.unlink(name, dir_fd=self._descriptor)
             return
         with self.inner(name) as inner:
-            for each in os.listdir(inner._descriptor):
+            for each in inner.names():
                 inner.delete(each)
         os.rmdir(name, dir_fd=self._descriptor)
+
+    def names(self) -> list[str]:
+        """Of everything in it, hidden or not."""
+        return os.listdir(self._descriptor)
+
+    def sweep(self, name: str) -> None:
+        """Delete what writers of a name left behind when they were killed, as far as it can be deleted.
+
+        Only for who is alone with the name: what another process is writing looks no different.
+        """
+        for each in self.names():
+            if meant(each) == name:
+                with contextlib.suppress(OSError, RecursionError):
+                    self.delete(each)
 
     def open_to_all(self) -> None:
         """Let everybody read what is in it."""
@@ -132,20 +156,25 @@ class Folder:
         os.fsync(self._descriptor)
 
     @contextlib.contextmanager
-    def locked(self, name: str | None = None) -> Iterator[None]:
+    def locked(self, name: str | None = None) -> Iterator[bool]:
         """Hold a lock between processes: the folder's own, or that of a file in it, which is made for it and stays.
 
         Removing the file would let two processes hold two locks of one name. A file system without locks costs what two
-        writers at once cost; what they write is whole all the same.
+        writers at once cost; what they write is whole all the same. Gives whether the lock is really held.
         """
-        descriptor = self._open(name or ".", os.O_RDWR | os.O_CREAT | _NO_WAITING if name else os.O_RDONLY)
+        alone = False
+        try:
+            descriptor = self._open(name or ".", os.O_RDWR | os.O_CREAT | _NO_WAITING if name else os.O_RDONLY)
+        except IsADirectoryError:
+            raise OSError(f"{self.path / (name or '.')} is not a file") from None
         try:
             if name and not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise OSError(f"{self.path / name} is not a file")
             if fcntl is not None:
                 with contextlib.suppress(OSError):
                     fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
+                    alone = True
+            yield alone
         finally:
             if fcntl is not None:
                 with contextlib.suppress(OSError):
@@ -173,6 +202,12 @@ class Folder:
 def unused(name: str) -> str:
     """A hidden name for what is to become, or was, what has the name."""
     return f".{name}.{secrets.token_hex(8)}"
+
+
+def meant(hidden: str) -> str | None:
+    """The name that a hidden one was made for by :func:`unused`; None if it was not."""
+    made = re.fullmatch(r"\.(.+)\.[0-9a-f]{16}", hidden, re.DOTALL)
+    return made[1] if made else None
 
 
 def _read(descriptor: int, path: Path, most: int, trusted: Collection[int] | None) -> bytes:

@@ -152,12 +152,12 @@ def _clear(directory: Path, age: float | None, as_json: bool) -> int:
     for path in entries.folders(directory):
         if age is not None and path.lstat().st_mtime > latest:
             continue
-        # Anything else in the folder is not ours to delete.
-        if not re.fullmatch(r".+-sm_\w+-[0-9a-f]{16}", path.name):
+        if not entries.is_entry(path.name):
             continue
         size = entries.size_of(path)
         entries.remove(path)
         removed, freed = removed + 1, freed + size
+    entries.sweep(directory)
     if as_json:
         print_json({"directory": str(directory), "removed": removed, "bytes": freed})
     else:

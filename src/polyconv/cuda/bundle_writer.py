@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..files import Folder
+from ..files import Folder, meant
 from ..plan.plan import KernelSpec
 from ..version import __version__
 from . import entries
@@ -25,7 +25,7 @@ class BundleWriter:
     """
 
     def __init__(self, folder: Path, cache: KernelCache) -> None:
-        if folder.is_dir() and any(folder.iterdir()):
+        if folder.is_dir() and any(meant(path.name) != MANIFEST for path in folder.iterdir()):
             Bundle(folder).manifest  # noqa: B018 - an error if the folder is something else
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         entries.check_folder(folder, shipped=True)  # an error now, not where the bundle is used
@@ -39,12 +39,12 @@ class BundleWriter:
         cubin = self._cache.get(spec, arch)
         facts = self._cache.facts(spec, arch)
         name = entry_name(facts)
-        with Folder(self.folder) as folder, folder.locked():  # another process may be adding the same kernel
+        with Folder(self.folder) as folder, folder.locked() as alone:  # others may be adding the same kernel
             there = None
             with contextlib.suppress(EntryError):
                 there = entries.load(self.folder / name, facts, shipped=True)
             if there != cubin:
-                entries.store(folder, name, spec.source(), cubin, facts, SHARED)
+                entries.store(folder, name, spec.source(), cubin, facts, SHARED, alone=alone)
         self._added[name] = {
             "symbol": spec.symbol,
             "arch": arch,
@@ -55,7 +55,7 @@ class BundleWriter:
 
     def finish(self, made_for: Iterable[str]) -> Mapping[str, Any]:
         """Write the manifest; ``made_for`` says in words what was asked for. What others added meanwhile stays."""
-        with Folder(self.folder) as folder, folder.locked():
+        with Folder(self.folder) as folder, folder.locked() as alone:
             exists = (self.folder / MANIFEST).exists()
             before: Mapping[str, Any] = Bundle(self.folder).manifest if exists else {}
             manifest = {
@@ -64,5 +64,5 @@ class BundleWriter:
                 "made_for": list(dict.fromkeys([*before.get("made_for", ()), *made_for])),
                 "kernels": dict(sorted({**before.get("kernels", {}), **self._added}.items())),
             }
-            folder.replace(MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+            folder.replace(MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode(), alone=alone)
         return manifest

@@ -4,8 +4,8 @@ The cache lies in the folder that the settings name (``POLYCONV_CACHE_DIR``), on
 (:mod:`~polyconv.cuda.entries`). An entry's name covers everything that can change the binary
 (:mod:`~polyconv.cuda.fingerprint`), so it is never stale: a changed header is another entry. Processes that want the
 same kernel queue at a lock, and all but the first find it there. An entry that is damaged, or that others could have
-written, counts as absent, and a warning says so. Where the folder cannot be written, or others can write it, kernels
-are compiled in memory, and a warning says so once.
+written, counts as absent, and a warning says so. Where this user may not read the entries, or not write the folder, or
+others can write it, kernels are compiled in memory, and one warning for the whole folder says so.
 
 A bundle (``POLYCONV_KERNELS``) comes before the cache. With ``POLYCONV_JIT=off`` nothing comes after it: no compiler is
 run, imported or asked for its version, and a kernel that is nowhere is an error that says how to get it.
@@ -29,7 +29,7 @@ from ..trust import UntrustedError
 from . import entries
 from .bundle import Bundle
 from .compile import compile_kernel, compiler_id, flags, in_threads, search_path
-from .entries import Entry, EntryError
+from .entries import Entry, EntryError, ForbiddenError
 from .errors import MissingKernelError
 from .fingerprint import entry_name, fingerprint, identity
 
@@ -145,9 +145,11 @@ class KernelCache:
             return None
         try:
             return entries.find(self._directory, kernel, Entry.cubin)
-        except (EntryError, OSError) as error:
-            warn_once(f"a kernel in the cache is not run: {error}")
-            return None
+        except (ForbiddenError, OSError) as error:
+            self._warn_not_kept(error)
+        except EntryError as error:
+            warn_once(_compiled_again(error))
+        return None
 
     def _compiled(self, spec: KernelSpec, kernel: Mapping[str, Any]) -> bytes:
         facts, arch = self._fingerprint(kernel), kernel["arch"]
@@ -158,31 +160,36 @@ class KernelCache:
         with contextlib.ExitStack() as stack:
             try:
                 entries.check_folder(self._directory)
-                cubin = _stored(self._directory / name, facts)
+                cubin, _ = _stored(self._directory / name, facts)
                 if cubin is not None:
                     return cubin
                 folder = stack.enter_context(_private(self._directory))
-                locks = stack.enter_context(folder.inner("locks"))
-                locks.check(trust.owners())  # whoever holds a lock keeps this process waiting
-                stack.enter_context(locks.locked(f"{name}.lock"))
+                alone = stack.enter_context(entries.locked(folder, name, trust.owners()))
                 # Another process may have stored the kernel while this one waited for the lock.
-                cubin = _stored(self._directory / name, facts)
+                cubin, unread = _stored(self._directory / name, facts)
             except OSError as error:
                 self._warn_not_kept(error)
                 return self._compiler(spec, arch)
             if cubin is None:
                 cubin = self._compiler(spec, arch)
                 try:
-                    entries.store(folder, name, spec.source(), cubin, facts)
+                    entries.store(folder, name, spec.source(), cubin, facts, alone=alone)
+                    if unread:
+                        warn_once(unread)
                 except OSError as error:
                     self._warn_not_kept(error)
             return cubin
 
-    def _warn_not_kept(self, error: OSError) -> None:
+    def _warn_not_kept(self, error: OSError | ForbiddenError) -> None:
+        """One text for all kernels, whatever was tried with them: the system's words without the name of a file."""
         advice = "a folder of your own" if isinstance(error, UntrustedError) else "a folder that can be written"
+        if isinstance(error, (PermissionError, ForbiddenError)):
+            reason = "Permission denied"
+        else:
+            reason = error.strerror or str(error)
         warn_once(
-            f"polyconv cannot keep compiled kernels in {self._directory} ({error}); every process will compile them "
-            f"again. Set POLYCONV_CACHE_DIR to {advice}."
+            f"polyconv cannot keep compiled kernels in {self._directory} ({reason}); every process will compile them "
+            f"again, unless POLYCONV_JIT=off. Set POLYCONV_CACHE_DIR to {advice}."
         )
 
     def _advice(self, missing: Sequence[str], arch: str, wanted_for: str | None) -> str:
@@ -202,13 +209,24 @@ class KernelCache:
         )
 
 
-def _stored(path: Path, facts: Mapping[str, Any]) -> bytes | None:
-    """The kernel of an entry of the cache, if it is there and may be run."""
+def _stored(path: Path, facts: Mapping[str, Any]) -> tuple[bytes | None, str]:
+    """The kernel of an entry of the cache, if it is there and may be run, and what is to be said if it is replaced.
+
+    An entry that this user may not read is a damaged one only if this user may write another in its place. If not, the
+    whole folder is not for this user, and that is said once.
+    """
     try:
-        return entries.load(path, facts)
+        return entries.load(path, facts), ""
     except EntryError as error:
-        warn_once(f"{path} is refused: {error}; polyconv compiles the kernel again")
-        return None
+        words = _compiled_again(f"{path} is refused: {error}")
+        if isinstance(error, ForbiddenError):
+            return None, words
+        warn_once(words)
+        return None, ""
+
+
+def _compiled_again(reason: object) -> str:
+    return f"{reason}; polyconv compiles the kernel again, unless POLYCONV_JIT=off"
 
 
 @contextlib.contextmanager
@@ -218,6 +236,4 @@ def _private(directory: Path) -> Iterator[Folder]:
     directory.mkdir(mode=0o700, exist_ok=True)
     with Folder(directory) as folder:
         folder.check(trust.owners())
-        with contextlib.suppress(FileExistsError):
-            folder.make("locks")
         yield folder

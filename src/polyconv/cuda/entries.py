@@ -6,8 +6,9 @@ An entry is a folder that a person can read::
                                     kernel.cubin   the result
                                     meta.json      what the hash was made of, and the cubin's own checksum
 
-Entries appear whole, by a rename, or not at all. The machine's cache (:mod:`~polyconv.cuda.cache`) and the bundles that
-are shipped to other machines (:mod:`~polyconv.cuda.bundle`) have the same entries.
+Entries appear whole, by a rename, or not at all. Who writes or removes one holds a lock: the machine's cache
+(:mod:`~polyconv.cuda.cache`) has one per entry, a bundle that is shipped to other machines
+(:mod:`~polyconv.cuda.bundle`) one for all. Otherwise they have the same entries.
 
 Whoever can write an entry chooses what runs in this process. So a binary is read through descriptors, from the folder
 down, without following a link, and folder, entry and files must be such that nobody else could have written them
@@ -27,7 +28,7 @@ from typing import Any
 
 from .. import documents, trust
 from ..documents import DocumentError
-from ..files import Folder, is_writable, unused
+from ..files import Folder, is_writable, meant, unused
 from ..trust import UntrustedError
 from .fingerprint import entry_name, entry_prefix, sha256
 
@@ -39,6 +40,10 @@ LARGEST_META, LARGEST_CODE = 2**20, 2**26
 
 class EntryError(Exception):
     """An entry that is there and must not run: damaged, or such that others could have written it."""
+
+
+class ForbiddenError(EntryError):
+    """An entry that this user may not read. It need not be damaged: the folder may be another user's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,7 @@ class Entry:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise EntryError(f"it cannot be read: {error}") from error
+            raise _unreadable("it", error) from error
 
     @property
     def symbol(self) -> str:
@@ -104,7 +109,7 @@ class Entry:
             except UntrustedError as error:
                 raise EntryError(str(error)) from error
             except OSError as error:
-                raise EntryError(f"kernel.cubin cannot be read: {error}") from error
+                raise _unreadable("kernel.cubin", error) from error
         if sha256(data) != self.meta["cubin"]:
             raise EntryError("kernel.cubin is not the file that was stored: its checksum differs from meta.json's")
         return data
@@ -119,7 +124,7 @@ class Entry:
             with Folder(self.path.parent) as folder, folder.inner(self.path.name) as entry:
                 source = entry.read("kernel.cu", LARGEST_CODE)
         except OSError as error:
-            raise EntryError(f"kernel.cu cannot be read: {error}") from error
+            raise _unreadable("kernel.cu", error) from error
         if sha256(source) != self.meta.get("source"):
             raise EntryError("kernel.cu is not the file that was stored: its checksum differs from meta.json's")
 
@@ -139,8 +144,13 @@ def _described(entry: Folder, trusted: Collection[int] | None = None) -> Mapping
     except UntrustedError:
         raise
     except OSError as error:
-        raise EntryError(f"meta.json cannot be read: {error}") from error
+        raise _unreadable("meta.json", error) from error
     return meta.object()
+
+
+def _unreadable(what: str, error: OSError) -> EntryError:
+    kind = ForbiddenError if isinstance(error, PermissionError) else EntryError
+    return kind(f"{what} cannot be read: {error}")
 
 
 def check_folder(directory: Path, *, shipped: bool = False) -> None:
@@ -178,6 +188,11 @@ def load(path: Path, facts: Mapping[str, Any], *, shipped: bool = False) -> byte
     if not entry.is_of(facts):
         raise EntryError("meta.json does not belong to this entry")
     return entry.cubin(shipped=shipped)
+
+
+def is_entry(name: str) -> bool:
+    """Whether an entry can have the name: anything else in a folder is not ours to delete."""
+    return re.fullmatch(r".+-sm_\w+-[0-9a-f]{16}", name) is not None
 
 
 def folders(directory: Path) -> list[Path]:
@@ -239,7 +254,8 @@ def arch_number(arch: str) -> int:
 def find(directory: Path, kernel: Mapping[str, Any], binary: Callable[[Entry], bytes]) -> bytes | None:
     """The binary of a kernel, whatever compiled it. Needs no compiler, only the kernel's identity.
 
-    None if there is none; :class:`EntryError` if there are only such that must not run, or cannot be read.
+    None if there is none; :class:`EntryError` if there are only such that must not run, or cannot be read; an
+    ``OSError`` if that is so of the folder.
 
     Args:
         binary: reads an entry's, or refuses it.
@@ -247,7 +263,7 @@ def find(directory: Path, kernel: Mapping[str, Any], binary: Callable[[Entry], b
     prefix = entry_prefix(kernel)
     try:
         names = sorted(name for name in os.listdir(directory) if name.startswith(prefix))
-    except OSError:
+    except FileNotFoundError:
         return None
     refused: EntryError | None = None
     for name in names:
@@ -255,6 +271,8 @@ def find(directory: Path, kernel: Mapping[str, Any], binary: Callable[[Entry], b
             entry = Entry.read(directory / name)
             if entry is not None and entry.is_of(kernel):
                 return binary(entry)
+        except ForbiddenError:
+            refused = ForbiddenError(f"{directory} has kernels that this user may not read")  # one text for all of them
         except EntryError as error:
             refused = EntryError(f"{directory / name} is refused: {error}")
     if refused is not None:
@@ -263,9 +281,22 @@ def find(directory: Path, kernel: Mapping[str, Any], binary: Callable[[Entry], b
 
 
 def store(
-    folder: Folder, name: str, source: str, cubin: bytes, facts: Mapping[str, Any], permissions: int = PRIVATE
+    folder: Folder,
+    name: str,
+    source: str,
+    cubin: bytes,
+    facts: Mapping[str, Any],
+    permissions: int = PRIVATE,
+    *,
+    alone: bool,
 ) -> None:
-    """Write an entry beside its place and rename it there, replacing a damaged one, or whatever else has its name."""
+    """Write an entry beside its place and rename it there, replacing a damaged one, or whatever else has its name.
+
+    Args:
+        alone: whether nobody else writes the entry meanwhile, nor removes it (:meth:`~polyconv.files.Folder.locked`).
+    """
+    if alone:
+        folder.sweep(name)
     temporary = unused(name)
     folder.make(temporary)
     try:
@@ -279,7 +310,7 @@ def store(
             entry.sync()
         with contextlib.suppress(FileNotFoundError):
             _remove(folder, name)
-        folder.move(temporary, folder, name)
+        folder.rename(temporary, name)
         folder.sync()
     except BaseException:
         _delete(folder, temporary)
@@ -288,18 +319,45 @@ def store(
 
 def remove(entry: Path) -> None:
     """Take an entry away at once, so that no other process meets half of one, and then delete it; a link unfollowed."""
-    with Folder(entry.parent) as folder:
+    with Folder(entry.parent) as folder, locked(folder, entry.name, trust.owners(folder.owner)) as alone:
+        if alone:
+            folder.sweep(entry.name)
         _remove(folder, entry.name)
 
 
-def _remove(folder: Folder, name: str) -> None:
-    aside = unused(f"{name}.removed")
-    folder.make(aside)
+def sweep(directory: Path) -> None:
+    """Delete what processes left behind of a cache's entries when they were killed."""
+    with contextlib.suppress(FileNotFoundError), Folder(directory) as folder:
+        for name in {meant(hidden) for hidden in folder.names()}:
+            if name is not None and is_entry(name):
+                with locked(folder, name, trust.owners(folder.owner)) as alone:
+                    if alone:
+                        folder.sweep(name)
+
+
+@contextlib.contextmanager
+def locked(folder: Folder, name: str, trusted: Collection[int]) -> Iterator[bool]:
+    """Hold the lock of a cache's entry; gives what :meth:`~polyconv.files.Folder.locked` does.
+
+    Args:
+        trusted: the users who may keep this process waiting.
+    """
+    with contextlib.suppress(FileExistsError):
+        folder.make("locks")
     try:
-        with folder.inner(aside) as target:
-            folder.move(name, target, "entry")
-    finally:
-        _delete(folder, aside)
+        locks = folder.inner("locks")
+    except NotADirectoryError:
+        raise OSError(f"{folder.path / 'locks'} is not a folder") from None
+    with locks:
+        locks.check(trusted)
+        with locks.locked(f"{name}.lock") as alone:
+            yield alone
+
+
+def _remove(folder: Folder, name: str) -> None:
+    aside = unused(name)
+    folder.rename(name, aside)
+    _delete(folder, aside)
 
 
 def _delete(folder: Folder, name: str) -> None:

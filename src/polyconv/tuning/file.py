@@ -191,7 +191,7 @@ def update(path: Path, tuning: Tuning) -> Tuning:
     # A link that leads to a file goes on leading to it; to make one elsewhere is refused below.
     path = path.resolve() if path.exists() else path.absolute()
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)  # the cache's folder, maybe: others must not write it
-    with Folder(path.parent) as folder, folder.locked():
+    with Folder(path.parent) as folder, folder.locked() as alone:
         try:
             there = parse(folder.read(path.name, LARGEST), str(path))
         except FileNotFoundError:
@@ -199,7 +199,7 @@ def update(path: Path, tuning: Tuning) -> Tuning:
         except (TuningError, OSError) as error:
             raise TuningError(f"{error}. It was not overwritten: move it away, or name another file") from None
         merged = merge((there, tuning))
-        folder.replace(path.name, merged.text().encode())
+        folder.replace(path.name, merged.text().encode(), alone=alone)
     return merged
 
 
