@@ -14,7 +14,8 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["torch", "torch.distributed", "torch.nn.parallel.distributed", "pytest"])
+PROCESSES.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed", "pytest"])
+"""What training and its tests import in any case: an optimiser's first step asks for torch._dynamo."""
 
 
 def run_fresh(function: Callable[..., Any], *arguments: Any, timeout: float = 300.0, **variables: str) -> Any:
