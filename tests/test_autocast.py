@@ -39,6 +39,7 @@ def network(Conv2d: type[nn.Conv2d]) -> nn.Sequential:
 # ---- as it is by default
 
 
+@pytest.mark.usefixtures("direct")
 @pytest.mark.parametrize("dtype", HALF)
 def test_autocast_computes_in_float32(dtype: torch.dtype) -> None:
     x, w, b = torch.randn(2, 3, 6, 6, dtype=dtype), torch.randn(4, 3, 3, 3), torch.randn(4, requires_grad=True)
