@@ -28,6 +28,15 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def direct() -> Iterator[None]:
+    """Sums as PyTorch's, for comparisons with it: what a faster plan would cost depends on the processor's choice."""
+    import polyconv
+
+    with polyconv.tolerance(0):
+        yield
+
+
 @pytest.fixture(params=["avx512", "avx2", "sse4"])
 def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     """The native CPU kernels of each instruction set in turn, as far as the processor has them."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -16,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import polyconv
+from fresh import run_fresh
 from geometries import CASES
 from polyconv import ops, settings
 from polyconv.arguments import Geometry
@@ -41,6 +39,7 @@ def network(Conv2d: type[nn.Conv2d]) -> nn.Sequential:
 # ---- as it is by default
 
 
+@pytest.mark.usefixtures("direct")
 @pytest.mark.parametrize("dtype", HALF)
 def test_autocast_computes_in_float32(dtype: torch.dtype) -> None:
     x, w, b = torch.randn(2, 3, 6, 6, dtype=dtype), torch.randn(4, 3, 3, 3), torch.randn(4, requires_grad=True)
@@ -165,21 +164,18 @@ def test_the_predicted_error_is_that_of_the_dtype() -> None:
     check_all_predicted_errors()
 
 
+def check_all_without_onednn() -> None:
+    torch.backends.mkldnn.set_flags(False)
+    check_all_predicted_errors()
+
+
 @pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE", "AVX512_CORE_BF16", "none"])
 def test_the_predicted_error_is_that_of_the_dtype_on_other_processors(isa: str) -> None:
     """PyTorch and oneDNN ask the processor what it has, once per process; here they are told less than it has."""
-    code = "import test_autocast; test_autocast.check_all_predicted_errors()"
-    told = {"ONEDNN_MAX_CPU_ISA": isa, "ATEN_CPU_CAPABILITY": "avx2"}
     if isa == "none":  # no oneDNN at all
-        code, told = f"import torch; torch.backends.mkldnn.set_flags(False); {code}", {"ATEN_CPU_CAPABILITY": "default"}
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **told},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ran.returncode == 0, ran.stderr
+        run_fresh(check_all_without_onednn, ATEN_CPU_CAPABILITY="default")
+    else:
+        run_fresh(check_all_predicted_errors, ONEDNN_MAX_CPU_ISA=isa, ATEN_CPU_CAPABILITY="avx2")
 
 
 # ---- training

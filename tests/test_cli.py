@@ -21,6 +21,7 @@ from commands import polyconv as command
 from polyconv import cli
 from polyconv.bench.workloads import WorkloadError, find
 from polyconv.cli import _options, _output
+from polyconv.cpu import native
 
 WITH_TORCH = "the package's public names need torch; help and completion do not"
 
@@ -263,6 +264,7 @@ def test_a_file_after_json_is_told_where_to_go(name: str, capsys: pytest.Capture
     )
 
 
+@pytest.mark.skipif(not native.is_available(), reason="without native kernels there are no other candidates")
 def test_plan_names_an_option_that_it_has(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "tiny-batch", "--device", "cpu", "--pass", "fprop"]) == 0
     brief = capsys.readouterr().out

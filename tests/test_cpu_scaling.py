@@ -3,17 +3,13 @@
 Memory is looked at on every change. Time depends on what else the machine does, so it is looked at with
 ``POLYCONV_NIGHTLY=1`` only.
 
-Each measurement is a process of its own (``python tests/test_cpu_scaling.py fprop --side 512``): only a new process has
-a meaningful largest memory, and only there no test before has filled a pool.
+Each measurement is a process of its own: only a new process has a meaningful largest memory, and only there no test
+before has filled a pool.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fresh import run_fresh
 from nightly import NIGHTLY, nightly
 from polyconv import ops
 from polyconv.arguments import Geometry
@@ -65,23 +62,17 @@ def memory(key: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=PASSES)
-    parser.add_argument("--side", type=int, required=True)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=0)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+def measured(kind: str, side: int, threads: int, repeats: int) -> dict[str, float]:
+    torch.set_num_threads(threads)
     with torch.inference_mode():
-        call(args.kind, 64)[0]()  # code, pools and threads are there before memory is counted
-        run, pixels = call(args.kind, args.side)
+        call(kind, 64)[0]()  # code, pools and threads are there before memory is counted
+        run, pixels = call(kind, side)
         before = memory("VmRSS")
         result = run()
         scratch = memory("VmHWM") - before - result.numel() * result.element_size()
         del result
-        best = interleaved({"ours": run}, args.repeats)["ours"].best if args.repeats else 0.0
-    print(json.dumps({"scratch": max(scratch, 0), "seconds_per_pixel": best / pixels}))
+        best = interleaved({"ours": run}, repeats)["ours"].best if repeats else 0.0
+    return {"scratch": max(scratch, 0), "seconds_per_pixel": best / pixels}
 
 
 # ---- what is asked of it
@@ -89,14 +80,9 @@ def main() -> None:
 
 def measure(kind: str, side: int, *, threads: int = 1, repeats: int = 0) -> dict[str, float]:
     """Bytes of ``scratch`` and ``seconds_per_pixel``. Huge pages only where time counts: they round memory up."""
-    root = Path(__file__).parents[1]
-    path = os.pathsep.join([str(root / "src"), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "THP_MEM_ALLOC_ENABLE": "1" if repeats else "0"}
-    options = [f"--side={side}", f"--threads={threads}", f"--repeats={repeats}"]
-    command = [sys.executable, __file__, kind, *options]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    found: dict[str, float] = json.loads(ran.stdout)
+    found: dict[str, float] = run_fresh(
+        measured, kind, side, threads, repeats, THP_MEM_ALLOC_ENABLE="1" if repeats else "0"
+    )
     return found
 
 
@@ -125,7 +111,3 @@ def test_time_per_pixel_does_not_grow(kind: str) -> None:
 def test_two_threads(kind: str) -> None:
     one, two = (measure(kind, 1024, threads=count, repeats=7)["seconds_per_pixel"] for count in (1, 2))
     assert one / two >= SPEEDUP, f"{one / two:.2f} times as fast as one"
-
-
-if __name__ == "__main__":
-    main()

@@ -17,6 +17,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 import polyconv
+from fresh import PROCESSES
 from polyconv import agreement, choices, settings, tuning
 from polyconv.backends import backend_for
 from polyconv.bench.timing import Timing
@@ -118,7 +119,7 @@ def worker(rank: int, world: int, folder: str) -> None:
 def test_ranks_that_would_choose_differently_run_the_same(world: int, tmp_path: Path) -> None:
     for rank in range(world):
         write_tuning(tmp_path / f"tuning{rank}.json", rank)
-    mp.spawn(worker, (world, str(tmp_path)), nprocs=world)
+    mp.start_processes(worker, (world, str(tmp_path)), nprocs=world, start_method=PROCESSES.get_start_method())
     reports = [json.loads((tmp_path / f"report{rank}.json").read_text()) for rank in range(world)]
 
     assert len({tuple(report["alone"]) for report in reports}) == world, "the tuning files must differ"

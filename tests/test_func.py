@@ -34,6 +34,8 @@ from recording import Recorder
 Conv = Callable[..., Tensor]
 
 both_functions = pytest.mark.parametrize("conv2d", [F.conv2d, polyconv.conv2d], ids=["torch", "polyconv"])
+pytestmark = pytest.mark.usefixtures("direct")
+
 both_modules = pytest.mark.parametrize("Conv2d", [nn.Conv2d, polyconv.Conv2d], ids=["torch", "polyconv"])
 
 BATCH = 3

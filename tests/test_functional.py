@@ -68,6 +68,7 @@ def test_any_geometry_that_torch_has(case: Case) -> None:
     torch.testing.assert_close(polyconv.conv2d(x, w, bias, **case.kwargs), conv(x))
 
 
+@pytest.mark.usefixtures("direct")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", ["plain 3x3", "four sides", "reflect", "circular, whole image"])
 def test_other_dtypes_fall_back_to_aten(name: str, dtype: torch.dtype) -> None:

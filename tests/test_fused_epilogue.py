@@ -104,6 +104,7 @@ def test_a_backend_writes_every_element(activation: str, residual: bool) -> None
     assert ("residual" in recorder.tensors[0]) == residual
 
 
+@pytest.mark.usefixtures("direct")
 @pytest.mark.parametrize("activation", ["relu", "silu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_is_no_number_is_as_in_torch(activation: str, dtype: torch.dtype) -> None:
@@ -189,6 +190,7 @@ def test_the_problem_tells_of_a_residual_between_vectors() -> None:
     assert [problem.vector_aligned for problem in recorder.problems] == [True, False]
 
 
+@pytest.mark.usefixtures("direct")
 @some_epilogue
 def test_without_a_batch(activation: str, residual: bool) -> None:
     x, w = torch.randn(3, 6, 5), torch.randn(4, 3, 3, 3)

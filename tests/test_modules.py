@@ -18,6 +18,8 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import polyconv
 
+pytestmark = pytest.mark.usefixtures("direct")
+
 both = pytest.mark.parametrize("Conv2d", [nn.Conv2d, polyconv.Conv2d], ids=["torch", "polyconv"])
 both_lazy = pytest.mark.parametrize(
     ("LazyConv2d", "Conv2d"),

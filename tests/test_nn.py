@@ -33,6 +33,7 @@ def both(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[polyconv.Conv2d
     return ours, torch.nn.Conv2d(*args, **kwargs)
 
 
+@pytest.mark.usefixtures("direct")
 @pytest.mark.parametrize(("args", "kwargs"), CONSTRUCTIONS)
 def test_same_as_torchs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     ours, theirs = both(args, kwargs)

@@ -1,166 +1,151 @@
-"""Processes that fork, processes without a home."""
+"""Processes that fork, processes without a home.
+
+The bodies run in processes that have polyconv imported and nothing more, so that a first convolution has all to do.
+"""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import pwd
+import signal
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-
-HEADER = """
-import os, signal, sys, threading, time
 import torch
+from torch.utils.data import DataLoader, Dataset
+
 import polyconv
-
-torch.set_num_threads(1)  # a child of a process that used several hangs in OpenMP, as with torch alone
-x, w = torch.randn(1, 4, 9, 9), torch.randn(4, 4, 3, 3)
+from fresh import run_fresh
 
 
-def backward():
-    polyconv.conv2d(x.requires_grad_(), w.requires_grad_()).sum().backward()
+def forward() -> None:
+    polyconv.conv2d(torch.ones(1, 4, 9, 9), torch.ones(4, 4, 3, 3))
 
 
-def settings():
+def backward() -> None:
+    x, w = torch.ones(1, 4, 9, 9, requires_grad=True), torch.ones(4, 4, 3, 3, requires_grad=True)
+    polyconv.conv2d(x, w).sum().backward()
+
+
+def fused() -> None:
+    x, w, residual = torch.ones(1, 4, 9, 9), torch.ones(4, 4, 3, 3), torch.ones(1, 4, 7, 7)
+    polyconv.conv2d(x, w, residual=residual, activation="relu")
+
+
+def changing_settings() -> None:
     for _ in range(200):
         with polyconv.tolerance(1e-5):
-            polyconv.conv2d(x, w)
+            forward()
 
 
-work = {
-    "forward": lambda: polyconv.conv2d(x, w),
-    "backward": backward,
-    "fused": lambda: polyconv.conv2d(x, w, residual=torch.randn(1, 4, 7, 7), activation="relu"),
-    "settings": settings,
-}
-"""
-
-FORKS = """
-done = []
+WORK = [forward, backward, fused, changing_settings]
 
 
-def first():
-    work[sys.argv[1]]()
-    done.append(1)
-
-
-threads = [threading.Thread(target=first) for _ in range(2)]
-for thread in threads:
-    thread.start()
-children = []
-while len(done) < 2 or len(children) < 5:
+def fork(work: Callable[[], object], seconds: int) -> int:
+    """A child that does this and is gone; one that is stuck is ended."""
     child = os.fork()
     if child == 0:
-        signal.alarm(60)  # ends a child that is stuck
-        work[sys.argv[1]]()
-        os._exit(0)
-    children.append(child)
-    time.sleep(0.004)
-for thread in threads:
-    thread.join()
-states = [os.waitpid(child, 0)[1] for child in children]
-assert not any(states), f"{sum(map(bool, states))} of {len(states)} children did not come back"
-"""
-
-FORKS_OF_A_POOL = """
-polyconv.conv2d(x, w)
-from polyconv.cpu import native
-
-native.set_output_pool_limit(2**40)
-stop, take_one = [], torch.ops.polyconv_cpu.empty_output.default
+        try:
+            signal.alarm(seconds)
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    return child
 
 
-def take():
-    while not stop:
-        take_one(x, [2**22])
+def fork_during_a_first(work: Callable[[], object]) -> None:
+    torch.set_num_threads(1)  # a child of a process that used several hangs in OpenMP, as with torch alone
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    children, pause = [], 0.002
+    while any(thread.is_alive() for thread in threads) or len(children) < 5:
+        children.append(fork(work, 60))
+        time.sleep(pause)
+        pause *= 1.3  # some twenty children, however slow the machine
+    states = [os.waitpid(child, 0)[1] for child in children]
+    assert not any(states), f"{sum(map(bool, states))} of {len(states)} children did not come back"
 
 
-kept = [take_one(x, [2**22 + (i << 19)]) for i in range(1, 500)]  # blocks to look through
-del kept
-threads = [threading.Thread(target=take) for _ in range(4)]
-for thread in threads:
-    thread.start()
-states = []
-for _ in range(60):
-    child = os.fork()
-    if child == 0:
-        signal.alarm(10)
-        take_one(x, [2**22])
-        os._exit(0)
-    states.append(os.waitpid(child, 0)[1])
-    if any(states):
-        break
-stop.append(1)
-for thread in threads:
-    thread.join()
-assert not any(states), f"child {len(states)} did not come back"
-"""
-
-WORKERS = """
-from torch.utils.data import DataLoader
+@pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__)
+def test_children_forked_during_a_first_convolution_compute(work: Callable[[], object]) -> None:
+    run_fresh(fork_during_a_first, work)
 
 
-class Filtered(torch.utils.data.Dataset):
-    def __len__(self):
-        return 8
+def fork_while_outputs_are_taken() -> None:
+    torch.set_num_threads(1)
+    forward()
+    torch.ops.polyconv_cpu.set_output_pool_limit(2**40)
+    like, stop, take_one = torch.empty(1), threading.Event(), torch.ops.polyconv_cpu.empty_output.default
 
-    def __getitem__(self, index):
-        return polyconv.conv2d(torch.full((1, 4, 9, 9), float(index)), w)
+    def take() -> None:
+        while not stop.is_set():
+            take_one(like, [2**22])
 
-
-expected = torch.stack([Filtered()[index] for index in range(8)])
-loader = DataLoader(Filtered(), batch_size=2, num_workers=2, multiprocessing_context="fork", timeout=60)
-assert torch.equal(torch.cat(list(loader)), expected)
-"""
-
-
-def run(script: str, *arguments: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """A new interpreter in which nothing has been computed yet."""
-    ran = subprocess.run(
-        [sys.executable, "-c", HEADER + script, *arguments],
-        env=environ if environ is not None else dict(os.environ),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return ran
-
-
-@pytest.mark.parametrize("work", ["forward", "backward", "fused", "settings"])
-def test_children_forked_during_a_first_convolution_compute(work: str) -> None:
-    run(FORKS, work)
+    kept = [take_one(like, [2**22 + (i << 19)]) for i in range(1, 500)]  # blocks to look through
+    del kept
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    states: list[int] = []
+    while len(states) < 60 and not any(states):
+        states.append(os.waitpid(fork(lambda: take_one(like, [2**22]), 10), 0)[1])
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not any(states), f"child {len(states)} did not come back"
 
 
 def test_children_forked_while_outputs_are_taken_take_theirs() -> None:
-    run(FORKS_OF_A_POOL)
+    pytest.importorskip("polyconv.cpu._native")
+    run_fresh(fork_while_outputs_are_taken)
+
+
+class Filtered(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return polyconv.conv2d(torch.full((1, 4, 9, 9), float(index)), torch.ones(4, 4, 3, 3))
+
+
+def load_with_workers() -> None:
+    torch.set_num_threads(1)
+    expected = torch.stack([Filtered()[index] for index in range(8)])
+    loader = DataLoader(Filtered(), batch_size=2, num_workers=2, multiprocessing_context="fork", timeout=60)
+    assert torch.equal(torch.cat(list(loader)), expected)
 
 
 def test_forked_workers_of_a_data_loader_compute() -> None:
-    run(WORKERS)
+    run_fresh(load_with_workers)
 
 
 # ---- without a home
 
 
-HOMELESS = """
-import pwd, warnings
-from pathlib import Path
+def compute_without_a_home() -> None:
+    for name in ("HOME", "XDG_CACHE_HOME", "POLYCONV_CACHE_DIR", "POLYCONV_TUNING_FILE"):
+        os.environ.pop(name, None)
 
-pwd.getpwuid = pwd.getpwnam = lambda who: {}[who]  # a user whom the system does not know
-try:
-    raise SystemExit(f"a home after all: {Path.home()}")
-except RuntimeError:
-    pass
-warnings.simplefilter("error")
-for run in work.values():
-    run()
-from polyconv import tuning
+    def unknown(who: object) -> object:
+        raise KeyError(who)
 
-assert tuning.lookup.files() == ()
-"""
+    pwd.getpwuid = pwd.getpwnam = unknown  # type: ignore[assignment]  # a user whom the system does not know
+    with pytest.raises(RuntimeError):
+        Path.home()
+    warnings.simplefilter("error")
+    for work in WORK:
+        work()
+    assert polyconv.tuning.lookup.files() == ()
 
 
 def test_without_a_home_convolutions_run() -> None:
-    unset = ("HOME", "XDG_CACHE_HOME", "POLYCONV_CACHE_DIR", "POLYCONV_TUNING_FILE")
-    run(HOMELESS, environ={name: value for name, value in os.environ.items() if name not in unset})
+    run_fresh(compute_without_a_home)
