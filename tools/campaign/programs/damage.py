@@ -308,6 +308,11 @@ def another_version(path, chance):
         flip(path, chance)
 
 
+def is_ordinary(path):
+    """A file whose contents can be changed: not a pipe, a device or 20 GB, which earlier damage may have made of it."""
+    return path.is_file() and not path.is_symlink() and path.stat().st_size < 2**26
+
+
 def take_away(path):
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -317,7 +322,7 @@ def take_away(path):
 
 def another_kind(path, chance):
     """Not a file at all, or not this one."""
-    data = path.read_bytes() if path.is_file() else b"{}"
+    data = path.read_bytes() if is_ordinary(path) else b"{}"
     take_away(path)
     way = chance.randrange(10)
     if way == 0:
@@ -431,7 +436,9 @@ def corrupted(target, seed, count, as_nobody=False):
         made = TARGETS[target](folder)
         for _ in range(count):
             with contextlib.suppress(OSError):  # of what was damaged before
-                chance.choice(DAMAGE)(chance.choice(made.files), chance)
+                damage, path = chance.choice(DAMAGE), chance.choice(made.files)
+                if damage in (another_kind, another_folder) or is_ordinary(path):
+                    damage(path, chance)
         # One manifest is read for all kernels of a bundle.
         with few_warnings(made.warnings if target == "bundle" else min(count, made.warnings)):
             made.use()
