@@ -47,10 +47,11 @@ Schedule Resolve(const Convolution& conv, Schedule schedule) {
       const double slab = 4.0 * S::kBlocks * S::kGroupPoints * (conv.out_channels + kTileChannels) + alive;
       schedule.lanes = static_cast<int>(std::clamp(96 * kKiB * kKiB / slab, 96.0, 32768.0));
     } else {
-      // At least 48 to 64 units, or the weights stream through too often.
+      // At least 48 to 64 units, or the weights stream through too often; of the narrowest vectors that is more than 12.
       const double room = (schedule.mode == Schedule::kFusedGrouped ? 400 : 640) * kKiB;  // grouped, columns are kept
       const int lanes = static_cast<int>(room / alive) / kLanes * kLanes;
-      schedule.lanes = std::clamp(lanes, alive * 64 <= 1280 * kKiB ? 64 : 48, 12 * kLanes);
+      const int least = alive * 64 <= 1280 * kKiB ? 64 : 48;
+      schedule.lanes = std::clamp(lanes, least, std::max(least, 12 * kLanes));
     }
   }
   if (schedule.channels <= 0) {
