@@ -370,6 +370,8 @@ class Convolution(Case):
         found = self._compute({name: tensors[name] for name in tensors if name != "residual"})["y"]
         padded = x if self.batch is not None else x.unsqueeze(0)
         top, bottom, left, right = self.geometry.padding
+        if found.shape[-1] == 1 and self.geometry.stride[1] > 1:  # PyTorch's own may be wrong: see cpu/aten.py
+            padded, w, bias = padded.float(), w.float(), None if bias is None else bias.float()
         if (top, left) == (bottom, right) and self.padding_mode == "zeros":
             y = F.conv2d(padded, w, bias, self.stride, (top, left), self.dilation, self.groups)
         else:
@@ -377,6 +379,7 @@ class Convolution(Case):
             sides = (max(left, 0), max(right, 0), max(top, 0), max(bottom, 0))
             padded = F.pad(padded, sides, mode="constant" if self.padding_mode == "zeros" else self.padding_mode)
             y = F.conv2d(padded, w, bias, self.stride, 0, self.dilation, self.groups)
+        y = y.to(found.dtype)
         if self.activation is not None:
             y = {"relu": torch.relu, "silu": F.silu}[self.activation](y)
         if not _same(found.reshape(y.shape), y):
