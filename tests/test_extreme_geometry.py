@@ -264,6 +264,17 @@ def test_ones_under_a_dilation_of_2_to_the_32() -> None:
     assert torch.equal(y, torch.full((1, 1, 4, 4), 2.0))
 
 
+def test_outputs_that_see_nothing_are_the_bias() -> None:
+    """Columns 4 before the image and 1 behind it. PyTorch's own kernel crashes on a processor with AVX-512."""
+    x, bias = torch.randn(3, 16, 257, 1).contiguous(memory_format=torch.channels_last), torch.randn(16)
+    w = torch.randn(16, 16, 9, 1, requires_grad=True)
+    y = polyconv.conv2d(x, w, bias, stride=(4, 5), padding=4, dilation=(2, 5))
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(y, bias.reshape(1, -1, 1, 1).expand(3, 16, 63, 2))
+    y.sum().backward()
+    assert not w.grad.any()
+
+
 def test_no_backend_is_asked_for_a_long_loop() -> None:
     recorder = Recorder()
     x, w = torch.randn(1, 2, 4, 4, requires_grad=True), torch.randn(3, 2, 3, 3, requires_grad=True)

@@ -114,6 +114,32 @@ def test_a_block_ends_what_was_set_in_it() -> None:
     assert settings.current() == before
 
 
+def test_blocks_of_threads_that_allow_low_precision_end_in_any_order() -> None:
+    before = settings.current()
+    one, other = settings.allow_low_precision(), settings.allow_low_precision()
+    tuned = settings.use(tuning_file=())
+    for block in (one, tuned, other):
+        block.__enter__()
+    one.__exit__(None, None, None)
+    assert settings.current().allow_low_precision
+    other.__exit__(None, None, None)
+    assert settings.current() == replace(before, tuning_file=())
+    tuned.__exit__(None, None, None)
+    assert settings.current() is before
+
+
+def test_what_is_allowed_without_a_block_holds_for_the_block_around_it() -> None:
+    before = settings.current()
+    with settings.use(workspace_bytes=1):
+        settings.allow_low_precision()
+        assert settings.current() == replace(before, workspace_bytes=1, allow_low_precision=True)
+    assert settings.current() is before
+    settings.allow_low_precision()
+    assert settings.current() == replace(before, allow_low_precision=True)
+    settings.allow_low_precision(False)
+    assert settings.current() == before
+
+
 def test_use_names_an_unknown_setting() -> None:
     with pytest.raises(TypeError, match="nonsense"), settings.use(nonsense=1):
         pass

@@ -55,7 +55,12 @@ class Axis:
     def ordinary(self) -> bool:
         """Whether there is nothing to reduce, by a quick look."""
         limit = max(ORDINARY, self.extent)
-        return self.before <= limit and self.after <= limit and self.runs
+        return self.before <= limit and self.after <= limit and self.runs and not self.blind
+
+    @property
+    def blind(self) -> bool:
+        """Whether no output sees a pixel. There is nothing to run then; some of oneDNN's kernels would crash."""
+        return self.mode is PaddingMode.ZEROS and not any(_outputs_that_meet(self, tap) for tap in range(self.kernel))
 
     @property
     def runs(self) -> bool:

@@ -7,6 +7,7 @@ at first use, not at import), and for a block of code by :func:`use`. Nothing el
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
@@ -141,10 +142,12 @@ _initial: Settings | None = None
 class _Change:
     """What a ``with`` block changes."""
 
-    __slots__ = ("below", "changed", "settings")
+    __slots__ = ("below", "changed", "holds_changes", "settings")
 
-    def __init__(self, changed: Mapping[str, Any]) -> None:
+    def __init__(self, changed: Mapping[str, Any], *, holds_changes: bool = True) -> None:
         self.changed = changed
+        self.holds_changes = holds_changes
+        """Whether what is set in the block ends with it."""
         self.settings = replace(current(), **changed)
         """In force in the block."""
         self.below: Settings | None = None
@@ -175,19 +178,22 @@ def cache_folder() -> Path:
 
 def _set(**changed: Any) -> None:
     """Change settings for the rest of the block that was entered last, or of the process."""
-    global _process
     # torch.compile cannot look into what takes a lock, and is not meant to: it would write the change down for the end
     # of the graph, and the convolutions in the graph would not see it. So the graph breaks here.
     with whole:
-        now = replace(current(), **changed)
-        entries = _changes.entries
-        if entries:
-            last = entries[-1].value
-            last.changed = {**last.changed, **changed}
-            last.below = None
-        else:
-            _process = now
-        _settle()
+        _set_among(_changes.entries, changed)
+
+
+def _set_among(entries: tuple[Entry[_Change], ...], changed: Mapping[str, Any]) -> None:
+    """The same for the last of these blocks that changes end with; for the process, if there is none."""
+    global _process
+    blocks = [entry.value for entry in entries if entry.value.holds_changes]
+    if blocks:
+        blocks[-1].changed = {**blocks[-1].changed, **changed}
+        blocks[-1].below = None
+    else:
+        _process = replace(_process or current(), **changed)
+    _settle()
 
 
 def _settle() -> None:
@@ -257,18 +263,33 @@ def tolerance(value: float) -> AbstractContextManager[Settings]:
     return use(tolerance=checked_tolerance(value))
 
 
-class _Before(Stack[None]):
-    """Stands for a change that is made already: taking it back is all there is to do."""
+class _Allowed(Block[_Change]):
+    """What :func:`allow_low_precision` gives: in force from the beginning, and until the end of a block, if it has one.
 
-    def __init__(self, **before: Any) -> None:
-        super().__init__()
-        self._before = before
+    Not a value that is put back: another thread may have changed it meanwhile, or be in a block of its own.
+    """
 
-    def put(self, entry: Entry[None]) -> None:
-        pass
+    def __init__(self, allow: bool) -> None:
+        super().__init__(_changes, _Change({"allow_low_precision": allow}, holds_changes=False))
+        entry = Entry(self._value)
+        entry.forgotten = weakref.ref(self, lambda _: _keep(entry))
+        self._made: Entry[_Change] | None = entry
+        _changes.put(entry)
 
-    def take(self, entry: Entry[None]) -> None:
-        _set(**self._before)
+    def __enter__(self) -> None:  # type: ignore[override]
+        entry, self._made = self._made, None
+        if entry is None:
+            super().__enter__()
+        else:
+            entry.forgotten = weakref.ref(self, lambda _: _changes.take(entry))
+            self._open = (*self._open, entry)
+
+
+def _keep(entry: Entry[_Change]) -> None:
+    """Let a change hold for the rest of the block around it, or of the process."""
+    with whole:
+        _set_among(_changes.entries[: _changes.entries.index(entry)], entry.value.changed)
+        _changes.take(entry)
 
 
 def allow_low_precision(allow: bool = True) -> AbstractContextManager[None]:
@@ -283,6 +304,4 @@ def allow_low_precision(allow: bool = True) -> AbstractContextManager[None]:
         with polyconv.allow_low_precision(), torch.autocast("cpu", dtype=torch.bfloat16):
             y = conv(x)  # bfloat16
     """
-    before = current().allow_low_precision
-    _set(allow_low_precision=bool(allow))
-    return Block(_Before(allow_low_precision=before), None)
+    return _Allowed(bool(allow))
