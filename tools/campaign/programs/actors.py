@@ -344,12 +344,13 @@ def finish(before, kinds):
     for convolution in SHARED.values():
         with torch.no_grad():
             convolution.w.data.copy_(convolution.w_exact)
-    for convolution in [*SHARED.values(), *map(Convolution, kinds)]:
-        convolution.inference()
-        convolution.backward()
-        convolution.fused()
-        with polyconv.tolerance(0):
+    with torch.inference_mode(False), torch.enable_grad():  # Ctrl-C may leave these of torch's behind
+        for convolution in [*SHARED.values(), *map(Convolution, kinds)]:
             convolution.inference()
+            convolution.backward()
+            convolution.fused()
+            with polyconv.tolerance(0):
+                convolution.inference()
     assert not stay(before), f"settings stay behind: {stay(before)}"
 
 
