@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import pwd
 import signal
+import sys
 import threading
 import time
 import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import polyconv
 from fresh import run_fresh
+from polyconv.cpu import native
 
 
 def forward() -> None:
@@ -79,6 +82,18 @@ def fork_during_a_first(work: Callable[[], object]) -> None:
 @pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__)
 def test_children_forked_during_a_first_convolution_compute(work: Callable[[], object]) -> None:
     run_fresh(fork_during_a_first, work)
+
+
+def load_after_an_interrupt() -> None:
+    """What Ctrl-C leaves in the middle of loading the kernels: a module without a spec."""
+    sys.modules["polyconv.cpu._native"] = ModuleType("polyconv.cpu._native")
+    forward()
+    assert native.is_available()
+
+
+@pytest.mark.skipif(not native.is_available(), reason="there is nothing to load")
+def test_kernels_whose_loading_was_interrupted_are_loaded_by_the_next_call() -> None:
+    run_fresh(load_after_an_interrupt)
 
 
 def fork_while_outputs_are_taken() -> None:

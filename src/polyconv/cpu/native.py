@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -27,6 +28,8 @@ _MODULE = "polyconv.cpu._native"
 def why_absent() -> str | None:
     """Loads the extension, once. None if it is there, else why not."""
     with whole:
+        if getattr(sys.modules.get(_MODULE), "__spec__", _MODULE) is None:
+            del sys.modules[_MODULE]  # Ctrl-C came while it was loaded, and left a module that is not finished
         if importlib.util.find_spec(_MODULE) is None:
             return "this installation has no native CPU kernels (a wheel has them; in a checkout: python csrc/build.py)"
         try:
