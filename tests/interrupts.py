@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType, ModuleType
 from typing import Any
 
+from polyconv.forking import whole
+
 
 def interrupted_at_each_step(code: Callable[[], object], *modules: ModuleType) -> Iterator[int]:
     """Run ``code`` again and again, with a KeyboardInterrupt before the first, the second, ... bytecode of the modules.
@@ -42,6 +44,8 @@ def _interrupt(code: Callable[[], object], files: set[str | None], step: int) ->
     try:
         code()
     except KeyboardInterrupt:
+        while whole._is_owned():  # no signal comes between the last step of a block and the release of its lock
+            whole.release()
         return True
     finally:
         sys.settrace(before)

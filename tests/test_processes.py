@@ -5,17 +5,16 @@ The bodies run in processes that have polyconv imported and nothing more, so tha
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import pwd
 import signal
-import sys
 import threading
 import time
 import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -23,7 +22,6 @@ from torch.utils.data import DataLoader, Dataset
 
 import polyconv
 from fresh import run_fresh
-from polyconv.cpu import native
 
 
 def forward() -> None:
@@ -54,7 +52,7 @@ def fork(work: Callable[[], object], seconds: int) -> int:
     child = os.fork()
     if child == 0:
         try:
-            signal.alarm(seconds)
+            faulthandler.dump_traceback_later(seconds, exit=True)
             work()
             os._exit(0)
         except BaseException:
@@ -84,16 +82,37 @@ def test_children_forked_during_a_first_convolution_compute(work: Callable[[], o
     run_fresh(fork_during_a_first, work)
 
 
-def load_after_an_interrupt() -> None:
-    """What Ctrl-C leaves in the middle of loading the kernels: a module without a spec."""
-    sys.modules["polyconv.cpu._native"] = ModuleType("polyconv.cpu._native")
-    forward()
-    assert native.is_available()
+def handle_a_signal_during_a_first(milliseconds: int, handle: Callable[[], object]) -> None:
+    """What such a handler does not do itself is done by the next call."""
+    handled: list[int] = []
+
+    def handler(*_: object) -> None:
+        handled.append(milliseconds)
+        with torch.enable_grad():  # it may come while a pass is computed, without
+            handle()
+
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, milliseconds / 1000)
+    try:
+        while not handled:
+            backward()
+    except KeyboardInterrupt:
+        pass
+    backward()
 
 
-@pytest.mark.skipif(not native.is_available(), reason="there is nothing to load")
-def test_kernels_whose_loading_was_interrupted_are_loaded_by_the_next_call() -> None:
-    run_fresh(load_after_an_interrupt)
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def fork_and_wait() -> None:
+    assert os.waitpid(fork(backward, 60), 0)[1] == 0, "the child did not come back"
+
+
+@pytest.mark.parametrize("handle", [backward, interrupt, fork_and_wait], ids=lambda handle: handle.__name__)
+@pytest.mark.parametrize("milliseconds", [1, 5, 20])
+def test_a_signal_may_come_during_a_first_convolution(milliseconds: int, handle: Callable[[], object]) -> None:
+    run_fresh(handle_a_signal_during_a_first, milliseconds, handle)
 
 
 def fork_while_outputs_are_taken() -> None:

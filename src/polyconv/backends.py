@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .blocks import Block, Stack
 from .forking import whole
+from .importing import imported
 from .problem import Problem
 
 if TYPE_CHECKING:
@@ -91,13 +92,12 @@ def backend_for(device: torch.device) -> Backend:
 def _build(device: torch.device) -> Backend:
     """Imports all that calls on the device will need: none of them imports anything later."""
     if device.type == "cpu":
-        from .cpu.backend import CpuBackend
-
-        return CpuBackend()
+        on_cpu: Backend = imported("polyconv.cpu.backend").CpuBackend()
+        return on_cpu
     if device.type == "cuda":
         try:
-            from .cuda.backend import CudaBackend
-            from .plan import accuracy  # noqa: F401 - a planner imports it, and what it needs, when it first plans
+            cuda = imported("polyconv.cuda.backend")
+            imported("polyconv.plan.accuracy")  # a planner imports it, and what it needs, when it first plans
         except ModuleNotFoundError as error:
             if error.name is not None and error.name.startswith("polyconv"):
                 raise
@@ -108,7 +108,8 @@ def _build(device: torch.device) -> Backend:
         index = device.index
         if index is None:  # only when an explanation is asked for "cuda"; a tensor always has an index
             index = torch.cuda.current_device() if torch.cuda.is_available() else 0
-        return CudaBackend(index)
+        on_cuda: Backend = cuda.CudaBackend(index)
+        return on_cuda
     raise RuntimeError(
         f"polyconv runs on 'cuda' and 'cpu' tensors; got a tensor on {str(device)!r}. "
         "polyconv.restore(model) gives such a model its torch.nn.Conv2d modules back"

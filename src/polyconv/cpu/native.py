@@ -7,9 +7,6 @@ the same, more slowly: :func:`why_absent` says why.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -17,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..forking import whole
+from ..importing import imported
 from ..problem import Activation, PaddingMode, Problem
 from .candidates import Candidate, Engine
 
@@ -27,16 +24,13 @@ _MODULE = "polyconv.cpu._native"
 @lru_cache(maxsize=1)
 def why_absent() -> str | None:
     """Loads the extension, once. None if it is there, else why not."""
-    with whole:
-        if getattr(sys.modules.get(_MODULE), "__spec__", _MODULE) is None:
-            del sys.modules[_MODULE]  # Ctrl-C came while it was loaded, and left a module that is not finished
-        if importlib.util.find_spec(_MODULE) is None:
-            return "this installation has no native CPU kernels (a wheel has them; in a checkout: python csrc/build.py)"
-        try:
-            importlib.import_module(_MODULE)
-        except ImportError as error:
-            return f"the native CPU kernels do not fit this installation of torch {torch.__version__}: {error}"
-        return None
+    try:
+        imported(_MODULE)
+    except ModuleNotFoundError:
+        return "this installation has no native CPU kernels (a wheel has them; in a checkout: python csrc/build.py)"
+    except ImportError as error:
+        return f"the native CPU kernels do not fit this installation of torch {torch.__version__}: {error}"
+    return None
 
 
 def is_available() -> bool:

@@ -15,12 +15,11 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from ..forking import whole
+from ..importing import imported
 from ..plan.device import why_too_old
 from ..plan.plan import KernelSpec
 from .errors import CompileError
@@ -133,12 +132,11 @@ def check_arch(arch: str) -> None:
 def _import(module: str) -> ModuleType:
     """A CUDA module, imported on first use so that ``import polyconv`` works on a machine without it.
 
-    Under a lock: ``cuda.core`` puts another module in its place while it loads, and a second thread that imports it at
-    that moment gets one that is half empty.
+    By one thread at a time: ``cuda.core`` puts another module in its place while it loads, and a second thread that
+    imports it at that moment gets one that is half empty.
     """
     try:
-        with whole:
-            return import_module(module)
+        return imported(module)
     except ImportError as error:
         raise CompileError(
             f"{module} is not installed, and compiling a CUDA kernel needs it: install polyconv[cu12] or polyconv[cu13]"

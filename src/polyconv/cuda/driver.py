@@ -14,11 +14,11 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
 from ..forking import whole
+from ..importing import imported
 from ..plan.plan import KernelSpec, Launch
 from .cubin import KernelInfo, kernel_info
 from .errors import DriverError, LaunchError
@@ -41,8 +41,7 @@ def bindings() -> Any:
             "driver; tensors on the CPU take another path"
         ) from error
     try:
-        with whole:
-            driver: Any = import_module("cuda.bindings.driver")
+        driver: Any = imported("cuda.bindings.driver")
     except ImportError as error:
         raise DriverError("cuda.bindings is not installed: install polyconv[cu12] or polyconv[cu13]") from error
     (status,) = _answer(driver.cuInit, 0)

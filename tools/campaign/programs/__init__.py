@@ -46,6 +46,10 @@ class Program(Case):
         which has imported torch and polyconv and has used neither."""
         return False
 
+    def ended_well(self, status: int | None, words: str) -> bool:
+        """Judges an exit status, negative for a signal and None for a program that hung, and what was said."""
+        return status == 0
+
     def script(self) -> str:
         return f"{(FOLDER / f'{self.head}.py').read_text()}\n\n{self.call()}\n"
 
@@ -59,7 +63,7 @@ class Program(Case):
                 status = _wait(pid, self.patience)
                 said.seek(0)
                 words = said.read().decode(errors="replace").strip()
-        if status != 0:
+        if not self.ended_well(status, words):
             raise Failure(_told(status, words))
 
 
