@@ -16,11 +16,10 @@ from torch.utils.checkpoint import checkpoint
 import polyconv
 from geometries import CASES, Case
 from networks import ResNet18
-from polyconv import reference
+from polyconv import console, reference
 from polyconv.auditing import Row, auditor, exact
 from polyconv.auditing.figures import Yardstick
 from polyconv.backends import override
-from polyconv.cli import _output
 from polyconv.cpu import native
 from polyconv.ops.calls import Ran, observed
 from polyconv.problem import Pass
@@ -471,7 +470,7 @@ def test_the_report_as_text_and_as_json(monkeypatch: pytest.MonkeyPatch) -> None
     exec(report.code(), {"model": model})
     assert polyconv.audit(model, torch.randn(IMAGE)).ok(1e-5)
     assert report.table().row_count == report.__rich__().row_count == 2
-    monkeypatch.setattr(_output, "rich", lambda _: None)
+    monkeypatch.setattr(console, "rich", lambda _: None)
     assert str(report) == text
     with pytest.raises(ModuleNotFoundError, match=r"polyconv\[cli\]"):
         report.table()

@@ -18,9 +18,9 @@ import pytest
 import polyconv
 from commands import command_line, environment
 from commands import polyconv as command
-from polyconv import cli
+from polyconv import cli, console
 from polyconv.bench.workloads import WorkloadError, find
-from polyconv.cli import _options, _output
+from polyconv.cli import _options
 from polyconv.cpu import native
 
 WITH_TORCH = "the package's public names need torch; help and completion do not"
@@ -143,8 +143,8 @@ def test_numbers_of_a_table_stay_in_one_piece(
     width: int, drawn: bool, folded: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("rich")
-    monkeypatch.setattr(_output, "WIDE", width)
-    _output.print_table("title", ("name", "milliseconds", "plan"), ROWS, left=1)
+    monkeypatch.setattr(console, "WIDE", width)
+    console.print_table("title", ("name", "milliseconds", "plan"), ROWS, left=1)
     printed = capsys.readouterr().out
     assert ("│" in printed) is drawn
     assert all(word in printed for word in ("title", "milliseconds", "layer", "1.25", "10.5"))
@@ -153,8 +153,8 @@ def test_numbers_of_a_table_stay_in_one_piece(
 
 def test_progress_says_what_is_left(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 60.0, 200.0, 260.0, 264.0])
-    monkeypatch.setattr(_output, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
-    with _output.progress() as shown:
+    monkeypatch.setattr(console, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    with console.progress() as shown:
         shown.expect(4)
         for _ in range(4):
             shown.step("a piece")
@@ -164,7 +164,7 @@ def test_progress_says_what_is_left(capsys: pytest.CaptureFixture[str], monkeypa
         "3/4 a piece, about 87 s left",
         "4/4 a piece",
     ]
-    assert [_output.duration_text(s) for s in (9.6, 89, 91, 5399, 5400)] == ["10 s", "89 s", "2 min", "90 min", "2 h"]
+    assert [console.duration_text(s) for s in (9.6, 89, 91, 5399, 5400)] == ["10 s", "89 s", "2 min", "90 min", "2 h"]
 
 
 # ---- what is not imported

@@ -19,7 +19,7 @@ from polyconv import cli, settings, tuning
 from polyconv.backends import Run, backend_for, override
 from polyconv.bench.workloads import Workload, find
 from polyconv.cli import doctor
-from polyconv.cli._output import Progress
+from polyconv.console import Progress
 from polyconv.cpu import native
 from polyconv.cpu.backend import CpuBackend
 from polyconv.cuda import CompileError

@@ -11,9 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 import volta
-from polyconv import cli
+from polyconv import cli, console
 from polyconv.bench.workloads import find
-from polyconv.cli import _output
 from polyconv.cli import inspect as command
 from polyconv.cuda.cache import KernelCache
 from polyconv.cuda.compile import compile_kernel
@@ -94,7 +93,7 @@ def test_all_kernels(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 @pytest.mark.parametrize("with_rich", [True, False])
 def test_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, with_rich: bool) -> None:
     if not with_rich:
-        monkeypatch.setattr(_output, "rich", lambda module: None)
+        monkeypatch.setattr(console, "rich", lambda module: None)
     assert cli.main(["inspect", "kb87", "--pass", "fprop"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "V100" in lines[0]
@@ -139,8 +138,8 @@ def test_without_cuda_core(
 
 def test_progress_is_silent_at_first(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(_output, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    with _output.progress() as shown:
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    with console.progress() as shown:
         shown.expect(3)
         shown.step("first")
         clock[0] = 2.5
@@ -280,7 +279,7 @@ def test_occupancy_of_newer_gpus() -> None:
 
 
 def test_the_kernel_that_is_inspected_is_the_one_that_runs() -> None:
-    (row,) = rows.inspect_kernels([PACK], "sm_70", KernelCache(), _output.Progress())
+    (row,) = rows.inspect_kernels([PACK], "sm_70", KernelCache(), console.Progress())
     info = volta.resources(compile_kernel(PACK, "sm_70"), PACK.symbol)
     assert (row.registers, row.spill_bytes, row.shared_bytes) == (info.registers, info.frame_bytes, info.static_shared)
     assert row.blocks_per_sm == info.blocks_per_sm(PACK.threads)

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 import polyconv
 from networks import DeepLab
-from polyconv import choices, settings, tuning
+from polyconv import choices, console, settings, tuning
 from polyconv.backends import backend_for
 from polyconv.bench.timing import Timing, Within
-from polyconv.cli import _output
 from polyconv.cpu import native
 from polyconv.optimization import optimizer
 from polyconv.optimization.flow import Flow
@@ -423,7 +422,7 @@ def test_the_report_prints_with_and_without_rich(monkeypatch: pytest.MonkeyPatch
     assert repr(report) == text
     assert report.table().row_count == 2
     assert report.__rich__().row_count == 2
-    monkeypatch.setattr(_output, "rich", lambda _: None)
+    monkeypatch.setattr(console, "rich", lambda _: None)
     assert str(report) == text
     with pytest.raises(ModuleNotFoundError, match=r"polyconv\[cli\]"):
         report.table()

@@ -64,7 +64,9 @@ def fork(work: Callable[[], object], seconds: int) -> int:
 
 def fork_during_a_first(work: Callable[[], object]) -> None:
     torch.set_num_threads(1)  # a child of a process that used several hangs in OpenMP, as with torch alone
-    torch.ones(1, requires_grad=True).sum().backward()  # nor is a fork safe while torch itself does a thing first
+    # Nor is a fork safe while torch itself does a thing first.
+    torch.ones(1, requires_grad=True).sum().backward()
+    torch.ones(1).new_empty(1).contiguous()
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:
         thread.start()

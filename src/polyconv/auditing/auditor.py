@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from ..bench.run import shape_of
-from ..cli._output import Progress, progress
+from ..console import Progress, progress
 from ..ops.calls import Ran, observed
 from ..problem import Pass, Problem
 from ..rehearsal import Example, Loss, preserved, run_model

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from typing import Any
 
 from torch import nn
 
-from ..cli._output import plain_table, report_table
+from ..console import TableReport
 from ..problem import Pass
 from .figures import Figures
 from .passes import Limits, Remedy
 
-HEADERS = ("layer", "pass", "plan", "tolerance", "predicted", "error", "PyTorch's", "local error", "PyTorch's")
-TEXTS = 4
-"""Columns of text, before the numbers."""
 NAMES = {Pass.FPROP: "forward", Pass.DGRAD: "input gradient", Pass.WGRAD: "weight gradient"}
 
 
@@ -52,9 +49,12 @@ class Row:
         return Figures(self.error, self.local_error)
 
 
-@dataclass(frozen=True)
-class Audit:
+@dataclass(frozen=True, repr=False)
+class Audit(TableReport):
     """Prints as a table, with the lines of code that would keep the limits; :meth:`apply` does what they say."""
+
+    _headers = ("layer", "pass", "plan", "tolerance", "predicted", "error", "PyTorch's", "local error", "PyTorch's")
+    _texts = 4
 
     mode: str
     """``inference``, ``training`` (forward alone), or ``forward and backward``."""
@@ -122,32 +122,15 @@ class Audit:
             "tolerances": self.tolerances,
         }
 
-    def __str__(self) -> str:
-        text = plain_table(self._title(), HEADERS, [_cells(row) for row in self.rows], left=TEXTS)
-        return "\n".join([text, *self._notes()])
-
-    __repr__ = __str__
-
-    def table(self) -> Any:
-        """The rows as a table of ``rich``, which ``polyconv[cli]`` installs."""
-        return report_table(
-            self._title(),
-            HEADERS,
-            [_cells(row) for row in self.rows],
-            left=TEXTS,
-            styles=["" if row.remedy is None else "bold" for row in self.rows],
-            caption="\n".join(self._notes()),
-        )
-
-    def __rich__(self) -> Any:
-        return self.table()
-
     def _title(self) -> str:
         layers = len({row.layer for row in self.rows})
         return (
             f"{self.mode} on {self.device}: {layers} convolutions, largest error {self.worst.error:.1e} of an "
             f"output map's scale, {self.worst_local.local_error:.1e} of an element's neighbourhood"
         )
+
+    def _lines(self) -> list[tuple[Sequence[str], str]]:
+        return [(_cells(row), "" if row.remedy is None else "bold") for row in self.rows]
 
     def _notes(self) -> list[str]:
         notes = [f"left alone: {_label(name)}: {why}" for name, why in self.left_alone.items()]

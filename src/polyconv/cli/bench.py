@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..bench import workloads
 from ..bench.machine import processor_name
 from ..bench.workloads import Workload
+from ..console import print_json, print_table, progress
 from ..version import __version__
 from ._options import (
     FILES,
@@ -27,7 +28,6 @@ from ._options import (
     completes,
     positive,
 )
-from ._output import print_json, print_table, progress
 
 if TYPE_CHECKING:
     from ..bench.rows import Row

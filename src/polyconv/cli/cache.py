@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from .. import settings
+from ..console import print_json, print_table, progress, size_text
 from ..cuda import entries
 from ..cuda.bundle import MANIFEST, Bundle
 from ..cuda.entries import Entry, EntryError
 from ._options import FOLDERS, UsageError, add_examples, add_json_argument, completes
-from ._output import print_json, print_table, progress, size_text
 
 ACTIONS = {
     "info": "where it is, how many kernels it has and how large it is (the default)",

@@ -10,8 +10,8 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..console import Progress, print_json, print_table, progress
 from ._options import add_examples, add_json_argument, add_output_argument, check_writable
-from ._output import Progress, print_json, print_table, progress
 
 if TYPE_CHECKING:
     import torch

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..bench.workloads import entries
+from ..console import print_json
 from ..plan import DEVICES, PlanError
 from ..problem import PaddingMode
 from ._options import (
@@ -18,7 +19,6 @@ from ._options import (
     check_writable,
     completes,
 )
-from ._output import print_json
 
 if TYPE_CHECKING:
     from ..export import Model

@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from ..bench import workloads
+from ..console import Progress, print_json, print_table, progress
 from ..cuda.cache import KernelCache
 from ..inspection import (
     CountingError,
@@ -29,7 +30,6 @@ from ._options import (
     add_pass_argument,
     add_workloads_argument,
 )
-from ._output import Progress, print_json, print_table, progress
 
 NO_EMULATOR = "counted figures need a source checkout (tools/volta)"
 _HEADERS = ("workload", "pass", "kernel", "registers", "spilled B", "shared B", "blocks/SM", "bound by", "FP32", "ms")

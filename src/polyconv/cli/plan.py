@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import settings
 from ..bench import workloads
+from ..console import print_json, progress
 from ..plan import DEVICES, Plan, plan_cuda
 from ..problem import Problem
 from ._options import (
@@ -17,7 +18,6 @@ from ._options import (
     add_pass_argument,
     add_workloads_argument,
 )
-from ._output import print_json, progress
 
 if TYPE_CHECKING:
     from ..cpu.candidates import Candidate

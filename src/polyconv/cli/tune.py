@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..bench import workloads
 from ..bench.workloads import Workload
+from ..console import print_json, print_table, progress
 from ..problem import Pass
 from . import INTERRUPTED
 from ._options import (
@@ -27,7 +28,6 @@ from ._options import (
     completes,
     positive,
 )
-from ._output import print_json, print_table, progress
 
 if TYPE_CHECKING:
     from ..tuning import Tuning

@@ -12,6 +12,7 @@ from typing import Any
 
 from .. import settings, warmup
 from ..bench import workloads
+from ..console import Progress, print_json, print_table, progress, size_text
 from ..cuda.bundle_writer import BundleWriter
 from ..cuda.cache import KernelCache
 from ..cuda.compile import in_threads
@@ -27,7 +28,6 @@ from ._options import (
     add_workloads_argument,
     check_folder,
 )
-from ._output import Progress, print_json, print_table, progress, size_text
 
 ABOUT = """\
 A model is named as MODULE:ATTRIBUTE, an import path and a name in it: a torch.nn.Module, or a class or a function that

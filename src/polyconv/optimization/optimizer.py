@@ -16,7 +16,7 @@ from torch import nn
 from .. import choices, tuning
 from ..backends import backend_for
 from ..bench.timing import Timing
-from ..cli._output import Progress, progress
+from ..console import Progress, progress
 from ..nn import Conv2d
 from ..rehearsal import Example, Loss, preserved
 from ..replacement import why_not_replace

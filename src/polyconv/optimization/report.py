@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..bench.timing import Timing
-from ..cli._output import plain_table, report_table
-
-HEADERS = ("layer", "convolution", "plan", "outcome", "PyTorch ms", "ours ms", "faster", "error", "PyTorch's")
-TEXTS = 4
-"""Columns of text, before the numbers."""
+from ..console import TableReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +36,12 @@ class Row:
     """Why it was swapped or not."""
 
 
-@dataclass(frozen=True)
-class OptimizationReport:
+@dataclass(frozen=True, repr=False)
+class OptimizationReport(TableReport):
     """Prints as a table; :meth:`undo` takes everything back."""
+
+    _headers = ("layer", "convolution", "plan", "outcome", "PyTorch ms", "ours ms", "faster", "error", "PyTorch's")
+    _texts = 4
 
     mode: str
     """``inference`` or ``training``."""
@@ -88,31 +87,14 @@ class OptimizationReport:
             "choices": dict(self.choices),
         }
 
-    def __str__(self) -> str:
-        text = plain_table(self._title(), HEADERS, [_cells(row) for row in self.rows], left=TEXTS)
-        return "\n".join([text, *self._notes()])
-
-    __repr__ = __str__
-
-    def table(self) -> Any:
-        """The rows as a table of ``rich``, which ``polyconv[cli]`` installs."""
-        return report_table(
-            self._title(),
-            HEADERS,
-            [_cells(row) for row in self.rows],
-            left=TEXTS,
-            styles=["" if row.swapped else "dim" for row in self.rows],
-            caption="\n".join(self._notes()),
-        )
-
-    def __rich__(self) -> Any:
-        return self.table()
-
     def _title(self) -> str:
         return f"{self.mode} on {self.device}: {len(self.swapped)} of {len(self._layers())} convolutions swapped"
 
     def _layers(self) -> set[str]:
         return {row.layer for row in self.rows} | set(self.left_alone)
+
+    def _lines(self) -> list[tuple[Sequence[str], str]]:
+        return [(_cells(row), "" if row.swapped else "dim") for row in self.rows]
 
     def _notes(self) -> list[str]:
         notes = [f"left alone: {name or '(the model itself)'}: {why}" for name, why in self.left_alone.items()]

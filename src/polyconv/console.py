@@ -1,4 +1,4 @@
-"""What the subcommands print: tables on standard output, progress on standard error, with ``rich`` if it is there."""
+"""What is told to people: tables on standard output, progress on standard error, with ``rich`` if it is there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 PATIENCE = 2.0
 """Seconds of silence before progress is shown, and between two lines of it."""
@@ -90,19 +90,45 @@ def plain_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]
     )
 
 
-def report_table(
-    title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: int, styles: Sequence[str], caption: str
-) -> Any:
-    """The same as a table of ``rich`` for a report to give away: a style for each row, and a text below."""
-    module = rich("table")
-    if module is None:
-        raise ModuleNotFoundError("report.table() needs rich: pip install 'polyconv[cli]', or print(report)")
-    drawn = module.Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    for place, header in enumerate(headers):
-        drawn.add_column(header, justify="left" if place < left else "right", overflow="fold", no_wrap=place >= left)
-    for row, style in zip(rows, styles, strict=True):
-        drawn.add_row(*row, style=style)
-    return drawn
+class TableReport:
+    """A report that prints as a table, with notes below."""
+
+    _headers: ClassVar[tuple[str, ...]]
+    _texts: ClassVar[int]
+    """Columns of text, before the numbers."""
+
+    def _title(self) -> str:
+        raise NotImplementedError
+
+    def _lines(self) -> list[tuple[Sequence[str], str]]:
+        """The cells of each row, and its style."""
+        raise NotImplementedError
+
+    def _notes(self) -> list[str]:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        text = plain_table(self._title(), self._headers, [cells for cells, _ in self._lines()], left=self._texts)
+        return "\n".join([text, *self._notes()])
+
+    __repr__ = __str__
+
+    def table(self) -> Any:
+        """The rows as a table of ``rich``, which ``polyconv[cli]`` installs."""
+        module = rich("table")
+        if module is None:
+            raise ModuleNotFoundError("report.table() needs rich: pip install 'polyconv[cli]', or print(report)")
+        notes = "\n".join(self._notes())
+        drawn = module.Table(title=self._title(), title_justify="left", caption=notes, caption_justify="left")
+        for place, header in enumerate(self._headers):
+            text = place < self._texts
+            drawn.add_column(header, justify="left" if text else "right", overflow="fold", no_wrap=not text)
+        for cells, style in self._lines():
+            drawn.add_row(*cells, style=style)
+        return drawn
+
+    def __rich__(self) -> Any:
+        return self.table()
 
 
 def _widths(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
