@@ -14,17 +14,18 @@ import torch
 from torch import Tensor
 
 from polyconv import backends, cli, settings
-from polyconv.bench import accuracy, limits, plot, timing
-from polyconv.bench.contestants import CHANNELS_LAST, NCHW, OURS, Operands, contestants
-from polyconv.bench.limits import Batch, cut_batch
-from polyconv.bench.machine import processor_name
+from polyconv.bench import plot
 from polyconv.bench.rows import Row, geometric_mean, means
 from polyconv.bench.run import Options, run
-from polyconv.bench.timing import Timing
-from polyconv.bench.workloads import QUICK, Workload, find
 from polyconv.cli import bench as command
 from polyconv.cpu import native
 from polyconv.cpu.planner import plan_cpu
+from polyconv.machine import processor_name
+from polyconv.measure import accuracy, limits, timing
+from polyconv.measure.limits import Batch, cut_batch
+from polyconv.measure.operands import CHANNELS_LAST, NCHW, OURS, Operands, candidates
+from polyconv.measure.timing import Timing
+from polyconv.measure.workloads import QUICK, Workload, find
 from polyconv.problem import Pass, Problem
 from recording import Recorder
 
@@ -124,17 +125,17 @@ def test_scale_is_the_rms_of_the_output() -> None:
         assert rms == pytest.approx(float(accuracy.scale(problem, operands).square().mean().sqrt()), rel=0.1)
 
 
-# ---- contestants and timing
+# ---- candidates and timing
 
 
 @pytest.mark.parametrize("kind", list(Pass), ids=str)
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("fresh", [False, True], ids=["kept weights", "fresh weights"])
-def test_contestants_compute_the_same(name: str, kind: Pass, fresh: bool) -> None:
+def test_candidates_compute_the_same(name: str, kind: Pass, fresh: bool) -> None:
     problem = problem_of(name, kind)
     operands = Operands.random(problem)
     expected = exact(problem, operands)
-    calls = contestants(problem, operands, fresh_weights=fresh)
+    calls = candidates(problem, operands, fresh_weights=fresh)
     assert list(calls) == [OURS, NCHW, CHANNELS_LAST]
     for call in calls.values():
         torch.testing.assert_close(call().double(), expected, rtol=1e-4, atol=1e-4)
@@ -145,7 +146,7 @@ def test_weights_are_kept_or_fresh() -> None:
     operands = Operands.random(problem)
     for fresh in (False, True):
         with backends.override("cpu", Recorder()) as recorder, torch.inference_mode():
-            call = contestants(problem, operands, fresh_weights=fresh)[OURS]
+            call = candidates(problem, operands, fresh_weights=fresh)[OURS]
             call()
             call()
         assert isinstance(recorder, Recorder)

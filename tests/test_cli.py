@@ -19,9 +19,9 @@ import polyconv
 from commands import command_line, environment
 from commands import polyconv as command
 from polyconv import cli, console
-from polyconv.bench.workloads import WorkloadError, find
 from polyconv.cli import _options
 from polyconv.cpu import native
+from polyconv.measure.workloads import WorkloadError, find
 
 WITH_TORCH = "the package's public names need torch; help and completion do not"
 

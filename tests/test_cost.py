@@ -6,8 +6,8 @@ import pytest
 
 import volta
 from emulate import V100, cubin
-from polyconv.bench.workloads import find
 from polyconv.inspection.counting import count_plan
+from polyconv.measure.workloads import find
 from polyconv.plan import DEVICES, all_kernels, plan_cuda
 from polyconv.plan.cost import bound_us, profiles, resource_us
 from polyconv.problem import Pass

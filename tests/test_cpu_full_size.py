@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 import polyconv
 from nightly import nightly
-from polyconv.bench.workloads import find
+from polyconv.measure.workloads import find
 
 
 @nightly

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 import polyconv
-from polyconv.bench.workloads import find
 from polyconv.cli import main
 from polyconv.cpu import native
 from polyconv.cpu.candidates import Engine
 from polyconv.cpu.device import CpuDevice, this_machine
 from polyconv.cpu.planner import plan_cpu
+from polyconv.measure.workloads import find
 from polyconv.problem import PaddingMode, Pass, Problem
 
 if not native.is_available():

@@ -21,8 +21,8 @@ from fresh import run_fresh
 from nightly import NIGHTLY, nightly
 from polyconv import ops
 from polyconv.arguments import Geometry
-from polyconv.bench.timing import interleaved
 from polyconv.cpu import native
+from polyconv.measure.timing import interleaved
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="PyTorch's kernels are not ours to judge")
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from nightly import NIGHTLY
 from polyconv import ops, reference
 from polyconv.arguments import Geometry
-from polyconv.bench.workloads import Workload, find
 from polyconv.cpu.planner import plan_cpu
+from polyconv.measure.workloads import Workload, find
 from polyconv.problem import Pass
 from polyconv.scale import largest, scales
 

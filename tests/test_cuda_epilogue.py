@@ -13,9 +13,9 @@ import volta
 from emulate import V100, check, cubin, plan_of, run_plan
 from machine_suites import Shape
 from polyconv import reference
-from polyconv.bench.workloads import find
 from polyconv.export import ExportError, conv2d_model, exported_file
 from polyconv.inspection.counting import count_plan
+from polyconv.measure.workloads import find
 from polyconv.plan import all_kernels, fused, gather, plan_cuda, separable, strips
 from polyconv.plan.cost import bound_us
 from polyconv.plan.direct import DepthwiseWay, GatherWay

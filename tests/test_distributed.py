@@ -20,9 +20,9 @@ import polyconv
 from fresh import PROCESSES
 from polyconv import agreement, choices, settings, tuning
 from polyconv.backends import backend_for
-from polyconv.bench.timing import Timing
 from polyconv.cpu import native
 from polyconv.cpu.backend import CpuBackend
+from polyconv.measure.timing import Timing
 from polyconv.problem import Pass, Problem
 from polyconv.tuning import Entry, Tuning, problem_key
 

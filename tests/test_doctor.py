@@ -17,7 +17,6 @@ from torch import Tensor
 from commands import polyconv as command
 from polyconv import cli, settings, tuning
 from polyconv.backends import Run, backend_for, override
-from polyconv.bench.workloads import Workload, find
 from polyconv.cli import doctor
 from polyconv.console import Progress
 from polyconv.cpu import native
@@ -26,6 +25,7 @@ from polyconv.cuda import CompileError
 from polyconv.diagnosis import cases, correctness, findings, speed
 from polyconv.diagnosis.findings import Finding, State
 from polyconv.diagnosis.report import Report
+from polyconv.measure.workloads import Workload, find
 from polyconv.plan.cuda import FAMILIES
 from polyconv.problem import Pass, Problem
 from virtual_gpu import run_in_virtual_gpu

@@ -30,7 +30,7 @@ from polyconv.algebra.error import (
 )
 from polyconv.algebra.segments import AxisScheme, Scheme2d, schemes
 from polyconv.algebra.steps import Form, axis_steps
-from polyconv.bench.workloads import catalogue
+from polyconv.measure.workloads import catalogue
 from test_segments import axis_schemes
 from uneven_data import Array
 

@@ -205,7 +205,7 @@ def _tuple(value: Any) -> Any:
 
 
 def cli_workload(name: str) -> dict[str, Any]:
-    from polyconv.bench.workloads import entries
+    from polyconv.measure.workloads import entries
 
     return entries()[name]
 

@@ -19,10 +19,10 @@ import polyconv
 from polyconv import choices, reduction
 from polyconv.arguments import Geometry, normalise
 from polyconv.backends import override
-from polyconv.bench.workloads import catalogue
 from polyconv.cpu import native
 from polyconv.cpu.correlations import correlations
 from polyconv.explanation import problems_of
+from polyconv.measure.workloads import catalogue
 from polyconv.ops import dense_strides, runs_as
 from polyconv.ops.layouts import fprop_layout
 from polyconv.plan import DEVICES, PlanError, plan_cuda

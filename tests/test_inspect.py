@@ -12,12 +12,12 @@ import pytest
 
 import volta
 from polyconv import cli, console
-from polyconv.bench.workloads import find
 from polyconv.cli import inspect as command
 from polyconv.cuda.cache import KernelCache
 from polyconv.cuda.compile import compile_kernel
 from polyconv.inspection import counting, occupancy, rows
 from polyconv.inspection.counting import count, count_plan, sample
+from polyconv.measure.workloads import find
 from polyconv.plan import DEVICES, all_kernels, plan_cuda
 from polyconv.plan.gather import PACK
 from polyconv.problem import Problem

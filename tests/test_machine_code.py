@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, seed, settings
 import volta
 from emulate import V100, check, cubin, plan_of, run_plan
 from machine_suites import EDGES, SUITES, Shape, shapes
-from polyconv.bench import workloads
 from polyconv.inspection.counting import count_plan
+from polyconv.measure import workloads
 from polyconv.plan import gather, plan_cuda, pointwise_wgrad, strips
 from polyconv.plan.direct import DepthwiseWay, DepthwiseWgradWay, GatherWay, WgradWay
 from polyconv.plan.tiles import GATHER_TILES, PLANE_TILES, WGRAD_TAPS, WGRAD_TILES, PlaneTile

@@ -24,8 +24,8 @@ from torch import Tensor
 from nightly import NIGHTLY
 from polyconv import ops
 from polyconv.arguments import Geometry
-from polyconv.bench.contestants import Operands
 from polyconv.cpu.planner import plan_cpu
+from polyconv.measure.operands import Operands
 from polyconv.problem import Pass, Problem
 from polyconv.scale import largest, scales
 

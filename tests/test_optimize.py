@@ -17,8 +17,8 @@ import polyconv
 from networks import DeepLab
 from polyconv import choices, console, settings, tuning
 from polyconv.backends import backend_for
-from polyconv.bench.timing import Timing, Within
 from polyconv.cpu import native
+from polyconv.measure.timing import Timing, Within
 from polyconv.optimization import optimizer
 from polyconv.optimization.flow import Flow
 from polyconv.optimization.recording import record
@@ -264,7 +264,7 @@ def test_a_tuning_file_keeps_what_was_measured(tmp_path) -> None:  # type: ignor
 
 
 def test_what_strays_on_the_data_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from polyconv.tuning import contest
+    from polyconv.measure import contest
 
     monkeypatch.setattr(contest, "_errors", lambda problem, *_: (1e-3 if problem.in_channels == 3 else 0.0, 1e-6))
     model = small()

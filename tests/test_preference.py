@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from polyconv.bench.workloads import find
 from polyconv.cpu import native, planner
 from polyconv.cpu.device import CpuDevice
 from polyconv.cpu.planner import plan_cpu
+from polyconv.measure.workloads import find
 from polyconv.plan import DEVICES, Preference, cuda, plan_cuda
 from polyconv.problem import PaddingMode, Pass, Problem
 

@@ -9,6 +9,7 @@ import faulthandler
 import os
 import pwd
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -82,6 +83,25 @@ def fork_during_a_first(work: Callable[[], object]) -> None:
 @pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__)
 def test_children_forked_during_a_first_convolution_compute(work: Callable[[], object]) -> None:
     run_fresh(fork_during_a_first, work)
+
+
+def imports_of_a_first(work: Callable[[], object]) -> list[str]:
+    """What the thread that calls imports itself, which a fork would not wait for."""
+    torch.ones(1, requires_grad=True).sum().backward()
+    found, caller = [], threading.get_ident()
+
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "import" and threading.get_ident() == caller:
+            found.append(str(arguments[0]))
+
+    sys.addaudithook(watch)
+    work()
+    return found
+
+
+@pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__)
+def test_a_first_convolution_imports_nothing_where_a_fork_may_meet_it(work: Callable[[], object]) -> None:
+    assert run_fresh(imports_of_a_first, work) == []
 
 
 def handle_a_signal_during_a_first(milliseconds: int, handle: Callable[[], object]) -> None:

@@ -23,11 +23,11 @@ from every_candidate import Layer, Shape, Trial
 from polyconv.algebra.error import INDEPENDENT, predicted_error
 from polyconv.algebra.segments import Scheme2d
 from polyconv.algebra.steps import Form
-from polyconv.bench.workloads import find
 from polyconv.cpu.candidates import Candidate, Engine
 from polyconv.cpu.channel_lanes import FORWARD, GRADIENTS
 from polyconv.cpu.planner import contenders, plan_cpu
 from polyconv.cpu.tile_lanes import SCHEMES
+from polyconv.measure.workloads import find
 from polyconv.plan import DEVICES
 from polyconv.plan.accuracy import reduction_of
 from polyconv.plan.cuda import plan_cuda

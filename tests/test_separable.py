@@ -14,7 +14,7 @@ from emulate import V100, check, plan_of, run_plan
 from machine_suites import EDGES, KERNELBENCH, Shape
 from polyconv.algebra.matrices import matrix
 from polyconv.algebra.segments import AxisScheme
-from polyconv.bench import workloads
+from polyconv.measure import workloads
 from polyconv.plan import separable
 from polyconv.plan.layout import HalfGemmParams
 from polyconv.plan.plan import Launch

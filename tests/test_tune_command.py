@@ -11,13 +11,14 @@ import torch
 
 from polyconv import settings, tuning
 from polyconv.backends import backend_for
-from polyconv.bench.limits import with_batch
-from polyconv.bench.workloads import find
 from polyconv.choices import Decision
 from polyconv.cli import main
 from polyconv.cpu import native
+from polyconv.measure import contest
+from polyconv.measure.limits import with_batch
+from polyconv.measure.workloads import find
 from polyconv.problem import Pass
-from polyconv.tuning import Entry, Environment, Tuning, contest, problem_key
+from polyconv.tuning import Entry, Environment, Tuning, problem_key
 
 if not native.is_available():
     pytest.skip(str(native.why_absent()), allow_module_level=True)

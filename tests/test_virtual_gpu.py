@@ -11,7 +11,7 @@ from geometries import CASES, Case
 from polyconv import reference
 from polyconv.arguments import Geometry
 from polyconv.backends import override
-from polyconv.bench.workloads import find
+from polyconv.measure.workloads import find
 from polyconv.problem import Pass, Problem
 from recording import Calls
 from virtual_gpu import run_in_virtual_gpu

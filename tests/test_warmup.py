@@ -19,12 +19,12 @@ import polyconv
 from commands import polyconv as command
 from polyconv import cli, settings, tuning, warmup
 from polyconv.backends import override
-from polyconv.bench.workloads import find
 from polyconv.cuda import MissingKernelError, cache
 from polyconv.cuda.bundle import Bundle, BundleError
 from polyconv.cuda.bundle_writer import BundleWriter
 from polyconv.cuda.cache import KernelCache
 from polyconv.files import Folder
+from polyconv.measure.workloads import find
 from polyconv.plan import DEVICES, all_kernels, plan_cuda
 from polyconv.preference import Preference
 from polyconv.problem import Pass

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyconv.bench import workloads
-from polyconv.bench.workloads import WorkloadError, find
+from polyconv.measure import workloads
+from polyconv.measure.workloads import WorkloadError, find
 from polyconv.problem import Pass
 
 

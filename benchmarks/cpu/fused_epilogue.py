@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import polyconv
-from polyconv.bench.timing import interleaved, threads
-from polyconv.bench.workloads import Workload, find
 from polyconv.cpu.planner import plan_cpu
+from polyconv.measure.timing import interleaved, threads
+from polyconv.measure.workloads import Workload, find
 
 IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda y: y,

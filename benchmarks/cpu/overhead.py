@@ -29,9 +29,9 @@ print(time.perf_counter() - began)
 """
 
 
-def best_us(contestants: list[Callable[[], object]], calls: int = 60, rounds: int = 400) -> list[float]:
+def best_us(candidates: list[Callable[[], object]], calls: int = 60, rounds: int = 400) -> list[float]:
     """Microseconds per call of each, the best of many rounds in turn."""
-    timers = [timeit.Timer(contestant) for contestant in contestants]
+    timers = [timeit.Timer(candidate) for candidate in candidates]
     best = [float("inf")] * len(timers)
     for _ in range(rounds):
         for place, timer in enumerate(timers):

@@ -24,12 +24,12 @@ from typing import Any
 import torch
 from cuda.core import Program, ProgramOptions
 
-from polyconv.bench import workloads
 from polyconv.cuda.cache import KernelCache
 from polyconv.cuda.cubin import kernel_info
 from polyconv.inspection import emulator, inspect_workloads
 from polyconv.inspection.counting import V100, count
 from polyconv.inspection.occupancy import blocks_per_sm
+from polyconv.measure import workloads
 from polyconv.problem import Pass, Problem
 
 HERE = Path(__file__).resolve().parent

@@ -13,9 +13,9 @@ from __future__ import annotations
 import sys
 from collections import Counter
 
-from polyconv.bench import workloads
 from polyconv.cuda.cache import KernelCache
 from polyconv.inspection.counting import count_plan, emulator
+from polyconv.measure import workloads
 from polyconv.plan import DEVICES, plan_cuda
 from polyconv.plan.cost import bound_us
 from polyconv.problem import Pass

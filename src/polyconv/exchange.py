@@ -27,6 +27,8 @@ class ExchangeError(RuntimeError):
 
 def to_onnx() -> bool:
     """Whether the call is traced for an ONNX file, by either of torch's exporters."""
+    if not (torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()):
+        return False  # not asked of torch.onnx, which would begin to import things: a fork must not meet that in a call
     onnx: Any = sys.modules.get("torch.onnx")  # imported by the first export, and not by torch
     return onnx is not None and bool(onnx.is_in_onnx_export())
 

@@ -197,6 +197,17 @@ class Problem:
         r, s = self.kernel
         return self.batch * self.out_channels * out_h * out_w * (self.in_channels // self.groups) * r * s
 
+    @property
+    def in_brief(self) -> str:
+        """The convolution in a few words, without what is usual: ``32→64 5×9, dilation 2×3``."""
+        parts = [f"{self.in_channels}→{self.out_channels} {self.kernel[0]}×{self.kernel[1]}"]
+        for name, (h, w) in (("stride", self.stride), ("dilation", self.dilation)):
+            if (h, w) != (1, 1):
+                parts.append(f"{name} {h}" if h == w else f"{name} {h}×{w}")
+        if self.groups != 1:
+            parts.append("depthwise" if self.depthwise else f"{self.groups} groups")
+        return ", ".join(parts)
+
     def for_pass(self, kind: Pass) -> Problem:
         """The same convolution, another pass. Only the forward pass has an epilogue."""
         if kind is Pass.FPROP:

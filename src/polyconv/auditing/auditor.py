@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from ..bench.run import shape_of
 from ..console import Progress, progress
 from ..ops.calls import Ran, observed
 from ..problem import Pass, Problem
@@ -211,7 +210,7 @@ def _row(name: str, calls: list[Measured]) -> Row:
     return Row(
         layer=name,
         kind=NAMES[worst.problem.kind],
-        shape=shape_of(worst.problem),
+        shape=worst.problem.in_brief,
         calls=len(calls),
         plan=worst.plan,
         tolerance=worst.problem.tolerance,

@@ -1,1 +1,1 @@
-"""Named workloads: what the tools plan, count and time."""
+"""polyconv against PyTorch on named workloads: the rows, and the pictures of them."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import exp, log
 from typing import Any
 
+from ..measure.limits import Batch
+from ..measure.operands import CHANNELS_LAST, NCHW, OURS
+from ..measure.timing import Timing
 from ..problem import Pass
-from .contestants import CHANNELS_LAST, NCHW, OURS
-from .limits import Batch
-from .timing import Timing
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ import torch
 from .. import settings
 from ..backends import backend_for
 from ..cpu.backend import CpuBackend
-from ..problem import Pass, Problem
-from .accuracy import measure
-from .contestants import OURS, Operands, contestants
-from .limits import Batch, available_memory, cut_batch, with_batch
+from ..measure.accuracy import measure
+from ..measure.limits import Batch, available_memory, cut_batch, with_batch
+from ..measure.operands import OURS, Operands, candidates
+from ..measure.timing import interleaved, sgemm_rate, threads
+from ..measure.workloads import Workload
+from ..problem import Pass
 from .rows import Row
-from .timing import interleaved, sgemm_rate, threads
-from .workloads import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Options:
     threads: Sequence[int] = (1,)
     repeats: int = 7
     batch: int | None = None
-    """Images, at most. None: as many as :func:`~polyconv.bench.limits.cut_batch` allows."""
+    """Images, at most. None: as many as :func:`~polyconv.measure.limits.cut_batch` allows."""
     fresh_weights: bool = False
 
 
@@ -45,7 +45,7 @@ def _contests(workload: Workload, kind: Pass, batch: Batch, options: Options) ->
     assert isinstance(backend, CpuBackend)  # the only device that is timed here
     plan = backend.plan(problem, inference=True)
     operands = Operands.random(problem)
-    calls = contestants(problem, operands, fresh_weights=options.fresh_weights)
+    calls = candidates(problem, operands, fresh_weights=options.fresh_weights)
     # Gradients are computed in training, where inference mode is off; autograd is not part of what is timed.
     mode = torch.inference_mode if kind is Pass.FPROP else torch.no_grad
     for count in options.threads:
@@ -54,7 +54,7 @@ def _contests(workload: Workload, kind: Pass, batch: Batch, options: Options) ->
             timings = interleaved(calls, options.repeats)
         yield Row(
             workload=workload.name,
-            shape=shape_of(problem),
+            shape=problem.in_brief,
             kind=kind,
             threads=count,
             batch=batch,
@@ -65,19 +65,3 @@ def _contests(workload: Workload, kind: Pass, batch: Batch, options: Options) ->
             plan=plan.name,
             of_sgemm=problem.multiplications / timings[OURS].best / sgemm_rate(count),
         )
-
-
-def shape_of(problem: Problem) -> str:
-    """A convolution in a few words, without what is usual: ``32→64 5×9, dilation 2×3``."""
-    parts = [f"{problem.in_channels}→{problem.out_channels} {problem.kernel[0]}×{problem.kernel[1]}"]
-    if problem.stride != (1, 1):
-        parts.append(f"stride {_pair(problem.stride)}")
-    if problem.dilation != (1, 1):
-        parts.append(f"dilation {_pair(problem.dilation)}")
-    if problem.groups != 1:
-        parts.append("depthwise" if problem.depthwise else f"{problem.groups} groups")
-    return ", ".join(parts)
-
-
-def _pair(pair: tuple[int, int]) -> str:
-    return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}×{pair[1]}"

@@ -93,9 +93,9 @@ def _run(words: list[str]) -> int:
 
 def _status_of(error: Exception) -> int | None:
     """The exit status for an error whose message is meant for the user; None for a bug."""
-    from ..bench.workloads import WorkloadError
     from ..cuda.entries import EntryError
     from ..cuda.errors import CudaError
+    from ..measure.workloads import WorkloadError
     from ..plan.errors import PlanError
     from ..settings import SettingsError
     from ..trust import UntrustedError

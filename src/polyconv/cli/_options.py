@@ -9,8 +9,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from ..bench import workloads
 from ..files import is_writable
+from ..measure import workloads
 from ..problem import Pass
 
 FILES, FOLDERS = "file", "directory"

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..bench import workloads
-from ..bench.machine import processor_name
-from ..bench.workloads import Workload
 from ..console import print_json, print_table, progress
+from ..machine import processor_name
+from ..measure import workloads
+from ..measure.workloads import Workload
 from ..version import __version__
 from ._options import (
     FILES,
@@ -41,7 +41,7 @@ HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 HOW = f"""\
 how it is measured:
 
-  The three contestants run in turn, each round starting with another one: polyconv's operators on NCHW tensors,
+  The three candidates run in turn, each round starting with another one: polyconv's operators on NCHW tensors,
   PyTorch on NCHW tensors, and PyTorch on channels_last tensors whose input, weight and gradient were converted
   beforehand. All use the same threads and huge pages ({HUGE_PAGES}=1, for which the command starts itself
   once more). The forward pass runs in inference mode; of PyTorch's backward pass only the gradient that is asked for
@@ -96,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a number of threads, or several: 1,2 (default: as many as PyTorch takes)",
     )
     parser.add_argument(
-        "--repeats", metavar="N", type=positive, default=7, help="rounds of the three contestants (default: 7)"
+        "--repeats", metavar="N", type=positive, default=7, help="rounds of the three candidates (default: 7)"
     )
     parser.add_argument(
         "--batch",

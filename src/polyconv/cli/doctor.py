@@ -75,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
 
 def self_test(report: Report, gpu: Gpu | None, shown: Progress, *, timing: bool = True) -> None:
     """Fill in the self-test of a GPU, or of the CPU."""
-    from ..bench import workloads
     from ..diagnosis import correctness, speed
+    from ..measure import workloads
 
     device, trials = cpu_subject() if gpu is None else gpu_subject(gpu)
     report.device = "cpu" if gpu is None else gpu.description.name

@@ -6,8 +6,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..bench.workloads import entries
 from ..console import print_json
+from ..measure.workloads import entries
 from ..plan import DEVICES, PlanError
 from ..problem import PaddingMode
 from ._options import (

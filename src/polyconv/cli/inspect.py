@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from ..bench import workloads
 from ..console import Progress, print_json, print_table, progress
 from ..cuda.cache import KernelCache
 from ..inspection import (
@@ -21,6 +20,7 @@ from ..inspection import (
     inspect_workloads,
 )
 from ..inspection.counting import COUNTED_ARCH
+from ..measure import workloads
 from ..plan import all_kernels
 from ..problem import Pass
 from ._options import (

@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import settings
-from ..bench import workloads
 from ..console import print_json, progress
+from ..measure import workloads
 from ..plan import DEVICES, Plan, plan_cuda
 from ..problem import Problem
 from ._options import (

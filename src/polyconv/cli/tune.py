@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..bench import workloads
-from ..bench.workloads import Workload
 from ..console import print_json, print_table, progress
+from ..measure import workloads
+from ..measure.workloads import Workload
 from ..problem import Pass
 from . import INTERRUPTED
 from ._options import (
@@ -30,8 +30,8 @@ from ._options import (
 )
 
 if TYPE_CHECKING:
+    from ..measure.contest import Outcome
     from ..tuning import Tuning
-    from ..tuning.contest import Outcome
 
 ABOUT = """\
 The candidates that the cost model ranks first run in turn with PyTorch's convolution, on random numbers; the fastest
@@ -136,7 +136,7 @@ def _tune(args: argparse.Namespace) -> int:
 
     from .. import tuning
     from ..backends import backend_for
-    from ..tuning.contest import InexactError
+    from ..measure.contest import InexactError
 
     chosen = workloads.find(args.workloads)
     path = args.output or tuning.default_file()
@@ -166,9 +166,9 @@ def _measure(workload: Workload, kind: Pass, device: Any, args: argparse.Namespa
     """The problems of one pass: two where the backend tells inference from training."""
     from .. import settings
     from ..backends import backend_for
-    from ..bench.contestants import Operands
-    from ..bench.limits import available_memory, cut_batch, with_batch
-    from ..tuning.contest import Stopwatch, contest, decision_of
+    from ..measure.contest import Stopwatch, contest, decision_of
+    from ..measure.limits import available_memory, cut_batch, with_batch
+    from ..measure.operands import Operands
 
     batch = cut_batch(workload, args.batch, available_memory())
     problem = replace(with_batch(workload, batch.images).problem(kind), tolerance=settings.current().tolerance)

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from .. import settings, warmup
-from ..bench import workloads
 from ..console import Progress, print_json, print_table, progress, size_text
 from ..cuda.bundle_writer import BundleWriter
 from ..cuda.cache import KernelCache
 from ..cuda.compile import in_threads
+from ..measure import workloads
 from ..plan import KernelSpec
 from ..problem import Pass, Problem
 from ._options import (

@@ -16,13 +16,13 @@ import torch
 
 from .. import settings, tuning
 from ..backends import backend_for
-from ..bench.machine import processor_name
 from ..cpu import native
 from ..cuda import CudaError, driver, entries
 from ..cuda.bundle import Bundle
 from ..cuda.compile import check_arch, compiler_id, supported_archs
 from ..cuda.device import describe
 from ..cuda.entries import EntryError
+from ..machine import processor_name
 from ..plan.device import CudaDevice
 from ..tuning import lookup
 from ..version import __version__

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..bench.accuracy import scale
-from ..bench.contestants import NCHW, OURS, Call, Operands, ours, pytorch
-from ..bench.limits import available_memory, with_batch
-from ..bench.timing import Sample, cuda_sample, interleaved, sample
-from ..bench.workloads import Workload
+from ..measure.accuracy import scale
+from ..measure.limits import available_memory, with_batch
+from ..measure.operands import NCHW, OURS, Call, Operands, ours, pytorch
+from ..measure.timing import Sample, cuda_sample, interleaved, sample
+from ..measure.workloads import Workload
 from ..problem import DEFAULT_TOLERANCE, Pass, Problem
 from ..scale import largest
 
@@ -126,7 +126,7 @@ def _operands(problem: Problem, device: torch.device) -> Operands:
 
 
 def _batch(workload: Workload, memory: int, images: int | None) -> int:
-    """As many images as there is room for with both contestants' outputs."""
+    """As many images as there is room for with both candidates' outputs."""
     one = with_batch(workload, 1).problem(Pass.FPROP)
     _, c, h, w = one.x_shape
     _, k, out_h, out_w = one.y_shape

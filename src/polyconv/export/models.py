@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..arguments import Geometry, normalise, pair
-from ..bench.workloads import entries
+from ..measure.workloads import entries
 from ..problem import Problem
 
 

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from .. import settings
-from ..bench.workloads import Workload
 from ..cuda.cache import KernelCache
 from ..cuda.compile import in_threads
 from ..cuda.cubin import KernelInfo, kernel_info
+from ..measure.workloads import Workload
 from ..plan import DEVICES, CudaDevice, KernelSpec, Launch, Plan, plan_cuda
 from ..plan.cost import bound_us
 from ..problem import Pass

@@ -15,12 +15,12 @@ from torch import nn
 
 from .. import choices, tuning
 from ..backends import backend_for
-from ..bench.timing import Timing
 from ..console import Progress, progress
+from ..measure.contest import CANDIDATES, InexactError, Stopwatch, Timer
+from ..measure.timing import Timing
 from ..nn import Conv2d
 from ..rehearsal import Example, Loss, preserved
 from ..replacement import why_not_replace
-from ..tuning.contest import CANDIDATES, InexactError, Stopwatch, Timer
 from .judgement import Judgement, Trials, agreed_word, judge
 from .recording import Layer, Recording, record, runner
 from .report import OptimizationReport, Row

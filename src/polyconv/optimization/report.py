@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..bench.timing import Timing
 from ..console import TableReport
+from ..measure.timing import Timing
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from .. import choices
 from ..backends import backend_for
-from ..bench.contestants import Operands
-from ..bench.run import shape_of
 from ..choices import Decision
+from ..measure.contest import Outcome, Timer, contest, times_of
+from ..measure.operands import Operands
 from ..nn import Conv2d
 from ..problem import Activation, Pass
 from ..tuning import Entry, problem_key
-from ..tuning.contest import Outcome, Timer, contest, times_of
 from .recording import Call, Layer
 
 TORCH, OURS, FUSED = "PyTorch", "polyconv", "polyconv, fused"
@@ -83,7 +82,7 @@ class Court:
         with self._mode():
             timings = self.timer(layer.name, calls, within)
         return Trial(
-            shape=f"{_times(call.x.shape)}: {shape_of(decisions[0].problem)}" if decisions else _times(call.x.shape),
+            shape=f"{_times(call.x.shape)}: {decisions[0].problem.in_brief}" if decisions else _times(call.x.shape),
             plan=_plan(outcomes),
             torch_seconds=timings[TORCH].best,
             seconds=timings[OURS].best,

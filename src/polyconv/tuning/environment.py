@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..bench.machine import processor_name
+from ..machine import processor_name
 from ..version import __version__
 
 

@@ -15,16 +15,16 @@ from torch import Tensor
 
 from .. import choices, reference
 from ..backends import Backend
-from ..bench.accuracy import measure_all, scale
-from ..bench.contestants import Operands, ours, pytorch
-from ..bench.timing import Timing, Within, cuda_sample, interleaved, sample
 from ..choices import Decision
 from ..problem import PaddingMode, Pass, Problem
 from ..scale import largest
-from .file import Entry
+from ..tuning import Entry
+from .accuracy import measure_all, scale
+from .operands import Operands, ours, pytorch
+from .timing import Timing, Within, cuda_sample, interleaved, sample
 
 TORCH = "PyTorch"
-"""The contestant that is not ours."""
+"""The candidate that is not ours."""
 CANDIDATES = 3
 """Those of polyconv's that the cost model ranks first; PyTorch's convolution, where it is a candidate, runs besides."""
 REPEATS = 7

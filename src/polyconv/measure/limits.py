@@ -9,11 +9,11 @@ from ..problem import Pass
 from .workloads import Workload
 
 MOST_MULTIPLICATIONS = 40e9
-"""Multiply-adds of one call, at most, unless the caller names a batch: a few seconds for the slowest contestant."""
+"""Multiply-adds of one call, at most, unless the caller names a batch: a few seconds for the slowest candidate."""
 SHARE_OF_MEMORY = 0.7
-"""Of the memory that is available now; the rest is for the contestants' own scratch memory and for other programs."""
+"""Of the memory that is available now; the rest is for the candidates' own scratch memory and for other programs."""
 COPIES = 3
-"""Of input and output: NCHW, channels_last, and what the running contestant returns or converts to."""
+"""Of input and output: NCHW, channels_last, and what the running candidate returns or converts to."""
 
 
 @dataclass(frozen=True, slots=True)

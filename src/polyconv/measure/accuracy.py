@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..problem import Pass, Problem
 from ..scale import largest, scales
-from .contestants import Operands
+from .operands import Operands
 
 WHOLE = 2e9
 """Multiply-adds up to which the whole result is compared."""

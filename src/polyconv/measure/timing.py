@@ -1,4 +1,4 @@
-"""How calls are timed: in turn, so that whatever else the machine does meets every contestant alike."""
+"""How calls are timed: in turn, so that whatever else the machine does meets every candidate alike."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FEWEST_ROUNDS = 3
 SGEMM_SIZE = 1024
 
 Within = Mapping[str, Callable[[], AbstractContextManager[object]]]
-"""By contestant: the state of the program in which its calls are made, entered and left outside the timing."""
+"""By candidate: the state of the program in which its calls are made, entered and left outside the timing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,10 @@ def interleaved(
     A first round, not counted, warms up caches, pools and threads, and says how many calls make a sample.
 
     Args:
-        calls: the contestants.
+        calls: the candidates.
         repeats: rounds.
         timer: takes one sample; on a GPU, one that waits for it.
-        within: the state in which a contestant runs; those that are not named run in the one that is there.
+        within: the state in which a candidate runs; those that are not named run in the one that is there.
         patience: seconds after which no more than :data:`FEWEST_ROUNDS` are run.
     """
     names = list(calls)

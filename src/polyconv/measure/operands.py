@@ -1,6 +1,6 @@
 """Who is timed: polyconv, and PyTorch in both of its memory layouts, on the same numbers.
 
-Everything a contestant may prepare once is prepared here, outside the timing: PyTorch's channels_last contestant gets
+Everything a candidate may prepare once is prepared here, outside the timing: PyTorch's channels_last candidate gets
 its input, weight and gradient in that layout, so that no conversion counts against it.
 """
 
@@ -22,7 +22,7 @@ from ..problem import Pass, Problem
 OURS, NCHW, CHANNELS_LAST = "ours", "torch_nchw", "torch_channels_last"
 
 Call = Callable[[], Tensor]
-"""One pass of one contestant: the output, the input's gradient, or the weight's."""
+"""One pass of one candidate: the output, the input's gradient, or the weight's."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Operands:
         return Operands(convert(self.x), convert(self.w), self.bias, dy)
 
 
-def contestants(problem: Problem, operands: Operands, *, fresh_weights: bool = False) -> dict[str, Call]:
-    """Each contestant's call, by name. ``fresh_weights``: ours gets a weight that it has never seen, every time."""
+def candidates(problem: Problem, operands: Operands, *, fresh_weights: bool = False) -> dict[str, Call]:
+    """Each candidate's call, by name. ``fresh_weights``: ours gets a weight that it has never seen, every time."""
     return {
         OURS: ours(problem, operands, fresh_weights=fresh_weights),
         NCHW: pytorch(problem, operands),
