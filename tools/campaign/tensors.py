@@ -112,7 +112,7 @@ UNEVEN = (one_hot, outlier, channel_scales)
 PATTERNED = (constant, ramp, alternating, repeated_rows, repeated_channels)
 """The same in every tile or without randomness: docs/accuracy.md promises the bound for these, not the estimate."""
 BEYOND = (denormal,)
-"""Below the smallest exponent on the way: nothing is promised but an error of that size."""
+"""Below the smallest exponent on the way: nothing is promised but an error of that size, times what it meets."""
 POISON = (one_nan, one_infinity)
 """Spreads over its tile and no further."""
 

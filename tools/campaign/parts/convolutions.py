@@ -304,11 +304,10 @@ class Convolution(Case):
             self._hold("d2dy", results["d2dy"], forth + other, may, fprop, when)
 
     def _promised(self, plan: CpuPlan | None, one: Tensor, other: Tensor, expected: Tensor, size: Tensor) -> Tensor:
-        patterned = any(operand.is_any_of((*PATTERNED, *BEYOND)) for _, operand, _ in self.operands)
         if plan is None:  # nothing was summed
             return 2.0**-20 * size + 1e-37
         reduction = max(1, self._products[plan.problem.kind])
-        return oracle.Promise(plan, one, other, reduction, patterned).allowed(expected, size)
+        return oracle.Promise(plan, one, other, reduction, self._is_patterned).allowed(expected, size)
 
     def _hold(
         self, name: str, found: Tensor, expected: Tensor, allowed: Tensor, plan: CpuPlan | None, when: str
@@ -331,8 +330,12 @@ class Convolution(Case):
                 f"predicted {0.0 if plan is None else plan.predicted_error:.2e} of the scale"
             )
 
+    @property
+    def _is_patterned(self) -> bool:
+        return any(operand.is_any_of((*PATTERNED, *BEYOND)) for _, operand, _ in self.operands)
+
     def _kind_of_promise(self, plan: CpuPlan | None) -> str:
-        if any(operand.is_any_of(PATTERNED) for _, operand, _ in self.operands):
+        if self._is_patterned:
             return "the bound"
         aliased = any(operand.aliased for _, operand, _ in self.operands)
         folded = plan is not None and plan.folded
