@@ -14,9 +14,10 @@ from pathlib import Path
 from textwrap import dedent, indent
 
 import pytest
+import torch
 
 from campaign import case
-from campaign.parts.convolutions import Convolution
+from campaign.parts import convolutions
 from campaign.parts.cuda import Planned
 from campaign.tensors import Operand
 from polyconv.cpu import native
@@ -234,8 +235,17 @@ def test_the_cases_of_a_part_follow_from_their_numbers_and_are_programs(name: st
 def test_no_more_is_asked_of_weights_below_the_smallest_exponent_than_is_promised(place: str) -> None:
     """Their transform loses digits, which are multiplied by 1e16: docs/accuracy.md excludes that."""
     x, w = Operand("large", "contiguous", 1078391494), Operand("denormal", place, 2092299233)
+    shape = {"batch": 3, "channels": (1, 1), "size": (12, 16), "kernel": (1, 3), "dilation": 2, "groups": 5}
     for contender in range(30):
-        Convolution(3, (1, 1), (12, 16), (1, 3), x, w, Operand(), dilation=2, groups=5, contender=contender).run()
+        convolutions.Convolution(**shape, x=x, w=w, dy=Operand(), contender=contender).run()
+
+
+def test_half_precision_is_compared_with_torch_on_finite_numbers() -> None:
+    """What float16 does not hold is infinite there: torch multiplies a zero of the border by it, or leaves that out."""
+    drawn = [convolutions.case(901, index) for index in range(2400, 2600)]
+    operands = [operand for found in drawn if found.dtype == "float16" for operand in (found.x, found.w)]
+    assert operands
+    assert all(operand.make((9, 9), torch.float16).isfinite().all() for operand in operands)
 
 
 def test_a_border_is_planned_of_what_a_crop_leaves() -> None:

@@ -115,6 +115,8 @@ BEYOND = (denormal,)
 """Below the smallest exponent on the way: nothing is promised but an error of that size, times what it meets."""
 POISON = (one_nan, one_infinity)
 """Spreads over its tile and no further."""
+PAST_FLOAT16 = (outlier, large)
+"""Infinite in float16."""
 
 FILLS: dict[str, Fill] = {fill.__name__: fill for fill in (*EVEN, *UNEVEN, *PATTERNED, *BEYOND, *POISON)}
 

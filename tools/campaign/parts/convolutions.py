@@ -17,7 +17,7 @@ from torch import Tensor
 import polyconv
 from campaign import oracle
 from campaign.case import Case, Failure
-from campaign.tensors import BEYOND, PATTERNED, POISON, Operand, Shape, draw, sources
+from campaign.tensors import BEYOND, PAST_FLOAT16, PATTERNED, POISON, Operand, Shape, draw, sources
 from polyconv import choices
 from polyconv.arguments import Geometry, normalise
 from polyconv.backends import backend_for
@@ -593,6 +593,8 @@ def _drawn(random: Random) -> Convolution:
         x, w = (replace(operand, place="sliced" if operand.aliased else operand.place) for operand in (x, w))
     if half and (shape["channels"][0] == 0 or max(*_both(shape["stride"]), *_both(shape["dilation"])) > 100):
         extra["dtype"] = "float32"  # in half precision torch is asked, which pads a copy, and loses a sum of nothing
+    if extra["dtype"] == "float16":  # zeros of a border times infinity: torch has no one answer, it depends on who pads
+        x, w = (replace(operand, fill="normal") if operand.is_any_of(PAST_FLOAT16) else operand for operand in (x, w))
     return Convolution(x=x, w=w, dy=draw(random), **shape, **extra)
 
 
