@@ -9,12 +9,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent, indent
 
 import pytest
+import torch
 
 from campaign import case
+from campaign.parts import convolutions
+from campaign.parts.cuda import Planned
+from campaign.tensors import Operand
+from polyconv.cpu import native
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -222,6 +228,32 @@ def test_the_cases_of_a_part_follow_from_their_numbers_and_are_programs(name: st
         assert once.script() == again.script()
         candidates = itertools.islice(zip(once.smaller(), again.smaller(), strict=True), 40)
         assert all(one.script() == other.script() for one, other in candidates)
+
+
+@pytest.mark.skipif(not native.is_available(), reason="without native kernels nothing is transformed")
+@pytest.mark.parametrize("place", ["contiguous", "overlapping"])
+def test_no_more_is_asked_of_weights_below_the_smallest_exponent_than_is_promised(place: str) -> None:
+    """Their transform loses digits, which are multiplied by 1e16: docs/accuracy.md excludes that."""
+    x, w = Operand("large", "contiguous", 1078391494), Operand("denormal", place, 2092299233)
+    shape = {"batch": 3, "channels": (1, 1), "size": (12, 16), "kernel": (1, 3), "dilation": 2, "groups": 5}
+    for contender in range(30):
+        convolutions.Convolution(**shape, x=x, w=w, dy=Operand(), contender=contender).run()
+
+
+def test_half_precision_is_compared_with_torch_on_finite_numbers() -> None:
+    """What float16 does not hold is infinite there: torch multiplies a zero of the border by it, or leaves that out."""
+    drawn = [convolutions.case(901, index) for index in range(2400, 2600)]
+    operands = [operand for found in drawn if found.dtype == "float16" for operand in (found.x, found.w)]
+    assert operands
+    assert all(operand.make((9, 9), torch.float16).isfinite().all() for operand in operands)
+
+
+def test_a_border_is_planned_of_what_a_crop_leaves() -> None:
+    """Of a height of 1 that is cropped by 1 nothing is left, and torch refuses to make a border of it."""
+    cropped = Planned("fprop", (1, 16, 1, 197), (4, 16, 1, 1), (4, 4), (-1, 2, 0, -1), padding_mode="replicate")
+    assert not cropped.is_valid
+    assert replace(cropped, x=(1, 16, 2, 197)).is_valid
+    assert replace(cropped, padding_mode="zeros").is_valid
 
 
 @pytest.mark.campaign

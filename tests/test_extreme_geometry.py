@@ -557,3 +557,25 @@ def test_a_cuda_plan_for_what_was_not_reduced_is_refused(kind: Pass, arguments: 
     problem = Problem.make(kind, (1, 4, 4, 4), (4, 4 // groups, 3, 3), groups=groups, **arguments)
     with pytest.raises(PlanError):
         plan_cuda(problem, DEVICES["v100"])
+
+
+@pytest.mark.parametrize("kind", Pass)
+@pytest.mark.parametrize(
+    ("mode", "padding", "words"),
+    [
+        ("replicate", (-1, 2, 0, -1), "height of 1 needs 1 .* leaves 0"),
+        ("replicate", (0, 1, -2, -1), "width of 3 needs 1 .* leaves 0"),
+        ("circular", (0, 1, -1, 3), "width of 3 needs 3 .* leaves 2"),
+        ("reflect", (0, 0, -1, 2), "width of 3 needs 3 .* leaves 2"),
+    ],
+    ids=str,
+)
+def test_a_cuda_plan_for_a_border_of_nothing_is_refused(
+    kind: Pass, mode: str, padding: tuple[int, int, int, int], words: str
+) -> None:
+    """As torch refuses it, and with words: a height of which the crop leaves nothing was divided by."""
+    problem = Problem.make(kind, (1, 4, 1, 3), (4, 4, 1, 1), stride=(4, 4), padding=padding, padding_mode=mode)
+    with pytest.raises(PlanError, match=words):
+        plan_cuda(problem, DEVICES["v100"])
+    with pytest.raises(RuntimeError):
+        polyconv.conv2d(torch.randn(1, 4, 1, 3), torch.randn(4, 4, 1, 1), padding=padding, padding_mode=mode)

@@ -266,6 +266,19 @@ def test_where_transforms_overflow() -> None:
     assert extreme.overflows_from(extreme.KernelScheme(1, 1, 1, 1), (3, 3)) == "with the result"
 
 
+def test_transforms_lose_digits_below_the_smallest_exponent() -> None:
+    """Those of weights of 1e-39, even if an input of 1e16 makes the result an ordinary number, dense tensors or not.
+    Direct summation transforms nothing, and the same weights times 2^40 keep all of their digits."""
+    torch.manual_seed(0)
+    layer = Layer(1, 5, 5, 24)
+    x, w = drawn(layer.x) * 1e16, drawn(layer.w) * 1e-39
+    trial = Trial(layer, Pass.FPROP, x, w)
+    errors = list(trial.errors(trial.scale))
+    assert all(observed <= candidate.error for candidate, observed in errors if candidate.direct)
+    assert any(observed > candidate.error for candidate, observed in errors)
+    keeps_its_promise(Trial(layer, Pass.FPROP, x, w * 2.0**40))
+
+
 def test_a_gradient_jumps_where_the_last_digits_decide() -> None:
     """A max-pool or a ReLU that decides otherwise: the gradient of float64 itself jumps when its forward pass is
     disturbed in the sixth digit; with the decisions given, polyconv's is as exact as its convolutions."""

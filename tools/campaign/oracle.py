@@ -4,6 +4,7 @@
 a direct sum                every element within (n + 2) roundings of the sum of its terms' magnitudes: always
 even and uneven data        the plan's prediction, times what the error model says of the data's magnitudes
 patterns                    the bound: the estimate does not cover what is the same in every tile or channel
+denormal numbers            the bound, and what transforms lose below the smallest exponent, times what it meets
 NaN, infinity               not beyond the tile that they are in
 ==========================  ==================================================================================
 """
@@ -29,6 +30,8 @@ from uneven_data import measure
 SCHEMES = {str(scheme): scheme for scheme in (DIRECT, *FAST)}
 SMALLEST = 2.0**-126
 """Below this an operation may lose everything."""
+GROWTH = 256.0
+"""Of what is lost in the middle of a fast algorithm, on its way to an output."""
 
 
 def positions(extent: int, out: int, stride: int, before: int, tap: int, dilation: int, mode: str) -> list[int]:
@@ -119,13 +122,14 @@ class Promise:
         scheme = SCHEMES[chosen.name].exact if chosen.name in SCHEMES else None
         found = measure(self.one.numpy(), self.other.numpy(), expected.numpy())
         scale = found.scale(reduction)
+        # What the transform of an operand loses is multiplied by the other one, however large that is.
+        lost = floor if scheme is None else GROWTH * floor * max(1.0, found.x_max or 0.0, found.w_max or 0.0)
         if self.patterned:
-            return rigorous if chosen.direct else torch.full_like(rigorous, self._bound(scheme, found) * scale + floor)
+            return rigorous if chosen.direct else torch.full_like(rigorous, self._bound(scheme, found) * scale + lost)
         form = "weight gradient" if problem.kind is Pass.WGRAD else "forward"
         uneven = predicted_error(scheme, reduction, form=form, magnitudes=found)  # type: ignore[arg-type]
         even = predicted_error(scheme, reduction, form=form, magnitudes=TYPICAL)  # type: ignore[arg-type]
-        growth = 256.0 if scheme is not None else 1.0
-        estimate = chosen.error * scale * max(1.0, uneven / even) + growth * floor
+        estimate = chosen.error * scale * max(1.0, uneven / even) + lost
         return rigorous.clamp(max=estimate) if chosen.direct else torch.full_like(rigorous, estimate)
 
     def _bound(self, scheme: Scheme2d | None, found: Magnitudes) -> float:

@@ -112,9 +112,11 @@ UNEVEN = (one_hot, outlier, channel_scales)
 PATTERNED = (constant, ramp, alternating, repeated_rows, repeated_channels)
 """The same in every tile or without randomness: docs/accuracy.md promises the bound for these, not the estimate."""
 BEYOND = (denormal,)
-"""Below the smallest exponent on the way: nothing is promised but an error of that size."""
+"""Below the smallest exponent on the way: nothing is promised but an error of that size, times what it meets."""
 POISON = (one_nan, one_infinity)
 """Spreads over its tile and no further."""
+PAST_FLOAT16 = (outlier, large)
+"""Infinite in float16."""
 
 FILLS: dict[str, Fill] = {fill.__name__: fill for fill in (*EVEN, *UNEVEN, *PATTERNED, *BEYOND, *POISON)}
 

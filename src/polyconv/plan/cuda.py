@@ -39,8 +39,10 @@ def plan_cuda(
         raise PlanError(too_old)
     if problem.dtype != "float32":
         raise PlanError(f"polyconv's CUDA kernels compute in float32; this problem is {problem.dtype}")
-    if problem.padding_mode is not PaddingMode.ZEROS and min(problem.padding) < 0 and problem.kind is not Pass.DGRAD:
-        return _plan_cropped(problem, device, workspace, prefer)
+    if problem.padding_mode is not PaddingMode.ZEROS:
+        _check_border(problem)
+        if min(problem.padding) < 0 and problem.kind is not Pass.DGRAD:
+            return _plan_cropped(problem, device, workspace, prefer)
     way, best, every = choose(problem, device, workspace, prefer=prefer)
     schedule = way.schedule(problem, device.sms, workspace)
     return Plan(
@@ -91,6 +93,19 @@ def _outcome(prefer: Preference, best: Candidate, every: list[Candidate]) -> str
     if best.name == prefer.name:
         return prefer.source
     return prefer.not_followed(next((c.rejected for c in every if c.name == prefer.name), None) or UNKNOWN)
+
+
+def _check_border(problem: Problem) -> None:
+    """Raise unless what negative sides leave of the image has the pixels that the border is made of."""
+    for axis, name in enumerate(("height", "width")):
+        before, after = problem.padding[2 * axis : 2 * axis + 2]
+        left, widest = problem.in_size[axis] + min(before, 0) + min(after, 0), max(before, after, 0)
+        needed = {PaddingMode.REFLECT: widest + 1, PaddingMode.CIRCULAR: max(widest, 1)}.get(problem.padding_mode, 1)
+        if left < needed:
+            raise PlanError(
+                f"padding_mode='{problem.padding_mode}' makes the border of the image: padding {before} and {after} "
+                f"along a {name} of {problem.in_size[axis]} needs {needed} to be left of it, and leaves {left}"
+            )
 
 
 def _plan_cropped(problem: Problem, device: CudaDevice, workspace: int, prefer: Preference | None) -> Plan:

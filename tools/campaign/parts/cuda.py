@@ -51,13 +51,13 @@ class Planned(Case):
 
     @property
     def is_valid(self) -> bool:
-        sizes = self.problem.out_size
-        sides = [max(pair) for pair in (self.padding[:2], self.padding[2:])]
-        if self.padding_mode == "reflect" and any(side >= n for side, n in zip(sides, self.x[2:], strict=True)):
-            return False
-        if self.padding_mode == "circular" and any(side > n for side, n in zip(sides, self.x[2:], strict=True)):
-            return False
-        return min(sizes) > 0
+        """As ``polyconv.conv2d`` has it: a border is made of what negative sides leave of the image."""
+        for extent, pair in zip(self.x[2:], (self.padding[:2], self.padding[2:]), strict=True):
+            left, widest = extent - sum(max(-side, 0) for side in pair), max(*pair, 0)
+            least = {"zeros": 0, "reflect": widest + 1, "circular": max(widest, 1)}.get(self.padding_mode, 1)
+            if left < least:
+                return False
+        return min(self.problem.out_size) > 0
 
     def run(self) -> None:
         problem, device = self.problem, DEVICES[self.device]
