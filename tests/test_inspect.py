@@ -67,7 +67,7 @@ def test_without_the_emulator(capsys: pytest.CaptureFixture[str], monkeypatch: p
     monkeypatch.setattr(command, "emulator", lambda: None)
     assert cli.main(["inspect", "W1", "--pass", "fprop", "--json"]) == 0
     out, err = capsys.readouterr()
-    assert "counted figures need a source checkout (tools/volta)" in err
+    assert "counted figures need the emulator: in a source checkout, pip install -e tools/volta" in err
     assert {(row["binding"], row["fp32_share"], row["bound_ms"]) for row in json.loads(out)} == {(None, None, None)}
 
 

@@ -54,7 +54,7 @@ def test_scripts(path: Path) -> None:
         assert ran.returncode == 0, f"{ran.stderr}{script}"
         assert "${{" not in script, f"an expression inside a script is a way in for others; use env: {script}"
         for name in re.findall(r"(?<![\w/.-])(?:\.ci|tools|tests|csrc|docs)/[\w./-]+", script):
-            assert (ROOT / name).is_file(), f"{path.name} calls {name}, which does not exist"
+            assert (ROOT / name).exists(), f"{path.name} names {name}, which does not exist"
             if re.match(rf"\s*{re.escape(name)}\b", script):
                 assert os.access(ROOT / name, os.X_OK), f"{path.name} calls {name}, which is not executable"
 

@@ -250,7 +250,7 @@ def main() -> None:
     args = parser.parse_args()
     volta = emulator()
     if volta is None:
-        sys.exit("counted figures need a source checkout (tools/volta)")
+        sys.exit("counted figures need the emulator: in a source checkout, pip install -e tools/volta")
     with ThreadPoolExecutor(2) as pool:
         compiled = list(pool.map(Cutlass, TILES))
     for one in compiled:

@@ -26,7 +26,7 @@ TOLERANCE = 0.15
 
 def main(names: str = "all12,models") -> int:
     volta = emulator()
-    assert volta is not None, "tools/volta is not there"
+    assert volta is not None, "counted figures need the emulator: in a source checkout, pip install -e tools/volta"
     cache = KernelCache()
     wrong = []
     compared = 0

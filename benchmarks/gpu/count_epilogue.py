@@ -75,7 +75,7 @@ def count(volta, way: Way, problem: Problem, cache: KernelCache) -> list[float]:
 
 def main() -> None:
     volta = emulator()
-    assert volta is not None, "tools/volta is not there"
+    assert volta is not None, "counted figures need the emulator: in a source checkout, pip install -e tools/volta"
     cache = KernelCache()
     print(f"{'cycles per element':42}" + "".join(f"{name:>9}" for name in RESOURCES))
     for name, way, problem in examples():

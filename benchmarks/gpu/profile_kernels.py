@@ -131,7 +131,7 @@ def fit(rows: list[tuple[tuple[int, int, int], list[float]]]) -> list[list[float
 
 def main(wanted: str = "") -> None:
     volta = emulator()
-    assert volta is not None, "tools/volta is not there"
+    assert volta is not None, "counted figures need the emulator: in a source checkout, pip install -e tools/volta"
     cache = KernelCache()
     seen: dict[str, list] = defaultdict(list)
     for forward in problems():

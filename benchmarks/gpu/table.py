@@ -345,7 +345,7 @@ def main() -> None:
     else:
         volta = emulator()
         if volta is None:
-            sys.exit("counted figures need a source checkout (tools/volta)")
+            sys.exit("counted figures need the emulator: in a source checkout, pip install -e tools/volta")
         counter = Counter(volta, KernelCache())
         cutlass = None if args.no_cutlass else Cutlass(volta)
         asked = [(w, Pass(kind)) for w in workloads.find(args.workload) for kind in args.passes.split(",")]

@@ -31,7 +31,7 @@ from ._options import (
     add_workloads_argument,
 )
 
-NO_EMULATOR = "counted figures need a source checkout (tools/volta)"
+NO_EMULATOR = "counted figures need the emulator: in a source checkout, pip install -e tools/volta"
 _HEADERS = ("workload", "pass", "kernel", "registers", "spilled B", "shared B", "blocks/SM", "bound by", "FP32", "ms")
 
 

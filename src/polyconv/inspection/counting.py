@@ -1,6 +1,6 @@
 """What a V100 would spend on a launch, counted: its machine code is executed, block by block, without a GPU.
 
-The emulator lives in ``tools/volta`` of a source checkout and is not installed with the package. It counts every warp
+The emulator is a package of its own (``pip install -e tools/volta`` in a source checkout). It counts every warp
 instruction, bank conflict and memory sector of the blocks that it runs; from the counts follows the least time that
 each resource of a V100 needs. The largest of these bounds the kernel: no schedule of the same instructions is faster.
 Latencies are not in it, so a real launch takes longer.
@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import importlib
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -48,21 +46,11 @@ class EmulatorError(CountingError):
 
 
 def emulator() -> ModuleType | None:
-    """The module ``volta``: from the path, or from ``tools/`` beside ``src/`` in a source checkout; else ``None``."""
+    """The module ``volta``, if it is installed: it is a package of its own, in ``tools/volta`` of the sources."""
     try:
         return importlib.import_module("volta")
     except ImportError:
-        pass
-    tools = Path(__file__).resolve().parents[3] / "tools"
-    if not (tools / "volta" / "__init__.py").is_file():
         return None
-    sys.path.append(str(tools))
-    try:
-        return importlib.import_module("volta")
-    except ImportError:  # numpy, which the emulator needs, is not there
-        return None
-    finally:
-        sys.path.remove(str(tools))
 
 
 def sample(grid: Dim3, most: int) -> list[tuple[Dim3, float]]:
