@@ -161,7 +161,7 @@ ERRORS = [
     (X, W, None, {"stride": "2"}, "stride must be made of integers; got '2'"),
     (X, W, None, {"dilation": (1, 0)}, r"dilation.*\(1, 0\)"),
     (X, W, None, {"padding": -1}, "four sides"),
-    (X, W, None, {"padding": (1, 2, 3)}, r"four \(top, bottom, left, right\); got 3"),
+    (X, W, None, {"padding": (1, 2, 3)}, r"four sides \(top, bottom, left, right\); got 3"),
     (X, W, None, {"padding": "full"}, "'full'; use 'same'"),
     (X, W, None, {"padding": "same", "stride": 2}, "strided"),
     (X, W, None, {"groups": 0}, "groups"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,12 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyconv.problem import PaddingMode, Pass, Problem, channels_last_strides, contiguous_strides, output_extent
+from polyconv import reference
+from polyconv.arguments import normalise
+from polyconv.cpu.planner import plan_cpu
+from polyconv.plan import DEVICES, PlanError, plan_cuda
+from polyconv.problem import PaddingMode, Pass, Problem, Shape, channels_last_strides, contiguous_strides, output_extent
+from polyconv.reduction import reduce_geometry
 
 W1 = Problem.make("fprop", (8, 32, 512, 512), (64, 32, 5, 9), padding=(2, 2, 4, 4), dilation=(2, 3))
 
@@ -41,6 +47,56 @@ def test_shapes() -> None:
     assert W1.w_shape == (64, 32, 5, 9)
     assert W1.y_strides == contiguous_strides(W1.y_shape)
     assert W1.multiplications == 8 * 64 * 508 * 496 * 32 * 45
+
+
+AXES_BY_NUMBER = [
+    ((3, 4, 20), (6, 2, 5), {"stride": (2,), "padding": (3, 1), "dilation": (2,)}),
+    ((3, 4, 20, 9), (6, 2, 5, 3), {"stride": (2, 1), "padding": (3, 1, 0, 2), "dilation": (2, 3)}),
+    ((1, 4, 7, 20, 9), (6, 2, 2, 5, 3), {"stride": (3, 2, 1), "padding": (1, 0, 3, 1, -1, 2), "dilation": (1, 2, 3)}),
+]
+CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+@pytest.mark.parametrize(("x_shape", "w_shape", "moves"), AXES_BY_NUMBER, ids=["1", "2", "3"])
+def test_one_to_three_axes(x_shape: Shape, w_shape: Shape, moves: dict[str, Any]) -> None:
+    problem = Problem.make("fprop", x_shape, w_shape, groups=2, **moves)
+    x, w = torch.randn(x_shape, dtype=torch.float64), torch.randn(w_shape, dtype=torch.float64)
+    sides = [side for i in reversed(range(problem.rank)) for side in problem.padding[2 * i : 2 * i + 2]]
+    y = CONVOLUTIONS[problem.rank](
+        F.pad(x, sides), w, stride=problem.stride, dilation=problem.dilation, groups=problem.groups
+    )
+    assert problem.y_shape == y.shape
+    assert (problem.x_strides, problem.y_strides) == (x.stride(), y.stride())
+    assert torch.equal(reference.fprop(problem, x, w), y)
+    assert reference.wgrad(problem, x, y, w_shape)[1].shape == (6,)
+    geometry = normalise(w_shape[2:], **moves, groups=2, rank=problem.rank)
+    assert (geometry.stride, geometry.padding, geometry.dilation) == (problem.stride, problem.padding, problem.dilation)
+    assert geometry.out_size(x_shape[2:], w_shape[2:]) == y.shape[2:]
+    assert reduce_geometry(Pass.FPROP, x_shape[2:], w_shape[2:], geometry) is None
+
+
+def test_extreme_geometry_of_three_axes_is_reduced() -> None:
+    geometry = normalise((1, 3, 2), stride=2**40, padding=(0, 0, 2**33, 2**33, 0, 0), dilation=(1, 2**33, 1), rank=3)
+    reduction = reduce_geometry(Pass.FPROP, (5, 6, 7), (1, 3, 2), geometry)
+    assert reduction is not None
+    assert reduction.geometry.stride == (1, 1, 1)
+    assert [len(axis.taps) for axis in reduction.axes] == [1, 1, 2]
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_kernels_refuse_other_axes_in_words(rank: int) -> None:
+    problem = Problem.make("fprop", (1, 2, *[9] * rank), (2, 2, *[3] * rank))
+    with pytest.raises(
+        PlanError, match="convolve over height and width; this problem has (length|depth, height, width)"
+    ):
+        plan_cuda(problem, DEVICES["v100"])
+    with pytest.raises(PlanError, match="convolve over height and width"):
+        plan_cpu(problem)
+
+
+def test_more_axes_than_three_are_refused() -> None:
+    with pytest.raises(ValueError, match="one to three axes"):
+        Problem.make("fprop", (1, 2, 3, 3, 3, 3), (2, 2, 3, 3, 3, 3))
 
 
 def test_grouped_shapes() -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 
-from .problem import Activation, PaddingMode, Pair, Sides, output_extent
+from .problem import AXES, Activation, Extents, PaddingMode, Sides, output_size
 from .settings import checked_tolerance
 
 Extent = int | Sequence[int]
@@ -30,22 +30,18 @@ class Geometry(NamedTuple):
     Immutable; a named tuple because one is built on every call.
     """
 
-    stride: Pair = (1, 1)
+    stride: Extents = (1, 1)
     padding: Sides = (0, 0, 0, 0)
-    """Top, bottom, left, right. A negative side crops the image."""
-    dilation: Pair = (1, 1)
+    """Before and after, of each axis: top, bottom, left, right. A negative side crops the image."""
+    dilation: Extents = (1, 1)
     groups: int = 1
     padding_mode: str = "zeros"
     tolerance: float | None = None
     """The error budget; None is the one of :func:`polyconv.set_tolerance`."""
 
-    def out_size(self, in_size: Sequence[int], kernel: Sequence[int]) -> Pair:
-        """Rows and columns of the output; zero or less where the kernel does not fit."""
-        top, bottom, left, right = self.padding
-        return (
-            output_extent(in_size[0], top, bottom, kernel[0], self.stride[0], self.dilation[0]),
-            output_extent(in_size[1], left, right, kernel[1], self.stride[1], self.dilation[1]),
-        )
+    def out_size(self, in_size: Sequence[int], kernel: Sequence[int]) -> Extents:
+        """The extents of the output; zero or less where the kernel does not fit."""
+        return output_size(in_size, kernel, self)
 
 
 def normalise(
@@ -56,23 +52,25 @@ def normalise(
     groups: int = 1,
     padding_mode: str = "zeros",
     tolerance: float | None = None,
+    *,
+    rank: int = 2,
 ) -> Geometry:
-    """The geometry that the arguments of ``conv2d`` describe for a kernel of (height, width)."""
-    stride_pair = pair("stride", stride)
-    dilation_pair = pair("dilation", dilation)
+    """The geometry that the arguments of a convolution over so many axes describe for a kernel of these extents."""
+    strides = per_axis("stride", stride, rank)
+    dilations = per_axis("dilation", dilation, rank)
     groups = integer("groups", groups)
     if padding_mode not in PADDING_MODES:
         raise ValueError(f"padding_mode must be one of {', '.join(PADDING_MODES)}; got {padding_mode!r}")
-    if stride_pair[0] <= 0 or stride_pair[1] <= 0:
+    if min(strides) <= 0:
         raise RuntimeError(f"non-positive stride is not supported: got {stride!r}, a stride is at least 1")
-    if dilation_pair[0] <= 0 or dilation_pair[1] <= 0:
+    if min(dilations) <= 0:
         raise RuntimeError(f"dilation should be greater than zero: got {dilation!r}; 1 means a dense kernel")
     if groups <= 0:
         raise RuntimeError(f"non-positive groups is not supported: got {groups!r}; 1 means an ordinary convolution")
-    sides = padding_sides(padding, kernel, stride_pair, dilation_pair)
+    sides = padding_sides(padding, kernel, strides, dilations)
     if tolerance is not None:
         tolerance = checked_tolerance(tolerance)
-    return Geometry(stride_pair, sides, dilation_pair, groups, padding_mode, tolerance)
+    return Geometry(strides, sides, dilations, groups, padding_mode, tolerance)
 
 
 def activation_name(activation: str | None) -> str:
@@ -87,52 +85,65 @@ def activation_name(activation: str | None) -> str:
     return str(activation)
 
 
-def pair(name: str, value: Extent) -> Pair:
-    """(height, width) from one number, a sequence of one, or a sequence of two."""
-    if type(value) is tuple and len(value) == 2 and type(value[0]) is type(value[1]) is int and max(value) < 2**62:
+def per_axis(name: str, value: Extent, rank: int) -> Extents:
+    """One number per axis, (height, width) say, from one number, a sequence of one, or a sequence of as many."""
+    if type(value) is tuple and len(value) == rank and all(type(n) is int and n < 2**62 for n in value):
         return value  # by far the most common
     if isinstance(value, (list, tuple)):
-        if len(value) not in (1, 2):
-            raise RuntimeError(f"{name} takes one integer or two (height, width); got {len(value)}: {value!r}")
-        return (integer(name, value[0], TypeError), integer(name, value[-1], TypeError))
-    number = integer(name, value)
-    return (number, number)
+        if len(value) not in (1, rank):
+            raise RuntimeError(f"{name} takes one integer or {_in_words(AXES[rank])}; got {len(value)}: {value!r}")
+        numbers = tuple(integer(name, number, TypeError) for number in value)
+        return numbers if len(numbers) == rank else numbers * rank
+    return (integer(name, value),) * rank
 
 
-def padding_sides(padding: Padding, kernel: Sequence[int], stride: Pair, dilation: Pair) -> Sides:
-    """(top, bottom, left, right) from any of the forms that padding may take."""
+def _in_words(names: Sequence[str]) -> str:
+    """``two (height, width)``."""
+    return f"{_COUNTS[len(names)]} ({', '.join(names)})"
+
+
+_COUNTS = {1: "one", 2: "two", 3: "three", 4: "four", 6: "six"}
+_SIDES = {"length": "left, right", "width": "left, right", "height": "top, bottom", "depth": "front, back"}
+
+
+def padding_sides(padding: Padding, kernel: Sequence[int], stride: Extents, dilation: Extents) -> Sides:
+    """Before and after of each axis, (top, bottom, left, right) say, from any of the forms that padding may take."""
+    rank = len(stride)
     if isinstance(padding, str):
         if padding == "valid":
-            return (0, 0, 0, 0)
+            return (0, 0) * rank
         if padding != "same":
             raise RuntimeError(f"Invalid padding string: {padding!r}; use 'same', 'valid' or numbers")
-        if stride != (1, 1):
+        if max(stride) > 1:
             raise RuntimeError(
                 f"padding='same' is not supported for strided convolutions: got stride={stride!r}. "
-                "Give the padding in numbers, for example as four sides (top, bottom, left, right)"
+                f"Give the padding in numbers, for example as {_all_sides(rank)}"
             )
         return same_sides(kernel, dilation)
-    if isinstance(padding, (list, tuple)) and len(padding) == 4:
-        top, bottom, left, right = (integer("padding", side, TypeError) for side in padding)
-        return (top, bottom, left, right)
-    if isinstance(padding, (list, tuple)) and len(padding) not in (1, 2):
+    if isinstance(padding, (list, tuple)) and len(padding) == 2 * rank:
+        return tuple(integer("padding", side, TypeError) for side in padding)
+    if isinstance(padding, (list, tuple)) and len(padding) not in (1, rank):
         raise RuntimeError(
-            f"padding takes one integer, two (height, width) or four (top, bottom, left, right); "
-            f"got {len(padding)}: {padding!r}"
+            f"padding takes one integer, {_in_words(AXES[rank])} or {_all_sides(rank)}; got {len(padding)}: {padding!r}"
         )
-    height, width = pair("padding", padding)
-    if height < 0 or width < 0:
+    both = per_axis("padding", padding, rank)
+    if min(both) < 0:
         raise RuntimeError(
-            f"negative padding is not supported: got {padding!r}. To crop, give all four sides "
-            "(top, bottom, left, right), which may be negative"
+            f"negative padding is not supported: got {padding!r}. To crop, give all {_all_sides(rank)}, which may be "
+            "negative"
         )
-    return (height, height, width, width)
+    return tuple(side for side in both for _ in range(2))
 
 
-def same_sides(kernel: Sequence[int], dilation: Pair) -> Sides:
+def _all_sides(rank: int) -> str:
+    """``four sides (top, bottom, left, right)``."""
+    return f"{_COUNTS[2 * rank]} sides ({', '.join(_SIDES[axis] for axis in AXES[rank])})"
+
+
+def same_sides(kernel: Sequence[int], dilation: Extents) -> Sides:
     """The padding that keeps the image's size at stride 1; an odd remainder goes to the bottom and to the right."""
-    rows, columns = dilation[0] * (kernel[0] - 1), dilation[1] * (kernel[1] - 1)
-    return (rows // 2, rows - rows // 2, columns // 2, columns - columns // 2)
+    reaches = [step * (taps - 1) for taps, step in zip(kernel, dilation)]  # noqa: B905 - of a weight without such axes nothing is asked yet
+    return tuple(side for reach in reaches for side in (reach // 2, reach - reach // 2))
 
 
 def integer(name: str, value: Any, too_large: type[Exception] = ValueError) -> int:
@@ -174,11 +185,13 @@ def known(condition: bool, otherwise: bool = False) -> bool:
 
 
 def check_shapes(x: Sequence[int], w: Sequence[int], bias: Sequence[int] | None, geometry: Geometry) -> None:
-    """Raise as torch does unless a 4-D input, a 4-D weight and a bias of these shapes fit together."""
-    if len(x) != 4 or len(w) != 4:
+    """Raise as torch does unless an input, a weight and a bias of these shapes fit together, and to the geometry."""
+    rank = len(geometry.stride)
+    if len(x) != rank + 2 or len(w) != rank + 2:
+        axes = ", ".join(AXES[rank])
         raise RuntimeError(
-            f"conv2d needs an input of (batch, channels, height, width) and a weight of (out_channels, "
-            f"in_channels/groups, height, width); got an input of size {list(x)} and a weight of size {list(w)}"
+            f"conv{rank}d needs an input of (batch, channels, {axes}) and a weight of (out_channels, "
+            f"in_channels/groups, {axes}); got an input of size {list(x)} and a weight of size {list(w)}"
         )
     groups = geometry.groups
     if known(w[0] < groups):
@@ -207,9 +220,9 @@ def check_shapes(x: Sequence[int], w: Sequence[int], bias: Sequence[int] | None,
 def check_extents(in_size: Sequence[int], kernel: Sequence[int], geometry: Geometry) -> None:
     """Raise unless the kernel fits into the padded image and the padding mode can fill the sides."""
     padding, dilation = geometry.padding, geometry.dilation
-    if known(kernel[0] <= 0) or known(kernel[1] <= 0):
-        raise RuntimeError(f"Kernel size should be greater than zero, but got {kernel[0]} x {kernel[1]}")
-    for axis, name in enumerate(("height", "width")):
+    if any(known(taps <= 0) for taps in kernel):
+        raise RuntimeError(f"Kernel size should be greater than zero, but got {_by(kernel)}")
+    for axis, name in enumerate(AXES[len(kernel)]):
         size, before, after = in_size[axis], padding[2 * axis], padding[2 * axis + 1]
         if type(before) is type(after) is int and before + after > 2**61:
             _check_padding(name, size, before, after)
@@ -218,9 +231,7 @@ def check_extents(in_size: Sequence[int], kernel: Sequence[int], geometry: Geome
         if known(size + before + after < dilation[axis] * (kernel[axis] - 1) + 1):
             _kernel_does_not_fit(in_size, kernel, geometry)
         if known(size <= 0):
-            raise RuntimeError(
-                f"Only the batch and the channels may be empty: got an input of {in_size[0]} x {in_size[1]} pixels"
-            )
+            raise RuntimeError(f"Only the batch and the channels may be empty: got an input of {_by(in_size)} pixels")
         if geometry.padding_mode == "reflect" and known(max(before, after) >= size):
             raise RuntimeError(
                 f"padding_mode='reflect' needs a padding smaller than the image: "
@@ -254,13 +265,16 @@ def _check_crop(name: str, size: int, before: int, after: int, padding_mode: str
 
 
 def _kernel_does_not_fit(in_size: Sequence[int], kernel: Sequence[int], geometry: Geometry) -> NoReturn:
-    top, bottom, left, right = geometry.padding
-    padded = (in_size[0] + top + bottom, in_size[1] + left + right)
-    reach = tuple(geometry.dilation[i] * (kernel[i] - 1) + 1 for i in (0, 1))
+    padded = list(map(sum, zip(in_size, geometry.padding[::2], geometry.padding[1::2], strict=True)))
+    reach = [step * (taps - 1) + 1 for taps, step in zip(kernel, geometry.dilation, strict=True)]
     raise RuntimeError(
-        f"Kernel size can't be greater than actual input size: the padded image is {padded[0]} x {padded[1]}, "
-        f"the kernel of {kernel[0]} x {kernel[1]} with dilation {geometry.dilation} spans {reach[0]} x {reach[1]}"
+        f"Kernel size can't be greater than actual input size: the padded image is {_by(padded)}, "
+        f"the kernel of {_by(kernel)} with dilation {geometry.dilation} spans {_by(reach)}"
     )
+
+
+def _by(extents: Sequence[int]) -> str:
+    return " x ".join(map(str, extents))
 
 
 def suggests_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:

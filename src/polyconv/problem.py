@@ -1,4 +1,4 @@
-"""What is asked: one pass of one 2-D convolution, described by numbers alone.
+"""What is asked: one pass of one convolution over one to three axes, described by numbers alone.
 
 A :class:`Problem` is the only thing that the planner sees. It is frozen, hashable and printable, it knows neither torch
 nor a device, and two calls that ask for the same thing build equal problems: so a plan can be cached under it, logged,
@@ -8,24 +8,45 @@ Names used everywhere in polyconv:
 
 ======  =====================================================================================
 ``x``   the input (or, in the input-gradient pass, where its gradient is written)
-``w``   the weight, out_channels x in_channels/groups x kernel height x kernel width
+``w``   the weight, out_channels x in_channels/groups x kernel extents
 ``y``   the output (or, in both gradient passes, where the incoming gradient is read)
 ======  =====================================================================================
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from math import prod
+from typing import Protocol
 
 DEFAULT_TOLERANCE = 1e-4
 """The error budget of a caller who says nothing."""
 
 Pair = tuple[int, int]
-Sides = tuple[int, int, int, int]
-"""Top, bottom, left, right."""
-Strides = tuple[int, int, int, int]
-"""Element strides in the order batch, channel, row, column, whatever the order in memory."""
+Extents = tuple[int, ...]
+"""One number per axis, the slowest axis of a dense image first: (height, width) of a picture."""
+Sides = tuple[int, ...]
+"""Before and after, of each axis: (top, bottom, left, right) of a picture."""
+Shape = tuple[int, ...]
+"""Batch (of a weight: output channels), channels, extents."""
+Strides = tuple[int, ...]
+"""Element strides in the order of a :data:`Shape`, whatever the order in memory."""
+
+AXES = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")}
+"""What the axes are called, by their number."""
+
+
+class Moves(Protocol):
+    """How a kernel moves over an image, axis by axis."""
+
+    @property
+    def stride(self) -> Extents: ...
+    @property
+    def padding(self) -> Sides: ...
+    @property
+    def dilation(self) -> Extents: ...
 
 
 class Pass(str, Enum):
@@ -70,31 +91,38 @@ def output_extent(extent: int, before: int, after: int, kernel: int, stride: int
     return (extent + before + after - dilation * (kernel - 1) - 1) // stride + 1
 
 
-def contiguous_strides(shape: tuple[int, int, int, int]) -> Strides:
+def output_size(in_size: Sequence[int], kernel: Sequence[int], moves: Moves) -> Extents:
+    """The extents of the output; zero or less where the kernel does not fit."""
+    before, after = moves.padding[::2], moves.padding[1::2]
+    return tuple(map(output_extent, in_size, before, after, kernel, moves.stride, moves.dilation))
+
+
+def contiguous_strides(shape: Shape) -> Strides:
     """Element strides of a dense NCHW tensor. An extent of zero counts as one, as in torch."""
-    _, c, h, w = (max(extent, 1) for extent in shape)
-    return (c * h * w, h * w, w, 1)
+    inner = [prod(max(extent, 1) for extent in shape[axis + 1 :]) for axis in range(len(shape))]
+    return tuple(inner)
 
 
-def channels_last_strides(shape: tuple[int, int, int, int]) -> Strides:
+def channels_last_strides(shape: Shape) -> Strides:
     """Element strides of a dense NHWC tensor whose shape is given in NCHW order."""
-    _, c, h, w = (max(extent, 1) for extent in shape)
-    return (h * w * c, 1, w * c, c)
+    batch, channels, *extents = shape
+    n, *inner, c = contiguous_strides((batch, *extents, channels))
+    return (n, c, *inner)
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One pass of a 2-D convolution. Build it with :meth:`make`, which fills in dense strides."""
+    """One pass of a convolution. Build it with :meth:`make`, which fills in dense strides."""
 
     kind: Pass
     batch: int
     in_channels: int
     out_channels: int
-    in_size: Pair
-    kernel: Pair
-    stride: Pair
+    in_size: Extents
+    kernel: Extents
+    stride: Extents
     padding: Sides
-    dilation: Pair
+    dilation: Extents
     groups: int
     padding_mode: PaddingMode
     bias: bool
@@ -116,12 +144,12 @@ class Problem:
     def make(
         cls,
         kind: Pass | str,
-        x_shape: tuple[int, int, int, int],
-        w_shape: tuple[int, int, int, int],
+        x_shape: Shape,
+        w_shape: Shape,
         *,
-        stride: Pair = (1, 1),
-        padding: Sides = (0, 0, 0, 0),
-        dilation: Pair = (1, 1),
+        stride: Extents | None = None,
+        padding: Sides | None = None,
+        dilation: Extents | None = None,
         groups: int = 1,
         padding_mode: PaddingMode | str = PaddingMode.ZEROS,
         bias: bool = False,
@@ -135,22 +163,29 @@ class Problem:
         residual: bool = False,
     ) -> Problem:
         """A problem from the shapes of input and weight; strides not given are those of dense NCHW tensors."""
+        rank = len(x_shape) - 2
+        if rank not in AXES or len(w_shape) != len(x_shape):
+            raise ValueError(
+                f"a convolution has one to three axes beside batch and channels: got an input of size {list(x_shape)} "
+                f"and a weight of size {list(w_shape)}"
+            )
+        ones = (1,) * rank
         problem = cls(
             kind=Pass(kind),
             batch=x_shape[0],
             in_channels=x_shape[1],
             out_channels=w_shape[0],
-            in_size=(x_shape[2], x_shape[3]),
-            kernel=(w_shape[2], w_shape[3]),
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
+            in_size=tuple(x_shape[2:]),
+            kernel=tuple(w_shape[2:]),
+            stride=stride or ones,
+            padding=padding or (0,) * (2 * rank),
+            dilation=dilation or ones,
             groups=groups,
             padding_mode=PaddingMode(padding_mode),
             bias=bias,
             x_strides=x_strides or contiguous_strides(x_shape),
             w_strides=w_strides or contiguous_strides(w_shape),
-            y_strides=y_strides or (0, 0, 0, 0),
+            y_strides=y_strides or (),
             vector_aligned=vector_aligned,
             dtype=dtype,
             tolerance=tolerance,
@@ -160,24 +195,25 @@ class Problem:
         return problem if y_strides else replace(problem, y_strides=contiguous_strides(problem.y_shape))
 
     @property
-    def out_size(self) -> Pair:
-        """Rows and columns of the output; zero or less where the kernel does not fit."""
-        top, bottom, left, right = self.padding
-        return (
-            output_extent(self.in_size[0], top, bottom, self.kernel[0], self.stride[0], self.dilation[0]),
-            output_extent(self.in_size[1], left, right, self.kernel[1], self.stride[1], self.dilation[1]),
-        )
+    def rank(self) -> int:
+        """The number of axes."""
+        return len(self.kernel)
 
     @property
-    def x_shape(self) -> tuple[int, int, int, int]:
+    def out_size(self) -> Extents:
+        """The extents of the output; zero or less where the kernel does not fit."""
+        return output_size(self.in_size, self.kernel, self)
+
+    @property
+    def x_shape(self) -> Shape:
         return (self.batch, self.in_channels, *self.in_size)
 
     @property
-    def w_shape(self) -> tuple[int, int, int, int]:
+    def w_shape(self) -> Shape:
         return (self.out_channels, self.in_channels // self.groups, *self.kernel)
 
     @property
-    def y_shape(self) -> tuple[int, int, int, int]:
+    def y_shape(self) -> Shape:
         return (self.batch, self.out_channels, *self.out_size)
 
     @property
@@ -193,20 +229,27 @@ class Problem:
     @property
     def multiplications(self) -> int:
         """Multiply-adds of the direct method, padding counted as if it were data."""
-        out_h, out_w = self.out_size
-        r, s = self.kernel
-        return self.batch * self.out_channels * out_h * out_w * (self.in_channels // self.groups) * r * s
+        return prod(self.y_shape) * prod(self.w_shape[1:])
 
     @property
     def in_brief(self) -> str:
         """The convolution in a few words, without what is usual: ``32→64 5×9, dilation 2×3``."""
-        parts = [f"{self.in_channels}→{self.out_channels} {self.kernel[0]}×{self.kernel[1]}"]
-        for name, (h, w) in (("stride", self.stride), ("dilation", self.dilation)):
-            if (h, w) != (1, 1):
-                parts.append(f"{name} {h}" if h == w else f"{name} {h}×{w}")
+        parts = [f"{self.in_channels}→{self.out_channels} {_times(self.kernel, '×')}"]
+        for name, numbers in (("stride", self.stride), ("dilation", self.dilation)):
+            if max(numbers) > 1:
+                alike = len(set(numbers)) == 1
+                parts.append(f"{name} {numbers[0] if alike else _times(numbers, '×')}")
         if self.groups != 1:
             parts.append("depthwise" if self.depthwise else f"{self.groups} groups")
         return ", ".join(parts)
+
+    def why_not_pictures(self) -> str | None:
+        """For kernels that know height and width alone: None if these are the axes, else what to say."""
+        if self.rank == 2:
+            return None
+        return (
+            f"polyconv's kernels convolve over height and width; this problem has {', '.join(AXES[self.rank])}: {self}"
+        )
 
     def for_pass(self, kind: Pass) -> Problem:
         """The same convolution, another pass. Only the forward pass has an epilogue."""
@@ -215,22 +258,20 @@ class Problem:
         return replace(self, kind=kind, activation=Activation.NONE, residual=False)
 
     def __str__(self) -> str:
-        n, c, h, w = self.x_shape
         parts = [
-            f"{self.kind} {n}x{c}x{h}x{w}",
+            f"{self.kind} {_times(self.x_shape)}",
             f"{self.out_channels} channels",
-            f"kernel {self.kernel[0]}x{self.kernel[1]}",
+            f"kernel {_times(self.kernel)}",
         ]
-        if self.stride != (1, 1):
-            parts.append(f"stride {self.stride[0]}x{self.stride[1]}")
+        if max(self.stride) > 1:
+            parts.append(f"stride {_times(self.stride)}")
         if any(self.padding):
-            top, bottom, left, right = self.padding
-            symmetric = top == bottom and left == right
-            sides = f"{top}x{left}" if symmetric else f"{top},{bottom},{left},{right}"
+            before, after = self.padding[::2], self.padding[1::2]
+            sides = _times(before) if before == after else ",".join(map(str, self.padding))
             mode = "" if self.padding_mode is PaddingMode.ZEROS else f" {self.padding_mode}"
             parts.append(f"padding {sides}{mode}")
-        if self.dilation != (1, 1):
-            parts.append(f"dilation {self.dilation[0]}x{self.dilation[1]}")
+        if max(self.dilation) > 1:
+            parts.append(f"dilation {_times(self.dilation)}")
         if self.groups != 1:
             parts.append(f"{self.groups} groups")
         if self.bias:
@@ -240,3 +281,7 @@ class Problem:
         if self.activation is not Activation.NONE:
             parts.append(str(self.activation))
         return ", ".join(parts)
+
+
+def _times(numbers: Sequence[int], by: str = "x") -> str:
+    return by.join(map(str, numbers))

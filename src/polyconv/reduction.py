@@ -101,9 +101,9 @@ class AxisReduction:
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """A convolution of two axes, reduced."""
+    """A convolution, reduced axis by axis."""
 
-    axes: tuple[AxisReduction, AxisReduction]
+    axes: tuple[AxisReduction, ...]
     geometry: Geometry
     """Of what is left."""
 
@@ -136,19 +136,20 @@ def reduce_geometry(kind: Pass, in_size: Sequence[int], kernel: Sequence[int], g
             mode,
             ORDINARY_OF_BOTH if both else ORDINARY,
         )
-        for i in (0, 1)
+        for i in range(len(kernel))
     ]
-    if axes[0].ordinary and axes[1].ordinary:
+    if all(axis.ordinary for axis in axes):
         return None
-    h, w = reduce_axis(axes[0]), reduce_axis(axes[1])
-    if (h.axis, w.axis) == (h.whole, w.whole) and not (h.nothing or w.nothing):
+    reduced = tuple(map(reduce_axis, axes))
+    if all(part.axis == part.whole and not part.nothing for part in reduced):
         return None
-    left = geometry._replace(
-        stride=(h.axis.stride, w.axis.stride),
-        padding=(h.axis.before, h.axis.after, w.axis.before, w.axis.after),
-        dilation=(h.axis.dilation, w.axis.dilation),
+    left = [part.axis for part in reduced]
+    moves = geometry._replace(
+        stride=tuple(axis.stride for axis in left),
+        padding=tuple(side for axis in left for side in (axis.before, axis.after)),
+        dilation=tuple(axis.dilation for axis in left),
     )
-    return Reduction((h, w), left)
+    return Reduction(reduced, moves)
 
 
 def reduce_axis(axis: Axis) -> AxisReduction:

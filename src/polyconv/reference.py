@@ -21,20 +21,17 @@ Moves = Problem | Geometry
 
 def pad(moves: Moves, x: Tensor) -> Tensor:
     """A copy of the image with its padding around it. Negative sides crop first; then the mode fills the others."""
-    top, bottom, left, right = moves.padding
     mode = str(moves.padding_mode)
-    x = F.pad(x, (min(left, 0), min(right, 0), min(top, 0), min(bottom, 0)))
-    return F.pad(
-        x,
-        (max(left, 0), max(right, 0), max(top, 0), max(bottom, 0)),
-        mode="constant" if mode == "zeros" else mode,
-    )
+    sides = [side for axis in range(len(moves.padding) - 2, -1, -2) for side in moves.padding[axis : axis + 2]]
+    x = F.pad(x, [min(side, 0) for side in sides])  # the last axis first
+    return F.pad(x, [max(side, 0) for side in sides], mode="constant" if mode == "zeros" else mode)
 
 
 def fprop(moves: Moves, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """The output, in float64."""
     bias = None if bias is None else bias.double()
-    return F.conv2d(pad(moves, x.double()), w.double(), bias, moves.stride, 0, moves.dilation, moves.groups)
+    convolve = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[len(moves.stride)]
+    return convolve(pad(moves, x.double()), w.double(), bias, moves.stride, 0, moves.dilation, moves.groups)
 
 
 def fused(
@@ -66,4 +63,4 @@ def wgrad(moves: Moves, x: Tensor, dy: Tensor, w_shape: Sequence[int]) -> tuple[
     with torch.enable_grad():
         w = torch.zeros(tuple(w_shape), dtype=torch.float64, device=dy.device, requires_grad=True)
         (dw,) = torch.autograd.grad(fprop(moves, x.detach(), w), w, dy.detach().double())
-    return dw, dy.detach().double().sum((0, 2, 3))
+    return dw, dy.detach().double().transpose(0, 1).flatten(1).sum(1)

@@ -14,7 +14,7 @@ import torch
 
 from ..plan.accuracy import error_of, reduction_of
 from ..plan.rounding import ceil_div
-from ..problem import Pair, Pass, Problem
+from ..problem import Extents, Pass, Problem
 from . import native
 from .candidates import Candidate, Engine
 from .correlations import Correlation, correlations
@@ -64,7 +64,7 @@ def _refusal(problem: Problem, scheme: KernelScheme) -> str | None:
     return None
 
 
-def _tiles(batch: int, size: Pair, dilation: Pair, scheme: KernelScheme) -> int:
+def _tiles(batch: int, size: Extents, dilation: Extents, scheme: KernelScheme) -> int:
     """Tiles that an output of this size is cut into."""
     axes = zip(size, dilation, scheme.outputs, strict=True)
     return batch * prod(ceil_div(ceil_div(extent, d), m) * d for extent, d, m in axes)

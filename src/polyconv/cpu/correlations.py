@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import gcd, prod
 
 from ..algebra.lattice import gradient_phases
-from ..problem import Pair, Pass, Problem
+from ..problem import Extents, Pass, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,9 @@ class Correlation:
     batch: int
     channels: int
     outputs: int
-    size: Pair
-    taps: Pair
-    dilation: Pair
+    size: Extents
+    taps: Extents
+    dilation: Extents
     strided: bool = False
     """Whether neighbouring columns, read or written, do not follow one another in memory."""
     times: int = 1

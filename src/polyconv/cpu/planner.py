@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ..plan.errors import PlanError
 from ..preference import UNKNOWN, Preference
 from ..problem import Pass, Problem
 from . import aten, channel_lanes, depthwise, native, plain, tile_lanes
@@ -84,6 +85,8 @@ def plan_cpu(
     With ``kept_weights`` the transformed weights of earlier calls are used, as they are in inference: then a transform
     that would not pay for one call may be the better choice. What is preferred runs if it can and keeps the tolerance.
     """
+    if other_axes := problem.why_not_pictures():
+        raise PlanError(other_axes)
     device = device or _here()
     ran = _ran(problem)
     within, rejected = _weighed(problem, ran, device)

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from ..algebra.segments import AxisScheme, Scheme2d
 from ..plan.rounding import ceil_div
+from ..problem import Extents
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class KernelScheme:
     def direct(self) -> bool:
         return self.points == (1, 1)
 
-    def segments(self, taps: tuple[int, int]) -> int:
+    def segments(self, taps: Extents) -> int:
         """Pieces that a kernel is cut into; each counts as an input channel of its own."""
         return ceil_div(taps[0], self.taps[0]) * ceil_div(taps[1], self.taps[1])
 

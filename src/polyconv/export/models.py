@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..arguments import Geometry, normalise, pair
+from ..arguments import Geometry, normalise, per_axis
 from ..measure.workloads import entries
 from ..problem import Problem
 
@@ -168,7 +168,7 @@ def conv2d_model(
         raise ExportError(
             f"{in_channels} input and {out_channels} output channels cannot be split into {groups} groups"
         )
-    kernel = pair("kernel_size", kernel_size)
+    kernel = per_axis("kernel_size", kernel_size, 2)
     geometry: Geometry = normalise(kernel, stride, padding, dilation, groups, padding_mode)
     if padding_mode != "zeros" and min(geometry.padding) < 0:
         raise ExportError("negative padding can be exported with padding_mode='zeros' only")

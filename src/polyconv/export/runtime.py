@@ -99,9 +99,9 @@ def _problem(kind: Pass, x: Tensor, w: Tensor, y: Tensor, geometry: Geometry, bi
         groups=geometry.groups,
         padding_mode=PaddingMode(geometry.padding_mode),
         bias=bias,
-        x_strides=x.stride(),  # type: ignore[arg-type]
-        w_strides=w.stride(),  # type: ignore[arg-type]
-        y_strides=y.stride(),  # type: ignore[arg-type]
+        x_strides=x.stride(),
+        w_strides=w.stride(),
+        y_strides=y.stride(),
         vector_aligned=not (x.data_ptr() | y.data_ptr()) & 15,
         dtype="float32",
     )
@@ -261,7 +261,7 @@ class Conv2d(torch.nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         if input.dim() not in (3, 4):
             raise RuntimeError(f"expected an input of 4 dimensions (or 3, one image), got size {list(input.shape)}")
-        geometry = Geometry(self.stride, self._sides(), self.dilation, self.groups, self.padding_mode)  # type: ignore[arg-type]
+        geometry = Geometry(self.stride, self._sides(), self.dilation, self.groups, self.padding_mode)
         if input.dim() == 4:
             return _Fprop.apply(input, self.weight, self.bias, geometry)  # type: ignore[no-any-return]
         return _Fprop.apply(input.unsqueeze(0), self.weight, self.bias, geometry).squeeze(0)  # type: ignore[no-any-return]

@@ -11,7 +11,7 @@ from math import prod
 from typing import Protocol
 
 from ..plan.plan import Schedule
-from ..problem import Pair, Pass, Problem
+from ..problem import Extents, Pass, Problem
 
 
 class Launcher(Protocol):
@@ -37,9 +37,9 @@ class Within:
     """A way for sums no longer than those it was chosen for."""
 
     way: Launcher
-    kernel: Pair
-    stride: Pair
-    dilation: Pair
+    kernel: Extents
+    stride: Extents
+    dilation: Extents
     longest: int
     """The largest :func:`summed`."""
 

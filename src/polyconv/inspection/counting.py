@@ -20,7 +20,7 @@ from typing import Any
 
 from ..plan import DEVICES, KernelSpec, Launch, Plan
 from ..plan.plan import Dim3
-from ..problem import Strides
+from ..problem import Shape, Strides
 
 COUNTED_ARCH = "sm_70"
 V100 = DEVICES["v100"]
@@ -221,5 +221,5 @@ def buffer_bytes(plan: Plan) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if name in used}
 
 
-def _extent(shape: tuple[int, int, int, int], strides: Strides) -> int:
+def _extent(shape: Shape, strides: Strides) -> int:
     return 4 * (1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)))

@@ -37,6 +37,8 @@ def plan_cuda(
     """
     if too_old := why_too_old(device.arch, device.name):
         raise PlanError(too_old)
+    if other_axes := problem.why_not_pictures():
+        raise PlanError(other_axes)
     if problem.dtype != "float32":
         raise PlanError(f"polyconv's CUDA kernels compute in float32; this problem is {problem.dtype}")
     if problem.padding_mode is not PaddingMode.ZEROS:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import prod
 
 from ..algebra.lattice import Phase, forward_phases, gradient_phases
-from ..problem import PaddingMode, Pair, Pass, Problem, Strides
+from ..problem import Extents, PaddingMode, Pass, Problem, Strides
 from . import layout
 from .epilogue import finishing, finishing_kernel, has_epilogue
 from .errors import int32
@@ -35,8 +35,8 @@ class Roles:
 
     source: str
     written: str
-    source_size: Pair
-    written_size: Pair
+    source_size: Extents
+    written_size: Extents
     source_strides: Strides
     written_strides: Strides
     channels: int
@@ -380,7 +380,7 @@ def _written_vector(problem: Problem, r: Roles) -> int:
     return 2 if dense_channels(r.written_strides, r.outputs, problem) else 0
 
 
-def dense_pixels(strides: Strides, size: Pair, problem: Problem) -> bool:
+def dense_pixels(strides: Strides, size: Extents, problem: Problem) -> bool:
     batch, channel, row, column = strides
     dense = column == 1 and row == size[1] and size[0] * size[1] % 4 == 0
     return dense and batch % 4 == 0 and channel % 4 == 0 and problem.vector_aligned
@@ -392,7 +392,7 @@ def dense_channels(strides: Strides, channels: int, problem: Problem) -> bool:
     return channel == 1 and quads and problem.vector_aligned
 
 
-def pixel_strides(strides: Strides, what: str) -> Pair:
+def pixel_strides(strides: Strides, what: str) -> Extents:
     return int32(strides[2], f"the row stride of {what}"), int32(strides[3], f"the column stride of {what}")
 
 

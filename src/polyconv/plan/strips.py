@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from ..problem import PaddingMode, Pair, Pass, Problem
+from ..problem import Extents, PaddingMode, Pair, Pass, Problem
 from . import layout
 from .depthwise import MOST_CHANNELS
 from .direct import direct_error
@@ -109,7 +109,7 @@ class StripWay:
         """Positions side by side that one thread computes (``kColumns`` in depthwise_strip.cuh)."""
         return 4 if self.lanes == CHANNELS and not self.scatters else 1
 
-    def _positions(self, problem: Problem) -> Pair:
+    def _positions(self, problem: Problem) -> Extents:
         """Positions along a column and along a row: written elements, or cells of them."""
         if not self.scatters:
             return roles(problem).written_size

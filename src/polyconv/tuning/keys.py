@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from ..problem import Activation, Problem, Strides, channels_last_strides, contiguous_strides
-
-Shape = tuple[int, int, int, int]
+from ..problem import Activation, Problem, Shape, Strides, channels_last_strides, contiguous_strides
 
 
 def problem_key(problem: Problem, *, kept_weights: bool = False) -> str:
