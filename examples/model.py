@@ -21,7 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from ctypes import c_int32, c_int64, c_uint32, c_uint64
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import product
 from math import gcd, prod
 from typing import Any, NamedTuple, NoReturn, Protocol, Tuple
 
@@ -3329,6 +3330,8 @@ class Pass(str, Enum):
     WGRAD = "wgrad"
     """Gradient of the weight (and of the bias) from the input and the gradient of the output."""
 
+    __hash__ = str.__hash__  # of the value, as equality is; and not in Python, because problems are keys everywhere
+
     def __str__(self) -> str:
         return self.value
 
@@ -3341,6 +3344,8 @@ class PaddingMode(str, Enum):
     REPLICATE = "replicate"
     CIRCULAR = "circular"
 
+    __hash__ = str.__hash__  # of the value, as equality is; and not in Python, because problems are keys everywhere
+
     def __str__(self) -> str:
         return self.value
 
@@ -3351,6 +3356,8 @@ class Activation(str, Enum):
     NONE = "none"
     RELU = "relu"
     SILU = "silu"
+
+    __hash__ = str.__hash__  # of the value, as equality is; and not in Python, because problems are keys everywhere
 
     def __str__(self) -> str:
         return self.value
@@ -3640,42 +3647,42 @@ class ToomAxis:
     tiles: int = 1
     """Tiles of m outputs that are computed together: more than one where segments are nested."""
 
-    @property
+    @cached_property
     def taps(self) -> int:
         return sum(self.segments)
 
-    @property
+    @cached_property
     def longest(self) -> int:
         return max(self.segments)
 
-    @property
+    @cached_property
     def points(self) -> int:
         """Products of the inner algorithm, and inputs of its tile."""
         return self.m + self.longest - 1
 
-    @property
+    @cached_property
     def passes(self) -> int:
         """Products of the outer algorithm, over segments and tiles."""
         return self.tiles + len(self.segments) - 1 if self.tiles > 1 else len(self.segments)
 
-    @property
+    @cached_property
     def outputs(self) -> int:
         """Outputs that are computed together."""
         return self.m * self.tiles
 
-    @property
+    @cached_property
     def offsets(self) -> tuple[int, ...]:
         """Where the input tiles of the outer algorithm begin."""
         if self.tiles > 1:
             return tuple(tile * self.m for tile in range(self.passes))
         return tuple(sum(self.segments[:s]) for s in range(len(self.segments)))
 
-    @property
+    @cached_property
     def span(self) -> int:
         """Inputs that are read for the outputs that are computed together."""
         return self.offsets[-1] + self.points
 
-    @property
+    @cached_property
     def struct(self) -> str:
         """The C++ name of the emitted transforms."""
         return "Toom" + "_".join(map(str, (self.m, *self.segments, self.tiles)))
@@ -3739,6 +3746,22 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Task:
+    """A launch in counts: which kernel, how many blocks of it, how much work. That is enough to weigh it (plan/cost.py)
+    and costs next to nothing, so every candidate has its tasks; launches are made for the one that is chosen."""
+
+    kernel: KernelSpec
+    grid: Dim3
+    work: Work
+    times: int = 1
+    """Launches that differ in their parameters alone: slabs of an image, phases of a stride."""
+
+    def launch(self, params: bytes, pointers: tuple[PointerSlot, ...], dynamic_shared: int = 0) -> Launch:
+        """One of the launches."""
+        return Launch(self.kernel, self.grid, (self.kernel.threads, 1, 1), dynamic_shared, params, pointers, self.work)
+
+
+@dataclass(frozen=True)
 class Launch:
     """One kernel launch of a plan."""
 
@@ -3765,8 +3788,6 @@ class Schedule:
 
     launches: tuple[Launch, ...]
     workspace_bytes: int
-    sums: tuple[int, ...]
-    """How one element of the result is summed: so many products in sequence, so many of these sums in sequence, ..."""
 
 
 # ---- Stride and dilation as lattices: a convolution along one axis as dense, unit-stride problems on sub-lattices.
@@ -3871,12 +3892,14 @@ class DenseAxis:
 
     @property
     def taps(self) -> int:
-        """Of the longest class; the others are filled up with zeros."""
-        return max(c.taps for c in self.classes)
+        """Of the first class, the longest; the others are filled up with zeros."""
+        return self.classes[0].taps
 
 
 def dense_axis(phase: Phase) -> DenseAxis:
-    """A phase with at least one tap, taps forward and both sides of unit stride."""
+    """A phase with taps forward and both sides of unit stride. One that meets no tap has no tap: it writes zeros."""
+    if not phase.taps:
+        return DenseAxis(phase.written_first, phase.written_step, phase.count, 1, 1, (TapClass(0, 0, 0, 0),))
     if phase.tap_step < 0:
         last = phase.taps - 1
         phase = replace(
@@ -4149,7 +4172,11 @@ def has_epilogue(problem):
     return False
 
 
-def finishing(problem, launch, elements, fewer_blocks=0):
+def finishing_task(problem, task, elements, fewer_blocks=0):
+    return task
+
+
+def finishing(problem, launch):
     return launch
 
 
@@ -4214,6 +4241,7 @@ class GemmTile:
 # ---- The memory traffic that no kernel can avoid.
 
 
+@lru_cache(maxsize=1024)
 def moved_bytes(problem: Problem) -> int:
     """Every element of x and of y once: read or written, but for the rows of x that a large stride skips."""
     return int(4 * (prod(problem.x_shape) * _rows_read(problem) + prod(problem.y_shape)))
@@ -4242,6 +4270,15 @@ MANY_PHASES = f"a stride of more than {MOST_PHASES} phases, each of which would 
 
 
 @dataclass(frozen=True)
+class PairKind:
+    """Pairs of phases, one of each axis, that differ in nothing but where they begin: so they are the same work."""
+
+    h: DenseAxis
+    w: DenseAxis
+    times: int
+
+
+@dataclass(frozen=True)
 class Roles:
     """Which tensor plays which part: fprop gathers x and writes y, dgrad gathers y and writes x."""
 
@@ -4266,6 +4303,34 @@ class Roles:
     @property
     def many_phases(self) -> bool:
         return len(self.phases_h) * len(self.phases_w) > MOST_PHASES
+
+    @cached_property
+    def dense_h(self) -> tuple[DenseAxis, ...]:
+        """The phases as fast algorithms take them."""
+        return tuple(map(dense_axis, self.phases_h))
+
+    @cached_property
+    def dense_w(self) -> tuple[DenseAxis, ...]:
+        return tuple(map(dense_axis, self.phases_w))
+
+    @property
+    def pairs(self) -> Iterator[tuple[DenseAxis, DenseAxis]]:
+        """Each is a convolution of its own."""
+        return product(self.dense_h, self.dense_w)
+
+    @cached_property
+    def kinds(self) -> tuple[PairKind, ...]:
+        """The same, those that are alike counted: a stride has many phases, and few kinds of them."""
+        kinds_h, kinds_w = _kinds(self.dense_h), _kinds(self.dense_w)
+        return tuple(PairKind(h, w, m * n) for (h, m), (w, n) in product(kinds_h, kinds_w))
+
+
+def _kinds(axes: tuple[DenseAxis, ...]) -> list[tuple[DenseAxis, int]]:
+    """One axis of each kind, and how many there are."""
+    found: dict[tuple[int, ...], list[DenseAxis]] = {}
+    for axis in axes:
+        found.setdefault((axis.count, axis.taps, axis.dilation, len(axis.classes)), []).append(axis)
+    return [(alike[0], len(alike)) for alike in found.values()]
 
 
 @lru_cache(maxsize=1024)
@@ -4375,6 +4440,7 @@ ROWS_BORDERED = LoaderKind(
 FOLDED = LoaderKind("folded", "polyconv::gather_folded<{tile}>(params);", 2, True, 30.0, ())
 
 
+@lru_cache(maxsize=1024)
 def gather_kernel(tile: GemmTile, loader: LoaderKind) -> KernelSpec:
     return KernelSpec(
         stem="gather_gemm",
@@ -4421,36 +4487,10 @@ def refusal(tile: GemmTile, loader: LoaderKind, problem: Problem, r: Roles) -> s
     return None
 
 
-def gather_launches(problem: Problem, tile: GemmTile, loader: LoaderKind) -> Schedule:
-    """The launches of one candidate."""
-    r = roles(problem)
-    outputs_padded = round_up(r.outputs, tile.n)
-    found: list[Launch] = []
-    workspace = 0
-    for phases_h in _chunks(r.phases_h):
-        for phases_w in _chunks(r.phases_w):
-            first_rows, total = [], 0
-            for h in phases_h:
-                for w in phases_w:
-                    first_rows.append(total)
-                    total += round_up(h.taps * w.taps * r.channels, DEPTH)
-            table_at = workspace
-            packed_at = round_up(table_at + (16 * total if loader.tabulated else 0), 256)
-            # One step of slack: the kernel's last load goes past the last row, and its values are not used.
-            workspace = round_up(packed_at + 4 * (problem.groups * total + DEPTH) * outputs_padded, 256)
-            tables = _PhaseTables(phases_h, phases_w, tuple(first_rows), total)
-            if total:
-                found.append(_pack(problem, r, tables, loader, outputs_padded, table_at, packed_at))
-            found += _gather(problem, r, tables, tile, loader, outputs_padded, table_at, packed_at)
-    longest = max(h.taps * w.taps for h in r.phases_h for w in r.phases_w) * r.channels
-    if loader is FOLDED:
-        top, bottom, left, right = (max(side, 0) for side in problem.padding)
-        longest *= (1 + max(2, top + bottom)) * (1 + max(2, left + right))
-    return Schedule(tuple(found), workspace, (longest + problem.bias,))
-
-
 @dataclass(frozen=True)
 class _PhaseTables:
+    """Phases that go into one launch, and where the weights of each pair begin."""
+
     h: tuple[Phase, ...]
     w: tuple[Phase, ...]
     first_rows: tuple[int, ...]
@@ -4468,34 +4508,118 @@ class _PhaseTables:
         params.tap_step_h, params.tap_step_w = self.h[0].tap_step, self.w[0].tap_step
 
 
+@lru_cache(maxsize=1024)
+def _tables(problem: Problem) -> tuple[_PhaseTables, ...]:
+    r = roles(problem)
+    found = []
+    for phases_h in _chunks(r.phases_h):
+        for phases_w in _chunks(r.phases_w):
+            first_rows, total = [], 0
+            for h in phases_h:
+                for w in phases_w:
+                    first_rows.append(total)
+                    total += round_up(h.taps * w.taps * r.channels, DEPTH)
+            found.append(_PhaseTables(phases_h, phases_w, tuple(first_rows), total))
+    return tuple(found)
+
+
+def _chunks(phases: tuple[Phase, ...]) -> Iterator[tuple[Phase, ...]]:
+    for first in range(0, len(phases), MAX_PHASES):
+        yield phases[first : first + MAX_PHASES]
+
+
+@dataclass(frozen=True)
+class _Slab:
+    """What one launch writes: so many images, and lines of each phase of them."""
+
+    first_image: int
+    images: int
+    first_line: int
+    lines: int
+
+    def lines_of(self, phase: Phase) -> int:
+        return max(0, min(self.lines, phase.count - self.first_line))
+
+
+def _slabs(problem: Problem, r: Roles, tables: _PhaseTables, tile: GemmTile) -> Iterator[_Slab]:
+    """Flattened pixels must stay below 2^31: first whole images per launch, then rows of one image."""
+    most_rows, most_columns = max(h.count for h in tables.h), max(w.count for w in tables.w)
+    limit = (DIVIDEND_LIMIT - 1) // ceil_div(r.outputs, tile.n) // tile.m * tile.m
+    images = min(problem.batch, max(1, limit // (most_rows * most_columns)))
+    lines = most_rows if images > 1 else min(most_rows, limit // most_columns)
+    for first_image in range(0, problem.batch, images):
+        for first_line in range(0, most_rows, max(lines, 1)):
+            yield _Slab(first_image, min(images, problem.batch - first_image), first_line, lines)
+
+
+def gather_launches(problem: Problem, tile: GemmTile, loader: LoaderKind) -> Schedule:
+    """The launches of one candidate."""
+    r = roles(problem)
+    found: list[Launch] = []
+    workspace = 0
+    for tables in _tables(problem):
+        table_at = workspace
+        packed_at = round_up(table_at + (16 * tables.rows if loader.tabulated else 0), 256)
+        # One step of slack: the kernel's last load goes past the last row, and its values are not used.
+        packed = 4 * (problem.groups * tables.rows + DEPTH) * round_up(r.outputs, tile.n)
+        workspace = round_up(packed_at + packed, 256)
+        if tables.rows:
+            found.append(_pack(problem, r, tables, tile, loader, table_at, packed_at))
+        found += _gather(problem, r, tables, tile, loader, table_at, packed_at)
+    return Schedule(tuple(found), workspace)
+
+
+def _pack_task(problem: Problem, r: Roles, tables: _PhaseTables, tile: GemmTile) -> Task:
+    outputs_padded = round_up(r.outputs, tile.n)
+    output_tiles = int32(ceil_div(outputs_padded, 32) * problem.groups, "the number of weight tiles")
+    grid = (output_tiles, ceil_div(r.channels, 8), len(tables.first_rows))
+    blocks, elements = grid[0] * grid[1] * grid[2], problem.groups * tables.rows * outputs_padded
+    taps = sum(h.taps for h in tables.h) * sum(w.taps for w in tables.w)
+    return Task(PACK, grid, Work(blocks, blocks, grid[0] * grid[1] * taps, 8 * elements))
+
+
 def _pack(
     problem: Problem,
     r: Roles,
     tables: _PhaseTables,
+    tile: GemmTile,
     loader: LoaderKind,
-    outputs_padded: int,
     table_at: int,
     packed_at: int,
 ) -> Launch:
+    outputs_padded = round_up(r.outputs, tile.n)
     p = PackParams(channels=r.channels, outputs=r.outputs, outputs_padded=outputs_padded)
     tables.fill(p)
     p.w_group = problem.channels_per_group[1] * problem.w_strides[0]
     p.w_output, p.w_channel = r.w_output, r.w_channel
     p.w_row, p.w_column = problem.w_strides[2:]
-    p.output_tiles = -(-outputs_padded // 32)
+    p.output_tiles = ceil_div(outputs_padded, 32)
     p.table_channel = r.source_strides[1]
     if loader is ROWS:  # the other row loaders fold the coordinate first and add rows and columns themselves
         p.table_row, p.table_column = pixel_strides(r.source_strides, r.source)
-    phases = len(tables.first_rows)
     where = {"packed": ("workspace", packed_at)}
     if loader.tabulated:
         where["table"] = ("workspace", table_at)
-    grid = (int32(p.output_tiles * problem.groups, "the number of weight tiles"), -(-r.channels // 8), phases)
-    blocks, elements = grid[0] * grid[1] * grid[2], problem.groups * tables.rows * outputs_padded
-    work = Work(
-        blocks, blocks, grid[0] * grid[1] * sum(h.taps * w.taps for h in tables.h for w in tables.w), 8 * elements
-    )
-    return Launch(PACK, grid, (PACK.threads, 1, 1), 0, bytes(p), layout_slots(PackParams, w="w", **where), work)
+    return _pack_task(problem, r, tables, tile).launch(bytes(p), layout_slots(PackParams, w="w", **where))
+
+
+def _gather_task(
+    problem: Problem, r: Roles, tables: _PhaseTables, slab: _Slab, tile: GemmTile, loader: LoaderKind
+) -> Task:
+    channel_tiles = ceil_div(r.outputs, tile.n)
+    most_rows, most_columns = max(h.count for h in tables.h), max(w.count for w in tables.w)
+    tiles = ceil_div(slab.images * min(slab.lines, most_rows) * most_columns, tile.m) * channel_tiles
+    blocks = steps = 0
+    for h in tables.h:
+        pixels = slab.images * slab.lines_of(h)
+        for w in tables.w:
+            here = ceil_div(pixels * w.count, tile.m) * channel_tiles * problem.groups
+            blocks, steps = blocks + here, steps + here * ceil_div(h.taps * w.taps * r.channels, DEPTH)
+    part = slab.images * min(slab.lines, most_rows) / (problem.batch * most_rows)
+    packed = 4 * problem.groups * tables.rows * round_up(r.outputs, tile.n)
+    work = Work(blocks, blocks, steps, int(part * moved_bytes(problem)) + packed)
+    task = Task(gather_kernel(tile, loader), (tiles, problem.groups, len(tables.first_rows)), work)
+    return finishing_task(problem, task, int(part * prod(problem.y_shape)))
 
 
 def _gather(
@@ -4504,11 +4628,10 @@ def _gather(
     tables: _PhaseTables,
     tile: GemmTile,
     loader: LoaderKind,
-    outputs_padded: int,
     table_at: int,
     packed_at: int,
 ) -> Iterator[Launch]:
-    spec = gather_kernel(tile, loader)
+    outputs_padded = round_up(r.outputs, tile.n)
     p = GatherParams(channels=r.channels, outputs=r.outputs, outputs_padded=outputs_padded)
     tables.fill(p)
     p.source_batch, p.source_channel = r.source_strides[:2]
@@ -4519,8 +4642,7 @@ def _gather(
     p.source_row, p.source_column = pixel_strides(r.source_strides, r.source)
     p.written_row, p.written_column = pixel_strides(r.written_strides, r.written)
     p.source_height, p.source_width = r.source_size
-    channel_tiles = -(-r.outputs // tile.n)
-    p.channel_tiles = FastDivisor.of(channel_tiles)
+    p.channel_tiles = FastDivisor.of(ceil_div(r.outputs, tile.n))
     p.written_vector = _written_vector(problem, r)
     p.border = BORDERS[r.border]
     crop_top, crop_bottom, crop_left, crop_right = (max(-side, 0) for side in problem.padding)
@@ -4534,44 +4656,15 @@ def _gather(
         where["table"] = ("workspace", table_at)
     if problem.kind is Pass.FPROP and problem.bias:
         where["bias"] = "bias"
-
-    # Flattened pixels must stay below 2^31: first whole images per launch, then rows of one image.
-    most_rows, most_columns = max(h.count for h in tables.h), max(w.count for w in tables.w)
-    limit = (DIVIDEND_LIMIT - 1) // channel_tiles // tile.m * tile.m
-    images = min(problem.batch, max(1, limit // (most_rows * most_columns)))
-    lines = most_rows if images > 1 else min(most_rows, limit // most_columns)
-    for first_image in range(0, problem.batch, images):
-        for first_line in range(0, most_rows, max(lines, 1)):
-            p.batch = min(images, problem.batch - first_image)
-            for i, h in enumerate(tables.h):
-                p.phase_h[i] = AxisPhase.of(h.cut(min(first_line, h.count), lines))
-                p.phase_h[i].count.divisor = max(0, min(lines, h.count - first_line))
-            tiles = -(-p.batch * min(lines, most_rows) * most_columns // tile.m) * channel_tiles
-            blocks = steps = 0
-            for i in range(len(tables.h)):
-                for w in tables.w:
-                    rows = round_up(tables.h[i].taps * w.taps * r.channels, DEPTH)
-                    here = -(-p.batch * p.phase_h[i].count.divisor * w.count // tile.m) * channel_tiles * problem.groups
-                    blocks, steps = blocks + here, steps + here * rows // DEPTH
-            part = p.batch * min(lines, most_rows) / (problem.batch * most_rows)
-            work = Work(
-                blocks,
-                blocks,
-                steps,
-                int(part * moved_bytes(problem)) + 4 * problem.groups * tables.rows * outputs_padded,
-            )
-            written = (r.written, 4 * first_image * r.written_strides[0])
-            source = (r.source, 4 * first_image * r.source_strides[0])
-            launch = Launch(
-                spec,
-                (tiles, problem.groups, len(tables.first_rows)),
-                (tile.threads, 1, 1),
-                0,
-                bytes(p),
-                layout_slots(GatherParams, **{**where, "source": source, "written": written}),
-                work,
-            )
-            yield finishing(problem, launch, int(part * prod(problem.y_shape)))
+    for slab in _slabs(problem, r, tables, tile):
+        p.batch = slab.images
+        for i, h in enumerate(tables.h):
+            p.phase_h[i] = AxisPhase.of(h.cut(min(slab.first_line, h.count), slab.lines))
+            p.phase_h[i].count.divisor = slab.lines_of(h)
+        where["source"] = (r.source, 4 * slab.first_image * r.source_strides[0])
+        where["written"] = (r.written, 4 * slab.first_image * r.written_strides[0])
+        task = _gather_task(problem, r, tables, slab, tile, loader)
+        yield finishing(problem, task.launch(bytes(p), layout_slots(GatherParams, **where)))
 
 
 def _written_vector(problem: Problem, r: Roles) -> int:
@@ -4597,11 +4690,6 @@ def pixel_strides(strides: Strides, what: str) -> Pair:
     return int32(strides[2], f"the row stride of {what}"), int32(strides[3], f"the column stride of {what}")
 
 
-def _chunks(phases: tuple[Phase, ...]) -> Iterator[tuple[Phase, ...]]:
-    for first in range(0, len(phases), MAX_PHASES):
-        yield phases[first : first + MAX_PHASES]
-
-
 # ---- Plans for wgrad as an implicit GEMM over pixels (kernels/wgrad_gemm.cuh), and its second stage.
 
 MOST_PIXELS_PER_SLICE = 16384
@@ -4610,6 +4698,7 @@ MOST_SLICES = 65535
 """Slices are the grid's z dimension."""
 
 
+@lru_cache(maxsize=1024)
 def wgrad_kernel(tile: GemmTile, vector: bool, bordered: bool) -> KernelSpec:
     flags = f"{'true' if vector else 'false'}, {'true' if bordered else 'false'}"
     return KernelSpec(
@@ -4642,33 +4731,62 @@ def wgrad_columns_of(problem: Problem) -> int:
     return problem.channels_per_group[0] * problem.kernel[0] * problem.kernel[1]
 
 
-def slicing(problem: Problem, tile: GemmTile, resident: int, sms: int, workspace: int) -> tuple[int, int]:
-    """Pixels per slice and number of slices.
+@dataclass(frozen=True)
+class Cut:
+    """How a problem is cut into tiles of dw and slices of pixels."""
 
-    Enough slices to fill the device evenly and to keep each sum short, few enough for the workspace.
-    """
+    k_tiles: int
+    column_tiles: int
+    columns_padded: int
+    pixels_per_slice: int
+    images: int
+    """Of one launch: flattened pixels must stay below 2^31. Each launch has slices of its own."""
+
+
+def cut(problem: Problem, tile: GemmTile, resident: int, sms: int, workspace: int) -> Cut:
+    """Enough slices to fill the device evenly and to keep each sum short, few enough for the workspace."""
     out_h, out_w = problem.out_size
     pixels = problem.batch * out_h * out_w
     columns = wgrad_columns_of(problem) + problem.bias
-    k = problem.channels_per_group[1]
-    per_slice = 4 * problem.out_channels * round_up(columns, 4)
-    tiles = -(-k // tile.m) * -(-columns // tile.n) * problem.groups
-    wanted = max(-(-pixels // MOST_PIXELS_PER_SLICE), -(-2 * sms * resident // tiles))
-    most = min(max(1, workspace // per_slice), max(1, pixels // 64), MOST_SLICES)
-    pixels_per_slice = round_up(-(-pixels // min(wanted, most)), 8)
-    return pixels_per_slice, -(-pixels // pixels_per_slice)
+    columns_padded = round_up(columns, 4)
+    k_tiles, column_tiles = ceil_div(problem.channels_per_group[1], tile.m), ceil_div(columns, tile.n)
+    wanted = max(
+        ceil_div(pixels, MOST_PIXELS_PER_SLICE), ceil_div(2 * sms * resident, k_tiles * column_tiles * problem.groups)
+    )
+    most = min(max(1, workspace // (4 * problem.out_channels * columns_padded)), max(1, pixels // 64), MOST_SLICES)
+    pixels_per_slice = round_up(ceil_div(pixels, min(wanted, most)), 8)
+    int32(out_h * out_w + pixels_per_slice, "the number of pixels of one image of y")
+    images = min(problem.batch, max(1, (DIVIDEND_LIMIT - 1 - pixels_per_slice) // (out_h * out_w)))
+    return Cut(k_tiles, column_tiles, columns_padded, pixels_per_slice, images)
 
 
-def wgrad_launches(problem: Problem, tile: GemmTile, vector: bool, sms: int, workspace: int) -> Schedule:
+def _parts(problem: Problem, cut: Cut) -> Iterator[tuple[int, int, int]]:
+    """Of each launch its first image, its pixels and its slices."""
+    out_h, out_w = problem.out_size
+    for first_image in range(0, problem.batch, cut.images):
+        pixels = min(cut.images, problem.batch - first_image) * out_h * out_w
+        yield first_image, pixels, ceil_div(pixels, cut.pixels_per_slice)
+
+
+def slices_of(problem: Problem, cut: Cut) -> int:
+    return sum(slices for _, _, slices in _parts(problem, cut))
+
+
+def _task(problem: Problem, spec: KernelSpec, cut: Cut, pixels: int, slices: int) -> Task:
+    grid = (cut.k_tiles * cut.column_tiles, problem.groups, slices)
+    blocks = grid[0] * grid[1] * slices
+    part = pixels / (problem.batch * problem.out_size[0] * problem.out_size[1])
+    moved = int(part * moved_bytes(problem)) + 4 * slices * problem.out_channels * cut.columns_padded
+    return Task(spec, grid, Work(blocks, blocks, ceil_div(pixels, 8) * grid[0] * grid[1], moved))
+
+
+def wgrad_launches(problem: Problem, spec: KernelSpec, cut: Cut) -> Schedule:
     """The launches of one candidate: the partial sums, then their reduction."""
-    spec = wgrad_kernel(tile, vector, bordered(problem))
-    pixels_per_slice, _ = slicing(problem, tile, spec.min_blocks, sms, workspace)
     channels, k = problem.channels_per_group
     columns = wgrad_columns_of(problem)
-    columns_padded = round_up(columns + problem.bias, 4)
     out_h, out_w = problem.out_size
     p = WgradParams(height=problem.in_size[0], width=problem.in_size[1], k=k, channels=channels, groups=problem.groups)
-    p.columns, p.columns_padded, p.bias = int32(columns, "channels times kernel area"), columns_padded, problem.bias
+    p.columns, p.columns_padded, p.bias = int32(columns, "channels times kernel area"), cut.columns_padded, problem.bias
     p.x_batch, p.x_channel = problem.x_strides[:2]
     p.dy_batch, p.dy_channel = problem.y_strides[:2]
     p.x_row, p.x_column = pixel_strides(problem.x_strides, "x")
@@ -4677,41 +4795,36 @@ def wgrad_launches(problem: Problem, tile: GemmTile, vector: bool, sms: int, wor
     p.stride_h, p.stride_w = problem.stride
     p.dilation_h, p.dilation_w = problem.dilation
     p.pad_top, p.pad_left = problem.padding[0], problem.padding[2]
-    k_tiles, column_tiles = -(-k // tile.m), -(-(columns + problem.bias) // tile.n)
-    p.k_tiles, p.out_height, p.out_width = FastDivisor.of(k_tiles), FastDivisor.of(out_h), FastDivisor.of(out_w)
+    p.k_tiles, p.out_height, p.out_width = FastDivisor.of(cut.k_tiles), FastDivisor.of(out_h), FastDivisor.of(out_w)
     p.kernel_area = FastDivisor.of(problem.kernel[0] * problem.kernel[1])
     p.kernel_width = FastDivisor.of(problem.kernel[1])
-    p.pixels_per_slice = pixels_per_slice
-
-    # Flattened pixels must stay below 2^31: whole images per launch, each launch with slices of its own.
+    p.pixels_per_slice = cut.pixels_per_slice
     found = []
-    images = min(problem.batch, max(1, (DIVIDEND_LIMIT - 1 - pixels_per_slice) // (out_h * out_w)))
-    int32(out_h * out_w + pixels_per_slice, "the number of pixels of one image of y")
-    slices = 0
-    for first_image in range(0, problem.batch, images):
-        p.pixels = min(images, problem.batch - first_image) * out_h * out_w
-        here = -(-p.pixels // pixels_per_slice)
+    scratch = 0
+    for first_image, pixels, slices in _parts(problem, cut):
+        p.pixels = pixels
         where = {
             "x": ("x", 4 * first_image * problem.x_strides[0]),
             "dy": ("y", 4 * first_image * problem.y_strides[0]),
-            "partial": ("workspace", 4 * slices * problem.out_channels * columns_padded),
+            "partial": ("workspace", scratch),
         }
-        grid = (k_tiles * column_tiles, problem.groups, here)
-        blocks = grid[0] * grid[1] * here
-        part = p.pixels / (problem.batch * out_h * out_w)
-        moved = int(part * moved_bytes(problem)) + 4 * here * problem.out_channels * columns_padded
-        work = Work(blocks, blocks, -(-p.pixels // 8) * grid[0] * grid[1], moved)
-        found.append(Launch(spec, grid, (tile.threads, 1, 1), 0, bytes(p), layout_slots(WgradParams, **where), work))
-        slices += here
-    found.append(reduction(problem, slices, columns, columns_padded))
-    scratch = 4 * slices * problem.out_channels * columns_padded
-    return Schedule(tuple(found), scratch, (pixels_per_slice, slices))
+        task = _task(problem, spec, cut, pixels, slices)
+        found.append(task.launch(bytes(p), layout_slots(WgradParams, **where)))
+        scratch += 4 * slices * problem.out_channels * cut.columns_padded
+    found.append(reduction(problem, slices_of(problem, cut), columns, cut.columns_padded))
+    return Schedule(tuple(found), scratch)
+
+
+def reduction_task(problem: Problem, slices: int, columns_padded: int) -> Task:
+    """The task that adds the slices' partial sums."""
+    elements = int32(problem.out_channels * columns_padded, "the number of weights")
+    blocks = ceil_div(elements, REDUCE.threads)
+    return Task(REDUCE, (blocks, 1, 1), Work(blocks, blocks, blocks * slices, 4 * (slices + 1) * elements))
 
 
 def reduction(problem: Problem, slices: int, columns: int, columns_padded: int) -> Launch:
-    """The launch that adds the slices' partial sums, which start at the beginning of the workspace."""
+    """Its launch; the partial sums start at the beginning of the workspace."""
     p = ReduceParams(slices=slices, columns=columns, elements=problem.out_channels * columns_padded)
-    int32(p.elements, "the number of weights")
     p.dw_k, p.dw_channel, p.dw_row, p.dw_column = problem.w_strides
     p.columns_padded = FastDivisor.of(columns_padded)
     p.kernel_area = FastDivisor.of(problem.kernel[0] * problem.kernel[1])
@@ -4719,9 +4832,7 @@ def reduction(problem: Problem, slices: int, columns: int, columns_padded: int) 
     where = {"partial": "workspace", "dw": "dw"}
     if problem.bias:
         where["db"] = "db"
-    grid = (-(-p.elements // REDUCE.threads), 1, 1)
-    work = Work(grid[0], grid[0], grid[0] * slices, 4 * (slices + 1) * p.elements)
-    return Launch(REDUCE, grid, (REDUCE.threads, 1, 1), 0, bytes(p), layout_slots(ReduceParams, **where), work)
+    return reduction_task(problem, slices, columns_padded).launch(bytes(p), layout_slots(ReduceParams, **where))
 
 
 # ---- The ways that sum the products of the definition: implicit GEMMs, and channel by channel for depthwise problems.
@@ -4762,8 +4873,9 @@ class WgradWay:
 
     @property
     def name(self) -> str:
-        return self._kernel().symbol
+        return self._kernel.symbol
 
+    @property
     def _kernel(self) -> KernelSpec:
         return wgrad_kernel(self.tile, self.vector, self.bordered)
 
@@ -4776,22 +4888,22 @@ class WgradWay:
             return "pixels of dy are not dense quads"
         return None
 
+    def cut(self, problem: Problem, sms: int, workspace: int) -> Cut:
+        return cut(problem, self.tile, self._kernel.min_blocks, sms, workspace)
+
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
-        return wgrad_launches(problem, self.tile, self.vector, sms, workspace)
+        return wgrad_launches(problem, self._kernel, self.cut(problem, sms, workspace))
 
 
-# ---- Plans for fprop and dgrad by fast algorithms in both axes, one after the other (kernels/half_layout.cuh).
+# ---- The sizes of one chain of separable launches: how the four kernels of kernels/half_layout.cuh cut their work.
 
 CHUNK = 8
 """Channels that half_gemm.cuh sums between two barriers."""
-THREADS = 256
-"""Of the kernels that only move and transform."""
 INVERSE_THREADS = 128
 LEAST_SHARED = 96 * 1024
 """Bytes of shared memory that a multiprocessor has at least."""
 STRETCH_VECTORS = 256
 """Vectors of a channel that a block of half_inverse.cuh takes at most."""
-WEIGHT_THREADS = 32 * CHUNK
 SLABS_TRIED = 48
 """Sizes of a slab that are weighed at most."""
 
@@ -4800,67 +4912,19 @@ def segments_of(axis: ToomAxis, taps: int) -> int:
     """Segments that an algorithm cuts so many taps into: all of m taps but the last, which may have ``longest``."""
     if axis.tiles > 1:
         return len(axis.segments)
-    return 1 if taps <= axis.longest else -(-(taps - axis.longest) // axis.m) + 1
+    return 1 if taps <= axis.longest else ceil_div(taps - axis.longest, axis.m) + 1
 
 
-def axis_refusal(axis: ToomAxis, taps: int) -> str | None:
-    if axis.tiles > 1:
-        inner = f"{axis.m + 1} to {axis.taps} taps"
-        return None if axis.m < taps <= axis.taps else f"{axis} nests {inner}, not {taps}"
-    if segments_of(axis, taps) > 1 and axis.m > axis.longest:
-        return f"{axis} takes at most {axis.longest} taps, not {taps}"
-    return None
+def chain_columns_of(k_tile: int) -> int:
+    """Columns of a block of half_gemm.cuh (``kU``)."""
+    return 2048 // k_tile
 
 
-def transform_kernel(h: ToomAxis, vector: int) -> KernelSpec:
-    return KernelSpec(
-        stem="half_transform",
-        symbol=f"half_transform_{h.struct.lower()}_by{vector}",
-        body=f"polyconv::half_transform<polyconv::{h.struct}, {vector}>(params);",
-        params="polyconv::HalfTransformParams",
-        params_bytes=ctypes.sizeof(HalfTransformParams),
-        threads=THREADS,
-        min_blocks=2,
-        axes=(h,),
-    )
-
-
-def inverse_kernel(h: ToomAxis, vector: int) -> KernelSpec:
-    return KernelSpec(
-        stem="half_inverse",
-        symbol=f"half_inverse_{h.struct.lower()}_by{vector}",
-        body=f"polyconv::half_inverse<polyconv::{h.struct}, {vector}>(params);",
-        params="polyconv::HalfInverseParams",
-        params_bytes=ctypes.sizeof(HalfInverseParams),
-        threads=INVERSE_THREADS,
-        min_blocks=5,
-        axes=(h,),
-    )
-
-
-def weights_kernel(h: ToomAxis, w: ToomAxis) -> KernelSpec:
-    return KernelSpec(
-        stem="transform_weights",
-        symbol=f"transform_weights_{h.struct.lower()}_{w.struct.lower()}",
-        body=f"polyconv::transform_weights<polyconv::{h.struct}, polyconv::{w.struct}>(params);",
-        params="polyconv::TransformWeightsParams",
-        params_bytes=ctypes.sizeof(TransformWeightsParams),
-        threads=WEIGHT_THREADS,
-        axes=(h, w),
-    )
-
-
-def gemm_kernel(w: ToomAxis, k_tile: int) -> KernelSpec:
-    return KernelSpec(
-        stem="half_gemm",
-        symbol=f"half_gemm_{w.struct.lower()}_{k_tile}",
-        body=f"polyconv::half_gemm<polyconv::{w.struct}, {k_tile}>(params);",
-        params="polyconv::HalfGemmParams",
-        params_bytes=ctypes.sizeof(HalfGemmParams),
-        threads=32 * w.points,
-        min_blocks=gemm_blocks(w, k_tile),
-        axes=(w,),
-    )
+def gemm_shared(w: ToomAxis, k_tile: int) -> int:
+    """Bytes of shared memory (``kSharedFloats`` in half_gemm.cuh)."""
+    columns = chain_columns_of(k_tile)
+    rows = k_tile // 8 * (2 if columns == 128 or w.points < 8 else 4)
+    return 4 * w.points * (2 * CHUNK * columns + 2 * CHUNK * k_tile + rows * columns)
 
 
 def gemm_blocks(w: ToomAxis, k_tile: int) -> int:
@@ -4868,105 +4932,54 @@ def gemm_blocks(w: ToomAxis, k_tile: int) -> int:
     return 2 if w.points <= 6 and 2 * gemm_shared(w, k_tile) <= LEAST_SHARED else 1
 
 
-def separable_columns_of(k_tile: int) -> int:
-    """Columns of a block of half_gemm.cuh (``kU``)."""
-    return 2048 // k_tile
-
-
-def gemm_shared(w: ToomAxis, k_tile: int) -> int:
-    """Bytes of shared memory (``kSharedFloats`` in half_gemm.cuh)."""
-    columns = separable_columns_of(k_tile)
-    rows = k_tile // 8 * (2 if columns == 128 or w.points < 8 else 4)
-    return 4 * w.points * (2 * CHUNK * columns + 2 * CHUNK * k_tile + rows * columns)
-
-
 @dataclass(frozen=True)
+class Stretches:
+    """A row of outputs, cut for the blocks of half_inverse.cuh."""
+
+    count: int
+    """In a row."""
+    columns: int
+    """Of one."""
+    lines: int
+    """Written channels that a block takes of it."""
+    line_blocks: int
+    """Blocks that take all of them."""
+
+
 class Chain:
-    """The sizes of one chain of launches: one pair of phases of the lattice."""
+    """One chain of launches: one pair of phases of the lattice.
 
-    h: DenseAxis
-    w: DenseAxis
-    way_h: ToomAxis
-    way_w: ToomAxis
-    k_tile: int
-    batch: int
-    groups: int
-    channels: int
-    outputs: int
+    A plain class, because every candidate has one: it is made in a few microseconds.
+    """
 
-    @property
-    def segments_h(self) -> int:
-        return segments_of(self.way_h, self.h.taps)
-
-    @property
-    def segments_w(self) -> int:
-        return segments_of(self.way_w, self.w.taps)
-
-    @property
-    def parts_h(self) -> int:
-        return len(self.h.classes) * self.segments_h
-
-    @property
-    def channels_all(self) -> int:
-        """Channels of a group, classes and segments counted."""
-        return self.parts_h * len(self.w.classes) * self.channels
-
-    @property
-    def chunks(self) -> int:
-        return -(-self.channels_all // CHUNK)
-
-    @property
-    def tiles_h(self) -> int:
-        """Of one phase of one image."""
-        return -(-self.h.count // (self.h.dilation * self.way_h.m))
-
-    @property
-    def rows(self) -> int:
-        return self.batch * self.h.dilation * self.tiles_h
-
-    @property
-    def units(self) -> int:
-        return -(-self.w.count // (self.w.dilation * self.way_w.outputs))
-
-    @property
-    def row_columns(self) -> int:
-        return self.units * self.w.dilation
-
-    @property
-    def pitch(self) -> int:
-        """Columns of X: those of the outputs and the ones that the last unit reads beyond itself.
-
-        An odd number, unless they are few, so that the points of H do not all lie in one bank of memory.
-        """
-        last = (
-            self.way_w.points
-            - 1
-            + (self.way_w.passes - 1 if self.way_w.tiles > 1 else self.segments_w - 1) * self.way_w.m
-        )
-        columns = self.row_columns + last // self.way_w.outputs * self.w.dilation
-        return columns | 1 if columns >= 16 else columns
-
-    @property
-    def vectors(self) -> int:
-        """Of one channel of one row of X."""
-        return self.way_w.tiles * self.pitch
-
-    @property
-    def k_tiles(self) -> int:
-        return -(-self.outputs // self.k_tile)
-
-    @property
-    def passes(self) -> int:
-        return self.way_w.passes if self.way_w.tiles > 1 else self.segments_w
-
-    @property
-    def weight_bytes(self) -> int:
-        slice_floats = self.chunks * CHUNK * self.passes * self.way_w.points * self.k_tile
-        return round_up(4 * self.way_h.points * self.groups * self.k_tiles * slice_floats, 256)
-
-    @property
-    def row_stride(self) -> int:
-        return self.way_h.points * self.groups * self.chunks * CHUNK * self.vectors * self.way_w.m
+    def __init__(self, problem: Problem, h: DenseAxis, w: DenseAxis, way_h: ToomAxis, way_w: ToomAxis, k_tile: int):
+        r = roles(problem)
+        self.h, self.w, self.way_h, self.way_w, self.k_tile = h, w, way_h, way_w, k_tile
+        self.batch, self.groups, self.channels, self.outputs = problem.batch, problem.groups, r.channels, r.outputs
+        self.segments_h, self.segments_w = segments_of(way_h, h.taps), segments_of(way_w, w.taps)
+        self.passes = way_w.passes if way_w.tiles > 1 else self.segments_w
+        # Channels of a group, classes and segments counted.
+        self.parts_h = len(h.classes) * self.segments_h
+        self.channels_all = self.parts_h * len(w.classes) * r.channels
+        self.chunks = ceil_div(self.channels_all, CHUNK)
+        # Tiles along H of one phase of one image, and of all.
+        self.tiles_h = ceil_div(h.count, h.dilation * way_h.m)
+        self.rows = problem.batch * h.dilation * self.tiles_h
+        self.units = ceil_div(w.count, w.dilation * way_w.outputs)
+        self.row_columns = self.units * w.dilation
+        # Columns of X: those of the outputs and the ones that the last unit reads beyond itself. An odd number, unless
+        # they are few, so that the points of H do not all lie in one bank of memory.
+        last = way_w.points - 1 + (self.passes - 1) * way_w.m
+        columns = self.row_columns + last // way_w.outputs * w.dilation
+        self.pitch = columns | 1 if columns >= 16 else columns
+        # Of one channel of one row of X, and of all of them.
+        self.vectors = way_w.tiles * self.pitch
+        self.row_stride = way_h.points * problem.groups * self.chunks * CHUNK * self.vectors * way_w.m
+        self.k_tiles = ceil_div(r.outputs, k_tile)
+        self.columns_each = chain_columns_of(k_tile)
+        self.products = way_h.points * problem.groups * self.k_tiles
+        slice_floats = self.chunks * CHUNK * self.passes * way_w.points * k_tile
+        self.weight_bytes = round_up(4 * self.products * slice_floats, 256)
 
     def source_bytes(self, rows: int) -> int:
         """X of a slab."""
@@ -4974,11 +4987,11 @@ class Chain:
 
     def column_tiles(self, rows: int) -> int:
         """Tiles of columns of half_gemm.cuh in a slab."""
-        return -(-rows * self.row_columns // separable_columns_of(self.k_tile))
+        return -(-rows * self.row_columns // self.columns_each)
 
     def columns_filled(self, rows: int) -> int:
         """Columns of Y: whole tiles, and a few more, so that the points of H do not all lie in one bank of memory."""
-        return self.column_tiles(rows) * separable_columns_of(self.k_tile) + 8
+        return self.column_tiles(rows) * self.columns_each + 8
 
     def written_bytes(self, rows: int) -> int:
         """Y of a slab."""
@@ -4987,7 +5000,11 @@ class Chain:
 
     def gemm_tiles(self, rows: int) -> int:
         """Tiles of half_gemm.cuh in a slab."""
-        return self.way_h.points * self.groups * self.k_tiles * self.column_tiles(rows)
+        return self.products * self.column_tiles(rows)
+
+    def items(self, rows: int) -> int:
+        """Threads of half_transform.cuh that have something to do in a slab."""
+        return rows * self.groups * self.chunks * CHUNK * self.vectors * self.way_w.m
 
     def bytes_of(self, rows: int) -> int:
         return self.weight_bytes + self.source_bytes(rows) + self.written_bytes(rows)
@@ -5004,39 +5021,98 @@ class Chain:
         """Rows of a slab: as few rounds of the persistent blocks as possible, then as few slabs."""
         most = self.most_rows(workspace)
         blocks = sms * gemm_blocks(self.way_w, self.k_tile)
-
-        def rounds(rows: int) -> tuple[int, int]:
+        least = ceil_div(self.gemm_tiles(self.rows), blocks)  # rounds, however the rows are cut
+        best, fewest = most, 0
+        for rows in range(most, most // 2, -max(1, most // SLABS_TRIED)):
             slabs, left = divmod(self.rows, rows)
-            each = -(-self.gemm_tiles(rows) // blocks)
-            last = -(-self.gemm_tiles(left) // blocks) if left else 0
-            return slabs * each + last + (slabs + (left > 0)), slabs
+            launched = slabs + (left > 0)
+            if fewest and least + launched >= fewest:
+                break  # smaller slabs are no fewer of them
+            each = ceil_div(self.gemm_tiles(rows), blocks)
+            last = ceil_div(self.gemm_tiles(left), blocks) if left else 0
+            rounds = slabs * each + last + launched
+            if not fewest or rounds < fewest:
+                best, fewest = rows, rounds
+        return best
 
-        step = max(1, most // SLABS_TRIED)
-        return min(range(most, most // 2, -step), key=rounds)
+    def stretches(self) -> Stretches:
+        """How half_inverse.cuh cuts a row."""
+        parts = self.way_w.tiles
+        units = ceil_div(self.units, ceil_div(parts * self.row_columns, STRETCH_VECTORS))
+        columns = units * self.w.dilation
+        lines = min(self.outputs, max(1, INVERSE_THREADS // (parts * columns)))
+        return Stretches(ceil_div(self.units, units), columns, lines, ceil_div(self.outputs, lines))
 
 
-def _dense(phase: Phase) -> DenseAxis:
-    """A phase as dense correlations. One that meets no tap is a correlation with none, which writes zeros."""
-    if phase.taps:
-        return dense_axis(phase)
-    return DenseAxis(phase.written_first, phase.written_step, phase.count, 1, 1, (TapClass(0, 0, 0, 0),))
+# ---- Plans for fprop and dgrad by fast algorithms in both axes, one after the other (kernels/half_layout.cuh).
+
+THREADS = 256
+"""Of the kernels that only move and transform."""
+WEIGHT_THREADS = 32 * CHUNK
 
 
-def chains(problem: Problem, h: ToomAxis, w: ToomAxis, k_tile: int) -> Iterator[Chain]:
-    r = roles(problem)
-    for phase_h in r.phases_h:
-        for phase_w in r.phases_w:
-            yield Chain(
-                _dense(phase_h),
-                _dense(phase_w),
-                h,
-                w,
-                k_tile,
-                problem.batch,
-                problem.groups,
-                r.channels,
-                r.outputs,
-            )
+def axis_refusal(axis: ToomAxis, taps: int) -> str | None:
+    if axis.tiles > 1:
+        inner = f"{axis.m + 1} to {axis.taps} taps"
+        return None if axis.m < taps <= axis.taps else f"{axis} nests {inner}, not {taps}"
+    if segments_of(axis, taps) > 1 and axis.m > axis.longest:
+        return f"{axis} takes at most {axis.longest} taps, not {taps}"
+    return None
+
+
+@lru_cache(maxsize=1024)
+def transform_kernel(h: ToomAxis, vector: int) -> KernelSpec:
+    return KernelSpec(
+        stem="half_transform",
+        symbol=f"half_transform_{h.struct.lower()}_by{vector}",
+        body=f"polyconv::half_transform<polyconv::{h.struct}, {vector}>(params);",
+        params="polyconv::HalfTransformParams",
+        params_bytes=ctypes.sizeof(HalfTransformParams),
+        threads=THREADS,
+        min_blocks=2,
+        axes=(h,),
+    )
+
+
+@lru_cache(maxsize=1024)
+def inverse_kernel(h: ToomAxis, vector: int) -> KernelSpec:
+    return KernelSpec(
+        stem="half_inverse",
+        symbol=f"half_inverse_{h.struct.lower()}_by{vector}",
+        body=f"polyconv::half_inverse<polyconv::{h.struct}, {vector}>(params);",
+        params="polyconv::HalfInverseParams",
+        params_bytes=ctypes.sizeof(HalfInverseParams),
+        threads=INVERSE_THREADS,
+        min_blocks=5,
+        axes=(h,),
+    )
+
+
+@lru_cache(maxsize=1024)
+def weights_kernel(h: ToomAxis, w: ToomAxis) -> KernelSpec:
+    return KernelSpec(
+        stem="transform_weights",
+        symbol=f"transform_weights_{h.struct.lower()}_{w.struct.lower()}",
+        body=f"polyconv::transform_weights<polyconv::{h.struct}, polyconv::{w.struct}>(params);",
+        params="polyconv::TransformWeightsParams",
+        params_bytes=ctypes.sizeof(TransformWeightsParams),
+        threads=WEIGHT_THREADS,
+        axes=(h, w),
+    )
+
+
+@lru_cache(maxsize=1024)
+def gemm_kernel(w: ToomAxis, k_tile: int) -> KernelSpec:
+    return KernelSpec(
+        stem="half_gemm",
+        symbol=f"half_gemm_{w.struct.lower()}_{k_tile}",
+        body=f"polyconv::half_gemm<polyconv::{w.struct}, {k_tile}>(params);",
+        params="polyconv::HalfGemmParams",
+        params_bytes=ctypes.sizeof(HalfGemmParams),
+        threads=32 * w.points,
+        min_blocks=gemm_blocks(w, k_tile),
+        axes=(w,),
+    )
 
 
 @dataclass(frozen=True)
@@ -5049,48 +5125,43 @@ class SeparableWay:
 
     direct = False
 
-    @property
+    @cached_property
     def name(self) -> str:
         return f"separable_{self.h.struct.lower()}_{self.w.struct.lower()}_{self.k_tile}"
 
     def refusal(self, problem: Problem) -> str | None:
-        if problem.kind is Pass.WGRAD:
-            return "only for the forward pass and the input gradient"
-        if problem.depthwise:
-            return "not for depthwise convolutions"
-        r = roles(problem)
-        if r.border is not PaddingMode.ZEROS:
-            return f"cannot read a {r.border} border"
-        if any(
-            abs(stride) >= 2**31 for stride in (*r.source_strides[2:], *r.written_strides[2:], *problem.w_strides[2:])
-        ):
-            return "rows or columns are too far apart"
-        if r.many_phases:
-            return MANY_PHASES
-        for chain in chains(problem, self.h, self.w, self.k_tile):
-            why = axis_refusal(self.h, chain.h.taps) or axis_refusal(self.w, chain.w.taps)
+        why = _refusal_of_all(problem)
+        if why:
+            return why
+        for kind in roles(problem).kinds:
+            why = axis_refusal(self.h, kind.h.taps) or axis_refusal(self.w, kind.w.taps)
             if why:
                 return why
+        for chain, _ in self.chains(problem):
             if max(chain.parts_h, len(chain.w.classes)) > MAX_PARTS:
                 return f"more than {MAX_PARTS} classes and segments of taps"
             if chain.rows >= DIVIDEND_LIMIT or chain.row_stride >= DIVIDEND_LIMIT:
                 return "too many rows"
         return None
 
+    def chains(self, problem: Problem) -> tuple[tuple[Chain, int], ...]:
+        """One chain of each kind, and how many there are."""
+        return _chains(problem, self)
+
     def least_workspace(self, problem: Problem) -> int:
         """Bytes that one row at a time takes."""
-        return max(chain.bytes_of(1) for chain in chains(problem, self.h, self.w, self.k_tile))
+        return max(chain.bytes_of(1) for chain, _ in self.chains(problem))
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         """The launches. A workspace that is too small for one row of tiles is exceeded by what that takes."""
         r = roles(problem)
         workspace = max(workspace, self.least_workspace(problem))
         found: list[Launch] = []
-        used = longest = 0
-        for chain in chains(problem, self.h, self.w, self.k_tile):
+        used = 0
+        for h, w in r.pairs:
+            chain = Chain(problem, h, w, self.h, self.w, self.k_tile)
             rows = chain.slab_rows(sms, workspace)
             used = max(used, chain.bytes_of(rows))
-            longest = max(longest, chain.channels_all * chain.passes)
             found.append(_weights(problem, r, chain))
             slabs = {n: _slab(problem, r, chain, n, rows, sms) for n in {rows, chain.rows % rows} if n}
             for first in range(0, chain.rows, rows):
@@ -5100,11 +5171,45 @@ class SeparableWay:
                     gemm,
                     _starting_at(first, inverse, HalfInverseParams),
                 ]
-        return Schedule(tuple(found), used, (longest,))
+        return Schedule(tuple(found), used)
+
+
+@lru_cache(maxsize=1024)
+def _refusal_of_all(problem: Problem) -> str | None:
+    """Why no way can compute the problem, or None."""
+    if problem.kind is Pass.WGRAD:
+        return "only for the forward pass and the input gradient"
+    if problem.depthwise:
+        return "not for depthwise convolutions"
+    r = roles(problem)
+    if r.border is not PaddingMode.ZEROS:
+        return f"cannot read a {r.border} border"
+    if any(abs(stride) >= 2**31 for stride in (*r.source_strides[2:], *r.written_strides[2:], *problem.w_strides[2:])):
+        return "rows or columns are too far apart"
+    return MANY_PHASES if r.many_phases else None
+
+
+@lru_cache(maxsize=1024)
+def _chains(problem: Problem, way: SeparableWay) -> tuple[tuple[Chain, int], ...]:
+    """Kinds of phases that are cut into as many segments make chains of the same sizes."""
+    found: dict[tuple[int, ...], tuple[PairKind, int]] = {}
+    for kind in roles(problem).kinds:
+        h, w = kind.h, kind.w
+        sizes = (h.count, h.dilation, len(h.classes), w.count, w.dilation, len(w.classes))
+        key = (*sizes, segments_of(way.h, h.taps), segments_of(way.w, w.taps))
+        first, times = found.get(key, (kind, 0))
+        found[key] = first, times + kind.times
+    return tuple((Chain(problem, k.h, k.w, way.h, way.w, way.k_tile), times) for k, times in found.values())
+
+
+def _weights_task(problem: Problem, chain: Chain, times: int = 1) -> Task:
+    blocks = int32(chain.groups * chain.k_tiles * chain.chunks, "the number of weight tiles")
+    read = 4 * chain.groups * chain.channels * chain.outputs * problem.kernel[0] * problem.kernel[1]
+    work = Work(blocks, blocks, blocks * chain.segments_w, read + chain.weight_bytes)
+    return Task(weights_kernel(chain.way_h, chain.way_w), (blocks, 1, 1), work, times)
 
 
 def _weights(problem: Problem, r: Roles, chain: Chain) -> Launch:
-    spec = weights_kernel(chain.way_h, chain.way_w)
     p = TransformWeightsParams(
         w_group=problem.channels_per_group[1] * problem.w_strides[0],
         w_output=r.w_output,
@@ -5131,11 +5236,8 @@ def _weights(problem: Problem, r: Roles, chain: Chain) -> Launch:
             p.part_h[segment * len(chain.h.classes) + number] = TapPart(max(0, count), first, taps.tap_stride)
     for number, taps in enumerate(chain.w.classes):
         p.class_w[number] = TapPart(taps.taps, taps.tap_first, taps.tap_stride)
-    grid = (int32(chain.groups * chain.k_tiles * chain.chunks, "the number of weight tiles"), 1, 1)
     slots = layout_slots(TransformWeightsParams, w="w", u=("workspace", 0))
-    read = 4 * chain.groups * chain.channels * chain.outputs * problem.kernel[0] * problem.kernel[1]
-    work = Work(grid[0], grid[0], grid[0] * chain.segments_w, read + chain.weight_bytes)
-    return Launch(spec, grid, (spec.threads, 1, 1), 0, bytes(p), slots, work)
+    return _weights_task(problem, chain).launch(bytes(p), slots)
 
 
 def _starting_at(first: int, launch: Launch, struct: type[HalfTransformParams | HalfInverseParams]) -> Launch:
@@ -5146,26 +5248,65 @@ def _starting_at(first: int, launch: Launch, struct: type[HalfTransformParams | 
     return replace(launch, params=launch.params[:at] + first.to_bytes(4, "little") + launch.params[at + 4 :])
 
 
+def _slab_tasks(
+    problem: Problem, r: Roles, chain: Chain, rows: int, sms: int, times: int = 1
+) -> tuple[Task, Task, Task]:
+    """What so many slabs of so many rows launch, in counts: the transform, the matrix product, the transform back."""
+    moved_x, moved_y = chain.source_bytes(rows), chain.written_bytes(rows)
+    (height, width), planes = r.source_size, chain.batch * chain.groups
+    read = 4 * planes * chain.channels * height * width * rows // chain.rows
+    transform = ceil_div(chain.items(rows), THREADS)
+    gemm = gemm_kernel(chain.way_w, chain.k_tile)
+    tiles = chain.gemm_tiles(rows)
+    blocks = min(tiles, sms * gemm.min_blocks)
+    cut = chain.stretches()
+    inverse = int32(rows * chain.groups * cut.line_blocks * cut.count, "the number of blocks")
+    rounds = ceil_div(cut.lines * chain.way_w.tiles * cut.columns, INVERSE_THREADS)
+    result = 4 * planes * chain.outputs * chain.h.count * chain.w.count * rows // chain.rows
+    back = Task(
+        inverse_kernel(chain.way_h, chain.way_w.m),
+        (inverse, 1, 1),
+        Work(inverse, inverse, inverse * rounds, moved_y + result),
+        times,
+    )
+    return (
+        Task(
+            transform_kernel(chain.way_h, chain.way_w.m),
+            (transform, 1, 1),
+            Work(transform, transform, transform, read + moved_x),
+            times,
+        ),
+        Task(
+            gemm,
+            (blocks, 1, 1),
+            Work(blocks, tiles, tiles * chain.chunks * chain.passes, moved_x + moved_y + chain.weight_bytes),
+            times,
+        ),
+        finishing_task(problem, back, result // 4),
+    )
+
+
 def _slab(
     problem: Problem, r: Roles, chain: Chain, rows: int, most_rows: int, sms: int
 ) -> tuple[Launch, Launch, Launch]:
     """The launches of the first slab."""
     source_at = chain.weight_bytes
     written_at = source_at + chain.source_bytes(most_rows)
+    transform, gemm, inverse = _slab_tasks(problem, r, chain, rows, sms)
     return (
-        _transform(r, chain, rows, source_at),
-        _gemm(chain, rows, source_at, written_at, sms),
-        _inverse(problem, r, chain, rows, written_at),
+        _transform(transform, r, chain, rows, source_at),
+        _gemm(gemm, chain, rows, source_at, written_at),
+        _inverse(inverse, problem, r, chain, rows, written_at),
     )
 
 
-def _transform(r: Roles, chain: Chain, rows: int, source_at: int) -> Launch:
+def _transform(task: Task, r: Roles, chain: Chain, rows: int, source_at: int) -> Launch:
     h, w = chain.h, chain.w
     channels = chain.chunks * CHUNK
     p = HalfTransformParams(
         source_batch=r.source_strides[0],
         source_channel=r.source_strides[1],
-        items=rows * chain.groups * channels * chain.vectors * chain.way_w.m,
+        items=chain.items(rows),
         vectors=FastDivisor.of(chain.vectors),
         pitch=FastDivisor.of(chain.pitch),
         rows=FastDivisor.of(rows),
@@ -5188,13 +5329,7 @@ def _transform(r: Roles, chain: Chain, rows: int, source_at: int) -> Launch:
             p.part_h[segment * len(h.classes) + number] = _source_part(h, number, r.source_size[0], shift)
     for number in range(len(w.classes)):
         p.class_w[number] = _source_part(w, number, r.source_size[1], 0)
-    spec = transform_kernel(chain.way_h, chain.way_w.m)
-    slots = layout_slots(HalfTransformParams, source=r.source, x=("workspace", source_at))
-    blocks = -(-p.items // THREADS)
-    height, width = r.source_size
-    read = 4 * chain.batch * chain.groups * chain.channels * height * width * rows // chain.rows
-    work = Work(blocks, blocks, blocks, read + chain.source_bytes(rows))
-    return Launch(spec, (blocks, 1, 1), (THREADS, 1, 1), 0, bytes(p), slots, work)
+    return task.launch(bytes(p), layout_slots(HalfTransformParams, source=r.source, x=("workspace", source_at)))
 
 
 def _source_part(axis: DenseAxis, number: int, extent: int, shift: int) -> SourcePart:
@@ -5203,8 +5338,7 @@ def _source_part(axis: DenseAxis, number: int, extent: int, shift: int) -> Sourc
     return SourcePart(taps.read_first + shift, max(0, min(extent, needed)))
 
 
-def _gemm(chain: Chain, rows: int, source_at: int, written_at: int, sms: int) -> Launch:
-    spec = gemm_kernel(chain.way_w, chain.k_tile)
+def _gemm(task: Task, chain: Chain, rows: int, source_at: int, written_at: int) -> Launch:
     vector = chain.way_w.m
     channel_stride = chain.vectors * vector
     p = HalfGemmParams(
@@ -5223,36 +5357,26 @@ def _gemm(chain: Chain, rows: int, source_at: int, written_at: int, sms: int) ->
         segments=chain.segments_w,
         outputs=chain.outputs,
     )
-    grid = (min(p.tiles, sms * spec.min_blocks), 1, 1)
     slots = layout_slots(HalfGemmParams, x=("workspace", source_at), u=("workspace", 0), y=("workspace", written_at))
-    moved = chain.source_bytes(rows) + chain.written_bytes(rows) + chain.weight_bytes
-    work = Work(grid[0], p.tiles, p.tiles * chain.chunks * chain.passes, moved)
-    return Launch(spec, grid, (spec.threads, 1, 1), gemm_shared(chain.way_w, chain.k_tile), bytes(p), slots, work)
+    return task.launch(bytes(p), slots, gemm_shared(chain.way_w, chain.k_tile))
 
 
-def _inverse(problem: Problem, r: Roles, chain: Chain, rows: int, written_at: int) -> Launch:
-    spec = inverse_kernel(chain.way_h, chain.way_w.m)
-    h, w = chain.h, chain.w
+def _inverse(task: Task, problem: Problem, r: Roles, chain: Chain, rows: int, written_at: int) -> Launch:
+    h, w, cut = chain.h, chain.w, chain.stretches()
     parts = chain.way_w.tiles
-    stretches = -(-parts * chain.row_columns // STRETCH_VECTORS)
-    units = -(-chain.units // stretches)
-    stretches = -(-chain.units // units)
-    columns = units * w.dilation
-    lines = min(chain.outputs, max(1, INVERSE_THREADS // (parts * columns)))
-    line_blocks = -(-chain.outputs // lines)
-    stretch = columns * chain.way_w.outputs
+    stretch = cut.columns * chain.way_w.outputs
     p = HalfInverseParams(
         written_batch=r.written_strides[0],
         written_channel=r.written_strides[1],
         outputs=chain.outputs,
-        lines=lines,
-        stretch_columns=columns,
-        line_blocks=FastDivisor.of(line_blocks),
-        stretches=FastDivisor.of(stretches),
+        lines=cut.lines,
+        stretch_columns=cut.columns,
+        line_blocks=FastDivisor.of(cut.line_blocks),
+        stretches=FastDivisor.of(cut.count),
         rows=FastDivisor.of(rows),
         groups=chain.groups,
-        vectors=FastDivisor.of(parts * columns),
-        columns=FastDivisor.of(columns),
+        vectors=FastDivisor.of(parts * cut.columns),
+        columns=FastDivisor.of(cut.columns),
         row_columns=chain.row_columns,
         columns_filled=chain.columns_filled(rows),
         tiles=FastDivisor.of(chain.tiles_h),
@@ -5280,14 +5404,8 @@ def _inverse(problem: Problem, r: Roles, chain: Chain, rows: int, written_at: in
     where: dict[str, str | tuple[str, int]] = {"y": ("workspace", written_at), "written": r.written}
     if problem.kind is Pass.FPROP and problem.bias:
         where["bias"] = "bias"
-    grid = (int32(rows * chain.groups * line_blocks * stretches, "the number of blocks"), 1, 1)
-    shared = 4 * lines * chain.way_h.m * stretch
-    result = 4 * chain.batch * chain.groups * chain.outputs * h.count * w.count * rows // chain.rows
-    rounds = -(-lines * parts * columns // INVERSE_THREADS)
-    work = Work(grid[0], grid[0], grid[0] * rounds, chain.written_bytes(rows) + result)
-    slots = layout_slots(HalfInverseParams, **where)
-    launch = Launch(spec, grid, (INVERSE_THREADS, 1, 1), shared, bytes(p), slots, work)
-    return finishing(problem, launch, result // 4)
+    shared = 4 * cut.lines * chain.way_h.m * stretch
+    return finishing(problem, task.launch(bytes(p), layout_slots(HalfInverseParams, **where), shared))
 
 
 # ---- What a schedule would take: from counted instructions and bytes, and the device's figures. Never a measurement.
@@ -5307,8 +5425,7 @@ STATE_BYTES = 392
 """``sizeof(ToomWgradState)``: what a block keeps in shared memory behind its buffers."""
 INTERLEAVES = (3, 2, 1)
 """Phases along W that can share a chunk, best first (``kMaxInterleave``)."""
-SLICES_PER_GROUP = 8
-"""``kSlicesPerGroup`` in toom_wgrad_finish.cuh."""
+
 FLUSH = 192
 """Tiles that an accumulator sums before it is added to the block's partial sums: more would round more, fewer would
 move more memory."""
@@ -5368,6 +5485,7 @@ def tiles(h: ToomAxis, w: ToomAxis, classed: bool) -> tuple[WgradTile, ...]:
     return (POINTS,) if w == FIVE else (SEGMENTS,) if w == NINE else (SMALL,)
 
 
+@lru_cache(maxsize=1024)
 def toom_wgrad_kernel(h: ToomAxis, w: ToomAxis, tile: WgradTile, classed: bool) -> KernelSpec:
     strided = "_strided" if classed else ""
     return KernelSpec(
@@ -5392,6 +5510,7 @@ SUM = KernelSpec(
 )
 
 
+@lru_cache(maxsize=1024)
 def finish_kernel(h: ToomAxis, w: ToomAxis) -> KernelSpec:
     return KernelSpec(
         stem="toom_wgrad_finish",
@@ -5435,10 +5554,6 @@ class _Work:
     def chunks(self) -> int:
         """Of one row."""
         return -(-self.tiles // TILE_CHUNK)
-
-    @property
-    def chunks_per_slice(self) -> int:
-        return -(-self.rows // self.slices) * self.chunks
 
     @property
     def blocks(self) -> int:
@@ -5532,13 +5647,36 @@ class ToomWgradWay:
         flush = max(1, FLUSH * self.tile.split // TILE_CHUNK)
         return _Work(rows, tiles, tiles_h, interleave, outer, k_tiles, c_tiles, products, best, flush)
 
+    def _elements(self, problem: Problem, work: _Work) -> int:
+        """Partial sums of one slice."""
+        return problem.groups * work.k_tiles * work.c_tiles * self.partial_elements
+
+    def _tasks(self, problem: Problem, work: _Work) -> Iterator[Task]:
+        """The sums of all slices; the sum of these, if there are several; the transform to taps."""
+        slices, elements = work.slices * self.tile.split, self._elements(problem, work)
+        blocks = int32(work.blocks * problem.groups * work.slices, "the number of blocks")
+        walked = blocks // work.slices * work.rows
+        steps = walked * work.chunks
+        lines = self.tile.k * self.h.m + self.tile.c * self.h.points  # rows that a chunk reads
+        scattered = steps * lines * (min(32, work.outer_phases) - 1)
+        done = Work(blocks, walked, steps, moved_bytes(problem) + 4 * elements * slices, scattered)
+        yield Task(self.spec(problem), (blocks, 1, 1), done)
+        if slices > 1:
+            blocks = ceil_div(elements, 4 * SUM.threads)
+            yield Task(SUM, (blocks, 1, 1), Work(blocks, blocks, blocks * slices, 4 * elements * (slices + 1)))
+        finish = finish_kernel(self.h, self.w)
+        pairs = int32(problem.out_channels * self.channels(problem), "the number of pairs of channels")
+        blocks = ceil_div(pairs, finish.threads)
+        taps = problem.kernel[0] * problem.kernel[1]
+        moved = 4 * pairs * (taps + self.partial_elements // (self.tile.k * self.tile.c))
+        yield Task(finish, (blocks, 1, 1), Work(blocks, blocks, blocks, moved))
+
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         """The launches: the sums of all slices, their sum, and the transform to taps."""
         work = self.work(problem, sms, workspace)
         h, w = lattices(problem)
         channels, k = self.channels(problem), problem.channels_per_group[1]
         groups, classes = problem.groups, len(h.classes) * len(w.classes)
-        spec = self.spec(problem)
         int32(work.rows * work.chunks, "the number of tiles")
         p = ToomWgradParams(channels=channels, outputs=k, count_h=h.count, count_w=w.count)
         p.x_batch, p.x_channel, _, _ = problem.x_strides
@@ -5548,7 +5686,7 @@ class ToomWgradWay:
         p.x_row = int32(x_row * h.read_step, "the row stride of x")
         p.x_column = int32(x_column * w.read_step, "the column stride of x")
         p.x_next_row, p.dy_next_row = 4 * p.x_row * h.dilation, 4 * p.dy_row * h.dilation
-        warps = spec.threads // 32
+        warps = self.spec(problem).threads // 32
         p.x_next_channel, p.dy_next_channel = 4 * warps * p.x_channel, 4 * warps * p.dy_channel
         for i, tap_class in enumerate(h.classes):
             p.read_first_h[i] = int32(tap_class.read_first, "the first row that a tap reads")
@@ -5566,39 +5704,23 @@ class ToomWgradWay:
         p.interleaved = FastDivisor.of(work.interleave)
         p.classes, p.classes_w = FastDivisor.of(classes), FastDivisor.of(len(w.classes))
 
-        slices = work.slices * self.tile.split
-        elements = groups * work.k_tiles * work.c_tiles * self.partial_elements
-        bias_at = 4 * elements * slices
+        bias_at = 4 * self._elements(problem, work) * work.slices * self.tile.split
         where: dict[str, str | tuple[str, int]] = {"x": "x", "dy": "y", "partial": "workspace"}
         if problem.bias:
             where["bias_partial"] = ("workspace", bias_at)
-        grid = (int32(work.blocks * groups * work.slices, "the number of blocks"), 1, 1)
-        shared = self.shared_bytes
-        slots = layout_slots(ToomWgradParams, **where)
-        steps = grid[0] // work.slices * work.rows * work.chunks
-        lines = self.tile.k * self.h.m + self.tile.c * self.h.points  # rows that a chunk reads
-        scattered = steps * lines * (min(32, work.outer_phases) - 1)
-        done = Work(grid[0], grid[0] // work.slices * work.rows, steps, moved_bytes(problem) + bias_at, scattered)
-        found = [Launch(spec, grid, (spec.threads, 1, 1), shared, bytes(p), slots, done)]
-        if slices > 1:
-            s = ToomWgradSumParams(elements=elements, slices=slices)
-            grid = (-(-elements // (4 * SUM.threads)), 1, 1)
-            slots = layout_slots(ToomWgradSumParams, partial="workspace")
-            done = Work(grid[0], grid[0], grid[0] * slices, 4 * elements * (slices + 1))
-            found.append(Launch(SUM, grid, (SUM.threads, 1, 1), 0, bytes(s), slots, done))
-        found.append(self._finish(problem, work, bias_at))
-        scratch = bias_at + 4 * work.slices * problem.out_channels * problem.bias
-        return Schedule(tuple(found), scratch, self.sums(work))
+        first, *between, last = self._tasks(problem, work)
+        found = [first.launch(bytes(p), layout_slots(ToomWgradParams, **where), self.shared_bytes)]
+        for task in between:
+            s = ToomWgradSumParams(elements=self._elements(problem, work), slices=work.slices * self.tile.split)
+            found.append(task.launch(bytes(s), layout_slots(ToomWgradSumParams, partial="workspace")))
+        found.append(self._finish(problem, work, last, bias_at))
+        return Schedule(tuple(found), bias_at + 4 * work.slices * problem.out_channels * problem.bias)
 
-    def sums(self, work: _Work) -> tuple[int, ...]:
-        """Tiles that are added in sequence, such sums in a slice, slices in a group; what is left is added at last."""
-        return work.flush * TILE_CHUNK // self.tile.split, -(-work.chunks_per_slice // work.flush), SLICES_PER_GROUP
-
-    def _finish(self, problem: Problem, work: _Work, bias_at: int) -> Launch:
+    def _finish(self, problem: Problem, work: _Work, task: Task, bias_at: int) -> Launch:
         h, w = lattices(problem)
         channels, k = self.channels(problem), problem.channels_per_group[1]
         p = ToomWgradFinishParams(slices=work.slices, outputs=k, all_outputs=problem.out_channels)
-        p.pairs = int32(problem.out_channels * channels, "the number of pairs of channels")
+        p.pairs = problem.out_channels * channels
         p.dw_k, p.dw_channel, _, _ = problem.w_strides
         p.dw_row, p.dw_column = pixel_strides(problem.w_strides, "the weight")
         p.channels, p.outputs_divisor = FastDivisor.of(channels), FastDivisor.of(k)
@@ -5609,17 +5731,10 @@ class ToomWgradWay:
             p.taps_h[i], p.tap_first_h[i], p.tap_stride_h = tap_class.taps, tap_class.tap_first, tap_class.tap_stride
         for i, tap_class in enumerate(w.classes):
             p.taps_w[i], p.tap_first_w[i], p.tap_stride_w = tap_class.taps, tap_class.tap_first, tap_class.tap_stride
-        spec = finish_kernel(self.h, self.w)
         where: dict[str, str | tuple[str, int]] = {"partial": "workspace", "dw": "dw"}
         if problem.bias:
             where.update(bias_partial=("workspace", bias_at), db="db")
-        grid = (-(-p.pairs // spec.threads), 1, 1)
-        taps = problem.kernel[0] * problem.kernel[1]
-        done = Work(
-            grid[0], grid[0], grid[0], 4 * p.pairs * (taps + self.partial_elements // (self.tile.k * self.tile.c))
-        )
-        slots = layout_slots(ToomWgradFinishParams, **where)
-        return Launch(spec, grid, (spec.threads, 1, 1), 0, bytes(p), slots, done)
+        return task.launch(bytes(p), layout_slots(ToomWgradFinishParams, **where))
 
 
 def _reach(axis: DenseAxis) -> int:

@@ -87,7 +87,7 @@ def test_extreme_geometry_of_three_axes_is_reduced() -> None:
 def test_kernels_refuse_other_axes_in_words(rank: int) -> None:
     problem = Problem.make("fprop", (1, 2, *[9] * rank), (2, 2, *[3] * rank))
     with pytest.raises(
-        PlanError, match="convolve over height and width; this problem has (length|depth, height, width)"
+        PlanError, match=r"convolve over height and width; this problem has (length|depth, height, width)"
     ):
         plan_cuda(problem, DEVICES["v100"])
     with pytest.raises(PlanError, match="convolve over height and width"):

@@ -59,6 +59,8 @@ class Pass(str, Enum):
     WGRAD = "wgrad"
     """Gradient of the weight (and of the bias) from the input and the gradient of the output."""
 
+    __hash__ = str.__hash__  # of the value, as equality is; and not in Python, because problems are keys everywhere
+
     def __str__(self) -> str:
         return self.value
 
@@ -71,6 +73,8 @@ class PaddingMode(str, Enum):
     REPLICATE = "replicate"
     CIRCULAR = "circular"
 
+    __hash__ = str.__hash__  # of the value, as equality is; and not in Python, because problems are keys everywhere
+
     def __str__(self) -> str:
         return self.value
 
@@ -81,6 +85,8 @@ class Activation(str, Enum):
     NONE = "none"
     RELU = "relu"
     SILU = "silu"
+
+    __hash__ = str.__hash__  # of the value, as equality is; and not in Python, because problems are keys everywhere
 
     def __str__(self) -> str:
         return self.value

@@ -118,12 +118,14 @@ class DenseAxis:
 
     @property
     def taps(self) -> int:
-        """Of the longest class; the others are filled up with zeros."""
-        return max(c.taps for c in self.classes)
+        """Of the first class, the longest; the others are filled up with zeros."""
+        return self.classes[0].taps
 
 
 def dense_axis(phase: Phase) -> DenseAxis:
-    """A phase with at least one tap, taps forward and both sides of unit stride."""
+    """A phase with taps forward and both sides of unit stride. One that meets no tap has no tap: it writes zeros."""
+    if not phase.taps:
+        return DenseAxis(phase.written_first, phase.written_step, phase.count, 1, 1, (TapClass(0, 0, 0, 0),))
     if phase.tap_step < 0:
         last = phase.taps - 1
         phase = replace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from math import log, prod, sqrt
 
 from ..algebra.error import OUTPUTS, UNIT_ROUNDOFF, predicted_error
@@ -26,6 +27,7 @@ def reduction_of(problem: Problem) -> int:
     return (k if problem.kind is Pass.DGRAD else c) * prod(problem.kernel)
 
 
+@lru_cache(maxsize=8192)
 def error_of(problem: Problem, scheme: Scheme2d | None, count: int, blocks: tuple[int, ...]) -> float:
     """The error of a scheme that sums over ``count`` channels (tiles, products), cut into ``blocks``.
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from .device import CudaDevice
 from .errors import PlanError
-from .plan import KernelSpec, Launch
+from .plan import KernelSpec, Launch, Task
 
 LAUNCH_US = 3.0
 """What a launch costs beside its work."""
@@ -75,53 +75,56 @@ def profile_of(kernel: KernelSpec) -> Profile:
         ) from None
 
 
-def resource_us(launch: Launch, device: CudaDevice) -> dict[str, float]:
+def _spent_us(launch: Task | Launch, device: CudaDevice) -> Spent:
+    """Microseconds that each resource but the memory needs."""
+    work, (block, tile, step) = launch.work, profile_of(launch.kernel)
+    blocks, tiles, steps, done = work.blocks, work.tiles, work.steps, work.finished
+    rate = device.sms * device.clock_mhz
+    # Written out, because this is what planning spends its time on.
+    fp32 = blocks * block.fp32 + tiles * tile.fp32 + steps * step.fp32 + done * FINISHED.fp32
+    integer = blocks * block.integer + tiles * tile.integer + steps * step.integer + done * FINISHED.integer
+    issue = blocks * block.issue + tiles * tile.issue + steps * step.issue + done * FINISHED.issue
+    l1 = blocks * block.l1 + tiles * tile.l1 + steps * step.l1 + done * FINISHED.l1
+    l2 = blocks * block.l2 + tiles * tile.l2 + steps * step.l2 + done * FINISHED.l2
+    return Spent(
+        fp32 * 64 / device.fp32_per_clock / rate,
+        integer / rate,
+        issue / rate,
+        (l1 + work.scattered_lines) / rate,
+        (l2 + work.scattered_sectors * 32 / L2_BYTES_PER_CLOCK) / rate,
+    )
+
+
+def _memory_us(launch: Task | Launch, device: CudaDevice) -> float:
+    return launch.work.dram_bytes / (device.dram_gbs * 1e3)
+
+
+def resource_us(launch: Task | Launch, device: CudaDevice) -> dict[str, float]:
     """Microseconds that each resource needs, everything else being free and all multiprocessors evenly filled."""
-    work, profile = launch.work, profile_of(launch.kernel)
-    amounts = (work.blocks, work.tiles, work.steps, work.finished)
-    cycles = Spent(
-        *(
-            sum(n * part for n, part in zip(amounts, parts, strict=True))
-            for parts in zip(*profile, FINISHED, strict=True)
-        )
-    )
-    cycles = cycles._replace(
-        fp32=cycles.fp32 * 64 / device.fp32_per_clock,
-        l1=cycles.l1 + work.scattered_lines,
-        l2=cycles.l2 + work.scattered_sectors * 32 / L2_BYTES_PER_CLOCK,
-    )
-    found = {name: spent / device.sms / device.clock_mhz for name, spent in cycles._asdict().items()}
-    return {**found, "memory": work.dram_bytes / (device.dram_gbs * 1e3)}
+    return {**_spent_us(launch, device)._asdict(), "memory": _memory_us(launch, device)}
 
 
-def bound_us(launch: Launch, device: CudaDevice) -> float:
+def bound_us(launch: Task | Launch, device: CudaDevice) -> float:
     """The least time that a launch can take: that of the resource it needs most."""
     return max(resource_us(launch, device).values())
 
 
-def launch_us(launch: Launch, device: CudaDevice) -> float:
+def launch_us(launch: Task | Launch, device: CudaDevice) -> float:
     """The bound, with what it leaves out."""
-    resources = resource_us(launch, device)
-    memory = resources.pop("memory") / DRAM_EFFICIENCY
-    most = max(resources.values())
-    crowded = most + IN_THE_WAY * (sum(resources.values()) - most)
+    spent = _spent_us(launch, device)
+    memory = _memory_us(launch, device) / DRAM_EFFICIENCY
+    most = max(spent)
+    crowded = most + IN_THE_WAY * (sum(spent) - most)
     inside = crowded / EFFICIENCY.get(launch.kernel.stem, OTHER_EFFICIENCY) * _unevenness(launch, device)
     return max(inside, memory) + IN_THE_WAY * min(inside, memory) + LAUNCH_US
 
 
-def schedule_us(launches: Iterable[Launch], device: CudaDevice) -> float:
-    """All launches, one after another. Slabs repeat the same launch, so equal ones are reckoned once."""
-    known: dict[tuple[str, int, object], float] = {}
-    total = 0.0
-    for launch in launches:
-        key = (launch.kernel.symbol, launch.grid[0], launch.work)
-        if key not in known:
-            known[key] = launch_us(launch, device)
-        total += known[key]
-    return total
+def tasks_us(tasks: Iterable[Task], device: CudaDevice) -> float:
+    """All launches, one after another."""
+    return sum(task.times * launch_us(task, device) for task in tasks)
 
 
-def _unevenness(launch: Launch, device: CudaDevice) -> float:
+def _unevenness(launch: Task | Launch, device: CudaDevice) -> float:
     """How much longer the busiest multiprocessor works than the average one."""
     work = launch.work
     if not work.blocks:

@@ -10,7 +10,7 @@ from types import ModuleType
 from ..preference import UNKNOWN, Preference
 from ..problem import PaddingMode, Pass, Problem
 from . import direct, fused, pointwise_wgrad, separable, strips, toom_wgrad
-from .cost import schedule_us
+from .cost import tasks_us
 from .device import CudaDevice, why_too_old
 from .errors import PlanError
 from .plan import Candidate, KernelSpec, Plan
@@ -149,10 +149,10 @@ def _weigh(way: Way, problem: Problem, device: CudaDevice, workspace: int) -> Ca
     if not way.direct and error > problem.tolerance:
         reason = f"its predicted error {error:.1e} exceeds the tolerance {problem.tolerance:.1e}"
         return Candidate(way.name, rejected=reason, error=error)
-    launches = way.schedule(problem, device.sms, workspace).launches
-    return Candidate(way.name, schedule_us(launches, device), error=error)
+    return Candidate(way.name, tasks_us(way.tasks(problem, device.sms, workspace), device), error=error)
 
 
 def _compared(candidate: Candidate, best: Candidate) -> Candidate:
     ratio = (candidate.cost_us or 0.0) / (best.cost_us or 1.0)
-    return replace(candidate, rejected=f"modelled {candidate.cost_us:.0f} us, {ratio:.2f}x the chosen one's")
+    words = f"modelled {candidate.cost_us:.0f} us, {ratio:.2f}x the chosen one's"
+    return Candidate(candidate.name, candidate.cost_us, words, candidate.error)

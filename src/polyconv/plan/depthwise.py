@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from ..algebra.lattice import Phase
 from ..problem import PaddingMode, Pass, Problem
 from . import layout
-from .epilogue import finishing, finishing_kernel
+from .epilogue import finishing, finishing_kernel, finishing_task
 from .errors import int32
 from .gather import BORDERS, Roles, pixel_strides, roles
 from .layout import AxisPhase, DepthwiseParams, DepthwiseWgradParams, FastDivisor, HaloShape
-from .plan import KernelSpec, Launch, Schedule, Work
-from .rounding import round_up
+from .plan import KernelSpec, Schedule, Task, Work
+from .rounding import ceil_div, round_up
 from .tiles import CARRY, PLANE_TILES, WGRAD_TAPS, PlaneTile
 from .traffic import moved_bytes
-from .wgrad import bordered, reduction
+from .wgrad import bordered, reduction, reduction_task
 
 MOST_SHARED = 48 * 1024
 """Shared memory per block, without opting in to more."""
@@ -25,6 +27,7 @@ MOST_CHANNELS = 65535
 """Channels are the grid's y dimension."""
 
 
+@lru_cache(maxsize=1024)
 def kernel(tile: PlaneTile) -> KernelSpec:
     return KernelSpec(
         stem="depthwise",
@@ -37,6 +40,7 @@ def kernel(tile: PlaneTile) -> KernelSpec:
     )
 
 
+@lru_cache(maxsize=1024)
 def wgrad_kernel(tile: PlaneTile, taps: int) -> KernelSpec:
     return KernelSpec(
         stem="depthwise_wgrad",
@@ -95,11 +99,34 @@ def tiles_of(r: Roles, tile: PlaneTile) -> int:
     return -(-rows // tile.height) * -(-columns // tile.width)
 
 
+def sums(problem: Problem) -> tuple[int, ...]:
+    """How one element of the result is summed: so many products in sequence."""
+    return (taps_of(roles(problem)) + problem.bias,)
+
+
+def _images_per_block(problem: Problem, r: Roles, tile: PlaneTile, sms: int) -> int:
+    phases = len(r.phases_h) * len(r.phases_w)
+    return _per_block(problem.batch, tiles_of(r, tile) * problem.groups * r.outputs * phases, sms)
+
+
+def task(problem: Problem, tile: PlaneTile, sms: int) -> Task:
+    """What fprop or dgrad launches, in counts."""
+    r = roles(problem)
+    height, width = halo(r.phases_h, tile.height), halo(r.phases_w, tile.width)
+    tiles, channels = tiles_of(r, tile), problem.groups * r.outputs
+    phases = len(r.phases_h) * len(r.phases_w)
+    jobs = int32(tiles * ceil_div(problem.batch, _images_per_block(problem, r, tile, sms)), "the number of tiles")
+    taps = sum(h.taps for h in r.phases_h) * sum(w.taps for w in r.phases_w) * r.channels
+    walked = tiles * problem.batch * channels
+    rounds = ceil_div(height * width, tile.threads) * r.channels  # of loading a tile's source
+    work = Work(jobs * channels * phases, walked * phases * rounds, walked * taps, moved_bytes(problem))
+    return finishing_task(problem, Task(kernel(tile), (jobs, channels, phases), work), prod(problem.y_shape))
+
+
 def launches(problem: Problem, tile: PlaneTile, sms: int) -> Schedule:
     """The one launch of fprop or dgrad; no workspace."""
     r = roles(problem)
     height, width = halo(r.phases_h, tile.height), halo(r.phases_w, tile.width)
-    tiles = tiles_of(r, tile)
     p = DepthwiseParams(batch=problem.batch, sources=r.channels, border=BORDERS[r.border])
     p.source_batch, p.source_channel = r.source_strides[:2]
     p.written_batch, p.written_channel = r.written_strides[:2]
@@ -115,31 +142,19 @@ def launches(problem: Problem, tile: PlaneTile, sms: int) -> Schedule:
     p.phases_w = len(r.phases_w)
     p.tap_step_h, p.tap_step_w = r.phases_h[0].tap_step, r.phases_w[0].tap_step
     p.multiplier = FastDivisor.of(r.outputs)
-    p.tiles = FastDivisor.of(tiles)
-    p.tiles_w = FastDivisor.of(-(-max(w.count for w in r.phases_w) // tile.width))
+    p.tiles = FastDivisor.of(tiles_of(r, tile))
+    p.tiles_w = FastDivisor.of(ceil_div(max(w.count for w in r.phases_w), tile.width))
     for i, phase in enumerate(r.phases_h):
         p.phase_h[i] = AxisPhase.of(phase)
     for i, phase in enumerate(r.phases_w):
         p.phase_w[i] = AxisPhase.of(phase)
-    phases = len(r.phases_h) * len(r.phases_w)
-    channels = problem.groups * r.outputs
-    p.images_per_block = _per_block(problem.batch, tiles * channels * phases, sms)
-    grid = (int32(tiles * -(-problem.batch // p.images_per_block), "the number of tiles"), channels, phases)
+    p.images_per_block = _images_per_block(problem, r, tile, sms)
     where = {"source": r.source, "w": "w", "written": r.written}
     if problem.kind is Pass.FPROP and problem.bias:
         where["bias"] = "bias"
     slots = layout.slots(DepthwiseParams, **where)
-    spec = kernel(tile)
-    blocks, taps = (
-        grid[0] * grid[1] * grid[2],
-        sum(h.taps * w.taps for h in r.phases_h for w in r.phases_w) * r.channels,
-    )
-    walked = tiles * problem.batch * channels
-    rounds = -(-height * width // tile.threads) * r.channels  # of loading a tile's source
-    work = Work(blocks, walked * phases * rounds, walked * taps, moved_bytes(problem))
-    launch = Launch(spec, grid, (tile.threads, 1, 1), _shared(r, height, width), bytes(p), slots, work)
-    launch = finishing(problem, launch, prod(problem.y_shape))
-    return Schedule((launch,), 0, (taps_of(r) + problem.bias,))
+    launch = task(problem, tile, sms).launch(bytes(p), slots, _shared(r, height, width))
+    return Schedule((finishing(problem, launch),), 0)
 
 
 def _per_block(jobs: int, blocks: int, sms: int) -> int:
@@ -152,14 +167,14 @@ def _per_block(jobs: int, blocks: int, sms: int) -> int:
 
 def wgrad_refusal(problem: Problem, tile: PlaneTile) -> str | None:
     """Why the weight gradient's kernel cannot run on this tile, or None."""
-    height, width = wgrad_halo(problem, tile)
-    shared = _wgrad_shared(tile, height, width)
     if not problem.depthwise:
         return f"{problem.in_channels} input channels in {problem.groups} groups are not depthwise"
     if problem.out_channels > MOST_CHANNELS:
         return f"more than {MOST_CHANNELS} channels"
+    height, width = wgrad_halo(problem, tile)
     if height * width > CARRY * tile.threads:
         return f"a source tile of {height}x{width} does not fit {CARRY * tile.threads} carried elements"
+    shared = _wgrad_shared(tile, height, width)
     return f"needs {shared} bytes of shared memory" if shared > MOST_SHARED - 1024 else None
 
 
@@ -176,18 +191,61 @@ def wgrad_tiles(problem: Problem, tile: PlaneTile) -> int:
     return -(-problem.out_size[0] // tile.height) * -(-problem.out_size[1] // tile.width)
 
 
-def wgrad_launches(problem: Problem, tile: PlaneTile, taps: int, sms: int, workspace: int) -> Schedule:
-    """The two stages of the weight gradient."""
-    spec = wgrad_kernel(tile, taps)
+@dataclass(frozen=True, slots=True)
+class WgradCut:
+    """How the weight gradient is cut into chunks of taps, tiles of positions and slices of these."""
+
+    tile: PlaneTile
+    taps: int
+    chunks: int
+    jobs: int
+    jobs_per_slice: int
+    slices: int
+    columns_padded: int
+
+    @property
+    def sums(self) -> tuple[int, ...]:
+        """How one weight is summed: in a thread, across a warp, across warps, over slices."""
+        in_thread = ceil_div(self.jobs_per_slice * self.tile.positions, self.tile.threads)
+        return (in_thread, 2, 2, 2, 2, 2, self.tile.threads // 32, self.slices)
+
+
+def wgrad_cut(problem: Problem, tile: PlaneTile, taps: int, sms: int, workspace: int) -> WgradCut:
+    """As few slices as fill the device, and fit the workspace."""
     area = problem.kernel[0] * problem.kernel[1]
     columns_padded = round_up(area + problem.bias, 4)
+    jobs = int32(problem.batch * wgrad_tiles(problem, tile), "the number of tiles of y")
+    chunks = ceil_div(area, taps)
+    most = max(1, workspace // (4 * problem.out_channels * columns_padded))
+    per_slice = max(_per_block(jobs, problem.out_channels * chunks, sms), ceil_div(jobs, most))
+    return WgradCut(tile, taps, chunks, jobs, per_slice, ceil_div(jobs, per_slice), columns_padded)
+
+
+def _wgrad_task(problem: Problem, cut: WgradCut) -> Task:
+    height, width = wgrad_halo(problem, cut.tile)
+    walked = cut.jobs * problem.out_channels * cut.chunks
+    work = Work(
+        cut.slices * problem.out_channels * cut.chunks,
+        walked * ceil_div(height * width, cut.tile.threads),
+        walked * cut.taps,
+        moved_bytes(problem) + 4 * cut.slices * problem.out_channels * cut.columns_padded,
+    )
+    return Task(wgrad_kernel(cut.tile, cut.taps), (cut.slices, problem.out_channels, cut.chunks), work)
+
+
+def wgrad_tasks(problem: Problem, cut: WgradCut) -> Iterator[Task]:
+    """What the two stages of the weight gradient launch, in counts."""
+    yield _wgrad_task(problem, cut)
+    yield reduction_task(problem, cut.slices, cut.columns_padded)
+
+
+def wgrad_launches(problem: Problem, cut: WgradCut) -> Schedule:
+    """The two stages of the weight gradient."""
+    tile, area = cut.tile, problem.kernel[0] * problem.kernel[1]
     height, width = wgrad_halo(problem, tile)
-    tiles = wgrad_tiles(problem, tile)
-    jobs = int32(problem.batch * tiles, "the number of tiles of y")
-    chunks = -(-area // taps)
     p = DepthwiseWgradParams(height=problem.in_size[0], width=problem.in_size[1])
     p.out_height, p.out_width = problem.out_size
-    p.channels, p.taps, p.columns_padded, p.bias = problem.out_channels, area, columns_padded, problem.bias
+    p.channels, p.taps, p.columns_padded, p.bias = problem.out_channels, area, cut.columns_padded, problem.bias
     p.border = BORDERS[problem.padding_mode] if bordered(problem) else 0
     p.x_batch, p.x_channel = problem.x_strides[:2]
     p.dy_batch, p.dy_channel = problem.y_strides[:2]
@@ -199,28 +257,10 @@ def wgrad_launches(problem: Problem, tile: PlaneTile, taps: int, sms: int, works
     p.halo = HaloShape.of(height, width)
     p.multiplier = FastDivisor.of(problem.channels_per_group[1])
     p.kernel_width = FastDivisor.of(problem.kernel[1])
-    p.tiles, p.tiles_w = FastDivisor.of(tiles), FastDivisor.of(-(-problem.out_size[1] // tile.width))
-    most = max(1, workspace // (4 * problem.out_channels * columns_padded))
-    per_slice = max(_per_block(jobs, problem.out_channels * chunks, sms), -(-jobs // most))
-    p.jobs, p.jobs_per_slice = jobs, per_slice
-    slices = -(-jobs // per_slice)
-    where = {"x": "x", "dy": "y", "partial": "workspace"}
-    grid = (slices, problem.out_channels, chunks)
-    first = Launch(
-        spec,
-        grid,
-        (tile.threads, 1, 1),
-        _wgrad_shared(tile, height, width),
-        bytes(p),
-        layout.slots(DepthwiseWgradParams, **where),
-        Work(
-            slices * problem.out_channels * chunks,
-            jobs * problem.out_channels * chunks * -(-height * width // tile.threads),
-            jobs * problem.out_channels * chunks * taps,
-            moved_bytes(problem) + 4 * slices * problem.out_channels * columns_padded,
-        ),
-    )
-    second = reduction(problem, slices, area, columns_padded)
-    in_thread = -(-per_slice * tile.positions // tile.threads)
-    sums = (in_thread, 2, 2, 2, 2, 2, tile.threads // 32, slices)
-    return Schedule((first, second), 4 * slices * problem.out_channels * columns_padded, sums)
+    p.tiles = FastDivisor.of(wgrad_tiles(problem, tile))
+    p.tiles_w = FastDivisor.of(ceil_div(problem.out_size[1], tile.width))
+    p.jobs, p.jobs_per_slice = cut.jobs, cut.jobs_per_slice
+    slots = layout.slots(DepthwiseWgradParams, x="x", dy="y", partial="workspace")
+    first = _wgrad_task(problem, cut).launch(bytes(p), slots, _wgrad_shared(tile, height, width))
+    second = reduction(problem, cut.slices, area, cut.columns_padded)
+    return Schedule((first, second), 4 * cut.slices * problem.out_channels * cut.columns_padded)

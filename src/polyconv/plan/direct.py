@@ -9,26 +9,9 @@ from math import prod
 from ..problem import Pass, Problem
 from . import depthwise, gather, wgrad
 from .gather import LoaderKind
-from .plan import KernelSpec, Schedule
+from .plan import KernelSpec, Schedule, Task
 from .tiles import GATHER_TILES, PLANE_TILES, WGRAD_TAPS, WGRAD_TILES, GemmTile, PlaneTile
 from .ways import Way
-
-
-def ways(problem: Problem) -> Iterator[Way]:
-    """Every direct way to compute the problem's pass, whether it takes this problem or not."""
-    if problem.kind is Pass.WGRAD:
-        for tile in WGRAD_TILES:
-            for vector in (True, False):
-                yield WgradWay(tile, vector, wgrad.bordered(problem))
-        for plane in PLANE_TILES:
-            for taps in WGRAD_TAPS:
-                yield DepthwiseWgradWay(plane, taps)
-        return
-    for loader in gather.LOADERS:
-        for tile in GATHER_TILES:
-            yield GatherWay(tile, loader)
-    for plane in PLANE_TILES:
-        yield DepthwiseWay(plane)
 
 
 def all_kernels() -> Iterator[KernelSpec]:
@@ -38,11 +21,11 @@ def all_kernels() -> Iterator[KernelSpec]:
     yield from depthwise.all_kernels()
 
 
-def direct_error(problem: Problem, schedule: Schedule) -> float:
-    """The error of a schedule that sums the products of the definition."""
+def direct_error(problem: Problem, sums: tuple[int, ...]) -> float:
+    """The error of direct summation: so many products in sequence, so many of these sums in sequence, and so on."""
     from .accuracy import error_of
 
-    sums = tuple(max(1, length) for length in schedule.sums)  # a phase without taps sums nothing
+    sums = tuple(max(1, length) for length in sums)  # a phase without taps sums nothing
     return error_of(problem, None, prod(sums), sums)
 
 
@@ -65,11 +48,14 @@ class GatherWay:
             return "a thread gathers fewer than four channels"
         return gather.refusal(self.tile, self.loader, problem, gather.roles(problem))
 
+    def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
+        return gather.tasks(problem, self.tile, self.loader)
+
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         return gather.launches(problem, self.tile, self.loader)
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
-        return direct_error(problem, self.schedule(problem, sms, workspace))
+        return direct_error(problem, gather.sums(problem, self.loader))
 
 
 @dataclass(frozen=True)
@@ -84,8 +70,9 @@ class WgradWay:
 
     @property
     def name(self) -> str:
-        return self._kernel().symbol
+        return self._kernel.symbol
 
+    @property
     def _kernel(self) -> KernelSpec:
         return wgrad.kernel(self.tile, self.vector, self.bordered)
 
@@ -98,11 +85,17 @@ class WgradWay:
             return "pixels of dy are not dense quads"
         return None
 
+    def cut(self, problem: Problem, sms: int, workspace: int) -> wgrad.Cut:
+        return wgrad.cut(problem, self.tile, self._kernel.min_blocks, sms, workspace)
+
+    def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
+        return wgrad.tasks(problem, self._kernel, self.cut(problem, sms, workspace))
+
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
-        return wgrad.launches(problem, self.tile, self.vector, sms, workspace)
+        return wgrad.launches(problem, self._kernel, self.cut(problem, sms, workspace))
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
-        return direct_error(problem, self.schedule(problem, sms, workspace))
+        return direct_error(problem, wgrad.sums(problem, self.cut(problem, sms, workspace)))
 
 
 @dataclass(frozen=True)
@@ -119,11 +112,14 @@ class DepthwiseWay:
     def refusal(self, problem: Problem) -> str | None:
         return depthwise.refusal(problem, gather.roles(problem), self.tile)
 
+    def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
+        yield depthwise.task(problem, self.tile, sms)
+
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         return depthwise.launches(problem, self.tile, sms)
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
-        return direct_error(problem, self.schedule(problem, sms, workspace))
+        return direct_error(problem, depthwise.sums(problem))
 
 
 @dataclass(frozen=True)
@@ -142,8 +138,31 @@ class DepthwiseWgradWay:
     def refusal(self, problem: Problem) -> str | None:
         return depthwise.wgrad_refusal(problem, self.tile)
 
+    def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
+        return depthwise.wgrad_tasks(problem, depthwise.wgrad_cut(problem, self.tile, self.taps, sms, workspace))
+
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
-        return depthwise.wgrad_launches(problem, self.tile, self.taps, sms, workspace)
+        return depthwise.wgrad_launches(problem, depthwise.wgrad_cut(problem, self.tile, self.taps, sms, workspace))
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
-        return direct_error(problem, self.schedule(problem, sms, workspace))
+        return direct_error(problem, depthwise.wgrad_cut(problem, self.tile, self.taps, sms, workspace).sums)
+
+
+FORWARD: tuple[Way, ...] = (
+    *(GatherWay(tile, loader) for loader in gather.LOADERS for tile in GATHER_TILES),
+    *map(DepthwiseWay, PLANE_TILES),
+)
+"""Of the forward pass and the input gradient."""
+GRADIENTS: dict[bool, tuple[Way, ...]] = {
+    bordered: (
+        *(WgradWay(tile, vector, bordered) for tile in WGRAD_TILES for vector in (True, False)),
+        *(DepthwiseWgradWay(plane, taps) for plane in PLANE_TILES for taps in WGRAD_TAPS),
+    )
+    for bordered in (False, True)
+}
+"""Of the weight gradient, without and with a border of image values."""
+
+
+def ways(problem: Problem) -> Iterator[Way]:
+    """Every direct way to compute the problem's pass, whether it takes this problem or not."""
+    yield from GRADIENTS[wgrad.bordered(problem)] if problem.kind is Pass.WGRAD else FORWARD

@@ -1,17 +1,19 @@
 """What a forward pass does with its sums before it stores them (kernels/epilogue.cuh): y = act(sums + residual).
 
 Every kernel that stores a forward pass has a twin that finishes the sums in registers: the same kernel, with two more
-parameters behind its own. So a family plans a launch as if there were no epilogue, and hands it to :func:`finishing`.
+parameters behind its own. So a family plans as if there were no epilogue, and hands the task that stores the result to
+:func:`finishing_task` and the launch that it makes of it to :func:`finishing`.
 """
 
 from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from functools import lru_cache
 
 from ..problem import Activation, Pass, Problem
 from .layout import EpilogueParams
-from .plan import KernelSpec, Launch, PointerSlot
+from .plan import KernelSpec, Launch, PointerSlot, Task
 
 ACTIVATIONS = {Activation.NONE: 0, Activation.RELU: 1, Activation.SILU: 2}
 """Values of ``Activation`` in epilogue.cuh."""
@@ -22,6 +24,7 @@ def has_epilogue(problem: Problem) -> bool:
     return problem.kind is Pass.FPROP and (problem.residual or problem.activation is not Activation.NONE)
 
 
+@lru_cache(maxsize=1024)
 def finishing_kernel(kernel: KernelSpec, fewer_blocks: int = 0) -> KernelSpec:
     """The twin of a kernel that has an epilogue, for so many fewer blocks at a time where it needs more registers."""
     return replace(
@@ -34,8 +37,20 @@ def finishing_kernel(kernel: KernelSpec, fewer_blocks: int = 0) -> KernelSpec:
     )
 
 
-def finishing(problem: Problem, launch: Launch, elements: int, fewer_blocks: int = 0) -> Launch:
-    """A launch that stores so many elements of the result, with the epilogue that the problem asks for, if any."""
+def finishing_task(problem: Problem, task: Task, elements: int, fewer_blocks: int = 0) -> Task:
+    """A task that stores so many elements of the result, with the epilogue that the problem asks for, if any."""
+    if not has_epilogue(problem):
+        return task
+    moved = task.work.dram_bytes + 4 * elements * problem.residual
+    return replace(
+        task,
+        kernel=finishing_kernel(task.kernel, fewer_blocks),
+        work=replace(task.work, dram_bytes=moved, finished=elements),
+    )
+
+
+def finishing(problem: Problem, launch: Launch) -> Launch:
+    """The launch of such a task, with the parameters of the epilogue behind its own, if there is one."""
     if not has_epilogue(problem):
         return launch
     tail = EpilogueParams(activation=ACTIVATIONS[problem.activation])
@@ -44,11 +59,4 @@ def finishing(problem: Problem, launch: Launch, elements: int, fewer_blocks: int
         (stored,) = (slot for slot in pointers if slot.buffer == "y")
         at = len(launch.params) + EpilogueParams.residual.offset
         pointers += (PointerSlot(at, "residual", stored.byte_offset),)
-    moved = launch.work.dram_bytes + 4 * elements * problem.residual
-    return replace(
-        launch,
-        kernel=finishing_kernel(launch.kernel, fewer_blocks),
-        params=launch.params + bytes(tail),
-        pointers=pointers,
-        work=replace(launch.work, dram_bytes=moved, finished=elements),
-    )
+    return replace(launch, params=launch.params + bytes(tail), pointers=pointers)

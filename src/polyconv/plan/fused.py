@@ -5,15 +5,16 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
-from ..algebra.lattice import DenseAxis, dense_axis
+from ..algebra.lattice import DenseAxis
 from ..problem import PaddingMode, Pass, Problem
 from . import layout
-from .epilogue import finishing, finishing_kernel
+from .epilogue import finishing, finishing_kernel, finishing_task
 from .gather import MANY_PHASES, MOST_GROUPS, Roles, roles
 from .layout import FastDivisor, FusedAxis, FusedParams, FusedTaps, FusedWeightsParams
-from .plan import KernelSpec, Launch, Schedule, Work
+from .plan import KernelSpec, Launch, Schedule, Task, Work
 from .rounding import ceil_div, round_up
 from .toom import ToomAxis
 from .traffic import moved_bytes
@@ -88,6 +89,7 @@ class FusedWay:
         """Rows of outputs of a block."""
         return self.tile.units * self.w.m // self.tile.columns * self.h.m
 
+    @cached_property
     def kernel(self) -> KernelSpec:
         t = self.tile
         tile = ", ".join(map(str, (t.lanes_k, t.lanes_u, t.thread_k, t.thread_u, t.each, t.chunk, t.meet)))
@@ -103,6 +105,7 @@ class FusedWay:
             axes=(self.h, self.w),
         )
 
+    @cached_property
     def weights_kernel(self) -> KernelSpec:
         t = self.tile
         lanes = f"{32 // (t.lanes_k * t.lanes_u)}, {t.each}, {t.lanes_k}, {t.thread_k}"
@@ -127,18 +130,17 @@ class FusedWay:
             return f"more than {MOST_GROUPS} groups or channels of a group"
         if r.many_phases:
             return MANY_PHASES
-        for phases, axis in ((r.phases_h, self.h), (r.phases_w, self.w)):
-            if any(phase.taps == 0 for phase in phases):
+        for dense, axis in ((r.dense_h, self.h), (r.dense_w, self.w)):
+            if any(d.taps == 0 for d in dense):
                 return "a stride that leaves positions without taps"
-            dense = [dense_axis(phase) for phase in phases]
             if any(len(d.classes) > 1 for d in dense):
                 return "the source is read with a stride"
             if any(d.taps > axis.taps for d in dense):
                 return f"more than {axis.taps} taps"
-        for h, w in _pairs(r):
-            if self._blocks(problem, h, w) * ceil_div(r.outputs, self.tile.k) > LIMIT:
+        for pair in r.kinds:
+            if self._blocks(problem, pair.h, pair.w) * ceil_div(r.outputs, self.tile.k) > LIMIT:
                 return "more than 2^31 tiles"
-            if self._reach(r, h, w) > LIMIT:
+            if self._reach(r, pair.h, pair.w) > LIMIT:
                 return "a tile reaches over more than 2^31 elements"
         return None
 
@@ -159,11 +161,17 @@ class FusedWay:
         tiles_h, tiles_w = self._tiles(h, w)
         return tiles_h * tiles_w * problem.batch
 
-    def _k_splits(self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, sms: int) -> int:
-        """Blocks that share the tiles of written channels of one tile of positions: as few as fill the device."""
+    def _k_tiles_each(self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, sms: int) -> int:
+        """Tiles of written channels that a block walks over: as many as still fill the device."""
         k_tiles = ceil_div(r.outputs, self.tile.k)
         wanted = FILLED * sms * self.tile.min_blocks
-        return min(k_tiles, ceil_div(wanted, self._blocks(problem, h, w) * problem.groups))
+        return ceil_div(k_tiles, min(k_tiles, ceil_div(wanted, self._blocks(problem, h, w) * problem.groups)))
+
+    def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
+        r = roles(problem)
+        for pair in r.kinds:
+            yield self._weights_task(problem, r, pair.h, pair.w, pair.times)
+            yield self._convolve_task(problem, r, pair.h, pair.w, sms, pair.times)
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         """For every pair of phases its transformed weights and its convolution."""
@@ -173,28 +181,42 @@ class FusedWay:
         each = 4 * (problem.groups * k_tiles * channels + 1) * self.tile.k * self.points
         found: list[Launch] = []
         at = 0
-        for h, w in _pairs(r):
-            found.append(self._weights(problem, r, h, w, (k_tiles, channels, problem.groups), at))
+        for h, w in r.pairs:
+            found.append(self._weights(problem, r, h, w, at))
             found.append(self._convolve(problem, r, h, w, at, sms))
             at += round_up(each, 256)
-        return Schedule(tuple(found), at, (r.channels,))
+        return Schedule(tuple(found), at)
 
-    def _weights(
-        self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, grid: tuple[int, int, int], at: int
-    ) -> Launch:
-        spec = self.weights_kernel()
+    def _weights_task(self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, times: int = 1) -> Task:
+        grid = (ceil_div(r.outputs, self.tile.k), round_up(r.channels, self.tile.chunk), problem.groups)
+        blocks = grid[0] * grid[1] * grid[2]
+        moved = 4 * blocks * self.tile.k * (self.points + h.taps * w.taps)
+        return Task(self.weights_kernel, grid, Work(blocks, blocks, blocks, moved), times)
+
+    def _weights(self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, at: int) -> Launch:
         p = FusedWeightsParams(channels=r.channels, outputs=r.outputs)
         p.w_group = problem.channels_per_group[1] * problem.w_strides[0]
         p.w_output, p.w_channel = r.w_output, r.w_channel
         p.w_row, p.w_column = problem.w_strides[2:]
         p.h, p.w_taps = (FusedTaps(c.taps, c.tap_first, c.tap_stride) for (c,) in (h.classes, w.classes))
         pointers = layout.slots(FusedWeightsParams, w="w", transformed=("workspace", at))
-        blocks = grid[0] * grid[1] * grid[2]
-        work = Work(blocks, blocks, blocks, 4 * blocks * self.tile.k * (self.points + p.h.taps * p.w_taps.taps))
-        return Launch(spec, grid, (spec.threads, 1, 1), 0, bytes(p), pointers, work)
+        return self._weights_task(problem, r, h, w).launch(bytes(p), pointers)
+
+    def _convolve_task(self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, sms: int, times: int = 1) -> Task:
+        positions, k_tiles = self._blocks(problem, h, w), ceil_div(r.outputs, self.tile.k)
+        splits = ceil_div(k_tiles, self._k_tiles_each(problem, r, h, w, sms))
+        blocks, tiles = positions * splits * problem.groups, positions * k_tiles * problem.groups
+        channels = round_up(r.channels, self.tile.chunk)
+        moved = moved_bytes(problem) // (len(r.phases_h) * len(r.phases_w))
+        # Warps load a row of the patch and store a row of outputs: of a dilated row, every element from its own line.
+        apart = min(32, w.dilation) - 1
+        rows = blocks * channels * (self.rows + self.h.taps - 1) + tiles * self.tile.k * self.rows
+        scattered = apart * rows * ceil_div(self.tile.columns, 32)
+        work = Work(blocks, tiles, tiles * (channels // self.tile.chunk), moved, scattered, 4 * scattered)
+        task = Task(self.kernel, (positions * splits, problem.groups, 1), work, times)
+        return finishing_task(problem, task, prod(problem.y_shape))
 
     def _convolve(self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, at: int, sms: int) -> Launch:
-        spec = self.kernel()
         p = FusedParams(channels=r.channels, channels_padded=round_up(r.channels, self.tile.chunk), outputs=r.outputs)
         p.source_batch, p.source_channel, p.source_row, p.source_column = r.source_strides
         p.written_batch, p.written_channel, p.written_row, p.written_column = r.written_strides
@@ -210,9 +232,8 @@ class FusedWay:
         p.pairs = dense and problem.vector_aligned and all(step % 2 == 0 for step in steps)
         p.job_bytes = 4 * 4 * (self.threads // 32 // self.h.m) * p.written_channel
         p.k_tiles = ceil_div(r.outputs, self.tile.k)
-        p.k_tiles_each = ceil_div(p.k_tiles, self._k_splits(problem, r, h, w, sms))
-        splits = ceil_div(p.k_tiles, p.k_tiles_each)
-        p.k_splits = FastDivisor.of(splits)
+        p.k_tiles_each = self._k_tiles_each(problem, r, h, w, sms)
+        p.k_splits = FastDivisor.of(ceil_div(p.k_tiles, p.k_tiles_each))
         tiles_h, tiles_w = self._tiles(h, w)
         p.h, p.w = _axis(h, tiles_h), _axis(w, tiles_w)
         where: dict[str, str | tuple[str, int]] = {
@@ -222,18 +243,8 @@ class FusedWay:
         }
         if problem.kind is Pass.FPROP and problem.bias:
             where["bias"] = "bias"
-        grid = (self._blocks(problem, h, w) * splits, problem.groups, 1)
-        blocks = grid[0] * problem.groups
-        tiles = self._blocks(problem, h, w) * p.k_tiles * problem.groups
-        moved = moved_bytes(problem) // (len(r.phases_h) * len(r.phases_w))
-        # Warps load a row of the patch and store a row of outputs: of a dilated row, every element from its own line.
-        apart = min(32, w.dilation) - 1
-        rows = blocks * p.channels_padded * (self.rows + self.h.taps - 1) + tiles * self.tile.k * self.rows
-        scattered = apart * rows * -(-self.tile.columns // 32)
-        work = Work(blocks, tiles, tiles * (p.channels_padded // self.tile.chunk), moved, scattered, 4 * scattered)
-        slots = layout.slots(FusedParams, **where)
-        launch = Launch(spec, grid, (spec.threads, 1, 1), self.shared, bytes(p), slots, work)
-        return finishing(problem, launch, prod(problem.y_shape))
+        task = self._convolve_task(problem, r, h, w, sms)
+        return finishing(problem, task.launch(bytes(p), layout.slots(FusedParams, **where), self.shared))
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         """The largest error to be expected, relative to the output's scale."""
@@ -260,9 +271,10 @@ class ResidentWay(FusedWay):
         t = self.tile
         return 4 * t.units * (self.points * self.channels + self.h.m * self.w.points * t.k // 4)
 
+    @cached_property
     def kernel(self) -> KernelSpec:
         return replace(
-            super().kernel(),
+            super().kernel,
             stem="fused_resident",
             body=f"polyconv::fused_resident<polyconv::ResidentTile<polyconv::{self.h.struct}, "
             f"polyconv::{self.w.struct}, {self.tile.columns}, {self.channels}>>(params);",
@@ -293,15 +305,8 @@ def ways(problem: Problem) -> Iterator[FusedWay]:
 
 def all_kernels() -> Iterator[KernelSpec]:
     """Every instance that this planner can choose."""
-    yield from dict.fromkeys(spec for way in WAYS for spec in (way.weights_kernel(), way.kernel()))
-    yield from (finishing_kernel(way.kernel()) for way in WAYS)
-
-
-def _pairs(r: Roles) -> Iterator[tuple[DenseAxis, DenseAxis]]:
-    """Each pair of phases with any position is a convolution of its own."""
-    for h in r.phases_h:
-        for w in r.phases_w:
-            yield dense_axis(h), dense_axis(w)
+    yield from dict.fromkeys(spec for way in WAYS for spec in (way.weights_kernel, way.kernel))
+    yield from (finishing_kernel(way.kernel) for way in WAYS)
 
 
 def _axis(axis: DenseAxis, tiles: int) -> FusedAxis:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import product
 from math import prod
 
-from ..algebra.lattice import Phase, forward_phases, gradient_phases
+from ..algebra.lattice import DenseAxis, Phase, dense_axis, forward_phases, gradient_phases
 from ..problem import Extents, PaddingMode, Pass, Problem, Strides
 from . import layout
-from .epilogue import finishing, finishing_kernel, has_epilogue
+from .epilogue import finishing, finishing_kernel, finishing_task, has_epilogue
 from .errors import int32
 from .layout import DIVIDEND_LIMIT, MAX_PHASES, AxisPhase, FastDivisor, GatherParams, PackParams
-from .plan import KernelSpec, Launch, Schedule, Work
-from .rounding import round_up
+from .plan import KernelSpec, Launch, Schedule, Task, Work
+from .rounding import ceil_div, round_up
 from .tiles import GATHER_TILES, GemmTile
 from .traffic import moved_bytes
 
@@ -30,6 +31,15 @@ MANY_PHASES = f"a stride of more than {MOST_PHASES} phases, each of which would 
 
 
 @dataclass(frozen=True, slots=True)
+class PairKind:
+    """Pairs of phases, one of each axis, that differ in nothing but where they begin: so they are the same work."""
+
+    h: DenseAxis
+    w: DenseAxis
+    times: int
+
+
+@dataclass(frozen=True)
 class Roles:
     """Which tensor plays which part: fprop gathers x and writes y, dgrad gathers y and writes x."""
 
@@ -54,6 +64,34 @@ class Roles:
     @property
     def many_phases(self) -> bool:
         return len(self.phases_h) * len(self.phases_w) > MOST_PHASES
+
+    @cached_property
+    def dense_h(self) -> tuple[DenseAxis, ...]:
+        """The phases as fast algorithms take them."""
+        return tuple(map(dense_axis, self.phases_h))
+
+    @cached_property
+    def dense_w(self) -> tuple[DenseAxis, ...]:
+        return tuple(map(dense_axis, self.phases_w))
+
+    @property
+    def pairs(self) -> Iterator[tuple[DenseAxis, DenseAxis]]:
+        """Each is a convolution of its own."""
+        return product(self.dense_h, self.dense_w)
+
+    @cached_property
+    def kinds(self) -> tuple[PairKind, ...]:
+        """The same, those that are alike counted: a stride has many phases, and few kinds of them."""
+        kinds_h, kinds_w = _kinds(self.dense_h), _kinds(self.dense_w)
+        return tuple(PairKind(h, w, m * n) for (h, m), (w, n) in product(kinds_h, kinds_w))
+
+
+def _kinds(axes: tuple[DenseAxis, ...]) -> list[tuple[DenseAxis, int]]:
+    """One axis of each kind, and how many there are."""
+    found: dict[tuple[int, ...], list[DenseAxis]] = {}
+    for axis in axes:
+        found.setdefault((axis.count, axis.taps, axis.dilation, len(axis.classes)), []).append(axis)
+    return [(alike[0], len(alike)) for alike in found.values()]
 
 
 @lru_cache(maxsize=1024)
@@ -164,6 +202,7 @@ FOLDED = LoaderKind("folded", "polyconv::gather_folded<{tile}>(params);", 2, Tru
 LOADERS = (TAPS, TAPS_VECTOR, POINTWISE, ROWS, ROWS_BORDERED, FOLDED)
 
 
+@lru_cache(maxsize=1024)
 def kernel(tile: GemmTile, loader: LoaderKind) -> KernelSpec:
     return KernelSpec(
         stem="gather_gemm",
@@ -220,36 +259,10 @@ def refusal(tile: GemmTile, loader: LoaderKind, problem: Problem, r: Roles) -> s
     return None
 
 
-def launches(problem: Problem, tile: GemmTile, loader: LoaderKind) -> Schedule:
-    """The launches of one candidate."""
-    r = roles(problem)
-    outputs_padded = round_up(r.outputs, tile.n)
-    found: list[Launch] = []
-    workspace = 0
-    for phases_h in _chunks(r.phases_h):
-        for phases_w in _chunks(r.phases_w):
-            first_rows, total = [], 0
-            for h in phases_h:
-                for w in phases_w:
-                    first_rows.append(total)
-                    total += round_up(h.taps * w.taps * r.channels, DEPTH)
-            table_at = workspace
-            packed_at = round_up(table_at + (16 * total if loader.tabulated else 0), 256)
-            # One step of slack: the kernel's last load goes past the last row, and its values are not used.
-            workspace = round_up(packed_at + 4 * (problem.groups * total + DEPTH) * outputs_padded, 256)
-            tables = _PhaseTables(phases_h, phases_w, tuple(first_rows), total)
-            if total:
-                found.append(_pack(problem, r, tables, loader, outputs_padded, table_at, packed_at))
-            found += _gather(problem, r, tables, tile, loader, outputs_padded, table_at, packed_at)
-    longest = max(h.taps * w.taps for h in r.phases_h for w in r.phases_w) * r.channels
-    if loader is FOLDED:
-        top, bottom, left, right = (max(side, 0) for side in problem.padding)
-        longest *= (1 + max(2, top + bottom)) * (1 + max(2, left + right))
-    return Schedule(tuple(found), workspace, (longest + problem.bias,))
-
-
 @dataclass(frozen=True, slots=True)
 class _PhaseTables:
+    """Phases that go into one launch, and where the weights of each pair begin."""
+
     h: tuple[Phase, ...]
     w: tuple[Phase, ...]
     first_rows: tuple[int, ...]
@@ -267,34 +280,138 @@ class _PhaseTables:
         params.tap_step_h, params.tap_step_w = self.h[0].tap_step, self.w[0].tap_step
 
 
+@lru_cache(maxsize=1024)
+def _tables(problem: Problem) -> tuple[_PhaseTables, ...]:
+    r = roles(problem)
+    found = []
+    for phases_h in _chunks(r.phases_h):
+        for phases_w in _chunks(r.phases_w):
+            first_rows, total = [], 0
+            for h in phases_h:
+                for w in phases_w:
+                    first_rows.append(total)
+                    total += round_up(h.taps * w.taps * r.channels, DEPTH)
+            found.append(_PhaseTables(phases_h, phases_w, tuple(first_rows), total))
+    return tuple(found)
+
+
+def _chunks(phases: tuple[Phase, ...]) -> Iterator[tuple[Phase, ...]]:
+    for first in range(0, len(phases), MAX_PHASES):
+        yield phases[first : first + MAX_PHASES]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slab:
+    """What one launch writes: so many images, and lines of each phase of them."""
+
+    first_image: int
+    images: int
+    first_line: int
+    lines: int
+
+    def lines_of(self, phase: Phase) -> int:
+        return max(0, min(self.lines, phase.count - self.first_line))
+
+
+def _slabs(problem: Problem, r: Roles, tables: _PhaseTables, tile: GemmTile) -> Iterator[_Slab]:
+    """Flattened pixels must stay below 2^31: first whole images per launch, then rows of one image."""
+    most_rows, most_columns = max(h.count for h in tables.h), max(w.count for w in tables.w)
+    limit = (DIVIDEND_LIMIT - 1) // ceil_div(r.outputs, tile.n) // tile.m * tile.m
+    images = min(problem.batch, max(1, limit // (most_rows * most_columns)))
+    lines = most_rows if images > 1 else min(most_rows, limit // most_columns)
+    for first_image in range(0, problem.batch, images):
+        for first_line in range(0, most_rows, max(lines, 1)):
+            yield _Slab(first_image, min(images, problem.batch - first_image), first_line, lines)
+
+
+def sums(problem: Problem, loader: LoaderKind) -> tuple[int, ...]:
+    """How one element of the result is summed: so many products in sequence."""
+    r = roles(problem)
+    longest = max(h.taps for h in r.phases_h) * max(w.taps for w in r.phases_w) * r.channels
+    if loader is FOLDED:
+        top, bottom, left, right = (max(side, 0) for side in problem.padding)
+        longest *= (1 + max(2, top + bottom)) * (1 + max(2, left + right))
+    return (longest + problem.bias,)
+
+
+def tasks(problem: Problem, tile: GemmTile, loader: LoaderKind) -> Iterator[Task]:
+    """What one candidate launches, in counts."""
+    r = roles(problem)
+    for tables in _tables(problem):
+        if tables.rows:
+            yield _pack_task(problem, r, tables, tile)
+        for slab in _slabs(problem, r, tables, tile):
+            yield _gather_task(problem, r, tables, slab, tile, loader)
+
+
+def launches(problem: Problem, tile: GemmTile, loader: LoaderKind) -> Schedule:
+    """The launches of one candidate."""
+    r = roles(problem)
+    found: list[Launch] = []
+    workspace = 0
+    for tables in _tables(problem):
+        table_at = workspace
+        packed_at = round_up(table_at + (16 * tables.rows if loader.tabulated else 0), 256)
+        # One step of slack: the kernel's last load goes past the last row, and its values are not used.
+        packed = 4 * (problem.groups * tables.rows + DEPTH) * round_up(r.outputs, tile.n)
+        workspace = round_up(packed_at + packed, 256)
+        if tables.rows:
+            found.append(_pack(problem, r, tables, tile, loader, table_at, packed_at))
+        found += _gather(problem, r, tables, tile, loader, table_at, packed_at)
+    return Schedule(tuple(found), workspace)
+
+
+def _pack_task(problem: Problem, r: Roles, tables: _PhaseTables, tile: GemmTile) -> Task:
+    outputs_padded = round_up(r.outputs, tile.n)
+    output_tiles = int32(ceil_div(outputs_padded, 32) * problem.groups, "the number of weight tiles")
+    grid = (output_tiles, ceil_div(r.channels, 8), len(tables.first_rows))
+    blocks, elements = grid[0] * grid[1] * grid[2], problem.groups * tables.rows * outputs_padded
+    taps = sum(h.taps for h in tables.h) * sum(w.taps for w in tables.w)
+    return Task(PACK, grid, Work(blocks, blocks, grid[0] * grid[1] * taps, 8 * elements))
+
+
 def _pack(
     problem: Problem,
     r: Roles,
     tables: _PhaseTables,
+    tile: GemmTile,
     loader: LoaderKind,
-    outputs_padded: int,
     table_at: int,
     packed_at: int,
 ) -> Launch:
+    outputs_padded = round_up(r.outputs, tile.n)
     p = PackParams(channels=r.channels, outputs=r.outputs, outputs_padded=outputs_padded)
     tables.fill(p)
     p.w_group = problem.channels_per_group[1] * problem.w_strides[0]
     p.w_output, p.w_channel = r.w_output, r.w_channel
     p.w_row, p.w_column = problem.w_strides[2:]
-    p.output_tiles = -(-outputs_padded // 32)
+    p.output_tiles = ceil_div(outputs_padded, 32)
     p.table_channel = r.source_strides[1]
     if loader is ROWS:  # the other row loaders fold the coordinate first and add rows and columns themselves
         p.table_row, p.table_column = pixel_strides(r.source_strides, r.source)
-    phases = len(tables.first_rows)
     where = {"packed": ("workspace", packed_at)}
     if loader.tabulated:
         where["table"] = ("workspace", table_at)
-    grid = (int32(p.output_tiles * problem.groups, "the number of weight tiles"), -(-r.channels // 8), phases)
-    blocks, elements = grid[0] * grid[1] * grid[2], problem.groups * tables.rows * outputs_padded
-    work = Work(
-        blocks, blocks, grid[0] * grid[1] * sum(h.taps * w.taps for h in tables.h for w in tables.w), 8 * elements
-    )
-    return Launch(PACK, grid, (PACK.threads, 1, 1), 0, bytes(p), layout.slots(PackParams, w="w", **where), work)
+    return _pack_task(problem, r, tables, tile).launch(bytes(p), layout.slots(PackParams, w="w", **where))
+
+
+def _gather_task(
+    problem: Problem, r: Roles, tables: _PhaseTables, slab: _Slab, tile: GemmTile, loader: LoaderKind
+) -> Task:
+    channel_tiles = ceil_div(r.outputs, tile.n)
+    most_rows, most_columns = max(h.count for h in tables.h), max(w.count for w in tables.w)
+    tiles = ceil_div(slab.images * min(slab.lines, most_rows) * most_columns, tile.m) * channel_tiles
+    blocks = steps = 0
+    for h in tables.h:
+        pixels = slab.images * slab.lines_of(h)
+        for w in tables.w:
+            here = ceil_div(pixels * w.count, tile.m) * channel_tiles * problem.groups
+            blocks, steps = blocks + here, steps + here * ceil_div(h.taps * w.taps * r.channels, DEPTH)
+    part = slab.images * min(slab.lines, most_rows) / (problem.batch * most_rows)
+    packed = 4 * problem.groups * tables.rows * round_up(r.outputs, tile.n)
+    work = Work(blocks, blocks, steps, int(part * moved_bytes(problem)) + packed)
+    task = Task(kernel(tile, loader), (tiles, problem.groups, len(tables.first_rows)), work)
+    return finishing_task(problem, task, int(part * prod(problem.y_shape)))
 
 
 def _gather(
@@ -303,11 +420,10 @@ def _gather(
     tables: _PhaseTables,
     tile: GemmTile,
     loader: LoaderKind,
-    outputs_padded: int,
     table_at: int,
     packed_at: int,
 ) -> Iterator[Launch]:
-    spec = kernel(tile, loader)
+    outputs_padded = round_up(r.outputs, tile.n)
     p = GatherParams(channels=r.channels, outputs=r.outputs, outputs_padded=outputs_padded)
     tables.fill(p)
     p.source_batch, p.source_channel = r.source_strides[:2]
@@ -318,8 +434,7 @@ def _gather(
     p.source_row, p.source_column = pixel_strides(r.source_strides, r.source)
     p.written_row, p.written_column = pixel_strides(r.written_strides, r.written)
     p.source_height, p.source_width = r.source_size
-    channel_tiles = -(-r.outputs // tile.n)
-    p.channel_tiles = FastDivisor.of(channel_tiles)
+    p.channel_tiles = FastDivisor.of(ceil_div(r.outputs, tile.n))
     p.written_vector = _written_vector(problem, r)
     p.border = BORDERS[r.border]
     crop_top, crop_bottom, crop_left, crop_right = (max(-side, 0) for side in problem.padding)
@@ -333,44 +448,15 @@ def _gather(
         where["table"] = ("workspace", table_at)
     if problem.kind is Pass.FPROP and problem.bias:
         where["bias"] = "bias"
-
-    # Flattened pixels must stay below 2^31: first whole images per launch, then rows of one image.
-    most_rows, most_columns = max(h.count for h in tables.h), max(w.count for w in tables.w)
-    limit = (DIVIDEND_LIMIT - 1) // channel_tiles // tile.m * tile.m
-    images = min(problem.batch, max(1, limit // (most_rows * most_columns)))
-    lines = most_rows if images > 1 else min(most_rows, limit // most_columns)
-    for first_image in range(0, problem.batch, images):
-        for first_line in range(0, most_rows, max(lines, 1)):
-            p.batch = min(images, problem.batch - first_image)
-            for i, h in enumerate(tables.h):
-                p.phase_h[i] = AxisPhase.of(h.cut(min(first_line, h.count), lines))
-                p.phase_h[i].count.divisor = max(0, min(lines, h.count - first_line))
-            tiles = -(-p.batch * min(lines, most_rows) * most_columns // tile.m) * channel_tiles
-            blocks = steps = 0
-            for i in range(len(tables.h)):
-                for w in tables.w:
-                    rows = round_up(tables.h[i].taps * w.taps * r.channels, DEPTH)
-                    here = -(-p.batch * p.phase_h[i].count.divisor * w.count // tile.m) * channel_tiles * problem.groups
-                    blocks, steps = blocks + here, steps + here * rows // DEPTH
-            part = p.batch * min(lines, most_rows) / (problem.batch * most_rows)
-            work = Work(
-                blocks,
-                blocks,
-                steps,
-                int(part * moved_bytes(problem)) + 4 * problem.groups * tables.rows * outputs_padded,
-            )
-            written = (r.written, 4 * first_image * r.written_strides[0])
-            source = (r.source, 4 * first_image * r.source_strides[0])
-            launch = Launch(
-                spec,
-                (tiles, problem.groups, len(tables.first_rows)),
-                (tile.threads, 1, 1),
-                0,
-                bytes(p),
-                layout.slots(GatherParams, **{**where, "source": source, "written": written}),
-                work,
-            )
-            yield finishing(problem, launch, int(part * prod(problem.y_shape)))
+    for slab in _slabs(problem, r, tables, tile):
+        p.batch = slab.images
+        for i, h in enumerate(tables.h):
+            p.phase_h[i] = AxisPhase.of(h.cut(min(slab.first_line, h.count), slab.lines))
+            p.phase_h[i].count.divisor = slab.lines_of(h)
+        where["source"] = (r.source, 4 * slab.first_image * r.source_strides[0])
+        where["written"] = (r.written, 4 * slab.first_image * r.written_strides[0])
+        task = _gather_task(problem, r, tables, slab, tile, loader)
+        yield finishing(problem, task.launch(bytes(p), layout.slots(GatherParams, **where)))
 
 
 def _written_vector(problem: Problem, r: Roles) -> int:
@@ -394,8 +480,3 @@ def dense_channels(strides: Strides, channels: int, problem: Problem) -> bool:
 
 def pixel_strides(strides: Strides, what: str) -> Extents:
     return int32(strides[2], f"the row stride of {what}"), int32(strides[3], f"the column stride of {what}")
-
-
-def _chunks(phases: tuple[Phase, ...]) -> Iterator[tuple[Phase, ...]]:
-    for first in range(0, len(phases), MAX_PHASES):
-        yield phases[first : first + MAX_PHASES]

@@ -82,6 +82,22 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
+class Task:
+    """A launch in counts: which kernel, how many blocks of it, how much work. That is enough to weigh it (plan/cost.py)
+    and costs next to nothing, so every candidate has its tasks; launches are made for the one that is chosen."""
+
+    kernel: KernelSpec
+    grid: Dim3
+    work: Work
+    times: int = 1
+    """Launches that differ in their parameters alone: slabs of an image, phases of a stride."""
+
+    def launch(self, params: bytes, pointers: tuple[PointerSlot, ...], dynamic_shared: int = 0) -> Launch:
+        """One of the launches."""
+        return Launch(self.kernel, self.grid, (self.kernel.threads, 1, 1), dynamic_shared, params, pointers, self.work)
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """One kernel launch of a plan."""
 
@@ -111,8 +127,6 @@ class Schedule:
 
     launches: tuple[Launch, ...]
     workspace_bytes: int
-    sums: tuple[int, ...]
-    """How one element of the result is summed: so many products in sequence, so many of these sums in sequence, ..."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 from ..problem import Pass, Problem
 from . import gather, wgrad
 from .direct import direct_error
 from .layout import WgradParams
-from .plan import KernelSpec, Schedule
+from .plan import KernelSpec, Schedule, Task
 from .tiles import SMALL, SQUARE, TALL, WIDE, GemmTile
 from .ways import Way
 
@@ -30,7 +31,7 @@ class PointwiseWgradWay:
     def name(self) -> str:
         return self.kernel.symbol
 
-    @property
+    @cached_property
     def kernel(self) -> KernelSpec:
         return KernelSpec(
             stem="pointwise_wgrad",
@@ -54,27 +55,30 @@ class PointwiseWgradWay:
             return f"images of fewer than {LEAST_PIXELS} pixels"
         return None
 
+    def cut(self, problem: Problem, sms: int, workspace: int) -> wgrad.Cut:
+        """As for the general kernel, in whose place this one runs."""
+        resident = wgrad.kernel(self.tile, True, False).min_blocks
+        return wgrad.cut(problem, self.tile, resident, sms, workspace)
+
+    def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
+        return wgrad.tasks(problem, self.kernel, self.cut(problem, sms, workspace))
+
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
-        """As the general kernel's, with this one in its place."""
-        general = wgrad.launches(problem, self.tile, True, sms, workspace)
-        return replace(
-            general,
-            launches=tuple(
-                launch if launch.kernel == wgrad.REDUCE else replace(launch, kernel=self.kernel)
-                for launch in general.launches
-            ),
-        )
+        return wgrad.launches(problem, self.kernel, self.cut(problem, sms, workspace))
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
-        return direct_error(problem, self.schedule(problem, sms, workspace))
+        return direct_error(problem, wgrad.sums(problem, self.cut(problem, sms, workspace)))
+
+
+WAYS = tuple(map(PointwiseWgradWay, TILES))
 
 
 def ways(problem: Problem) -> Iterator[Way]:
     """Every tile; only for the weight gradient of kernels of one tap."""
     if problem.kind is Pass.WGRAD and problem.kernel == (1, 1):
-        yield from map(PointwiseWgradWay, TILES)
+        yield from WAYS
 
 
 def all_kernels() -> Iterator[KernelSpec]:
     """Every instance that this planner can choose."""
-    yield from (PointwiseWgradWay(tile).kernel for tile in TILES)
+    yield from (way.kernel for way in WAYS)

@@ -10,20 +10,21 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from ..problem import Extents, PaddingMode, Pair, Pass, Problem
 from . import layout
 from .depthwise import MOST_CHANNELS
 from .direct import direct_error
-from .epilogue import finishing, finishing_kernel
+from .epilogue import finishing, finishing_kernel, finishing_task
 from .gather import pixel_strides, roles
 from .layout import DIVIDEND_LIMIT, FastDivisor, StripParams, StripWgradParams
-from .plan import KernelSpec, Launch, Schedule, Work
-from .rounding import round_up
+from .plan import KernelSpec, Schedule, Task, Work
+from .rounding import ceil_div, round_up
 from .traffic import moved_bytes
 from .ways import Way
-from .wgrad import reduction
+from .wgrad import reduction, reduction_task
 
 THREADS = 128
 MOST_ROWS = 64
@@ -56,6 +57,19 @@ def _arguments(taps: Pair, stride: int, lanes: str) -> str:
     return f"{taps[0]}, {taps[1]}, {stride}, polyconv::Lanes::k{lanes.capitalize()}"
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How the positions of all planes are cut into strips."""
+
+    rows_per_strip: int
+    row_strips: int
+    """Below one another in a plane."""
+    column_strips: int
+    """Side by side in a plane."""
+    strips: int
+    """Of all planes."""
+
+
 @dataclass(frozen=True)
 class StripWay:
     """fprop or dgrad, one thread per strip."""
@@ -71,7 +85,7 @@ class StripWay:
     def name(self) -> str:
         return self.kernel.symbol
 
-    @property
+    @cached_property
     def kernel(self) -> KernelSpec:
         (h, w), stem = self.taps, "depthwise_scatter" if self.scatters else "depthwise_strip"
         wide = self._columns > 1
@@ -100,7 +114,7 @@ class StripWay:
             return "the gradient of a channel sums over several outputs"
         rows, columns = self._positions(problem)
         planes = problem.batch * problem.groups * roles(problem).outputs
-        if planes * columns * -(-rows // LEAST_ROWS) >= DIVIDEND_LIMIT:
+        if planes * columns * ceil_div(rows, LEAST_ROWS) >= DIVIDEND_LIMIT:
             return "too many strips to number"
         return None
 
@@ -117,17 +131,27 @@ class StripWay:
         first_h, first_w = top // self.stride, left // self.stride
         return (height - 1 + top) // self.stride - first_h + 1, (width - 1 + left) // self.stride - first_w + 1
 
+    def cut(self, problem: Problem, sms: int) -> Cut:
+        rows, columns = self._positions(problem)
+        column_strips = ceil_div(columns, self._columns)
+        side_by_side = column_strips * problem.batch * problem.groups * roles(problem).outputs
+        rows_each = rows_per_strip(rows, self, side_by_side, sms)
+        row_strips = ceil_div(rows, rows_each)
+        return Cut(rows_each, row_strips, column_strips, side_by_side * row_strips)
+
+    def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
+        cut = self.cut(problem, sms)
+        blocks = ceil_div(cut.strips, THREADS)
+        steps = blocks * (cut.rows_per_strip + halo_steps(self.taps[0], self.stride))
+        task = Task(self.kernel, (blocks, 1, 1), Work(blocks, blocks, steps, moved_bytes(problem)))
+        yield finishing_task(problem, task, prod(problem.y_shape), self.fewer_blocks)
+
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         """The one launch; no workspace."""
         r = roles(problem)
-        channels = problem.groups * r.outputs
         rows, columns = self._positions(problem)
-        column_strips = -(-columns // self._columns)
-        side_by_side = column_strips * problem.batch * channels
-        p = StripParams(rows=rows, columns=columns)
-        p.rows_per_strip = rows_per_strip(rows, self, side_by_side, sms)
-        row_strips = -(-rows // p.rows_per_strip)
-        p.strips = side_by_side * row_strips
+        cut = self.cut(problem, sms)
+        p = StripParams(rows=rows, columns=columns, rows_per_strip=cut.rows_per_strip, strips=cut.strips)
         p.source_batch, p.source_channel = r.source_strides[:2]
         p.written_batch, p.written_channel = r.written_strides[:2]
         p.source_row, p.source_column = pixel_strides(r.source_strides, r.source)
@@ -147,20 +171,16 @@ class StripWay:
             p.w_row, p.w_column = -p.w_row, -p.w_column
         else:
             p.first_row, p.first_column = -top, -left
-        p.column_strips, p.row_strips = FastDivisor.of(column_strips), FastDivisor.of(row_strips)
-        p.channels, p.multiplier = FastDivisor.of(channels), FastDivisor.of(r.outputs)
+        p.column_strips, p.row_strips = FastDivisor.of(cut.column_strips), FastDivisor.of(cut.row_strips)
+        p.channels, p.multiplier = FastDivisor.of(problem.groups * r.outputs), FastDivisor.of(r.outputs)
         where = {"source": r.source, "w": "w", "written": r.written}
         if problem.kind is Pass.FPROP and problem.bias:
             where["bias"] = "bias"
-        grid = (-(-p.strips // THREADS), 1, 1)
-        halo = halo_steps(self.taps[0], self.stride)
-        work = Work(grid[0], grid[0], grid[0] * (p.rows_per_strip + halo), moved_bytes(problem))
-        launch = Launch(self.kernel, grid, (THREADS, 1, 1), 0, bytes(p), layout.slots(StripParams, **where), work)
-        launch = finishing(problem, launch, prod(problem.y_shape), self.fewer_blocks)
-        return Schedule((launch,), 0, (self.taps[0] * self.taps[1] + problem.bias,))
+        (task,) = self.tasks(problem, sms, workspace)
+        return Schedule((finishing(problem, task.launch(bytes(p), layout.slots(StripParams, **where))),), 0)
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
-        return direct_error(problem, self.schedule(problem, sms, workspace))
+        return direct_error(problem, (self.taps[0] * self.taps[1] + problem.bias,))
 
 
 def _refusal(problem: Problem, taps: Pair, stride: int, lanes: str) -> str | None:
@@ -180,7 +200,7 @@ def _refusal(problem: Problem, taps: Pair, stride: int, lanes: str) -> str | Non
 
 def halo_steps(taps: int, stride: int) -> int:
     """Steps of a strip beyond its rows: they open its first outputs, or complete its last ones."""
-    return -(-taps // stride) - 1
+    return ceil_div(taps, stride) - 1
 
 
 def rows_per_strip(rows: int, way: StripWay | StripWgradWay, side_by_side: int, sms: int) -> int:
@@ -188,11 +208,27 @@ def rows_per_strip(rows: int, way: StripWay | StripWgradWay, side_by_side: int, 
     halo, filled = halo_steps(way.taps[0], way.stride), 3 * THREADS * way.kernel.min_blocks * sms
 
     def cost(most: int) -> float:
-        strips = -(-rows // most)
-        return (-(-rows // strips) + halo) * max(side_by_side * strips, filled)
+        strips = ceil_div(rows, most)
+        return (ceil_div(rows, strips) + halo) * max(side_by_side * strips, filled)
 
     most = min(range(MOST_ROWS, LEAST_ROWS - 1, -1), key=cost)
-    return -(-rows // -(-rows // most))
+    return ceil_div(rows, ceil_div(rows, most))
+
+
+@dataclass(frozen=True, slots=True)
+class WgradCut:
+    """How the weight gradient is cut into strips, rounds of a block over these, and slices of rounds."""
+
+    rows_per_strip: int
+    row_strips: int
+    strips: int
+    at_once: int
+    """Strips that a block walks over at a time."""
+    channel_blocks: int
+    rounds: int
+    rounds_per_slice: int
+    slices: int
+    columns_padded: int
 
 
 @dataclass(frozen=True)
@@ -208,7 +244,7 @@ class StripWgradWay:
     def name(self) -> str:
         return self.kernel.symbol
 
-    @property
+    @cached_property
     def kernel(self) -> KernelSpec:
         h, w = self.taps
         arguments = _arguments(self.taps, self.stride, self.lanes)
@@ -230,49 +266,62 @@ class StripWgradWay:
             reason = "too many strips to number"
         return reason
 
+    def cut(self, problem: Problem, sms: int, workspace: int) -> WgradCut:
+        """As many rounds of a block as leave 32 blocks per multiprocessor, and partial sums that fit the workspace."""
+        (rows, columns), channels = problem.out_size, problem.out_channels
+        columns_padded = round_up(self.taps[0] * self.taps[1] + problem.bias, 4)
+        rows_each = rows_per_strip(rows, self, columns * problem.batch * channels, sms)
+        row_strips = ceil_div(rows, rows_each)
+        strips = problem.batch * row_strips * columns
+        at_once, channels_at_once = (THREADS, 1) if self.lanes == COLUMNS else (THREADS // 32, 32)
+        channel_blocks, rounds = ceil_div(channels, channels_at_once), ceil_div(strips, at_once)
+        most = max(1, min(workspace // (4 * channels * columns_padded), ceil_div(32 * sms, channel_blocks)))
+        rounds_each = ceil_div(rounds, most)
+        slices = ceil_div(strips, at_once * rounds_each)
+        return WgradCut(
+            rows_each, row_strips, strips, at_once, channel_blocks, rounds, rounds_each, slices, columns_padded
+        )
+
+    def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
+        cut = self.cut(problem, sms, workspace)
+        yield self._task(problem, cut)
+        yield reduction_task(problem, cut.slices, cut.columns_padded)
+
+    def _task(self, problem: Problem, cut: WgradCut) -> Task:
+        walked = cut.rounds * cut.channel_blocks
+        work = Work(
+            cut.slices * cut.channel_blocks,
+            walked,
+            walked * (cut.rows_per_strip + halo_steps(self.taps[0], self.stride)),
+            moved_bytes(problem) + 4 * cut.slices * problem.out_channels * cut.columns_padded,
+        )
+        return Task(self.kernel, (cut.slices, cut.channel_blocks, 1), work)
+
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         """The partial sums, then their reduction."""
-        area = self.taps[0] * self.taps[1]
-        columns_padded = round_up(area + problem.bias, 4)
+        cut = self.cut(problem, sms, workspace)
         (rows, columns), channels = problem.out_size, problem.out_channels
         p = StripWgradParams(height=problem.in_size[0], width=problem.in_size[1], channels=channels)
-        p.rows, p.rows_per_strip = rows, rows_per_strip(rows, self, columns * problem.batch * channels, sms)
-        row_strips = -(-rows // p.rows_per_strip)
-        p.columns_padded, p.bias = columns_padded, problem.bias
+        p.rows, p.rows_per_strip = rows, cut.rows_per_strip
+        p.columns_padded, p.bias = cut.columns_padded, problem.bias
         p.x_batch, p.x_channel = problem.x_strides[:2]
         p.dy_batch, p.dy_channel = problem.y_strides[:2]
         p.x_row, p.x_column = pixel_strides(problem.x_strides, "x")
         p.dy_row, p.dy_column = pixel_strides(problem.y_strides, "the gradient of y")
         p.pad_top, p.pad_left = problem.padding[0], problem.padding[2]
-        p.column_strips, p.row_strips = FastDivisor.of(columns), FastDivisor.of(row_strips)
+        p.column_strips, p.row_strips = FastDivisor.of(columns), FastDivisor.of(cut.row_strips)
         p.multiplier = FastDivisor.of(problem.channels_per_group[1])
-        p.strips = problem.batch * row_strips * columns
-        # Strips that a block walks over at a time, and channels that it sums for.
-        at_once, together = (THREADS, 1) if self.lanes == COLUMNS else (THREADS // 32, 32)
-        channel_blocks = -(-channels // together)
-        # As many rounds of a block as leave 32 blocks per multiprocessor, and partial sums that fit the workspace.
-        rounds = -(-p.strips // at_once)
-        most = max(1, min(workspace // (4 * channels * columns_padded), -(-32 * sms // channel_blocks)))
-        p.strips_per_slice = at_once * -(-rounds // most)
-        slices = -(-p.strips // p.strips_per_slice)
-        where = {"x": "x", "dy": "y", "partial": "workspace"}
-        slots = layout.slots(StripWgradParams, **where)
-        halo = halo_steps(self.taps[0], self.stride)
-        work = Work(
-            slices * channel_blocks,
-            rounds * channel_blocks,
-            rounds * channel_blocks * (p.rows_per_strip + halo),
-            moved_bytes(problem) + 4 * slices * channels * columns_padded,
-        )
-        first = Launch(self.kernel, (slices, channel_blocks, 1), (THREADS, 1, 1), 0, bytes(p), slots, work)
-        second = reduction(problem, slices, area, columns_padded)
-        in_thread = p.rows_per_strip * (p.strips_per_slice // at_once)
-        in_warp = (2, 2, 2, 2, 2) if self.lanes == COLUMNS else ()
-        sums = (in_thread, *in_warp, THREADS // 32, slices)
-        return Schedule((first, second), 4 * slices * channels * columns_padded, sums)
+        p.strips, p.strips_per_slice = cut.strips, cut.at_once * cut.rounds_per_slice
+        slots = layout.slots(StripWgradParams, x="x", dy="y", partial="workspace")
+        first = self._task(problem, cut).launch(bytes(p), slots)
+        second = reduction(problem, cut.slices, self.taps[0] * self.taps[1], cut.columns_padded)
+        return Schedule((first, second), 4 * cut.slices * channels * cut.columns_padded)
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
-        return direct_error(problem, self.schedule(problem, sms, workspace))
+        cut = self.cut(problem, sms, workspace)
+        in_warp = (2, 2, 2, 2, 2) if self.lanes == COLUMNS else ()
+        sums = (cut.rows_per_strip * cut.rounds_per_slice, *in_warp, THREADS // 32, cut.slices)
+        return direct_error(problem, sums)
 
 
 def _all(kind: Pass) -> Iterator[StripWay | StripWgradWay]:
@@ -291,6 +340,10 @@ def all_kernels() -> Iterator[KernelSpec]:
     yield from (finishing_kernel(way.kernel, way.fewer_blocks) for way in forward)
 
 
+WAYS = {kind: tuple(_all(kind)) for kind in Pass}
+
+
 def ways(problem: Problem) -> Iterator[Way]:
     """What is compiled for the problem's kernel; other problems are none of this family's."""
-    yield from (way for way in _all(problem.kind) if way.taps == problem.kernel and problem.depthwise)
+    if problem.depthwise:
+        yield from (way for way in WAYS[problem.kind] if way.taps == problem.kernel)

@@ -7,7 +7,7 @@ segments and the tiles; so the algebra is asked for the text of a kernel and for
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,55 +28,53 @@ class ToomAxis:
     tiles: int = 1
     """Tiles of m outputs that are computed together: more than one where segments are nested."""
 
-    @property
+    @cached_property
     def taps(self) -> int:
         return sum(self.segments)
 
-    @property
+    @cached_property
     def longest(self) -> int:
         return max(self.segments)
 
-    @property
+    @cached_property
     def points(self) -> int:
         """Products of the inner algorithm, and inputs of its tile."""
         return self.m + self.longest - 1
 
-    @property
+    @cached_property
     def passes(self) -> int:
         """Products of the outer algorithm, over segments and tiles."""
         return self.tiles + len(self.segments) - 1 if self.tiles > 1 else len(self.segments)
 
-    @property
+    @cached_property
     def outputs(self) -> int:
         """Outputs that are computed together."""
         return self.m * self.tiles
 
-    @property
+    @cached_property
     def offsets(self) -> tuple[int, ...]:
         """Where the input tiles of the outer algorithm begin."""
         if self.tiles > 1:
             return tuple(tile * self.m for tile in range(self.passes))
         return tuple(sum(self.segments[:s]) for s in range(len(self.segments)))
 
-    @property
+    @cached_property
     def span(self) -> int:
         """Inputs that are read for the outputs that are computed together."""
         return self.offsets[-1] + self.points
 
-    @property
+    @cached_property
     def is_direct(self) -> bool:
         return self.m == 1
 
-    @property
+    @cached_property
     def struct(self) -> str:
         """The C++ name of the emitted transforms."""
         return "Toom" + "_".join(map(str, (self.m, *self.segments, self.tiles)))
 
     def scheme(self) -> AxisScheme:
         """The exact algorithm."""
-        from ..algebra.segments import AxisScheme
-
-        return AxisScheme.cut(self.m, self.taps, *self.segments, tiles=self.tiles)
+        return _scheme(self)
 
     def text(self) -> str:
         """The C++ struct with the transforms, for a kernel that includes toom.cuh."""
@@ -84,6 +82,13 @@ class ToomAxis:
 
     def __str__(self) -> str:
         return str(self.scheme())
+
+
+@lru_cache(maxsize=256)
+def _scheme(axis: ToomAxis) -> AxisScheme:
+    from ..algebra.segments import AxisScheme
+
+    return AxisScheme.cut(axis.m, axis.taps, *axis.segments, tiles=axis.tiles)
 
 
 @lru_cache(maxsize=256)

@@ -25,8 +25,8 @@ from .layout import (
     ToomWgradParams,
     ToomWgradSumParams,
 )
-from .plan import KernelSpec, Launch, Schedule, Work
-from .rounding import round_up
+from .plan import KernelSpec, Launch, Schedule, Task, Work
+from .rounding import ceil_div, round_up
 from .toom import ToomAxis
 from .traffic import moved_bytes
 
@@ -102,6 +102,7 @@ def tiles(h: ToomAxis, w: ToomAxis, classed: bool) -> tuple[WgradTile, ...]:
     return (POINTS,) if w == FIVE else (SEGMENTS,) if w == NINE else (SMALL,)
 
 
+@lru_cache(maxsize=1024)
 def kernel(h: ToomAxis, w: ToomAxis, tile: WgradTile, classed: bool) -> KernelSpec:
     strided = "_strided" if classed else ""
     return KernelSpec(
@@ -126,6 +127,7 @@ SUM = KernelSpec(
 )
 
 
+@lru_cache(maxsize=1024)
 def finish_kernel(h: ToomAxis, w: ToomAxis) -> KernelSpec:
     return KernelSpec(
         stem="toom_wgrad_finish",
@@ -277,13 +279,39 @@ class ToomWgradWay:
         flush = max(1, FLUSH * self.tile.split // TILE_CHUNK)
         return _Work(rows, tiles, tiles_h, interleave, outer, k_tiles, c_tiles, products, best, flush)
 
+    def _elements(self, problem: Problem, work: _Work) -> int:
+        """Partial sums of one slice."""
+        return problem.groups * work.k_tiles * work.c_tiles * self.partial_elements
+
+    def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
+        return self._tasks(problem, self.work(problem, sms, workspace))
+
+    def _tasks(self, problem: Problem, work: _Work) -> Iterator[Task]:
+        """The sums of all slices; the sum of these, if there are several; the transform to taps."""
+        slices, elements = work.slices * self.tile.split, self._elements(problem, work)
+        blocks = int32(work.blocks * problem.groups * work.slices, "the number of blocks")
+        walked = blocks // work.slices * work.rows
+        steps = walked * work.chunks
+        lines = self.tile.k * self.h.m + self.tile.c * self.h.points  # rows that a chunk reads
+        scattered = steps * lines * (min(32, work.outer_phases) - 1)
+        done = Work(blocks, walked, steps, moved_bytes(problem) + 4 * elements * slices, scattered)
+        yield Task(self.spec(problem), (blocks, 1, 1), done)
+        if slices > 1:
+            blocks = ceil_div(elements, 4 * SUM.threads)
+            yield Task(SUM, (blocks, 1, 1), Work(blocks, blocks, blocks * slices, 4 * elements * (slices + 1)))
+        finish = finish_kernel(self.h, self.w)
+        pairs = int32(problem.out_channels * self.channels(problem), "the number of pairs of channels")
+        blocks = ceil_div(pairs, finish.threads)
+        taps = problem.kernel[0] * problem.kernel[1]
+        moved = 4 * pairs * (taps + self.partial_elements // (self.tile.k * self.tile.c))
+        yield Task(finish, (blocks, 1, 1), Work(blocks, blocks, blocks, moved))
+
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         """The launches: the sums of all slices, their sum, and the transform to taps."""
         work = self.work(problem, sms, workspace)
         h, w = lattices(problem)
         channels, k = self.channels(problem), problem.channels_per_group[1]
         groups, classes = problem.groups, len(h.classes) * len(w.classes)
-        spec = self.spec(problem)
         int32(work.rows * work.chunks, "the number of tiles")
         p = ToomWgradParams(channels=channels, outputs=k, count_h=h.count, count_w=w.count)
         p.x_batch, p.x_channel, _, _ = problem.x_strides
@@ -293,7 +321,7 @@ class ToomWgradWay:
         p.x_row = int32(x_row * h.read_step, "the row stride of x")
         p.x_column = int32(x_column * w.read_step, "the column stride of x")
         p.x_next_row, p.dy_next_row = 4 * p.x_row * h.dilation, 4 * p.dy_row * h.dilation
-        warps = spec.threads // 32
+        warps = self.spec(problem).threads // 32
         p.x_next_channel, p.dy_next_channel = 4 * warps * p.x_channel, 4 * warps * p.dy_channel
         for i, tap_class in enumerate(h.classes):
             p.read_first_h[i] = int32(tap_class.read_first, "the first row that a tap reads")
@@ -311,39 +339,27 @@ class ToomWgradWay:
         p.interleaved = FastDivisor.of(work.interleave)
         p.classes, p.classes_w = FastDivisor.of(classes), FastDivisor.of(len(w.classes))
 
-        slices = work.slices * self.tile.split
-        elements = groups * work.k_tiles * work.c_tiles * self.partial_elements
-        bias_at = 4 * elements * slices
+        bias_at = 4 * self._elements(problem, work) * work.slices * self.tile.split
         where: dict[str, str | tuple[str, int]] = {"x": "x", "dy": "y", "partial": "workspace"}
         if problem.bias:
             where["bias_partial"] = ("workspace", bias_at)
-        grid = (int32(work.blocks * groups * work.slices, "the number of blocks"), 1, 1)
-        shared = self.shared_bytes
-        slots = layout.slots(ToomWgradParams, **where)
-        steps = grid[0] // work.slices * work.rows * work.chunks
-        lines = self.tile.k * self.h.m + self.tile.c * self.h.points  # rows that a chunk reads
-        scattered = steps * lines * (min(32, work.outer_phases) - 1)
-        done = Work(grid[0], grid[0] // work.slices * work.rows, steps, moved_bytes(problem) + bias_at, scattered)
-        found = [Launch(spec, grid, (spec.threads, 1, 1), shared, bytes(p), slots, done)]
-        if slices > 1:
-            s = ToomWgradSumParams(elements=elements, slices=slices)
-            grid = (-(-elements // (4 * SUM.threads)), 1, 1)
-            slots = layout.slots(ToomWgradSumParams, partial="workspace")
-            done = Work(grid[0], grid[0], grid[0] * slices, 4 * elements * (slices + 1))
-            found.append(Launch(SUM, grid, (SUM.threads, 1, 1), 0, bytes(s), slots, done))
-        found.append(self._finish(problem, work, bias_at))
-        scratch = bias_at + 4 * work.slices * problem.out_channels * problem.bias
-        return Schedule(tuple(found), scratch, self.sums(work))
+        first, *between, last = self._tasks(problem, work)
+        found = [first.launch(bytes(p), layout.slots(ToomWgradParams, **where), self.shared_bytes)]
+        for task in between:
+            s = ToomWgradSumParams(elements=self._elements(problem, work), slices=work.slices * self.tile.split)
+            found.append(task.launch(bytes(s), layout.slots(ToomWgradSumParams, partial="workspace")))
+        found.append(self._finish(problem, work, last, bias_at))
+        return Schedule(tuple(found), bias_at + 4 * work.slices * problem.out_channels * problem.bias)
 
     def sums(self, work: _Work) -> tuple[int, ...]:
         """Tiles that are added in sequence, such sums in a slice, slices in a group; what is left is added at last."""
         return work.flush * TILE_CHUNK // self.tile.split, -(-work.chunks_per_slice // work.flush), SLICES_PER_GROUP
 
-    def _finish(self, problem: Problem, work: _Work, bias_at: int) -> Launch:
+    def _finish(self, problem: Problem, work: _Work, task: Task, bias_at: int) -> Launch:
         h, w = lattices(problem)
         channels, k = self.channels(problem), problem.channels_per_group[1]
         p = ToomWgradFinishParams(slices=work.slices, outputs=k, all_outputs=problem.out_channels)
-        p.pairs = int32(problem.out_channels * channels, "the number of pairs of channels")
+        p.pairs = problem.out_channels * channels
         p.dw_k, p.dw_channel, _, _ = problem.w_strides
         p.dw_row, p.dw_column = pixel_strides(problem.w_strides, "the weight")
         p.channels, p.outputs_divisor = FastDivisor.of(channels), FastDivisor.of(k)
@@ -354,17 +370,10 @@ class ToomWgradWay:
             p.taps_h[i], p.tap_first_h[i], p.tap_stride_h = tap_class.taps, tap_class.tap_first, tap_class.tap_stride
         for i, tap_class in enumerate(w.classes):
             p.taps_w[i], p.tap_first_w[i], p.tap_stride_w = tap_class.taps, tap_class.tap_first, tap_class.tap_stride
-        spec = finish_kernel(self.h, self.w)
         where: dict[str, str | tuple[str, int]] = {"partial": "workspace", "dw": "dw"}
         if problem.bias:
             where.update(bias_partial=("workspace", bias_at), db="db")
-        grid = (-(-p.pairs // spec.threads), 1, 1)
-        taps = problem.kernel[0] * problem.kernel[1]
-        done = Work(
-            grid[0], grid[0], grid[0], 4 * p.pairs * (taps + self.partial_elements // (self.tile.k * self.tile.c))
-        )
-        slots = layout.slots(ToomWgradFinishParams, **where)
-        return Launch(spec, grid, (spec.threads, 1, 1), 0, bytes(p), slots, done)
+        return task.launch(bytes(p), layout.slots(ToomWgradFinishParams, **where))
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         """The largest error that is to be expected, relative to the scale of dw."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 
 from ..problem import Pass, Problem
 
 
+@lru_cache(maxsize=1024)
 def moved_bytes(problem: Problem) -> int:
     """Every element of x and of y once: read or written, but for the rows of x that a large stride skips."""
     return int(4 * (prod(problem.x_shape) * _rows_read(problem) + prod(problem.y_shape)))

@@ -1,17 +1,19 @@
 """What every family of kernels offers the planner: ways to compute a problem.
 
 A way is a kernel (or a chain of them) with its template arguments settled and nothing else: it can be asked about any
-problem whether it takes it, how far it would stray, and what to launch; the launches say how much work they are, from
-which plan/cost.py knows what they cost. So the planner, the exporter and the tests treat all kernels alike, and a new
-family is one module with ``ways(problem)`` and ``all_kernels()``.
+problem whether it takes it, how far it would stray, how much work it would be (from which plan/cost.py knows what it
+costs), and at last what to launch. Only the way that is chosen is asked that, and its launches are made of the tasks
+that it was weighed by. So the planner, the exporter and the tests treat all kernels alike, and a new family is one
+module with ``ways(problem)`` and ``all_kernels()``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from ..problem import Problem
-from .plan import Schedule
+from .plan import Schedule, Task
 
 
 class Way(Protocol):
@@ -27,6 +29,9 @@ class Way(Protocol):
 
     def refusal(self, problem: Problem) -> str | None:
         """Why it cannot compute this problem, or None."""
+
+    def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterable[Task]:
+        """What :meth:`schedule` launches, in counts."""
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         """The launches, for a device of ``sms`` multiprocessors and scratch memory of ``workspace`` bytes."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 
 from ..problem import PaddingMode, Problem
 from . import layout
 from .errors import int32
 from .gather import BORDERS, pixel_strides
 from .layout import DIVIDEND_LIMIT, FastDivisor, ReduceParams, WgradParams
-from .plan import KernelSpec, Launch, Schedule, Work
-from .rounding import round_up
+from .plan import KernelSpec, Launch, Schedule, Task, Work
+from .rounding import ceil_div, round_up
 from .tiles import WGRAD_TILES, GemmTile
 from .traffic import moved_bytes
 
@@ -21,6 +23,7 @@ MOST_SLICES = 65535
 """Slices are the grid's z dimension."""
 
 
+@lru_cache(maxsize=1024)
 def kernel(tile: GemmTile, vector: bool, bordered: bool) -> KernelSpec:
     flags = f"{'true' if vector else 'false'}, {'true' if bordered else 'false'}"
     return KernelSpec(
@@ -62,33 +65,74 @@ def columns_of(problem: Problem) -> int:
     return problem.channels_per_group[0] * problem.kernel[0] * problem.kernel[1]
 
 
-def slicing(problem: Problem, tile: GemmTile, resident: int, sms: int, workspace: int) -> tuple[int, int]:
-    """Pixels per slice and number of slices.
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a problem is cut into tiles of dw and slices of pixels."""
 
-    Enough slices to fill the device evenly and to keep each sum short, few enough for the workspace.
-    """
+    k_tiles: int
+    column_tiles: int
+    columns_padded: int
+    pixels_per_slice: int
+    images: int
+    """Of one launch: flattened pixels must stay below 2^31. Each launch has slices of its own."""
+
+
+def cut(problem: Problem, tile: GemmTile, resident: int, sms: int, workspace: int) -> Cut:
+    """Enough slices to fill the device evenly and to keep each sum short, few enough for the workspace."""
     out_h, out_w = problem.out_size
     pixels = problem.batch * out_h * out_w
     columns = columns_of(problem) + problem.bias
-    k = problem.channels_per_group[1]
-    per_slice = 4 * problem.out_channels * round_up(columns, 4)
-    tiles = -(-k // tile.m) * -(-columns // tile.n) * problem.groups
-    wanted = max(-(-pixels // MOST_PIXELS_PER_SLICE), -(-2 * sms * resident // tiles))
-    most = min(max(1, workspace // per_slice), max(1, pixels // 64), MOST_SLICES)
-    pixels_per_slice = round_up(-(-pixels // min(wanted, most)), 8)
-    return pixels_per_slice, -(-pixels // pixels_per_slice)
+    columns_padded = round_up(columns, 4)
+    k_tiles, column_tiles = ceil_div(problem.channels_per_group[1], tile.m), ceil_div(columns, tile.n)
+    wanted = max(
+        ceil_div(pixels, MOST_PIXELS_PER_SLICE), ceil_div(2 * sms * resident, k_tiles * column_tiles * problem.groups)
+    )
+    most = min(max(1, workspace // (4 * problem.out_channels * columns_padded)), max(1, pixels // 64), MOST_SLICES)
+    pixels_per_slice = round_up(ceil_div(pixels, min(wanted, most)), 8)
+    int32(out_h * out_w + pixels_per_slice, "the number of pixels of one image of y")
+    images = min(problem.batch, max(1, (DIVIDEND_LIMIT - 1 - pixels_per_slice) // (out_h * out_w)))
+    return Cut(k_tiles, column_tiles, columns_padded, pixels_per_slice, images)
 
 
-def launches(problem: Problem, tile: GemmTile, vector: bool, sms: int, workspace: int) -> Schedule:
+def _parts(problem: Problem, cut: Cut) -> Iterator[tuple[int, int, int]]:
+    """Of each launch its first image, its pixels and its slices."""
+    out_h, out_w = problem.out_size
+    for first_image in range(0, problem.batch, cut.images):
+        pixels = min(cut.images, problem.batch - first_image) * out_h * out_w
+        yield first_image, pixels, ceil_div(pixels, cut.pixels_per_slice)
+
+
+def slices_of(problem: Problem, cut: Cut) -> int:
+    return sum(slices for _, _, slices in _parts(problem, cut))
+
+
+def sums(problem: Problem, cut: Cut) -> tuple[int, ...]:
+    """How one weight is summed: so many pixels in sequence, so many slices in sequence."""
+    return cut.pixels_per_slice, slices_of(problem, cut)
+
+
+def tasks(problem: Problem, spec: KernelSpec, cut: Cut) -> Iterator[Task]:
+    """What one candidate launches, in counts."""
+    for _, pixels, slices in _parts(problem, cut):
+        yield _task(problem, spec, cut, pixels, slices)
+    yield reduction_task(problem, slices_of(problem, cut), cut.columns_padded)
+
+
+def _task(problem: Problem, spec: KernelSpec, cut: Cut, pixels: int, slices: int) -> Task:
+    grid = (cut.k_tiles * cut.column_tiles, problem.groups, slices)
+    blocks = grid[0] * grid[1] * slices
+    part = pixels / (problem.batch * problem.out_size[0] * problem.out_size[1])
+    moved = int(part * moved_bytes(problem)) + 4 * slices * problem.out_channels * cut.columns_padded
+    return Task(spec, grid, Work(blocks, blocks, ceil_div(pixels, 8) * grid[0] * grid[1], moved))
+
+
+def launches(problem: Problem, spec: KernelSpec, cut: Cut) -> Schedule:
     """The launches of one candidate: the partial sums, then their reduction."""
-    spec = kernel(tile, vector, bordered(problem))
-    pixels_per_slice, _ = slicing(problem, tile, spec.min_blocks, sms, workspace)
     channels, k = problem.channels_per_group
     columns = columns_of(problem)
-    columns_padded = round_up(columns + problem.bias, 4)
     out_h, out_w = problem.out_size
     p = WgradParams(height=problem.in_size[0], width=problem.in_size[1], k=k, channels=channels, groups=problem.groups)
-    p.columns, p.columns_padded, p.bias = int32(columns, "channels times kernel area"), columns_padded, problem.bias
+    p.columns, p.columns_padded, p.bias = int32(columns, "channels times kernel area"), cut.columns_padded, problem.bias
     p.x_batch, p.x_channel = problem.x_strides[:2]
     p.dy_batch, p.dy_channel = problem.y_strides[:2]
     p.x_row, p.x_column = pixel_strides(problem.x_strides, "x")
@@ -97,41 +141,36 @@ def launches(problem: Problem, tile: GemmTile, vector: bool, sms: int, workspace
     p.stride_h, p.stride_w = problem.stride
     p.dilation_h, p.dilation_w = problem.dilation
     p.pad_top, p.pad_left = problem.padding[0], problem.padding[2]
-    k_tiles, column_tiles = -(-k // tile.m), -(-(columns + problem.bias) // tile.n)
-    p.k_tiles, p.out_height, p.out_width = FastDivisor.of(k_tiles), FastDivisor.of(out_h), FastDivisor.of(out_w)
+    p.k_tiles, p.out_height, p.out_width = FastDivisor.of(cut.k_tiles), FastDivisor.of(out_h), FastDivisor.of(out_w)
     p.kernel_area = FastDivisor.of(problem.kernel[0] * problem.kernel[1])
     p.kernel_width = FastDivisor.of(problem.kernel[1])
-    p.pixels_per_slice = pixels_per_slice
-
-    # Flattened pixels must stay below 2^31: whole images per launch, each launch with slices of its own.
+    p.pixels_per_slice = cut.pixels_per_slice
     found = []
-    images = min(problem.batch, max(1, (DIVIDEND_LIMIT - 1 - pixels_per_slice) // (out_h * out_w)))
-    int32(out_h * out_w + pixels_per_slice, "the number of pixels of one image of y")
-    slices = 0
-    for first_image in range(0, problem.batch, images):
-        p.pixels = min(images, problem.batch - first_image) * out_h * out_w
-        here = -(-p.pixels // pixels_per_slice)
+    scratch = 0
+    for first_image, pixels, slices in _parts(problem, cut):
+        p.pixels = pixels
         where = {
             "x": ("x", 4 * first_image * problem.x_strides[0]),
             "dy": ("y", 4 * first_image * problem.y_strides[0]),
-            "partial": ("workspace", 4 * slices * problem.out_channels * columns_padded),
+            "partial": ("workspace", scratch),
         }
-        grid = (k_tiles * column_tiles, problem.groups, here)
-        blocks = grid[0] * grid[1] * here
-        part = p.pixels / (problem.batch * out_h * out_w)
-        moved = int(part * moved_bytes(problem)) + 4 * here * problem.out_channels * columns_padded
-        work = Work(blocks, blocks, -(-p.pixels // 8) * grid[0] * grid[1], moved)
-        found.append(Launch(spec, grid, (tile.threads, 1, 1), 0, bytes(p), layout.slots(WgradParams, **where), work))
-        slices += here
-    found.append(reduction(problem, slices, columns, columns_padded))
-    scratch = 4 * slices * problem.out_channels * columns_padded
-    return Schedule(tuple(found), scratch, (pixels_per_slice, slices))
+        task = _task(problem, spec, cut, pixels, slices)
+        found.append(task.launch(bytes(p), layout.slots(WgradParams, **where)))
+        scratch += 4 * slices * problem.out_channels * cut.columns_padded
+    found.append(reduction(problem, slices_of(problem, cut), columns, cut.columns_padded))
+    return Schedule(tuple(found), scratch)
+
+
+def reduction_task(problem: Problem, slices: int, columns_padded: int) -> Task:
+    """The task that adds the slices' partial sums."""
+    elements = int32(problem.out_channels * columns_padded, "the number of weights")
+    blocks = ceil_div(elements, REDUCE.threads)
+    return Task(REDUCE, (blocks, 1, 1), Work(blocks, blocks, blocks * slices, 4 * (slices + 1) * elements))
 
 
 def reduction(problem: Problem, slices: int, columns: int, columns_padded: int) -> Launch:
-    """The launch that adds the slices' partial sums, which start at the beginning of the workspace."""
+    """Its launch; the partial sums start at the beginning of the workspace."""
     p = ReduceParams(slices=slices, columns=columns, elements=problem.out_channels * columns_padded)
-    int32(p.elements, "the number of weights")
     p.dw_k, p.dw_channel, p.dw_row, p.dw_column = problem.w_strides
     p.columns_padded = FastDivisor.of(columns_padded)
     p.kernel_area = FastDivisor.of(problem.kernel[0] * problem.kernel[1])
@@ -139,6 +178,4 @@ def reduction(problem: Problem, slices: int, columns: int, columns_padded: int) 
     where = {"partial": "workspace", "dw": "dw"}
     if problem.bias:
         where["db"] = "db"
-    grid = (-(-p.elements // REDUCE.threads), 1, 1)
-    work = Work(grid[0], grid[0], grid[0] * slices, 4 * (slices + 1) * p.elements)
-    return Launch(REDUCE, grid, (REDUCE.threads, 1, 1), 0, bytes(p), layout.slots(ReduceParams, **where), work)
+    return reduction_task(problem, slices, columns_padded).launch(bytes(p), layout.slots(ReduceParams, **where))

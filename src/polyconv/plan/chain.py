@@ -1,0 +1,158 @@
+"""The sizes of one chain of separable launches: how the four kernels of kernels/half_layout.cuh cut their work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..algebra.lattice import DenseAxis
+from ..problem import Problem
+from .gather import roles
+from .layout import DIVIDEND_LIMIT
+from .rounding import ceil_div, round_up
+from .toom import ToomAxis
+
+CHUNK = 8
+"""Channels that half_gemm.cuh sums between two barriers."""
+INVERSE_THREADS = 128
+LEAST_SHARED = 96 * 1024
+"""Bytes of shared memory that a multiprocessor has at least."""
+STRETCH_VECTORS = 256
+"""Vectors of a channel that a block of half_inverse.cuh takes at most."""
+SLABS_TRIED = 48
+"""Sizes of a slab that are weighed at most."""
+
+
+def segments_of(axis: ToomAxis, taps: int) -> int:
+    """Segments that an algorithm cuts so many taps into: all of m taps but the last, which may have ``longest``."""
+    if axis.tiles > 1:
+        return len(axis.segments)
+    return 1 if taps <= axis.longest else ceil_div(taps - axis.longest, axis.m) + 1
+
+
+def columns_of(k_tile: int) -> int:
+    """Columns of a block of half_gemm.cuh (``kU``)."""
+    return 2048 // k_tile
+
+
+def gemm_shared(w: ToomAxis, k_tile: int) -> int:
+    """Bytes of shared memory (``kSharedFloats`` in half_gemm.cuh)."""
+    columns = columns_of(k_tile)
+    rows = k_tile // 8 * (2 if columns == 128 or w.points < 8 else 4)
+    return 4 * w.points * (2 * CHUNK * columns + 2 * CHUNK * k_tile + rows * columns)
+
+
+def gemm_blocks(w: ToomAxis, k_tile: int) -> int:
+    """Blocks per multiprocessor: few points make small blocks, two of which share the four schedulers evenly."""
+    return 2 if w.points <= 6 and 2 * gemm_shared(w, k_tile) <= LEAST_SHARED else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stretches:
+    """A row of outputs, cut for the blocks of half_inverse.cuh."""
+
+    count: int
+    """In a row."""
+    columns: int
+    """Of one."""
+    lines: int
+    """Written channels that a block takes of it."""
+    line_blocks: int
+    """Blocks that take all of them."""
+
+
+class Chain:
+    """One chain of launches: one pair of phases of the lattice.
+
+    A plain class, because every candidate has one: it is made in a few microseconds.
+    """
+
+    def __init__(self, problem: Problem, h: DenseAxis, w: DenseAxis, way_h: ToomAxis, way_w: ToomAxis, k_tile: int):
+        r = roles(problem)
+        self.h, self.w, self.way_h, self.way_w, self.k_tile = h, w, way_h, way_w, k_tile
+        self.batch, self.groups, self.channels, self.outputs = problem.batch, problem.groups, r.channels, r.outputs
+        self.segments_h, self.segments_w = segments_of(way_h, h.taps), segments_of(way_w, w.taps)
+        self.passes = way_w.passes if way_w.tiles > 1 else self.segments_w
+        # Channels of a group, classes and segments counted.
+        self.parts_h = len(h.classes) * self.segments_h
+        self.channels_all = self.parts_h * len(w.classes) * r.channels
+        self.chunks = ceil_div(self.channels_all, CHUNK)
+        # Tiles along H of one phase of one image, and of all.
+        self.tiles_h = ceil_div(h.count, h.dilation * way_h.m)
+        self.rows = problem.batch * h.dilation * self.tiles_h
+        self.units = ceil_div(w.count, w.dilation * way_w.outputs)
+        self.row_columns = self.units * w.dilation
+        # Columns of X: those of the outputs and the ones that the last unit reads beyond itself. An odd number, unless
+        # they are few, so that the points of H do not all lie in one bank of memory.
+        last = way_w.points - 1 + (self.passes - 1) * way_w.m
+        columns = self.row_columns + last // way_w.outputs * w.dilation
+        self.pitch = columns | 1 if columns >= 16 else columns
+        # Of one channel of one row of X, and of all of them.
+        self.vectors = way_w.tiles * self.pitch
+        self.row_stride = way_h.points * problem.groups * self.chunks * CHUNK * self.vectors * way_w.m
+        self.k_tiles = ceil_div(r.outputs, k_tile)
+        self.columns_each = columns_of(k_tile)
+        self.products = way_h.points * problem.groups * self.k_tiles
+        slice_floats = self.chunks * CHUNK * self.passes * way_w.points * k_tile
+        self.weight_bytes = round_up(4 * self.products * slice_floats, 256)
+
+    def source_bytes(self, rows: int) -> int:
+        """X of a slab."""
+        return round_up(4 * rows * self.row_stride, 256)
+
+    def column_tiles(self, rows: int) -> int:
+        """Tiles of columns of half_gemm.cuh in a slab."""
+        return -(-rows * self.row_columns // self.columns_each)
+
+    def columns_filled(self, rows: int) -> int:
+        """Columns of Y: whole tiles, and a few more, so that the points of H do not all lie in one bank of memory."""
+        return self.column_tiles(rows) * self.columns_each + 8
+
+    def written_bytes(self, rows: int) -> int:
+        """Y of a slab."""
+        each = self.way_h.points * self.groups * self.outputs * self.way_w.outputs
+        return round_up(4 * each * self.columns_filled(rows), 256)
+
+    def gemm_tiles(self, rows: int) -> int:
+        """Tiles of half_gemm.cuh in a slab."""
+        return self.products * self.column_tiles(rows)
+
+    def items(self, rows: int) -> int:
+        """Threads of half_transform.cuh that have something to do in a slab."""
+        return rows * self.groups * self.chunks * CHUNK * self.vectors * self.way_w.m
+
+    def bytes_of(self, rows: int) -> int:
+        return self.weight_bytes + self.source_bytes(rows) + self.written_bytes(rows)
+
+    def most_rows(self, workspace: int) -> int:
+        """Rows of the largest slab that fits; 0 if not even one does."""
+        per_row = (self.bytes_of(64) - self.weight_bytes) // 64
+        rows = min(self.rows, max(0, workspace - self.weight_bytes) // per_row + 1, DIVIDEND_LIMIT // self.row_stride)
+        while rows > 0 and self.bytes_of(rows) > workspace:
+            rows -= 1
+        return rows
+
+    def slab_rows(self, sms: int, workspace: int) -> int:
+        """Rows of a slab: as few rounds of the persistent blocks as possible, then as few slabs."""
+        most = self.most_rows(workspace)
+        blocks = sms * gemm_blocks(self.way_w, self.k_tile)
+        least = ceil_div(self.gemm_tiles(self.rows), blocks)  # rounds, however the rows are cut
+        best, fewest = most, 0
+        for rows in range(most, most // 2, -max(1, most // SLABS_TRIED)):
+            slabs, left = divmod(self.rows, rows)
+            launched = slabs + (left > 0)
+            if fewest and least + launched >= fewest:
+                break  # smaller slabs are no fewer of them
+            each = ceil_div(self.gemm_tiles(rows), blocks)
+            last = ceil_div(self.gemm_tiles(left), blocks) if left else 0
+            rounds = slabs * each + last + launched
+            if not fewest or rounds < fewest:
+                best, fewest = rows, rounds
+        return best
+
+    def stretches(self) -> Stretches:
+        """How half_inverse.cuh cuts a row."""
+        parts = self.way_w.tiles
+        units = ceil_div(self.units, ceil_div(parts * self.row_columns, STRETCH_VECTORS))
+        columns = units * self.w.dilation
+        lines = min(self.outputs, max(1, INVERSE_THREADS // (parts * columns)))
+        return Stretches(ceil_div(self.units, units), columns, lines, ceil_div(self.outputs, lines))

@@ -1,0 +1,217 @@
+"""The golden record: plans for all workloads on all known devices, and the machine code of every kernel, as they were.
+
+A change that is to change no plan must leave these files alone; one that does shows in them, problem by problem, what
+it changed. Of launches the record has names and grids, and a hash of everything else in them, parameter bytes included;
+of a kernel's machine code it has a hash for the compiler that made it.
+
+    python tests/golden/record.py                    write all records anew
+    python tests/golden/record.py v100 machine_code  write these
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+from polyconv.cpu import channel_lanes, native, planner
+from polyconv.cpu.device import CpuDevice
+from polyconv.cuda.cache import KernelCache
+from polyconv.cuda.compile import compiler_id
+from polyconv.measure.workloads import catalogue
+from polyconv.plan import DEVICES, KernelSpec, Launch, Plan, all_kernels, plan_cuda
+from polyconv.problem import Activation, PaddingMode, Pass, Problem, channels_last_strides
+
+FOLDER = Path(__file__).resolve().parent
+CPUS = {
+    "avx512": CpuDevice("avx512", cores=16, l1_bytes=48 * 2**10, l2_bytes=2 * 2**20),
+    "avx2": CpuDevice("avx2", cores=8, l1_bytes=32 * 2**10, l2_bytes=512 * 2**10),
+}
+"""Described here, so that the record does not depend on the machine that checks it."""
+MACHINE_CODE = "machine_code"
+ARCHS = ("sm_70", "sm_80")
+DIGITS = 6
+"""Significant ones, of errors and costs."""
+
+Record = dict[str, Any]
+"""By problem: what runs, and how. By kernel: the hash of its machine code."""
+
+
+def problems() -> Iterator[tuple[str, Problem]]:
+    """Every pass of every workload, on dense tensors."""
+    for workload in catalogue().values():
+        for kind in Pass:
+            yield f"{workload.id} {kind}", workload.problem(kind)
+
+
+def variants() -> Iterator[tuple[str, Problem]]:
+    """The same on channels_last tensors, with a border of image values, and with an epilogue."""
+    for name, problem in problems():
+        x, w, y = map(channels_last_strides, (problem.x_shape, problem.w_shape, problem.y_shape))
+        yield f"{name}, channels_last", replace(problem, x_strides=x, w_strides=w, y_strides=y)
+        if any(problem.padding):
+            yield f"{name}, replicated border", replace(problem, padding_mode=PaddingMode.REPLICATE)
+        if problem.kind is Pass.FPROP:
+            yield f"{name}, residual and SiLU", replace(problem, residual=True, activation=Activation.SILU)
+
+
+# ------------------------------------------------------------------------------------------------------------- records
+
+
+def cuda_record(name: str) -> Record:
+    """What is planned for a known GPU; for the first one, variants too."""
+    every = [*problems(), *(variants() if name == next(iter(DEVICES)) else ())]
+    return {problem_name: _cuda_entry(plan_cuda(problem, DEVICES[name])) for problem_name, problem in every}
+
+
+def _cuda_entry(plan: Plan) -> dict[str, Any]:
+    times: dict[str, int] = {}
+    for launch in plan.launches:
+        times[str(launch)] = times.get(str(launch), 0) + 1
+    return {
+        "runs": plan.algorithm,
+        "error": _rounded(plan.predicted_error),
+        "cost_us": _rounded(plan.cost_us),
+        "workspace": plan.workspace_bytes,
+        "launches": [text + (f", {n} times" if n > 1 else "") for text, n in times.items()],
+        "bytes": launch_hash(plan.launches),
+    }
+
+
+def launch_hash(launches: Iterable[Launch]) -> str:
+    """All that is launched, in order: kernels, grids, blocks, shared memory, parameters, and where pointers go."""
+    digest = hashlib.sha256()
+    for launch in launches:
+        pointers = [(slot.offset, slot.buffer, slot.byte_offset) for slot in launch.pointers]
+        digest.update(f"{launch} {pointers} {len(launch.params)} ".encode() + launch.params)
+    return digest.hexdigest()[:16]
+
+
+def cpu_record(name: str) -> Record:
+    """What is planned for a described processor, with weights transformed at every call and (inference) kept.
+
+    How the native kernels cut the sums of a weight gradient depends on their instruction set, and with it the error: so
+    they are switched to it, and what was planned before with another one is forgotten.
+    """
+    found: Record = {}
+    native.instruction_set(name)
+    try:
+        _forget()
+        for problem_name, problem in problems():
+            found[problem_name] = _cpu_entry(planner.plan_cpu(problem, CPUS[name]))
+            if problem.kind is Pass.FPROP:
+                kept = planner.plan_cpu(problem, CPUS[name], kept_weights=True)
+                found[f"{problem_name}, weights kept"] = _cpu_entry(kept)
+    finally:
+        native.instruction_set("best")
+        _forget()
+    return found
+
+
+def _forget() -> None:
+    for value in (*vars(planner).values(), *vars(channel_lanes).values()):
+        if hasattr(value, "cache_clear"):
+            value.cache_clear()
+
+
+def _cpu_entry(plan: planner.CpuPlan) -> dict[str, Any]:
+    return {"runs": plan.name, "error": _rounded(plan.predicted_error), "cycles": _rounded(plan.chosen.cycles)}
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def code_key(spec: KernelSpec, arch: str) -> str:
+    """A kernel in the record of machine code: who compiled what for which GPUs."""
+    return f"{compiler_id()}, {arch}, {spec.symbol}"
+
+
+def code_hash(cubin: bytes) -> str:
+    """Names a compiled kernel: its machine code, its registers, the layout of its parameters."""
+    return hashlib.sha256(cubin).hexdigest()[:16]
+
+
+def machine_code_record() -> Record:
+    """The hash of every kernel. What other compilers made stays on record."""
+    others = load(MACHINE_CODE) if path(MACHINE_CODE).exists() else {}
+    found = {key: value for key, value in others.items() if not key.startswith(f"{compiler_id()}, ")}
+    specs, cache = all_kernels(), KernelCache()
+    for arch in ARCHS:
+        for spec, cubin in zip(specs, cache.get_many(specs, arch), strict=True):
+            found[code_key(spec, arch)] = code_hash(cubin)
+    return found
+
+
+RECORDS: dict[str, Callable[[], Record]] = {
+    **{name: lambda name=name: cuda_record(name) for name in DEVICES},  # type: ignore[misc]
+    **{name: lambda name=name: cpu_record(name) for name in CPUS},  # type: ignore[misc]
+    MACHINE_CODE: machine_code_record,
+}
+"""By name, what is on record now."""
+
+
+# --------------------------------------------------------------------------------------------------------- differences
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], where: str) -> list[str]:
+    """In words, by problem: what was chosen, and what is chosen now."""
+    found = []
+    for name in dict.fromkeys([*before, *now]):
+        if name not in now:
+            found.append(f"{name} on {where} is on record and is not planned any more")
+        elif name not in before:
+            found.append(f"{name} on {where} is planned and not on record")
+        else:
+            changed = [key for key in before[name] if not _same(before[name][key], now[name].get(key))]
+            if changed:
+                found.append(f"{name} on {where}:")
+                found += [f"  {key}: {_text(before[name][key])} -> {_text(now[name].get(key))}" for key in changed]
+    return found
+
+
+def _same(before: object, now: object) -> bool:
+    if isinstance(before, float) and isinstance(now, float):
+        return isclose(before, now, rel_tol=2 * 10.0 ** (1 - DIGITS))
+    return before == now
+
+
+def _text(value: object) -> str:
+    return "; ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+def path(name: str) -> Path:
+    return FOLDER / f"{name}.json"
+
+
+def load(name: str) -> Record:
+    found: Record = json.loads(path(name).read_text(encoding="utf-8"))
+    return found
+
+
+def save(name: str, record: Record) -> None:
+    """One line for each problem or kernel, so that a change of the record can be read."""
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items()]
+    path(name).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the golden record anew.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(RECORDS)}; all if none is named")
+    for name in parser.parse_args().names or RECORDS:
+        if name not in RECORDS:
+            parser.error(f"no record is called {name}; there are {', '.join(RECORDS)}")
+        save(name, RECORDS[name]())
+        print(path(name))
+
+
+if __name__ == "__main__":
+    main()
