@@ -37,7 +37,7 @@ def fprop(moves: Moves, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Ten
     return F.conv2d(pad(moves, x.double()), w.double(), bias, moves.stride, 0, moves.dilation, moves.groups)
 
 
-def fused(
+def with_epilogue(
     moves: Moves,
     x: Tensor,
     w: Tensor,
