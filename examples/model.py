@@ -4149,7 +4149,7 @@ def has_epilogue(problem):
     return False
 
 
-def finishing(problem, launch, elements, fewer_blocks=0):
+def with_epilogue(problem, launch, elements, fewer_blocks=0):
     return launch
 
 
@@ -4571,7 +4571,7 @@ def _gather(
                 layout_slots(GatherParams, **{**where, "source": source, "written": written}),
                 work,
             )
-            yield finishing(problem, launch, int(part * prod(problem.y_shape)))
+            yield with_epilogue(problem, launch, int(part * prod(problem.y_shape)))
 
 
 def _written_vector(problem: Problem, r: Roles) -> int:
@@ -5287,7 +5287,7 @@ def _inverse(problem: Problem, r: Roles, chain: Chain, rows: int, written_at: in
     work = Work(grid[0], grid[0], grid[0] * rounds, chain.written_bytes(rows) + result)
     slots = layout_slots(HalfInverseParams, **where)
     launch = Launch(spec, grid, (INVERSE_THREADS, 1, 1), shared, bytes(p), slots, work)
-    return finishing(problem, launch, result // 4)
+    return with_epilogue(problem, launch, result // 4)
 
 
 # ---- What a schedule would take: from counted instructions and bytes, and the device's figures. Never a measurement.

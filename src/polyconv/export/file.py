@@ -33,7 +33,7 @@ def has_epilogue(problem):
     return False
 
 
-def finishing(problem, launch, elements, fewer_blocks=0):
+def with_epilogue(problem, launch, elements, fewer_blocks=0):
     return launch
 '''
 """In place of plan/epilogue.py: an exported file holds plain convolutions."""

@@ -9,7 +9,7 @@ from math import prod
 from ..algebra.lattice import Phase
 from ..problem import PaddingMode, Pass, Problem
 from . import layout
-from .epilogue import finishing, finishing_kernel
+from .epilogue import kernel_with_epilogue, with_epilogue
 from .errors import int32
 from .gather import BORDERS, Roles, pixel_strides, roles
 from .layout import AxisPhase, DepthwiseParams, DepthwiseWgradParams, FastDivisor, HaloShape
@@ -53,7 +53,7 @@ def all_kernels() -> Iterator[KernelSpec]:
     """Every instance that this planner can choose."""
     for tile in PLANE_TILES:
         yield kernel(tile)
-        yield finishing_kernel(kernel(tile))
+        yield kernel_with_epilogue(kernel(tile))
         for taps in WGRAD_TAPS:
             yield wgrad_kernel(tile, taps)
 
@@ -138,7 +138,7 @@ def launches(problem: Problem, tile: PlaneTile, sms: int) -> Schedule:
     rounds = -(-height * width // tile.threads) * r.channels  # of loading a tile's source
     work = Work(blocks, walked * phases * rounds, walked * taps, moved_bytes(problem))
     launch = Launch(spec, grid, (tile.threads, 1, 1), _shared(r, height, width), bytes(p), slots, work)
-    launch = finishing(problem, launch, prod(problem.y_shape))
+    launch = with_epilogue(problem, launch, prod(problem.y_shape))
     return Schedule((launch,), 0, (taps_of(r) + problem.bias,))
 
 

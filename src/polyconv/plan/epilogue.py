@@ -1,7 +1,7 @@
 """What a forward pass does with its sums before it stores them (kernels/epilogue.cuh): y = act(sums + residual).
 
 Every kernel that stores a forward pass has a twin that finishes the sums in registers: the same kernel, with two more
-parameters behind its own. So a family plans a launch as if there were no epilogue, and hands it to :func:`finishing`.
+parameters behind its own. So a family plans a launch as if there were none, and hands it to :func:`with_epilogue`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def has_epilogue(problem: Problem) -> bool:
     return problem.kind is Pass.FPROP and (problem.residual or problem.activation is not Activation.NONE)
 
 
-def finishing_kernel(kernel: KernelSpec, fewer_blocks: int = 0) -> KernelSpec:
+def kernel_with_epilogue(kernel: KernelSpec, fewer_blocks: int = 0) -> KernelSpec:
     """The twin of a kernel that has an epilogue, for so many fewer blocks at a time where it needs more registers."""
     return replace(
         kernel,
@@ -34,7 +34,7 @@ def finishing_kernel(kernel: KernelSpec, fewer_blocks: int = 0) -> KernelSpec:
     )
 
 
-def finishing(problem: Problem, launch: Launch, elements: int, fewer_blocks: int = 0) -> Launch:
+def with_epilogue(problem: Problem, launch: Launch, elements: int, fewer_blocks: int = 0) -> Launch:
     """A launch that stores so many elements of the result, with the epilogue that the problem asks for, if any."""
     if not has_epilogue(problem):
         return launch
@@ -47,7 +47,7 @@ def finishing(problem: Problem, launch: Launch, elements: int, fewer_blocks: int
     moved = launch.work.dram_bytes + 4 * elements * problem.residual
     return replace(
         launch,
-        kernel=finishing_kernel(launch.kernel, fewer_blocks),
+        kernel=kernel_with_epilogue(launch.kernel, fewer_blocks),
         params=launch.params + bytes(tail),
         pointers=pointers,
         work=replace(launch.work, dram_bytes=moved, finished=elements),

@@ -10,7 +10,7 @@ from math import prod
 from ..algebra.lattice import DenseAxis, dense_axis
 from ..problem import PaddingMode, Pass, Problem
 from . import layout
-from .epilogue import finishing, finishing_kernel
+from .epilogue import kernel_with_epilogue, with_epilogue
 from .gather import MANY_PHASES, MOST_GROUPS, Roles, roles
 from .layout import FastDivisor, FusedAxis, FusedParams, FusedTaps, FusedWeightsParams
 from .plan import KernelSpec, Launch, Schedule, Work
@@ -233,7 +233,7 @@ class FusedWay:
         work = Work(blocks, tiles, tiles * (p.channels_padded // self.tile.chunk), moved, scattered, 4 * scattered)
         slots = layout.slots(FusedParams, **where)
         launch = Launch(spec, grid, (spec.threads, 1, 1), self.shared, bytes(p), slots, work)
-        return finishing(problem, launch, prod(problem.y_shape))
+        return with_epilogue(problem, launch, prod(problem.y_shape))
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         """The largest error to be expected, relative to the output's scale."""
@@ -294,7 +294,7 @@ def ways(problem: Problem) -> Iterator[FusedWay]:
 def all_kernels() -> Iterator[KernelSpec]:
     """Every instance that this planner can choose."""
     yield from dict.fromkeys(spec for way in WAYS for spec in (way.weights_kernel(), way.kernel()))
-    yield from (finishing_kernel(way.kernel()) for way in WAYS)
+    yield from (kernel_with_epilogue(way.kernel()) for way in WAYS)
 
 
 def _pairs(r: Roles) -> Iterator[tuple[DenseAxis, DenseAxis]]:

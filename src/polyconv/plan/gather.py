@@ -11,7 +11,7 @@ from math import prod
 from ..algebra.lattice import Phase, forward_phases, gradient_phases
 from ..problem import PaddingMode, Pair, Pass, Problem, Strides
 from . import layout
-from .epilogue import finishing, finishing_kernel, has_epilogue
+from .epilogue import has_epilogue, kernel_with_epilogue, with_epilogue
 from .errors import int32
 from .layout import DIVIDEND_LIMIT, MAX_PHASES, AxisPhase, FastDivisor, GatherParams, PackParams
 from .plan import KernelSpec, Launch, Schedule, Work
@@ -193,7 +193,7 @@ def all_kernels() -> Iterator[KernelSpec]:
         for loader in LOADERS:
             yield kernel(tile, loader)
             if tile.name in loader.epilogue_tiles:
-                yield finishing_kernel(kernel(tile, loader))
+                yield kernel_with_epilogue(kernel(tile, loader))
 
 
 def refusal(tile: GemmTile, loader: LoaderKind, problem: Problem, r: Roles) -> str | None:
@@ -370,7 +370,7 @@ def _gather(
                 layout.slots(GatherParams, **{**where, "source": source, "written": written}),
                 work,
             )
-            yield finishing(problem, launch, int(part * prod(problem.y_shape)))
+            yield with_epilogue(problem, launch, int(part * prod(problem.y_shape)))
 
 
 def _written_vector(problem: Problem, r: Roles) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from ..algebra.lattice import DenseAxis, Phase, TapClass, dense_axis
 from ..problem import PaddingMode, Pass, Problem
 from . import gather, layout
-from .epilogue import finishing, finishing_kernel
+from .epilogue import kernel_with_epilogue, with_epilogue
 from .errors import int32
 from .gather import Roles, pixel_strides
 from .layout import (
@@ -170,7 +170,7 @@ def all_kernels() -> Iterator[KernelSpec]:
         for vector in sorted({w.m for w in W_AXES}):
             yield transform_kernel(h, vector)
             yield inverse_kernel(h, vector)
-            yield finishing_kernel(inverse_kernel(h, vector))
+            yield kernel_with_epilogue(inverse_kernel(h, vector))
 
 
 # ---------------------------------------------------------------------------------------------------------------- sizes
@@ -619,4 +619,4 @@ def _inverse(problem: Problem, r: Roles, chain: Chain, rows: int, written_at: in
     work = Work(grid[0], grid[0], grid[0] * rounds, chain.written_bytes(rows) + result)
     slots = layout.slots(HalfInverseParams, **where)
     launch = Launch(spec, grid, (INVERSE_THREADS, 1, 1), shared, bytes(p), slots, work)
-    return finishing(problem, launch, result // 4)
+    return with_epilogue(problem, launch, result // 4)

@@ -16,7 +16,7 @@ from ..problem import PaddingMode, Pair, Pass, Problem
 from . import layout
 from .depthwise import MOST_CHANNELS
 from .direct import direct_error
-from .epilogue import finishing, finishing_kernel
+from .epilogue import kernel_with_epilogue, with_epilogue
 from .gather import pixel_strides, roles
 from .layout import DIVIDEND_LIMIT, FastDivisor, StripParams, StripWgradParams
 from .plan import KernelSpec, Launch, Schedule, Work
@@ -156,7 +156,7 @@ class StripWay:
         halo = halo_steps(self.taps[0], self.stride)
         work = Work(grid[0], grid[0], grid[0] * (p.rows_per_strip + halo), moved_bytes(problem))
         launch = Launch(self.kernel, grid, (THREADS, 1, 1), 0, bytes(p), layout.slots(StripParams, **where), work)
-        launch = finishing(problem, launch, prod(problem.y_shape), self.fewer_blocks)
+        launch = with_epilogue(problem, launch, prod(problem.y_shape), self.fewer_blocks)
         return Schedule((launch,), 0, (self.taps[0] * self.taps[1] + problem.bias,))
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
@@ -288,7 +288,7 @@ def all_kernels() -> Iterator[KernelSpec]:
     """Every instance that this planner can choose."""
     yield from dict.fromkeys(way.kernel for kind in Pass for way in _all(kind))
     forward = (way for way in _all(Pass.FPROP) if isinstance(way, StripWay))
-    yield from (finishing_kernel(way.kernel, way.fewer_blocks) for way in forward)
+    yield from (kernel_with_epilogue(way.kernel, way.fewer_blocks) for way in forward)
 
 
 def ways(problem: Problem) -> Iterator[Way]:
