@@ -3308,16 +3308,34 @@ void launch(const std::string& name, int64_t device, const std::vector<int64_t>&
 """
 
 
-# ---- What is asked: one pass of one 2-D convolution, described by numbers alone.
+# ---- What is asked: one pass of one convolution over one to three axes, described by numbers alone.
 
 DEFAULT_TOLERANCE = 1e-4
 """The error budget of a caller who says nothing."""
 
 Pair = Tuple[int, int]
-Sides = Tuple[int, int, int, int]
-"""Top, bottom, left, right."""
-Strides = Tuple[int, int, int, int]
-"""Element strides in the order batch, channel, row, column, whatever the order in memory."""
+Extents = Tuple[int, ...]
+"""One number per axis, the slowest axis of a dense image first: (height, width) of a picture."""
+Sides = Tuple[int, ...]
+"""Before and after, of each axis: (top, bottom, left, right) of a picture."""
+Shape = Tuple[int, ...]
+"""Batch (of a weight: output channels), channels, extents."""
+Strides = Tuple[int, ...]
+"""Element strides in the order of a :data:`Shape`, whatever the order in memory."""
+
+AXES = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")}
+"""What the axes are called, by their number."""
+
+
+class Moves(Protocol):
+    """How a kernel moves over an image, axis by axis."""
+
+    @property
+    def stride(self) -> Extents: ...
+    @property
+    def padding(self) -> Sides: ...
+    @property
+    def dilation(self) -> Extents: ...
 
 
 class Pass(str, Enum):
@@ -3368,19 +3386,25 @@ def output_extent(extent: int, before: int, after: int, kernel: int, stride: int
     return (extent + before + after - dilation * (kernel - 1) - 1) // stride + 1
 
 
+def output_size(in_size: Sequence[int], kernel: Sequence[int], moves: Moves) -> Extents:
+    """The extents of the output; zero or less where the kernel does not fit."""
+    before, after = moves.padding[::2], moves.padding[1::2]
+    return tuple(map(output_extent, in_size, before, after, kernel, moves.stride, moves.dilation))
+
+
 @dataclass(frozen=True)
 class Problem:
-    """One pass of a 2-D convolution. Build it with :meth:`make`, which fills in dense strides."""
+    """One pass of a convolution. Build it with :meth:`make`, which fills in dense strides."""
 
     kind: Pass
     batch: int
     in_channels: int
     out_channels: int
-    in_size: Pair
-    kernel: Pair
-    stride: Pair
+    in_size: Extents
+    kernel: Extents
+    stride: Extents
     padding: Sides
-    dilation: Pair
+    dilation: Extents
     groups: int
     padding_mode: PaddingMode
     bias: bool
@@ -3399,20 +3423,20 @@ class Problem:
     """FPROP: a tensor laid out as y is added before the activation."""
 
     @property
-    def out_size(self) -> Pair:
-        """Rows and columns of the output; zero or less where the kernel does not fit."""
-        top, bottom, left, right = self.padding
-        return (
-            output_extent(self.in_size[0], top, bottom, self.kernel[0], self.stride[0], self.dilation[0]),
-            output_extent(self.in_size[1], left, right, self.kernel[1], self.stride[1], self.dilation[1]),
-        )
+    def out_size(self) -> Extents:
+        """The extents of the output; zero or less where the kernel does not fit."""
+        return output_size(self.in_size, self.kernel, self)
 
     @property
-    def x_shape(self) -> tuple[int, int, int, int]:
+    def x_shape(self) -> Shape:
         return (self.batch, self.in_channels, *self.in_size)
 
     @property
-    def y_shape(self) -> tuple[int, int, int, int]:
+    def w_shape(self) -> Shape:
+        return (self.out_channels, self.in_channels // self.groups, *self.kernel)
+
+    @property
+    def y_shape(self) -> Shape:
         return (self.batch, self.out_channels, *self.out_size)
 
     @property
@@ -3428,9 +3452,7 @@ class Problem:
     @property
     def multiplications(self) -> int:
         """Multiply-adds of the direct method, padding counted as if it were data."""
-        out_h, out_w = self.out_size
-        r, s = self.kernel
-        return self.batch * self.out_channels * out_h * out_w * (self.in_channels // self.groups) * r * s
+        return prod(self.y_shape) * prod(self.w_shape[1:])
 
     def for_pass(self, kind: Pass) -> Problem:
         """The same convolution, another pass. Only the forward pass has an epilogue."""
@@ -3439,22 +3461,20 @@ class Problem:
         return replace(self, kind=kind, activation=Activation.NONE, residual=False)
 
     def __str__(self) -> str:
-        n, c, h, w = self.x_shape
         parts = [
-            f"{self.kind} {n}x{c}x{h}x{w}",
+            f"{self.kind} {_times(self.x_shape)}",
             f"{self.out_channels} channels",
-            f"kernel {self.kernel[0]}x{self.kernel[1]}",
+            f"kernel {_times(self.kernel)}",
         ]
-        if self.stride != (1, 1):
-            parts.append(f"stride {self.stride[0]}x{self.stride[1]}")
+        if max(self.stride) > 1:
+            parts.append(f"stride {_times(self.stride)}")
         if any(self.padding):
-            top, bottom, left, right = self.padding
-            symmetric = top == bottom and left == right
-            sides = f"{top}x{left}" if symmetric else f"{top},{bottom},{left},{right}"
+            before, after = self.padding[::2], self.padding[1::2]
+            sides = _times(before) if before == after else ",".join(map(str, self.padding))
             mode = "" if self.padding_mode is PaddingMode.ZEROS else f" {self.padding_mode}"
             parts.append(f"padding {sides}{mode}")
-        if self.dilation != (1, 1):
-            parts.append(f"dilation {self.dilation[0]}x{self.dilation[1]}")
+        if max(self.dilation) > 1:
+            parts.append(f"dilation {_times(self.dilation)}")
         if self.groups != 1:
             parts.append(f"{self.groups} groups")
         if self.bias:
@@ -3464,6 +3484,10 @@ class Problem:
         if self.activation is not Activation.NONE:
             parts.append(str(self.activation))
         return ", ".join(parts)
+
+
+def _times(numbers: Sequence[int], by: str = "x") -> str:
+    return by.join(map(str, numbers))
 
 
 # ---- What a fork waits for.
@@ -3477,7 +3501,7 @@ def _taken_by_forks() -> Any:
     return lock
 
 
-whole = _taken_by_forks()
+whole = _taken_by_forks()  # after the other: a fork takes what was registered last first, and this is the right order
 
 
 # ---- What the caller wrote, in one form: ``stride=2`` and ``stride=(2, 2)`` become the same Geometry.
@@ -3489,22 +3513,18 @@ class Geometry(NamedTuple):
     Immutable; a named tuple because one is built on every call.
     """
 
-    stride: Pair = (1, 1)
+    stride: Extents = (1, 1)
     padding: Sides = (0, 0, 0, 0)
-    """Top, bottom, left, right. A negative side crops the image."""
-    dilation: Pair = (1, 1)
+    """Before and after, of each axis: top, bottom, left, right. A negative side crops the image."""
+    dilation: Extents = (1, 1)
     groups: int = 1
     padding_mode: str = "zeros"
     tolerance: float | None = None
     """The error budget; None is the one of :func:`polyconv.set_tolerance`."""
 
-    def out_size(self, in_size: Sequence[int], kernel: Sequence[int]) -> Pair:
-        """Rows and columns of the output; zero or less where the kernel does not fit."""
-        top, bottom, left, right = self.padding
-        return (
-            output_extent(in_size[0], top, bottom, kernel[0], self.stride[0], self.dilation[0]),
-            output_extent(in_size[1], left, right, kernel[1], self.stride[1], self.dilation[1]),
-        )
+    def out_size(self, in_size: Sequence[int], kernel: Sequence[int]) -> Extents:
+        """The extents of the output; zero or less where the kernel does not fit."""
+        return output_size(in_size, kernel, self)
 
 
 def known(condition: bool, otherwise: bool = False) -> bool:
@@ -3523,11 +3543,13 @@ def known(condition: bool, otherwise: bool = False) -> bool:
 
 
 def check_shapes(x: Sequence[int], w: Sequence[int], bias: Sequence[int] | None, geometry: Geometry) -> None:
-    """Raise as torch does unless a 4-D input, a 4-D weight and a bias of these shapes fit together."""
-    if len(x) != 4 or len(w) != 4:
+    """Raise as torch does unless an input, a weight and a bias of these shapes fit together, and to the geometry."""
+    rank = len(geometry.stride)
+    if len(x) != rank + 2 or len(w) != rank + 2:
+        axes = ", ".join(AXES[rank])
         raise RuntimeError(
-            f"conv2d needs an input of (batch, channels, height, width) and a weight of (out_channels, "
-            f"in_channels/groups, height, width); got an input of size {list(x)} and a weight of size {list(w)}"
+            f"conv{rank}d needs an input of (batch, channels, {axes}) and a weight of (out_channels, "
+            f"in_channels/groups, {axes}); got an input of size {list(x)} and a weight of size {list(w)}"
         )
     groups = geometry.groups
     if known(w[0] < groups):
@@ -3556,9 +3578,9 @@ def check_shapes(x: Sequence[int], w: Sequence[int], bias: Sequence[int] | None,
 def check_extents(in_size: Sequence[int], kernel: Sequence[int], geometry: Geometry) -> None:
     """Raise unless the kernel fits into the padded image and the padding mode can fill the sides."""
     padding, dilation = geometry.padding, geometry.dilation
-    if known(kernel[0] <= 0) or known(kernel[1] <= 0):
-        raise RuntimeError(f"Kernel size should be greater than zero, but got {kernel[0]} x {kernel[1]}")
-    for axis, name in enumerate(("height", "width")):
+    if any(known(taps <= 0) for taps in kernel):
+        raise RuntimeError(f"Kernel size should be greater than zero, but got {_by(kernel)}")
+    for axis, name in enumerate(AXES[len(kernel)]):
         size, before, after = in_size[axis], padding[2 * axis], padding[2 * axis + 1]
         if type(before) is type(after) is int and before + after > 2**61:
             _check_padding(name, size, before, after)
@@ -3567,9 +3589,7 @@ def check_extents(in_size: Sequence[int], kernel: Sequence[int], geometry: Geome
         if known(size + before + after < dilation[axis] * (kernel[axis] - 1) + 1):
             _kernel_does_not_fit(in_size, kernel, geometry)
         if known(size <= 0):
-            raise RuntimeError(
-                f"Only the batch and the channels may be empty: got an input of {in_size[0]} x {in_size[1]} pixels"
-            )
+            raise RuntimeError(f"Only the batch and the channels may be empty: got an input of {_by(in_size)} pixels")
         if geometry.padding_mode == "reflect" and known(max(before, after) >= size):
             raise RuntimeError(
                 f"padding_mode='reflect' needs a padding smaller than the image: "
@@ -3603,13 +3623,16 @@ def _check_crop(name: str, size: int, before: int, after: int, padding_mode: str
 
 
 def _kernel_does_not_fit(in_size: Sequence[int], kernel: Sequence[int], geometry: Geometry) -> NoReturn:
-    top, bottom, left, right = geometry.padding
-    padded = (in_size[0] + top + bottom, in_size[1] + left + right)
-    reach = tuple(geometry.dilation[i] * (kernel[i] - 1) + 1 for i in (0, 1))
+    padded = list(map(sum, zip(in_size, geometry.padding[::2], geometry.padding[1::2], strict=True)))
+    reach = [step * (taps - 1) + 1 for taps, step in zip(kernel, geometry.dilation, strict=True)]
     raise RuntimeError(
-        f"Kernel size can't be greater than actual input size: the padded image is {padded[0]} x {padded[1]}, "
-        f"the kernel of {kernel[0]} x {kernel[1]} with dilation {geometry.dilation} spans {reach[0]} x {reach[1]}"
+        f"Kernel size can't be greater than actual input size: the padded image is {_by(padded)}, "
+        f"the kernel of {_by(kernel)} with dilation {geometry.dilation} spans {_by(reach)}"
     )
+
+
+def _by(extents: Sequence[int]) -> str:
+    return " x ".join(map(str, extents))
 
 
 def suggests_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -4172,11 +4195,11 @@ def has_epilogue(problem):
     return False
 
 
-def finishing_task(problem, task, elements, fewer_blocks=0):
+def task_with_epilogue(problem, task, elements, fewer_blocks=0):
     return task
 
 
-def finishing(problem, launch):
+def with_epilogue(problem, launch):
     return launch
 
 
@@ -4284,8 +4307,8 @@ class Roles:
 
     source: str
     written: str
-    source_size: Pair
-    written_size: Pair
+    source_size: Extents
+    written_size: Extents
     source_strides: Strides
     written_strides: Strides
     channels: int
@@ -4619,7 +4642,7 @@ def _gather_task(
     packed = 4 * problem.groups * tables.rows * round_up(r.outputs, tile.n)
     work = Work(blocks, blocks, steps, int(part * moved_bytes(problem)) + packed)
     task = Task(gather_kernel(tile, loader), (tiles, problem.groups, len(tables.first_rows)), work)
-    return finishing_task(problem, task, int(part * prod(problem.y_shape)))
+    return task_with_epilogue(problem, task, int(part * prod(problem.y_shape)))
 
 
 def _gather(
@@ -4664,7 +4687,7 @@ def _gather(
         where["source"] = (r.source, 4 * slab.first_image * r.source_strides[0])
         where["written"] = (r.written, 4 * slab.first_image * r.written_strides[0])
         task = _gather_task(problem, r, tables, slab, tile, loader)
-        yield finishing(problem, task.launch(bytes(p), layout_slots(GatherParams, **where)))
+        yield with_epilogue(problem, task.launch(bytes(p), layout_slots(GatherParams, **where)))
 
 
 def _written_vector(problem: Problem, r: Roles) -> int:
@@ -4674,7 +4697,7 @@ def _written_vector(problem: Problem, r: Roles) -> int:
     return 2 if dense_channels(r.written_strides, r.outputs, problem) else 0
 
 
-def dense_pixels(strides: Strides, size: Pair, problem: Problem) -> bool:
+def dense_pixels(strides: Strides, size: Extents, problem: Problem) -> bool:
     batch, channel, row, column = strides
     dense = column == 1 and row == size[1] and size[0] * size[1] % 4 == 0
     return dense and batch % 4 == 0 and channel % 4 == 0 and problem.vector_aligned
@@ -4686,7 +4709,7 @@ def dense_channels(strides: Strides, channels: int, problem: Problem) -> bool:
     return channel == 1 and quads and problem.vector_aligned
 
 
-def pixel_strides(strides: Strides, what: str) -> Pair:
+def pixel_strides(strides: Strides, what: str) -> Extents:
     return int32(strides[2], f"the row stride of {what}"), int32(strides[3], f"the column stride of {what}")
 
 
@@ -5282,7 +5305,7 @@ def _slab_tasks(
             Work(blocks, tiles, tiles * chain.chunks * chain.passes, moved_x + moved_y + chain.weight_bytes),
             times,
         ),
-        finishing_task(problem, back, result // 4),
+        task_with_epilogue(problem, back, result // 4),
     )
 
 
@@ -5405,7 +5428,7 @@ def _inverse(task: Task, problem: Problem, r: Roles, chain: Chain, rows: int, wr
     if problem.kind is Pass.FPROP and problem.bias:
         where["bias"] = "bias"
     shared = 4 * cut.lines * chain.way_h.m * stretch
-    return finishing(problem, task.launch(bytes(p), layout_slots(HalfInverseParams, **where), shared))
+    return with_epilogue(problem, task.launch(bytes(p), layout_slots(HalfInverseParams, **where), shared))
 
 
 # ---- What a schedule would take: from counted instructions and bytes, and the device's figures. Never a measurement.
@@ -5769,9 +5792,9 @@ class Within:
     """A way for sums no longer than those it was chosen for."""
 
     way: Launcher
-    kernel: Pair
-    stride: Pair
-    dilation: Pair
+    kernel: Extents
+    stride: Extents
+    dilation: Extents
     longest: int
     """The largest :func:`summed`."""
 

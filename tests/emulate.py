@@ -117,7 +117,7 @@ def check(
     if problem.kind is Pass.FPROP:
         del inputs["y"]
         outputs["y"] = torch.empty_strided(problem.y_shape, problem.y_strides).fill_(NAN)
-        expected["y"] = reference.fused(problem, x, w, bias, residual, problem.activation)
+        expected["y"] = reference.with_epilogue(problem, x, w, bias, residual, problem.activation)
         if residual is not None:
             inputs["residual"] = residual
         operands = x, w

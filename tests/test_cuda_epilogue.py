@@ -41,9 +41,9 @@ def run(shape: Shape, activation: Activation, residual: bool, way: Way | None = 
     problem = replace(shape.problem(Pass.FPROP, x, w, dy), activation=activation, residual=residual)
     added = torch.empty_strided(problem.y_shape, problem.y_strides).normal_() if residual else None
     plan = plan_of(problem, way, sms=sms) if way else plan_cuda(problem, V100)
-    finishing = [launch for launch in plan.launches if launch.kernel.twin]
-    assert finishing
-    assert all(launch.kernel.symbol.endswith("_epilogue") for launch in finishing)
+    finished = [launch for launch in plan.launches if launch.kernel.twin]
+    assert finished
+    assert all(launch.kernel.symbol.endswith("_epilogue") for launch in finished)
     check(problem, x, w, bias, dy, plan, added)
 
 
@@ -171,7 +171,7 @@ def test_the_residual_may_be_the_output() -> None:
         x, w, _, dy = shape.tensors()
         problem = replace(shape.problem(Pass.FPROP, x, w, dy), activation=RELU, residual=True)
         y = torch.randn(problem.y_shape)
-        want = reference.fused(problem, x, w, None, y.clone(), "relu")
+        want = reference.with_epilogue(problem, x, w, None, y.clone(), "relu")
         run_plan(plan_of(problem, way), {"x": x, "w": w, "y": y, "residual": y})
         torch.testing.assert_close(y.double(), want, rtol=1e-4, atol=1e-4)
 
@@ -262,7 +262,7 @@ def test_an_exported_file_holds_no_epilogue() -> None:
         exported_file(replace(model, layers=(replace(layer, problem=replace(layer.problem, activation=RELU)),)), V100)
     text = exported_file(model, V100)
     assert "_epilogue(const __grid_constant__" not in text
-    assert "finishing_kernel" not in text
+    assert "kernel_with_epilogue" not in text
 
 
 # ---- The whole way
@@ -294,5 +294,5 @@ def _on_the_virtual_gpu(activation: Activation, with_residual: bool) -> None:
         gpu.backend().run(problem, tensors)
         assert gpu.launches[-1].name.endswith("_epilogue")
         assert gpu.synchronisations == 0
-    want = reference.fused(problem, x, w, bias, residual, activation)
+    want = reference.with_epilogue(problem, x, w, bias, residual, activation)
     torch.testing.assert_close(tensors["y"].double(), want, rtol=1e-4, atol=1e-4)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import polyconv
 from fresh import PROCESSES
-from polyconv import agreement, choices, settings, tuning
+from polyconv import agreement, choices, epoch, settings, tuning
 from polyconv.backends import backend_for
 from polyconv.cpu import native
 from polyconv.cpu.backend import CpuBackend
@@ -219,10 +219,10 @@ def test_a_store_that_fails_leaves_each_rank_to_itself(monkeypatch: pytest.Monke
 
 
 def test_a_group_of_one_asks_nobody(tmp_path: Path) -> None:
-    before = choices.version()
+    before = epoch.now()
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     try:
-        assert choices.version() != before
+        assert epoch.now() != before
         assert agreement.ranks() == 1
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -235,12 +235,12 @@ def test_a_group_of_one_asks_nobody(tmp_path: Path) -> None:
 
 def test_plans_are_made_anew_when_the_group_comes_and_goes() -> None:
     """Also where nothing but the number remembers that there was one."""
-    versions = [choices.version()]
+    versions = [epoch.now()]
     for _ in range(2):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        versions.append(choices.version())
+        versions.append(epoch.now())
         dist.destroy_process_group()
         gc.collect()
-        versions.append(choices.version())
+        versions.append(epoch.now())
     assert len(set(versions)) == len(versions)
-    assert choices.version() == versions[-1]
+    assert epoch.now() == versions[-1]

@@ -12,7 +12,7 @@ import torch
 
 import polyconv
 from interrupts import interrupted_at_each_step
-from polyconv import backends, blocks, choices, settings
+from polyconv import backends, blocks, choices, epoch, settings
 from polyconv.settings import Settings
 from recording import Recorder
 
@@ -149,6 +149,53 @@ def test_prints_as_variables() -> None:
     assert "POLYCONV_WORKSPACE_BYTES=67108864" in str(settings.current())
 
 
+# ---- one number for all of it
+
+
+def test_a_state_that_comes_back_has_the_number_that_it_had() -> None:
+    """So that plans are found again: a training loop may enter a block in each of its steps."""
+    before = epoch.now()
+    inside = set()
+    for _ in range(3):
+        with polyconv.tolerance(1e-3):
+            inside.add(epoch.now())
+        assert epoch.now() == before
+    assert len(inside) == 1
+    assert before not in inside
+    forced = choices.Forced({"key": "candidate"})
+    with forced:
+        inside.add(epoch.now())
+        with choices.watched():
+            inside.add(epoch.now())
+        with backends.override("cpu", Recorder()):
+            inside.add(epoch.now())
+        set_before = polyconv.set_tolerance(1e-2)
+        inside.add(epoch.now())
+        polyconv.set_tolerance(set_before)
+    with forced:
+        assert epoch.now() in inside
+    assert len(inside) == 5
+    assert epoch.now() == before
+
+
+def test_nobody_learns_a_number_amid_a_change() -> None:
+    """A handler of signals may, in the thread that changes; the number holds for nothing then."""
+    asked: list[int] = []
+    stack: blocks.Stack[int] = blocks.Stack(lambda: asked.append(epoch.now()))
+    numbers = [0]
+    epoch.follow(lambda: numbers[0])
+    try:
+        before = epoch.now()
+        numbers[0] = 1
+        stack.put(blocks.Entry(1))
+        numbers[0] = 2  # what the change was about
+        stack.put(blocks.Entry(2))
+        assert len({before, epoch.now(), *asked}) == 3
+    finally:
+        epoch._sources.pop()
+        epoch.changed()
+
+
 # ---- Ctrl-C
 
 
@@ -161,7 +208,7 @@ def loosened() -> None:
 
 def test_an_interrupt_at_any_step_leaves_no_setting_behind() -> None:
     before = settings.current()
-    for step in interrupted_at_each_step(loosened, settings, blocks):
+    for step in interrupted_at_each_step(loosened, settings, epoch, blocks):
         assert settings.current() is before, step
         assert settings.changes == "", step
 
@@ -175,7 +222,7 @@ def test_an_interrupt_at_any_step_ends_a_block_that_allows_low_precision() -> No
         entered[0].__enter__()
 
     enter()
-    for step in interrupted_at_each_step(lambda: entered[0].__exit__(None, None, None), settings, blocks):
+    for step in interrupted_at_each_step(lambda: entered[0].__exit__(None, None, None), settings, epoch, blocks):
         entered.clear()  # as a with statement does
         assert settings.current() == before, step
         enter()
@@ -183,7 +230,7 @@ def test_an_interrupt_at_any_step_ends_a_block_that_allows_low_precision() -> No
 
 
 def test_an_interrupt_at_any_step_leaves_no_choice_and_no_backend_behind() -> None:
-    before, cpu = choices.version(), backends.backend_for(torch.device("cpu"))
+    before, cpu = epoch.now(), backends.backend_for(torch.device("cpu"))
     forced = choices.Forced({"key": "candidate"})
 
     def force() -> None:
@@ -192,9 +239,9 @@ def test_an_interrupt_at_any_step_leaves_no_choice_and_no_backend_behind() -> No
         with backends.override("cpu", Recorder()) as recorder:
             assert backends.backend_for(torch.device("cpu")) is recorder
 
-    for step in interrupted_at_each_step(force, choices, blocks, backends):
+    for step in interrupted_at_each_step(force, choices, epoch, blocks, backends):
         forced = choices.Forced({"key": "candidate"})
-        assert choices.version() == before, step
+        assert epoch.now() == before, step
         assert backends.backend_for(torch.device("cpu")) is cpu, step
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,11 +18,11 @@ from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import polyconv
-from polyconv import functional
+from polyconv import functional, settings
 from polyconv.backends import backend_for, override
 from polyconv.cpu import native
 from polyconv.cpu.backend import CpuBackend
-from polyconv.ops import shortcut
+from polyconv.ops import calls, shortcut
 from recording import Recorder
 
 native_only = pytest.mark.skipif(not native.is_available(), reason="PyTorch's kernels keep no weights")
@@ -81,6 +82,42 @@ def test_gradients_are_the_operators_own(monkeypatch: pytest.MonkeyPatch) -> Non
         assert torch.equal(ours, others)
         assert torch.equal(ours, recorded.detach())
         assert recorded.requires_grad
+
+
+@pytest.mark.parametrize("mode", PLAIN)
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize(("activation", "added"), [("relu", False), ("relu", True), ("silu", True), (None, True)])
+def test_taken_with_an_epilogue(
+    mode: str, trained: bool, activation: str | None, added: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, w = tensors()
+    w.requires_grad_(trained)
+    residual = torch.randn(2, 6, 7, 9) if added else None
+    with counted(monkeypatch) as taken, PLAIN[mode]():
+        for _ in range(3):
+            y = polyconv.conv2d(x, w, activation=activation, residual=residual)
+        long = functional._by_operator(x, w, None, 1, 0, 1, 1, "zeros", None, activation, residual)
+    assert len(taken) >= 3
+    assert all(taken)
+    assert y.requires_grad == (trained and mode == "grad mode")
+    assert torch.equal(y, long)
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "silu"])
+@pytest.mark.parametrize("wanted", [(0, 1, 2, 3), (3,), (1, 3), (0, 2)])
+def test_gradients_through_an_epilogue_are_the_operators_own(activation: str | None, wanted: tuple[int, ...]) -> None:
+    x, w = tensors()
+    given = [x, w, torch.randn(6), torch.randn(2, 6, 4, 5)]
+    leaves = [given[place].requires_grad_() for place in wanted]
+
+    for create_graph in (False, True):
+        short = polyconv.conv2d(x, w, given[2], stride=2, activation=activation, residual=given[3])
+        long = functional._by_operator(x, w, given[2], 2, 0, 1, 1, "zeros", None, activation, given[3])
+        assert torch.equal(short, long)
+        gradients = [torch.autograd.grad(y.square().sum(), leaves, create_graph=create_graph) for y in (short, long)]
+        for ours, theirs in zip(*gradients, strict=True):
+            assert torch.equal(ours, theirs)
+            assert ours.requires_grad == create_graph
 
 
 class _Seen(TorchDispatchMode):
@@ -229,9 +266,57 @@ def test_a_model_too_large_to_be_kept_is_kept_in_part() -> None:
         assert set(backend.weights._kept) == {model[0].weight, model[1].weight}
 
 
+def entered(call: Callable[[], object]) -> set[str]:
+    """The modules of polyconv in which a call enters a function."""
+    found: set[str] = set()
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_globals["__name__"].startswith("polyconv"):
+            found.add(frame.f_globals["__name__"])
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+@native_only
+@pytest.mark.parametrize("mode", PLAIN)
+@pytest.mark.parametrize("activation", [None, "relu", "silu"])
+def test_a_warm_call_is_short(mode: str, activation: str | None) -> None:
+    """The other side of what ``benchmarks/cpu/overhead.py`` measures. Kept weights are included in two of the modes."""
+    module = polyconv.Conv2d(64, 64, 3, activation=activation)
+    x, residual = torch.randn(1, 64, 34, 34), torch.randn(1, 64, 32, 32)
+    with PLAIN[mode]():
+        for given in ((x,), (x, residual)):
+            module(*given)
+            before = len(calls.known)
+            found = entered(lambda given=given: module(*given))  # type: ignore[misc]
+            assert len(found) <= 8, sorted(found)
+            assert "polyconv.ops.calls" not in found  # where calls are prepared and remembered
+            assert len(calls.known) == before
+
+
+def test_what_was_prepared_amid_a_change_is_not_remembered() -> None:
+    """A plan of one state must not be found in another."""
+    x, w = tensors()
+
+    class Changing(Recorder):
+        def prepare(self, problem: Any, *, inference: bool = False) -> Any:
+            polyconv.set_tolerance(0.5)
+            return super().prepare(problem, inference=inference)
+
+    with override("cpu", Changing()), settings.use(tolerance=0.25):
+        before = set(calls.known)
+        polyconv.conv2d(x, w)
+        assert set(calls.known) == before
+
+
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortcut, "CAPACITY", 4)
+    monkeypatch.setattr(calls, "CAPACITY", 4)
     w = torch.randn(2, 2, 1, 1)
     for size in range(1, 12):
         polyconv.conv2d(torch.randn(1, 2, size, size), w)
-        assert len(shortcut._known) <= 4
+        assert len(calls.known) <= 4

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import polyconv
-from polyconv import choices, settings, tuning
+from polyconv import choices, epoch, settings, tuning
 from polyconv.backends import backend_for
 from polyconv.cpu import native
 from polyconv.cpu.backend import CpuBackend
@@ -266,6 +266,16 @@ def test_a_call_does_not_look_the_problem_up_again(backend: CpuBackend, monkeypa
         polyconv.conv2d(x, w, padding=1)
 
 
+def test_a_file_that_was_written_is_read_when_it_is_named_again(backend: CpuBackend, tmp_path: Path) -> None:
+    plain, path = backend.plan(PROBLEM), tmp_path / "t.json"
+    for name in (another(backend), plain.choice):
+        path.unlink(missing_ok=True)
+        tuning.update(path, Tuning.of(backend.environment(), {KEY: entry(name)}))
+        with settings.use(tuning_file=(path,)):
+            assert backend.plan(PROBLEM).choice == name
+            assert "chosen by the tuning file" in backend.explain(PROBLEM)
+
+
 def test_remembered_and_forced_choices(backend: CpuBackend) -> None:
     plain, name = backend.plan(PROBLEM), another(backend)
     measured = choices.remember(backend.environment(), {KEY: name})
@@ -281,7 +291,7 @@ def test_remembered_and_forced_choices(backend: CpuBackend) -> None:
 
 
 def test_forced_choices_of_several_threads_end_in_any_order(backend: CpuBackend) -> None:
-    plain, name, before = backend.plan(PROBLEM), another(backend), choices.version()
+    plain, name, before = backend.plan(PROBLEM), another(backend), epoch.now()
     one, other = choices.Forced({KEY: name}), choices.Forced({KEY: plain.choice})
     for block in (one, other, one):
         block.__enter__()
@@ -291,7 +301,7 @@ def test_forced_choices_of_several_threads_end_in_any_order(backend: CpuBackend)
     one.__exit__()
     assert backend.plan(PROBLEM).choice == plain.choice
     other.__exit__()
-    assert choices.version() == before
+    assert epoch.now() == before
     assert backend.plan(PROBLEM) == plain
 
 

@@ -71,7 +71,7 @@ def _epilogue(activation: str) -> None:
     torch.manual_seed(0)
     x, w = torch.randn(2, 8, 17, 23), torch.randn(16, 8, 3, 3)
     bias, residual = torch.randn(16), torch.randn(2, 16, 17, 23)
-    exact = reference.fused(Geometry(padding=(1, 1, 1, 1)), x, w, bias, residual, activation)
+    exact = reference.with_epilogue(Geometry(padding=(1, 1, 1, 1)), x, w, bias, residual, activation)
     with VirtualGpu() as gpu, override("cpu", gpu.backend()):
         y = polyconv.conv2d(x, w, bias, padding=1, activation=activation, residual=residual)
         assert all("_epilogue" in launch.name for launch in gpu.launches[-1:])

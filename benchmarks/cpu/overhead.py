@@ -1,8 +1,8 @@
 """What polyconv costs where there is nothing to compute: ``python benchmarks/cpu/overhead.py``.
 
-The time of ``polyconv.conv2d`` over that of ``torch.nn.functional.conv2d`` on a tensor of one element, and the time to
-import polyconv once torch is imported. Both are the best of many short runs in turn, so that a busy machine shows as
-little as possible.
+The time of ``polyconv.conv2d`` over that of ``torch.nn.functional.conv2d`` on a tensor of one element (with an epilogue
+of ours, still over torch's convolution alone), and the time to import polyconv once torch is imported. Both are the
+best of many short runs in turn, so that a busy machine shows as little as possible.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import sys
 import timeit
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -42,24 +44,29 @@ def best_us(candidates: list[Callable[[], object]], calls: int = 60, rounds: int
 def call_overhead() -> dict[str, dict[str, float]]:
     """Mode -> microseconds of torch's call, of ours, and the difference."""
     x, w = torch.randn(1, 1, 1, 1), torch.randn(1, 1, 1, 1)
-    trained = w.clone().requires_grad_()
-    modes: dict[str, tuple[Callable[[], AbstractContextManager[object]], torch.Tensor, bool]] = {
-        "plain tensors": (torch.enable_grad, w, False),
-        "no_grad": (torch.no_grad, w, False),
-        "inference_mode": (torch.inference_mode, w, False),
-        "weight requires grad": (torch.enable_grad, trained, False),
-        "forward and backward": (torch.enable_grad, trained, True),
+    trained, residual = w.clone().requires_grad_(), torch.randn(1, 1, 1, 1)
+    relu: dict[str, Any] = {"activation": "relu"}
+    modes: dict[str, tuple[Callable[[], AbstractContextManager[object]], torch.Tensor, bool, dict[str, Any]]] = {
+        "plain tensors": (torch.enable_grad, w, False, {}),
+        "no_grad": (torch.no_grad, w, False, {}),
+        "inference_mode": (torch.inference_mode, w, False, {}),
+        "relu": (torch.no_grad, w, False, relu),
+        "residual and relu": (torch.no_grad, w, False, {**relu, "residual": residual}),
+        "weight requires grad": (torch.enable_grad, trained, False, {}),
+        "the same with relu": (torch.enable_grad, trained, False, relu),
+        "forward and backward": (torch.enable_grad, trained, True, {}),
     }
+
+    def call(conv2d: Callable[..., torch.Tensor], weight: torch.Tensor, backward: bool, **options: Any) -> None:
+        y = conv2d(x, weight, **options)
+        if backward:
+            y.backward()
+
     found: dict[str, dict[str, float]] = {}
-    for name, (mode, weight, backward) in modes.items():
-
-        def call(conv2d: Callable[..., torch.Tensor], weight: torch.Tensor = weight, backward: bool = backward) -> None:
-            y = conv2d(x, weight)
-            if backward:
-                y.backward()
-
+    for name, (mode, weight, backward, epilogue) in modes.items():
         with mode():
-            theirs, ours = best_us([lambda: call(F.conv2d), lambda: call(polyconv.conv2d)])
+            torchs = partial(call, F.conv2d, weight, backward)
+            theirs, ours = best_us([torchs, partial(call, polyconv.conv2d, weight, backward, **epilogue)])
         found[name] = {"torch_us": theirs, "ours_us": ours, "over_us": ours - theirs}
     return found
 

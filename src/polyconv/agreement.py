@@ -10,23 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from typing import Any
 
 import torch.distributed
 
+from .epoch import group
+
 PREFIX = "polyconv/plan"
-
-if torch.distributed.is_available():
-    from torch.distributed import distributed_c10d as _c10d
-
-    def group() -> Any:
-        """The default process group as it is now, None where there is none: cheap enough to ask on every call."""
-        return _c10d._world.default_pg  # what torch.distributed.GroupMember.WORLD is, at half the cost
-
-else:  # a build of PyTorch without torch.distributed
-
-    def group() -> Any:
-        return None
 
 
 def ranks() -> int:
@@ -44,7 +33,7 @@ def agree(device: str, key: str, choice: str) -> str:
     """
     name = f"{PREFIX}/{device}/{hashlib.sha256(key.encode()).hexdigest()[:32]}"
     try:
-        store = _c10d._get_default_store()
+        store = torch.distributed.distributed_c10d._get_default_store()
         # Sets the key if it has no value yet, and gives the value that it has then.
         return bytes(store.compare_set(name, "", choice)).decode()
     except (RuntimeError, NotImplementedError, ValueError) as error:

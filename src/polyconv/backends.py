@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -121,16 +121,5 @@ def override(device_type: str, backend: BackendT) -> AbstractContextManager[Back
 
     For tests: a recording backend, or the CUDA backend on a virtual GPU that reads the memory of CPU tensors.
     """
-    return _Override(device_type, backend)
-
-
-class _Override(Block[tuple[str, Backend]], Generic[BackendT]):
-    """What :func:`override` gives."""
-
-    def __init__(self, device_type: str, backend: BackendT) -> None:
-        super().__init__(_overrides, (device_type, backend))
-        self._backend = backend
-
-    def __enter__(self) -> BackendT:  # type: ignore[override]
-        super().__enter__()
-        return self._backend
+    entry: tuple[str, Backend] = (device_type, backend)
+    return Block(_overrides, entry, backend)

@@ -8,15 +8,20 @@ traceback any more.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable
 from contextlib import ContextDecorator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from . import epoch
 from .forking import whole
 
 T = TypeVar("T")
+G = TypeVar("G")
+
+_numbers = itertools.count()
 
 
 @dataclass(slots=True, eq=False)
@@ -26,18 +31,23 @@ class Entry(Generic[T]):
     value: T
     forgotten: weakref.ref[Any] | None = None
     """Takes the entry back when the block is gone; without it, when the block has ended, nothing needs to."""
+    number: int = field(default_factory=_numbers.__next__)
+    """Of the block: the same each time that it is entered."""
 
 
 class Stack(Generic[T]):
     """What is in force, in the order in which it was entered. Blocks of several threads may end in any order.
 
     Args:
-        settle: called after each change, and again if it was interrupted.
+        settle: called after each change, and again if it was interrupted. Without it, which blocks are in force is by
+            itself a part of what :mod:`~polyconv.epoch` numbers.
     """
 
     def __init__(self, settle: Callable[[], None] | None = None) -> None:
         self.entries: tuple[Entry[T], ...] = ()
         self._settle = settle
+        if settle is None:
+            epoch.follow(lambda: tuple(entry.number for entry in self.entries))
 
     def put(self, entry: Entry[T]) -> None:
         self._change(lambda entries: (*entries, entry))
@@ -48,6 +58,7 @@ class Stack(Generic[T]):
 
     def _change(self, changed: Callable[[tuple[Entry[T], ...]], tuple[Entry[T], ...]]) -> None:
         with whole:
+            epoch.changed()
             while True:
                 before = self.entries
                 after = changed(before)
@@ -56,19 +67,22 @@ class Stack(Generic[T]):
                     break
             if self._settle is not None:
                 self._settle()
+            epoch.changed()
 
 
-class Block(ContextDecorator, Generic[T]):
-    """Puts a value in force while the block runs. Can be entered again, also inside itself."""
+class Block(ContextDecorator, Generic[T, G]):
+    """Puts a value in force while the block runs, and gives something. Can be entered again, also inside itself."""
 
-    def __init__(self, stack: Stack[T], value: T) -> None:
+    def __init__(self, stack: Stack[T], value: T, gives: G) -> None:
         self._stack = stack
         self._value = value
+        self._gives = gives
+        self._number = next(_numbers)
         self._open: tuple[Entry[T], ...] = ()
         """Entered and not left."""
 
-    def __enter__(self) -> T:
-        stack, entry = self._stack, Entry(self._value)
+    def __enter__(self) -> G:
+        stack, entry = self._stack, Entry(self._value, number=self._number)
         entry.forgotten = weakref.ref(self, lambda _: stack.take(entry))
         self._open = (*self._open, entry)
         try:
@@ -76,7 +90,7 @@ class Block(ContextDecorator, Generic[T]):
         except BaseException:
             self._end(entry)
             raise
-        return entry.value
+        return self._gives
 
     def __exit__(self, *_: object) -> None:
         entry = self._open[-1]

@@ -1,20 +1,19 @@
 """Who decides what runs: the other ranks, then a measurement of this process, then a tuning file, then the cost model.
 
-A backend asks here when it plans a problem. Whoever keeps a plan plans again when :func:`version` is another number.
+A backend asks here when it plans a problem. Whoever keeps a plan plans again when the number of
+:mod:`~polyconv.epoch` is another.
 """
 
 from __future__ import annotations
 
-import itertools
 import warnings
-import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from . import agreement, settings
-from .blocks import Block, Stack
+from . import agreement, epoch, settings
+from .blocks import Block, Entry, Stack
 from .preference import Preference
 from .problem import Problem
 
@@ -96,9 +95,9 @@ def _decide(key: str, environment: Environment, plan: Callable[[Preference | Non
 
 def _own(key: str, environment: Environment) -> Preference | None:
     """What this process would run without the others."""
-    for measured in reversed(_measured):
-        if key in measured.choices and measured.environment == environment:
-            return Preference(measured.choices[key], MEASURED)
+    for entry in reversed(_measured.entries):
+        if key in entry.value.choices and entry.value.environment == environment:
+            return Preference(entry.value.choices[key], MEASURED)
     from . import tuning
 
     found = tuning.find(key, environment)
@@ -107,37 +106,17 @@ def _own(key: str, environment: Environment) -> Preference | None:
 
 # ---- when to plan again
 
-_numbers = itertools.count(1)
 
-
-def _gone() -> None:
-    """Stands for a process group that is not there, as a reference to one that was destroyed would."""
-
-
-class _State:
-    """What :func:`version` saw last. The group is not kept alive: a program may destroy it."""
-
-    version = next(_numbers)
-    files: Any = None
-    group: Callable[[], Any] = staticmethod(_gone)
-
-
-def version() -> int:
-    """A number that is another one after anything changed that a choice may depend on. Cheap: asked on every call."""
-    forced = _forced.entries
-    if forced:
-        return forced[-1].value.version
-    files, group = settings.current().tuning_file, agreement.group()
-    if files is not _State.files or group is not _State.group() or (group is None and _State.group is not _gone):
-        _State.files, _State.group = files, _gone if group is None else weakref.ref(group)
-        _State.version = next(_numbers)
-    return _State.version
+@epoch.follow
+def _files() -> int:
+    """Tuning files are asked again when a program names them anew: they may have been written meanwhile."""
+    return id(settings.current().tuning_file)  # of a tuple that the state keeps alive, with the settings
 
 
 # ---- choices of this process
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Measured:
     """What was measured to be best in an environment: key -> candidate."""
 
@@ -145,39 +124,36 @@ class Measured:
     choices: Mapping[str, str]
 
 
-_measured: list[Measured] = []
+_measured: Stack[Measured] = Stack()
 """The latest last: it has the first word."""
 
 
-def remember(environment: Environment, choices: Mapping[str, str]) -> Measured:
+def remember(environment: Environment, choices: Mapping[str, str]) -> Entry[Measured]:
     """Let problems run what was measured to be best for them, from now on, until :func:`forget`."""
-    measured = Measured(environment, dict(choices))
-    _measured.append(measured)
-    _State.version = next(_numbers)
+    measured = Entry(Measured(environment, dict(choices)))
+    _measured.put(measured)
     return measured
 
 
-def forget(measured: Measured) -> None:
+def forget(measured: Entry[Measured]) -> None:
     """The reverse of :func:`remember`: what was measured before, for another model say, holds again."""
-    _measured[:] = [other for other in _measured if other is not measured]
-    _State.version = next(_numbers)
+    _measured.take(measured)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class _Force:
     """What a block lets run."""
 
     choices: Mapping[str, str]
     alone: bool
     seen: list[Decision] | None
-    version: int
 
 
 _forced: Stack[_Force] = Stack()
 """The last has its way."""
 
 
-class Forced(Block[_Force]):
+class Forced(Block[_Force, None]):
     """Lets candidates run inside a ``with`` block, whatever else is in force: to measure them.
 
     Can be entered again. Holds for the whole process, as settings do; blocks of several threads may end in any order.
@@ -185,20 +161,7 @@ class Forced(Block[_Force]):
     """
 
     def __init__(self, choices: Mapping[str, str], *, alone: bool = False) -> None:
-        super().__init__(_forced, _Force(dict(choices), alone, None, next(_numbers)))
-
-
-class _Watched(Block[_Force]):
-    """What :func:`watched` gives."""
-
-    def __init__(self, alone: bool) -> None:
-        now = _forced.entries[-1].value.choices if _forced.entries else {}
-        self._seen: list[Decision] = []
-        super().__init__(_forced, _Force(now, alone, self._seen, next(_numbers)))
-
-    def __enter__(self) -> list[Decision]:  # type: ignore[override]
-        super().__enter__()
-        return self._seen
+        super().__init__(_forced, _Force(dict(choices), alone, None), None)
 
 
 def watched(*, alone: bool = False) -> AbstractContextManager[list[Decision]]:
@@ -206,4 +169,6 @@ def watched(*, alone: bool = False) -> AbstractContextManager[list[Decision]]:
 
     ``alone``: without the other ranks. Who is yet to measure must not agree with them on the cost model's choice.
     """
-    return _Watched(alone)
+    seen: list[Decision] = []
+    now = _forced.entries[-1].value.choices if _forced.entries else {}
+    return Block(_forced, _Force(now, alone, seen), seen)

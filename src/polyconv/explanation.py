@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import ops
 from .arguments import suggests_channels_last
 from .backends import backend_for
-from .problem import Activation, Pass, Problem, Strides
+from .problem import Pass, Problem, Strides
 
 if TYPE_CHECKING:
     from .plan import CudaDevice
@@ -198,8 +198,6 @@ class _Recorder(TorchDispatchMode):
         name = self.stack[-1] if self.stack else ""
         if func is ops.fprop:
             self.calls.append(_call(name, *args, y=result))
-        elif func is ops.fused:
-            self.calls.append(_fused_call(name, *args, y=result))
         elif func is torch.ops.aten.convolution.default:
             note = "PyTorch's own convolution runs: this is not one of polyconv's modules"
             self.calls.append(_Call(name, args[0].device, note=note))
@@ -210,52 +208,33 @@ def _call(name: str, x: Tensor, w: Tensor, bias: Tensor | None, *args: Any, y: T
     """The three problems of one forward call; the gradients are taken to be dense, as the operators allocate them."""
     if x.numel() == 0 or y.numel() == 0:
         return _Call(name, x.device, note="nothing runs: the input or the output is empty")
+    geometry, residual, activation = ops.split_epilogue(*args)
     problems = (
         ops.problem_of(
             kind,
-            (x.shape, _dense_strides(x) if kind is Pass.DGRAD else x.stride()),
-            (w.shape, _dense_strides(w) if kind is Pass.WGRAD else w.stride()),
+            (x.shape, _dense(x.shape, x.stride()) if kind is Pass.DGRAD else x.stride()),
+            (w.shape, _dense(w.shape, w.stride()) if kind is Pass.WGRAD else w.stride()),
             y.stride(),
-            ops.geometry_of(*args),
+            ops.geometry_of(*geometry),
+            x.dtype,
             bias=bias is not None and kind is not Pass.DGRAD,
-            dtype=x.dtype,
+            residual=residual is not None and kind is Pass.FPROP,
+            activation=activation if kind is Pass.FPROP else "none",
         )
         for kind in Pass
     )
-    asked = ops.overruled_dtype()
-    note = (
-        f"torch.autocast's {asked} is not followed: computes in {x.dtype}; to follow it: {ops.HOW_TO_ALLOW}"
-        if asked is not None and x.dtype != asked
-        else ""
-    )
-    return _Call(name, x.device, tuple(problems), note)
-
-
-def _fused_call(
-    name: str,
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    activation: str,
-    *args: Any,
-    y: Tensor,
-) -> _Call:
-    """The same with an epilogue, which only the forward pass knows of."""
-    call = _call(name, x, w, bias, *args, y=y)
-    if not call.problems:
-        return call
-    forward, *gradients = call.problems
-    forward = replace(forward, residual=residual is not None, activation=Activation(activation))
-    notes = [call.note] if call.note else []
+    asked, notes = ops.overruled_dtype(), []
+    if asked is not None and x.dtype != asked:
+        how = f"to follow it: {ops.HOW_TO_ALLOW}"
+        notes.append(f"torch.autocast's {asked} is not followed: computes in {x.dtype}; {how}")
     if activation == "silu":
         notes.append("where a gradient is wanted, silu is applied apart: its derivative needs the sums before it")
-    return replace(call, problems=(forward, *gradients), note="\n".join(notes))
+    return _Call(name, x.device, tuple(problems), "\n".join(notes))
 
 
-def _dense_strides(tensor: Tensor) -> Strides:
-    """Strides of the gradient that the operators would allocate for a tensor."""
-    return ops.dense_strides(tensor.shape, suggests_channels_last(tensor.shape, tensor.stride()))
+def _dense(shape: Sequence[int], strides: Sequence[int]) -> Strides:
+    """Strides of a tensor that the operators would allocate in the memory format of another."""
+    return ops.dense_strides(shape, suggests_channels_last(shape, strides))
 
 
 def _explain_call(call: _Call, device: torch.device | CudaDevice) -> ConvExplanation:
@@ -269,16 +248,12 @@ def _explain_call(call: _Call, device: torch.device | CudaDevice) -> ConvExplana
 
 def _widened(problem: Problem) -> Problem:
     """The problem for float32 copies of the tensors: dense, and channels_last where the tensors are."""
-
-    def dense(shape: Strides, strides: Strides) -> Strides:
-        return ops.dense_strides(shape, suggests_channels_last(shape, strides))
-
     return replace(
         problem,
         dtype="float32",
-        x_strides=dense(problem.x_shape, problem.x_strides),
-        w_strides=dense(problem.w_shape, problem.w_strides),
-        y_strides=dense(problem.y_shape, problem.y_strides),
+        x_strides=_dense(problem.x_shape, problem.x_strides),
+        w_strides=_dense(problem.w_shape, problem.w_strides),
+        y_strides=_dense(problem.y_shape, problem.y_strides),
     )
 
 

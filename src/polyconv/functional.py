@@ -50,8 +50,10 @@ def conv2d(
     Raises:
         RuntimeError, TypeError: where torch raises them.
     """
-    if activation is None and residual is None and not is_compiling():
-        y = shortcut.conv2d(input, weight, bias, stride, padding, dilation, groups, padding_mode, tolerance)
+    if not is_compiling():
+        y = shortcut.conv2d(
+            input, weight, bias, stride, padding, dilation, groups, padding_mode, tolerance, activation, residual
+        )
         if y is not None:
             return y
     return _by_operator(
@@ -77,19 +79,9 @@ def _by_operator(
 ) -> Tensor:
     """The call that autocast, transforms, modes and tracers see."""
     if not (isinstance(input, Tensor) and isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))):
-        return _without_tensors(
-            input,
-            weight,
-            bias,
-            stride,
-            padding,
-            dilation,
-            groups,
-            padding_mode=padding_mode,
-            tolerance=tolerance,
-            activation=activation,
-            residual=residual,
-        )
+        options = {"tolerance": tolerance, "activation": activation, "residual": residual}
+        given = (input, weight, bias, stride, padding, dilation, groups)
+        return _without_tensors(*given, padding_mode=padding_mode, **options)
     if is_compiling():
         input, weight, bias, tolerance = written_out(input, weight, bias, tolerance)  # noqa: A001
     if input.dim() not in (3, 4):
@@ -114,10 +106,8 @@ def _by_operator(
         residual = None if residual is None else residual.unsqueeze(0)
     if exporting:
         y = written_in_aten(input, weight, bias, residual, applied, geometry)
-    elif residual is None and applied == "none":
-        y = ops.fprop(input, weight, bias, *geometry)
     else:
-        y = ops.fused(input, weight, bias, residual, applied, *geometry)
+        y = ops.fprop(input, weight, bias, *geometry, residual, applied)
     return y if batched else y.squeeze(0)
 
 

@@ -34,7 +34,7 @@ def fprop(moves: Moves, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Ten
     return convolve(pad(moves, x.double()), w.double(), bias, moves.stride, 0, moves.dilation, moves.groups)
 
 
-def fused(
+def with_epilogue(
     moves: Moves,
     x: Tensor,
     w: Tensor,

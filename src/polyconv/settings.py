@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from . import epoch
 from .blocks import Block, Entry, Stack
 from .forking import whole
 from .problem import DEFAULT_TOLERANCE
@@ -159,6 +160,7 @@ changes = ""
 Text, because ``torch.compile`` guards on text by value, and would make a variable of a number that changes."""
 
 
+@epoch.follow
 def current() -> Settings:
     """The settings in force now."""
     global _current, _process, _initial
@@ -187,6 +189,7 @@ def _set(**changed: Any) -> None:
 def _set_among(entries: tuple[Entry[_Change], ...], changed: Mapping[str, Any]) -> None:
     """The same for the last of these blocks that changes end with; for the process, if there is none."""
     global _process
+    epoch.changed()
     blocks = [entry.value for entry in entries if entry.value.holds_changes]
     if blocks:
         blocks[-1].changed = {**blocks[-1].changed, **changed}
@@ -194,26 +197,26 @@ def _set_among(entries: tuple[Entry[_Change], ...], changed: Mapping[str, Any]) 
     else:
         _process = replace(_process or current(), **changed)
     _settle()
+    epoch.changed()
 
 
 def _settle() -> None:
-    """Work out what is in force. Whoever is interrupted may do it again."""
+    """Work out what is in force, in ``with whole``. Whoever is interrupted may do it again."""
     global _current, changes
-    with whole:
-        while True:
-            entries = _changes.entries
-            found = _process or current()
-            for entry in entries:
-                change = entry.value
-                if change.below is not found:
-                    change.settings = replace(found, **change.changed)
-                    change.below = found
-                found = change.settings
-            text = _in_graphs(found)
-            text = "" if text == _in_graphs(_initial or found) else text
-            if _changes.entries is entries:  # else a forgotten block ended meanwhile, in this thread
-                _current, changes = found, text
-                return
+    while True:
+        entries = _changes.entries
+        found = _process or current()
+        for entry in entries:
+            change = entry.value
+            if change.below is not found:
+                change.settings = replace(found, **change.changed)
+                change.below = found
+            found = change.settings
+        text = _in_graphs(found)
+        text = "" if text == _in_graphs(_initial or found) else text
+        if _changes.entries is entries:  # else a forgotten block ended meanwhile, in this thread
+            _current, changes = found, text
+            return
 
 
 def _in_graphs(settings: Settings) -> str:
@@ -223,16 +226,17 @@ def _in_graphs(settings: Settings) -> str:
 _changes: Stack[_Change] = Stack(_settle)
 
 
-class _Use(Block[_Change]):
+class _Use(Block[_Change, None]):
     """What :func:`use` gives."""
 
     def __init__(self, changed: Mapping[str, Any]) -> None:
-        super().__init__(_changes, _Change(changed))
+        super().__init__(_changes, _Change(changed), None)
         self._changed = changed
 
     def __enter__(self) -> Settings:  # type: ignore[override]
         self._value = _Change(self._changed)  # anew each time: what is set inside the block ends with it
-        return super().__enter__().settings
+        super().__enter__()
+        return self._value.settings
 
 
 def use(**changed: Any) -> AbstractContextManager[Settings]:
@@ -263,20 +267,20 @@ def tolerance(value: float) -> AbstractContextManager[Settings]:
     return use(tolerance=checked_tolerance(value))
 
 
-class _Allowed(Block[_Change]):
+class _Allowed(Block[_Change, None]):
     """What :func:`allow_low_precision` gives: in force from the beginning, and until the end of a block, if it has one.
 
     Not a value that is put back: another thread may have changed it meanwhile, or be in a block of its own.
     """
 
     def __init__(self, allow: bool) -> None:
-        super().__init__(_changes, _Change({"allow_low_precision": allow}, holds_changes=False))
+        super().__init__(_changes, _Change({"allow_low_precision": allow}, holds_changes=False), None)
         entry = Entry(self._value)
         entry.forgotten = weakref.ref(self, lambda _: _keep(entry))
         self._made: Entry[_Change] | None = entry
         _changes.put(entry)
 
-    def __enter__(self) -> None:  # type: ignore[override]
+    def __enter__(self) -> None:
         entry, self._made = self._made, None
         if entry is None:
             super().__enter__()

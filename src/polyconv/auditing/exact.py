@@ -55,8 +55,8 @@ def _outputs(problem: Problem, tensors: Tensors) -> Iterator[Slab]:
             place = (slice(image, image + 1), slice(None), rows)
             read = x[:, :, _read_by(problem, rows)]
             added = None if residual is None else residual[place].double()
-            exact = reference.fused(inner, read, w, bias, added, str(problem.activation))
-            own = reference.fused(inner, read.square(), w.square(), _square(bias), _square(added))
+            exact = reference.with_epilogue(inner, read, w, bias, added, str(problem.activation))
+            own = reference.with_epilogue(inner, read.square(), w.square(), _square(bias), _square(added))
             yield Slab("y", place, exact, own.sqrt())
 
 

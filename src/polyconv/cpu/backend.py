@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 from functools import lru_cache, partial
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from .. import choices
+from .. import choices, epoch
 from ..backends import Run
 from ..problem import Pass, Problem
 from ..tuning import Environment
@@ -32,7 +30,7 @@ class CpuBackend:
 
     def plan(self, problem: Problem, *, inference: bool = False) -> CpuPlan:
         """What would run: the model's choice, or one that was measured or agreed upon."""
-        return self._planned(problem, _keeps_weights(problem, inference), choices.version())
+        return self._planned(problem, _keeps_weights(problem, inference), epoch.now())
 
     def contenders(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
         return planner.contenders(problem, kept_weights=_keeps_weights(problem, inference))
@@ -65,28 +63,30 @@ class CpuBackend:
         """The call of one engine. Everything but the tensors is settled here."""
         if chosen.engine is Engine.ATEN:
             return partial(aten.run, problem)
-        ops, geometry = torch.ops.polyconv_cpu, native.geometry_numbers(problem)
+        geometry = native.geometry_numbers(problem)
         activation = native.ACTIVATIONS.index(problem.activation)
         stem = {Engine.DEPTHWISE: "depthwise_", Engine.PLAIN: "plain_"}.get(chosen.engine)
         if stem is not None:
-            op: Any = getattr(ops, stem + problem.kind.value).default
+            op = native.operator(stem + problem.kind.value)
             if problem.kind is Pass.FPROP:
                 return lambda t: op(t["x"], t["w"], t.get("bias"), t["y"], geometry, t.get("residual"), activation)
             if problem.kind is Pass.DGRAD:
                 return lambda t: op(t["y"], t["w"], t["x"], geometry)
             return lambda t: op(t["x"], t["y"], t["dw"], t.get("db"), geometry)
         if problem.kind is Pass.WGRAD:
-            algorithm = [chosen.algorithm]
-            return lambda t: ops.weight_gradient(t["x"], t["y"], t["dw"], t.get("db"), geometry, algorithm)
+            algorithm, weight_gradient = [chosen.algorithm], native.operator("weight_gradient")
+            return lambda t: weight_gradient(t["x"], t["y"], t["dw"], t.get("db"), geometry, algorithm)
         plan = native.plan_numbers(chosen)
         if problem.kind is Pass.DGRAD:
-            return lambda t: ops.input_gradient(t["y"], t["w"], t["x"], geometry, plan)
+            input_gradient = native.operator("input_gradient")
+            return lambda t: input_gradient(t["y"], t["w"], t["x"], geometry, plan)
+        forward = native.operator("convolve")
 
         def convolve(tensors: MutableMapping[str, Tensor]) -> None:
             x, w, y = tensors["x"], tensors["w"], tensors["y"]
             transformed = self.weights.of(x, w, y, geometry, plan) if keep else None
             residual = tensors.get("residual")
-            ops.convolve(x, w, tensors.get("bias"), y, geometry, plan, transformed, residual, activation)
+            forward(x, w, tensors.get("bias"), y, geometry, plan, transformed, residual, activation)
 
         return convolve
 

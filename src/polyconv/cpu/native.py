@@ -45,6 +45,11 @@ def _operators() -> Any:
     return torch.ops.polyconv_cpu
 
 
+def operator(name: str) -> Any:
+    """One operator of the extension, without the frame of Python that torch has around it: for calls that are short."""
+    return getattr(_operators(), name).default._op
+
+
 def instruction_set(name: str = "") -> str:
     """The instruction set in use: ``avx512``, ``avx2`` or ``sse4``. With a name (or ``best``), choose it: for tests."""
     result: str = _operators().instruction_set(name)

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..forking import whole
-from . import native
 
 
 @dataclass(slots=True)
@@ -36,13 +35,12 @@ class TransformedWeights:
         dense = _dense(w)
         if dense is None or w.is_inference():  # a tensor of inference mode has no version counter
             return None
-        bits = torch.ops.polyconv_cpu.hash(dense)
-        layout = (w.shape, w.stride())
-        state = (w._version, w.data_ptr(), bits, layout, *geometry, *plan, native.instruction_set())
+        ops, layout = torch.ops.polyconv_cpu, (w.shape, w.stride())
+        state = (w._version, w.data_ptr(), ops.hash(dense), layout, *geometry, *plan, ops.instruction_set(""))
         kept: _Kept | None = self._kept.get(w)
         if kept is not None and kept.state == state:
             return kept.transformed
-        transformed: Tensor = torch.ops.polyconv_cpu.transform_weights(x, w, y, geometry, plan)
+        transformed: Tensor = ops.transform_weights(x, w, y, geometry, plan)
         new = _Kept(state, transformed)
         with whole:
             self._kept.pop(w, None)

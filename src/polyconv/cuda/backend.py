@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .. import choices, settings
+from .. import choices, epoch, settings
 from ..plan.cuda import contenders, plan_cuda
 from ..plan.device import why_too_old
 from ..plan.plan import Plan
@@ -77,7 +77,6 @@ class CudaBackend:
         self.stream = stream or self._torch_stream
         self._cache = cache or KernelCache()
         self._planner = planner or self._plan_or_choose
-        # A plan depends on the settings (tolerance, workspace) and on choices from outside, so both are in the key.
         self._prepare = lru_cache(maxsize=1024)(self._prepare_anew)
 
     def plan(self, problem: Problem, *, inference: bool = False) -> Plan:
@@ -86,7 +85,7 @@ class CudaBackend:
 
     def prepare(self, problem: Problem, *, inference: bool = False) -> PreparedPlan:
         """Plan, compile and load: what is left for a run is to write addresses and to launch."""
-        return self._prepare(problem, settings.current(), choices.version())
+        return self._prepare(problem, epoch.now())
 
     def run(self, problem: Problem, tensors: Mapping[str, Tensor]) -> None:
         """Enqueue the launches that fill the outputs in ``tensors``."""
@@ -126,7 +125,7 @@ class CudaBackend:
     def _torch_stream(self) -> int:
         return int(torch.cuda.current_stream(self.index).cuda_stream)
 
-    def _prepare_anew(self, problem: Problem, _: settings.Settings, __: int) -> PreparedPlan:
+    def _prepare_anew(self, problem: Problem, _: int) -> PreparedPlan:
         plan = self.plan(problem)
         specs = list(dict.fromkeys(plan.kernels))
         cubins = self._cache.get_many(specs, self.description.arch, wanted_for=str(problem))

@@ -165,7 +165,7 @@ def _tensors(problem: Problem, device: torch.device) -> tuple[dict[str, Tensor],
     given: dict[str, Tensor]
     if problem.kind is Pass.FPROP:
         residual = draw(*problem.y_shape) if problem.residual else None
-        exact = {"y": reference.fused(problem, x, w, bias, residual, str(problem.activation))}
+        exact = {"y": reference.with_epilogue(problem, x, w, bias, residual, str(problem.activation))}
         optional = {"bias": bias, "residual": residual}
         given = {"x": x, "w": w, **{name: value for name, value in optional.items() if value is not None}}
     elif problem.kind is Pass.DGRAD:

@@ -33,11 +33,11 @@ def has_epilogue(problem):
     return False
 
 
-def finishing_task(problem, task, elements, fewer_blocks=0):
+def task_with_epilogue(problem, task, elements, fewer_blocks=0):
     return task
 
 
-def finishing(problem, launch):
+def with_epilogue(problem, launch):
     return launch
 '''
 """In place of plan/epilogue.py: an exported file holds plain convolutions."""

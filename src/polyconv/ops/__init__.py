@@ -1,8 +1,8 @@
 """The passes of a convolution as operators of PyTorch's dispatcher.
 
 ========================  =================================================================================
-``conv2d_fprop``          output from input, weight and bias
-``conv2d_fused``          the same with a residual added and an activation applied before the sums are stored
+``conv2d_fprop``          output from input, weight and bias; with an epilogue, a residual is added and an activation
+                          applied before the sums are stored
 ``conv2d_dgrad``          gradient of the input from the gradient of the output and the weight
 ``conv2d_wgrad``          gradients of weight and bias from the gradient of the output and the input
 ========================  =================================================================================
@@ -10,7 +10,7 @@
 They are operators, and not plain functions, so that ``torch.compile``, ``torch.export``, fake tensors, autocast and
 autograd all see one well-described call. The weight and bias gradients share an operator because they share a read of
 the incoming gradient. Each of the three passes is linear in each of its tensors, so the derivative of any of them is
-again made of these three: that is all that double backward needs. The fused operator adds the masks of its activation.
+again made of these three: that is all that double backward needs. An epilogue adds the mask of its activation.
 
 The operators take 4-D tensors of any strides and never copy an input: the gradient of ``y.sum()``, a tensor of stride
 zero everywhere, reaches the backend as it is. The one exception is a residual that is not laid out as the output will
@@ -31,21 +31,21 @@ from .layouts import geometry_of
 from .precision import HOW_TO_ALLOW, is_widened, widening
 from .problems import dense_strides, problem_of
 from .reduced import runs_as
-from .schema import dgrad, fprop, fused, library, wgrad
-from .vmap import register_vmap, vmap_dgrad, vmap_fprop, vmap_fused, vmap_wgrad
+from .schema import dgrad, fprop, library, split_epilogue, wgrad
+from .vmap import register_vmap, vmap_dgrad, vmap_fprop, vmap_wgrad
 
 __all__ = [
     "HOW_TO_ALLOW",
     "dense_strides",
     "dgrad",
     "fprop",
-    "fused",
     "geometry_of",
     "input_gradient",
     "is_widened",
     "overruled_dtype",
     "problem_of",
     "runs_as",
+    "split_epilogue",
     "weight_gradient",
     "wgrad",
 ]
@@ -61,7 +61,6 @@ def _register(name: str, op: Any, run: Any, fake: Any, autograd: Any, vmap: Any)
 
 
 _kernel = derivatives.autograd_kernel
-_register("conv2d_fprop", fprop, execution.run_fprop, fakes.fake_fprop, _kernel(derivatives.Fprop, fprop), vmap_fprop)
-_register("conv2d_fused", fused, execution.run_fused, fakes.fake_fused, derivatives.fused_kernel, vmap_fused)
+_register("conv2d_fprop", fprop, execution.run_fprop, fakes.fake_fprop, derivatives.fprop_kernel, vmap_fprop)
 _register("conv2d_dgrad", dgrad, execution.run_dgrad, fakes.fake_dgrad, _kernel(derivatives.Dgrad, dgrad), vmap_dgrad)
 _register("conv2d_wgrad", wgrad, execution.run_wgrad, fakes.fake_wgrad, _kernel(derivatives.Wgrad, wgrad), vmap_wgrad)

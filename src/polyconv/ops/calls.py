@@ -1,78 +1,113 @@
-"""What repeated calls share: all that follows from the shapes, the strides and the geometry, worked out once.
+"""What repeated calls share: all that follows from the shapes, the strides, the geometry and the state of the settings.
 
-Such numbers rarely change between calls, so each of the functions here is cached: a repeated call costs one lookup, and
-finds its plan made.
+Such things rarely change between calls. So a call is prepared once, plan included, and found again by what it was made
+of: a repeated call costs one lookup.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import choices, settings
-from ..arguments import Geometry, activation_name
+from .. import choices, epoch
+from ..arguments import Geometry
 from ..backends import Backend, Run, backend_for
 from ..blocks import Block, Stack
-from ..problem import Activation, Pass, Problem
+from ..problem import Problem
 from ..reduction import reduce_geometry
-from .layouts import Layout, Shape, check_gradient, fprop_layout
-from .problems import dense_strides, problem_of
+from .layouts import Layout
+from .problems import dense_strides
+
+CAPACITY = 8192
+"""Calls to remember; when there are more, all are forgotten."""
 
 SMALLEST_POOLED = 16 * 2**20
 """Bytes of an output from which on its pages cost more than looking for used ones: see ``cpu/native.py``."""
 
+known: dict[Hashable, Call] = {}
+"""By what they were made of, the number of the state first."""
+
 
 class Call:
-    """One pass on tensors of known shapes and strides."""
+    """One pass on tensors of known shapes, strides and device, as it runs in one state of the settings.
 
-    __slots__ = ("_prepared", "geometry", "inference", "layout", "problem", "reduction", "small")
+    Never changed once it is made: threads share it.
+    """
 
-    def __init__(self, problem: Problem, layout: Layout, geometry: Geometry, inference: bool = False) -> None:
+    __slots__ = ("arguments", "dense", "geometry", "inference", "layout", "problem", "reduction", "run")
+
+    def __init__(
+        self,
+        problem: Problem,
+        layout: Layout,
+        geometry: Geometry,
+        device: torch.device,
+        *,
+        inference: bool = False,
+        arguments: tuple[Any, ...] = (),
+    ) -> None:
         self.problem = problem
         self.layout = layout
         """Of the output."""
         self.geometry = geometry
         self.inference = inference
         """Whether no gradient is recorded."""
+        self.arguments = arguments
+        """What the geometry was made of, as the caller wrote it; where that is known."""
         self.reduction = reduce_geometry(problem.kind, problem.in_size, problem.kernel, geometry)
         """How the geometry is made ordinary; None where it is."""
-        elements = min(prod(layout[0]), prod(problem.x_shape))
-        self.small = not layout[1] and elements > 0 and prod(layout[0]) * 8 < SMALLEST_POOLED and self.reduction is None
-        """Whether the output is any new tensor: not empty, not channels_last, not from the pool, not in parts."""
-        # One tuple, replaced as a whole: threads with tensors on several devices may share this call.
-        self._prepared: tuple[Backend | None, settings.Settings | None, int, Run] = (None, None, 0, _never)
+        empty = problem.batch == 0 or problem.in_channels == 0
+        self.run = None if empty or self.reduction is not None else _prepare(problem, inference, device)
+        """Lets the backend fill the outputs; None where nothing runs, or other calls do, on parts of the tensors."""
+        pooled = prod(layout[0]) * 8 >= SMALLEST_POOLED
+        self.dense = None if pooled else (layout[0], dense_strides(*layout))
+        """Shape and strides of the output, if it is any new tensor: not one from the pool."""
 
-    def run(self, device: torch.device, tensors: MutableMapping[str, Tensor]) -> None:
-        """Let the backend of a device fill the outputs. It plans at the first call, and when a plan may be another."""
-        now, current, version = backend_for(device), settings.current(), choices.version()
-        backend, under, chosen, run = self._prepared
-        if backend is not now or under is not current or chosen != version:
-            run = now.prepare(self.problem, inference=self.inference)
-            if _observers.entries:
-                run = self._told(run, now)
-            self._prepared = (now, current, version, run)
+
+def recall(
+    problem_of: Callable[..., tuple[Problem, Layout]],
+    description: tuple[Any, ...],
+    device: torch.device,
+    *,
+    inference: bool = False,
+) -> Call:
+    """The call for the problem that a description stands for; the geometry is the last of it."""
+    number = epoch.now()
+    key = (number, problem_of, description, device, inference)
+    call = known.get(key)
+    if call is None:
+        call = Call(*problem_of(*description), description[-1], device, inference=inference)
+        remember(key, number, call)
+    return call
+
+
+def remember(key: Hashable, number: int, call: Call) -> None:
+    """For later calls. Not if the state changed while the call was made: what it was made of is not certain then."""
+    if epoch.now() == number:
+        if len(known) >= CAPACITY:
+            known.clear()
+        known[key] = call
+
+
+def _prepare(problem: Problem, inference: bool, device: torch.device) -> Run:
+    backend = backend_for(device)
+    run = backend.prepare(problem, inference=inference)
+    observers = [entry.value for entry in _observers.entries]
+    if not observers:
+        return run
+
+    def run_and_tell(tensors: MutableMapping[str, Tensor]) -> None:
         run(tensors)
+        for observer in observers:
+            observer(Ran(problem, inference, backend, tensors))
 
-    def _told(self, run: Run, backend: Backend) -> Run:
-        """The same, and then word to those who observe."""
-        observers = [entry.value for entry in _observers.entries]
-
-        def run_and_tell(tensors: MutableMapping[str, Tensor]) -> None:
-            run(tensors)
-            for observer in observers:
-                observer(Ran(self.problem, self.inference, backend, tensors))
-
-        return run_and_tell
-
-
-def _never(_: MutableMapping[str, Tensor]) -> None:
-    raise AssertionError("a call was run before it was prepared")
+    return run_and_tell
 
 
 # ---- who looks on
@@ -99,73 +134,11 @@ _observers: Stack[Observer] = Stack()
 def observed(observer: Observer) -> Iterator[None]:
     """Tell ``observer`` of every pass that runs inside a ``with`` block, in any thread, before its caller goes on.
 
-    Every call is prepared anew in the block, and again after it: so whoever is not observed pays nothing.
+    Every call is prepared anew in the block: so whoever is not observed pays nothing.
     """
-    # Watched around the rest, so that nothing that is prepared for longer knows the observer.
-    with choices.watched(), Block(_observers, observer):
-        yield
-
-
-@lru_cache(maxsize=4096)
-def prepare_fprop(
-    x: tuple[Shape, Shape],
-    w: tuple[Shape, Shape],
-    bias_shape: Shape | None,
-    dtype: torch.dtype,
-    aligned: bool,
-    inference: bool,
-    geometry: Geometry,
-) -> Call:
-    layout = fprop_layout(*x, *w, bias_shape, geometry)
-    bias = bias_shape is not None
-    y_strides = dense_strides(*layout)
-    problem = problem_of(Pass.FPROP, x, w, y_strides, geometry, bias=bias, dtype=dtype, vector_aligned=aligned)
-    return Call(problem, layout, geometry, inference)
-
-
-@lru_cache(maxsize=4096)
-def prepare_fused(
-    x: tuple[Shape, Shape],
-    w: tuple[Shape, Shape],
-    bias_shape: Shape | None,
-    residual: bool,
-    activation: str,
-    dtype: torch.dtype,
-    aligned: bool,
-    inference: bool,
-    geometry: Geometry,
-) -> Call:
-    plain = prepare_fprop(x, w, bias_shape, dtype, aligned, inference, geometry)
-    problem = replace(plain.problem, residual=residual, activation=Activation(activation_name(activation)))
-    return Call(problem, plain.layout, geometry, inference)
-
-
-@lru_cache(maxsize=4096)
-def prepare_dgrad(
-    grad: tuple[Shape, Shape],
-    w: tuple[Shape, Shape],
-    layout: Layout,
-    dtype: torch.dtype,
-    aligned: bool,
-    geometry: Geometry,
-) -> Call:
-    check_gradient(grad[0], layout[0], w[0], geometry)
-    x = (layout[0], dense_strides(*layout))
-    problem = problem_of(Pass.DGRAD, x, w, grad[1], geometry, bias=False, dtype=dtype, vector_aligned=aligned)
-    return Call(problem, layout, geometry)
-
-
-@lru_cache(maxsize=4096)
-def prepare_wgrad(
-    grad: tuple[Shape, Shape],
-    x: tuple[Shape, Shape],
-    layout: Layout,
-    bias: bool,
-    dtype: torch.dtype,
-    aligned: bool,
-    geometry: Geometry,
-) -> Call:
-    check_gradient(grad[0], x[0], layout[0], geometry)
-    w = (layout[0], dense_strides(*layout))
-    problem = problem_of(Pass.WGRAD, x, w, grad[1], geometry, bias=bias, dtype=dtype, vector_aligned=aligned)
-    return Call(problem, layout, geometry)
+    try:
+        # Watched, so that every problem is planned anew, too.
+        with choices.watched(), Block(_observers, observer, None):
+            yield
+    finally:
+        known.clear()  # what was prepared in the block knows the observer

@@ -16,7 +16,7 @@ from .execution import run_dgrad, run_wgrad, training
 from .layouts import geometry_of
 from .plain import is_plain, is_watched
 from .precision import HALF
-from .schema import Args, dgrad, fprop, fused, wgrad
+from .schema import Args, dgrad, fprop, split_epilogue, wgrad
 
 
 def input_gradient(grad: Tensor, w: Tensor, x: Tensor, geometry: Args) -> Tensor:
@@ -78,16 +78,28 @@ def _apply(function: Any, keyset: Any, args: Sequence[Any]) -> Any:
         return apply(keyset, *args)
 
 
+def _is_differentiated(tensors: Sequence[Any]) -> bool:
+    recorded = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in tensors)
+    return recorded or forward_ad._current_level >= 0
+
+
 def autograd_kernel(function: Any, op: Any) -> Callable[..., Any]:
     """What the dispatcher calls where derivatives may be wanted: records the call only if they are."""
 
     def run(keyset: Any, *args: Any) -> Any:
-        recorded = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args[:3])
-        if recorded or forward_ad._current_level >= 0:
-            return _apply(function, keyset, args)
-        return _below_autograd(op, keyset, args)
+        return _apply(function, keyset, args) if _is_differentiated(args[:2]) else _below_autograd(op, keyset, args)
 
     return run
+
+
+def fprop_kernel(keyset: Any, x: Tensor, w: Tensor, bias: Tensor | None, *args: Any) -> Any:
+    """The same for a forward pass. The gradient of SiLU needs the sums before it: it is applied apart, by torch."""
+    geometry, residual, activation = split_epilogue(*args)
+    if not _is_differentiated((x, w, bias, residual)):
+        return _below_autograd(fprop, keyset, (x, w, bias, *args))
+    if activation == "silu":
+        return F.silu(fprop(x, w, bias, *geometry, residual))
+    return _apply(Fprop, keyset, (x, w, bias, *geometry, residual, activation))
 
 
 def save(ctx: Any, *tensors: Tensor) -> None:
@@ -124,18 +136,20 @@ def _add(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return one + other
 
 
-def _fprop_gradients(
-    grad: Tensor | None, x: Tensor, w: Tensor, wanted: Sequence[bool], geometry: Args
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of input, weight and bias: the first three of those that are wanted."""
-    want_x, want_w, want_bias = wanted[:3]
+def fprop_gradients(ctx: Any, grad: Tensor | None, wanted: Sequence[bool]) -> Gradients:
+    """Those of input, weight, bias and residual that are wanted, from the gradient of the output."""
+    want_x, want_w, want_bias, want_residual = wanted
     if grad is None:
-        return None, None, None
-    dx = input_gradient(grad, w, x, geometry) if want_x else None
+        return None, None, None, None
+    x, w, *y = ctx.saved_tensors
+    grad = _through_relu(grad, y)
+    dx = input_gradient(grad, w, x, ctx.geometry) if want_x else None
+    dw = db = None
     if want_w:
-        dw, db = weight_gradient(grad, x, w, want_bias, geometry)
-        return dx, dw, db if want_bias else None
-    return dx, None, grad.sum((0, 2, 3)) if want_bias else None
+        dw, db = weight_gradient(grad, x, w, want_bias, ctx.geometry)
+    elif want_bias:
+        db = grad.sum((0, 2, 3))
+    return dx, dw, db if want_bias else None, grad if want_residual else None
 
 
 def _fprop_tangent(
@@ -155,76 +169,35 @@ def _fprop_tangent(
 
 
 class Fprop(torch.autograd.Function):
+    """Without an activation, or with ReLU, whose gradient the output tells: it is kept in the place of the sums."""
+
     @staticmethod
     def forward(keyset: Any, *args: Any) -> Any:
         return _forward(fprop, keyset, args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, x, w, _, *geometry = inputs
-        ctx.geometry = _geometry_to_keep(geometry)
-        save(ctx, x, w)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Gradients:
-        (grad,), (x, w), (_, *wanted) = grads, ctx.saved_tensors, ctx.needs_input_grad
-        return (None, *_fprop_gradients(grad, x, w, wanted, ctx.geometry), *[None for _ in wanted[3:]])
-
-    @staticmethod
-    @_forward_mode
-    def jvp(ctx: Any, primals: Sequence[Tensor], *tangents: Any) -> Any:
-        (_, dx, dw, db, *_), (x, w) = tangents, primals
-        return _fprop_tangent((dx, dw, db), x, w, ctx.geometry)
-
-
-class Fused(torch.autograd.Function):
-    """Without an activation, or with ReLU, whose gradient the output tells: it is kept in the place of the sums."""
-
-    @staticmethod
-    def forward(keyset: Any, *args: Any) -> Any:
-        return _forward(fused, keyset, args)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, x, w, _, _, activation, *geometry = inputs
+        _, x, w, _, *geometry, _, activation = inputs
         ctx.geometry = _geometry_to_keep(geometry)
         save(ctx, x, w, *([output] if activation == "relu" else []))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Gradients:
-        (grad,), (x, w, *y) = grads, ctx.saved_tensors
-        _, *wanted = ctx.needs_input_grad
-        grad = _through_relu(grad, y)
-        found = _fprop_gradients(grad, x, w, wanted, ctx.geometry)
-        return (None, *found, grad if wanted[3] else None, *[None for _ in wanted[4:]])
+        _, x, w, bias, *geometry, residual, _ = ctx.needs_input_grad
+        *found, for_residual = fprop_gradients(ctx, grads[0], (x, w, bias, residual))
+        return (None, *found, *[None for _ in geometry], for_residual, None)
 
     @staticmethod
     @_forward_mode
     def jvp(ctx: Any, primals: Sequence[Tensor], *tangents: Any) -> Any:
-        (_, dx, dw, db, dr, *_), (x, w, *y) = tangents, primals
-        return _through_relu(_add(_fprop_tangent((dx, dw, db), x, w, ctx.geometry), dr), y)
+        (_, dx, dw, db, *_, dr, _), (x, w, *y) = tangents, primals
+        change = _add(_fprop_tangent((dx, dw, db), x, w, ctx.geometry), dr)
+        return None if change is None else _through_relu(change, y)
 
 
-def _through_relu(change: Tensor | None, y: Sequence[Tensor]) -> Tensor | None:
+def _through_relu(change: Tensor, y: Sequence[Tensor]) -> Tensor:
     """A gradient, or a tangent, that passes where the output did; everywhere if no output was kept."""
-    if change is None or not y:
-        return change
-    passed: Tensor = torch.ops.aten.threshold_backward(change, y[0], 0)
-    return passed
-
-
-def fused_kernel(keyset: Any, *args: Any) -> Any:
-    """What the dispatcher calls for the fused operator where derivatives may be wanted.
-
-    The gradient of SiLU needs the sums before it, so where one is wanted it is applied apart, by torch.
-    """
-    recorded = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args[:4])
-    if not recorded and forward_ad._current_level < 0:
-        return _below_autograd(fused, keyset, args)
-    x, w, bias, residual, activation, *geometry = args
-    if activation == "silu":
-        return F.silu(fused(x, w, bias, residual, "none", *geometry))
-    return _apply(Fused, keyset, args)
+    return torch.ops.aten.threshold_backward(change, y[0], 0) if y else change
 
 
 class Dgrad(torch.autograd.Function):

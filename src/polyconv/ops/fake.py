@@ -6,23 +6,18 @@ from torch import Tensor
 
 from ..arguments import activation_name
 from .layouts import Shape, check_gradient, check_residual, check_tensors, empty, fprop_layout, geometry_of
-from .schema import Args
+from .schema import Args, split_epilogue
 
 
 def fake_fprop(x: Tensor, w: Tensor, bias: Tensor | None, *args: Args) -> Tensor:
-    check_tensors(x, "input", w, "weight", bias)
-    bias_shape = None if bias is None else bias.shape
-    return empty(fprop_layout(x.shape, x.stride(), w.shape, w.stride(), bias_shape, geometry_of(*args)), x)
-
-
-def fake_fused(
-    x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, *args: Args
-) -> Tensor:
+    geometry, residual, activation = split_epilogue(*args)
+    check_tensors(x, "input", w, "weight", bias, residual)
     activation_name(activation)
-    y = fake_fprop(x, w, bias, *args)
+    bias_shape = None if bias is None else bias.shape
+    layout = fprop_layout(x.shape, x.stride(), w.shape, w.stride(), bias_shape, geometry_of(*geometry))
     if residual is not None:
-        check_residual(residual, x, y.shape)
-    return y
+        check_residual(residual, layout[0])
+    return empty(layout, x)
 
 
 def fake_dgrad(grad: Tensor, w: Tensor, x_size: Shape, channels_last: bool, *args: Args) -> Tensor:

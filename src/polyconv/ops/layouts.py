@@ -17,10 +17,12 @@ Layout = tuple[Shape, bool]
 """Shape of an output, and whether it is channels_last."""
 
 
-def check_tensors(x: Tensor, x_name: str, w: Tensor, w_name: str, bias: Tensor | None = None) -> None:
+def check_tensors(
+    x: Tensor, x_name: str, w: Tensor, w_name: str, bias: Tensor | None = None, residual: Tensor | None = None
+) -> None:
     """Raise unless all tensors share a dtype that can be computed with, and a device."""
     dtype, device = x.dtype, x.device
-    for name, tensor in ((w_name, w), ("bias", bias)):
+    for name, tensor in ((w_name, w), ("bias", bias), ("residual", residual)):
         if tensor is None:
             continue
         if tensor.dtype != dtype:
@@ -44,15 +46,8 @@ def check_tensors(x: Tensor, x_name: str, w: Tensor, w_name: str, bias: Tensor |
         )
 
 
-def check_residual(residual: Tensor, x: Tensor, expected: Shape) -> None:
+def check_residual(residual: Tensor, expected: Shape) -> None:
     """Raise unless a residual can be added to an output of the ``expected`` shape. Its strides do not matter."""
-    if residual.dtype != x.dtype:
-        raise RuntimeError(
-            f"input and residual should be the same type: got {x.dtype} and {residual.dtype}. "
-            f"Convert one of them, for example residual.to({x.dtype})"
-        )
-    if residual.device != x.device:
-        raise RuntimeError(f"input and residual should be on the same device: got {x.device} and {residual.device}")
     if _differ(residual.shape, expected):
         raise RuntimeError(
             f"expected a residual of the output's size {list(expected)}, but got one of size {list(residual.shape)}. "

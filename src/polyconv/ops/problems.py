@@ -1,26 +1,44 @@
-"""From tensors to problems."""
+"""From tensors, as (shape, strides), to problems."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from ..arguments import Geometry
-from ..problem import DEFAULT_TOLERANCE, PaddingMode, Pass, Problem, Strides, channels_last_strides, contiguous_strides
-from .layouts import Shape
+from ..arguments import Geometry, activation_name
+from ..problem import (
+    DEFAULT_TOLERANCE,
+    Activation,
+    PaddingMode,
+    Pass,
+    Problem,
+    Strides,
+    channels_last_strides,
+    contiguous_strides,
+)
+from .layouts import Layout, Shape, check_gradient, fprop_layout
+
+Described = tuple[Shape, Shape]
+"""Shape and strides of a tensor."""
+
+
+def described(tensor: Tensor) -> Described:
+    return tensor.shape, tensor.stride()
 
 
 def problem_of(
     kind: Pass,
-    x: tuple[Shape, Shape],
-    w: tuple[Shape, Shape],
+    x: Described,
+    w: Described,
     y_strides: Shape,
     geometry: Geometry,
-    *,
-    bias: bool,
     dtype: torch.dtype,
-    vector_aligned: bool = True,
+    aligned: bool = True,
+    bias: bool = False,
+    residual: bool = False,
+    activation: str = "none",
 ) -> Problem:
-    """The problem for tensors of known (shape, strides); ``y`` needs only strides, its shape follows."""
+    """The problem for an input and a weight; ``y`` needs only strides, its shape follows."""
     (n, c, height, width), (k, _, r, s) = x[0], w[0]
     return Problem(
         kind=kind,
@@ -35,13 +53,49 @@ def problem_of(
         groups=geometry.groups,
         padding_mode=PaddingMode(geometry.padding_mode),
         bias=bias,
+        residual=residual,
+        activation=Activation(activation_name(activation)),
         x_strides=_four(x[1]),
         w_strides=_four(w[1]),
         y_strides=_four(y_strides),
-        vector_aligned=vector_aligned,
+        vector_aligned=aligned,
         dtype=str(dtype).removeprefix("torch."),
         tolerance=DEFAULT_TOLERANCE if geometry.tolerance is None else geometry.tolerance,
     )
+
+
+def fprop_problem(
+    x: Described,
+    w: Described,
+    bias_shape: Shape | None,
+    residual: bool,
+    activation: str,
+    dtype: torch.dtype,
+    aligned: bool,
+    geometry: Geometry,
+) -> tuple[Problem, Layout]:
+    """A forward pass, and the layout of its output."""
+    layout = fprop_layout(*x, *w, bias_shape, geometry)
+    bias, y = bias_shape is not None, dense_strides(*layout)
+    return problem_of(Pass.FPROP, x, w, y, geometry, dtype, aligned, bias, residual, activation), layout
+
+
+def dgrad_problem(
+    grad: Described, w: Described, layout: Layout, dtype: torch.dtype, aligned: bool, geometry: Geometry
+) -> tuple[Problem, Layout]:
+    """The gradient of an input, which is laid out so."""
+    check_gradient(grad[0], layout[0], w[0], geometry)
+    x = (layout[0], dense_strides(*layout))
+    return problem_of(Pass.DGRAD, x, w, grad[1], geometry, dtype, aligned), layout
+
+
+def wgrad_problem(
+    grad: Described, x: Described, layout: Layout, bias: bool, dtype: torch.dtype, aligned: bool, geometry: Geometry
+) -> tuple[Problem, Layout]:
+    """The gradient of a weight, which is laid out so, and of a bias if there is one."""
+    check_gradient(grad[0], x[0], layout[0], geometry)
+    w = (layout[0], dense_strides(*layout))
+    return problem_of(Pass.WGRAD, x, w, grad[1], geometry, dtype, aligned, bias), layout
 
 
 def _four(strides: Shape) -> Strides:

@@ -7,7 +7,6 @@ none have no gradient, and neither have pixels that no tap meets. See :mod:`poly
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,8 +15,8 @@ from ..arguments import Geometry, suggests_channels_last
 from ..epilogue import apply_epilogue
 from ..problem import Activation, PaddingMode, Pass, Problem, Strides
 from ..reduction import AxisReduction, Reduction, reduce_geometry
-from .calls import prepare_dgrad, prepare_fprop, prepare_wgrad
 from .layouts import Shape
+from .problems import described, dgrad_problem, fprop_problem, wgrad_problem
 
 
 def reduced_fprop(
@@ -97,23 +96,19 @@ def runs_as(problem: Problem) -> Problem | None:
         """A tensor without memory, to take parts of."""
         return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
-    def described(tensor: Tensor) -> tuple[Shape, Shape]:
-        return tensor.shape, tensor.stride()
-
     x, w = like(problem.x_shape, problem.x_strides), like(problem.w_shape, problem.w_strides)
     y = described(seen(reduction, like(problem.y_shape, problem.y_strides)))
     aligned, geometry = problem.vector_aligned, reduction.geometry
     if problem.kind is Pass.DGRAD:
         layout = (tuple(read_size(reduction, x.shape)), suggests_channels_last(*described(x)))
-        return prepare_dgrad(y, described(taps(reduction, w)), layout, dtype, aligned, geometry).problem
+        return dgrad_problem(y, described(taps(reduction, w)), layout, dtype, aligned, geometry)[0]
     if problem.kind is Pass.WGRAD:
         layout = (tuple(taps_size(reduction, w.shape)), suggests_channels_last(*described(w)))
         bias = problem.bias and reduction.all_outputs
-        return prepare_wgrad(y, described(read(reduction, x)), layout, bias, dtype, aligned, geometry).problem
+        return wgrad_problem(y, described(read(reduction, x)), layout, bias, dtype, aligned, geometry)[0]
     parts = described(read(reduction, x)), described(taps(reduction, w))
     channels = (problem.out_channels,) if problem.bias else None
-    left = prepare_fprop(*parts, channels, dtype, aligned, False, geometry).problem
-    return replace(left, residual=problem.residual, activation=problem.activation)
+    return fprop_problem(*parts, channels, problem.residual, problem.activation, dtype, aligned, geometry)[0]
 
 
 # ---- parts of tensors

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .layouts import Shape
-from .schema import Args, dgrad, fprop, library, wgrad
+from .schema import Args, dgrad, fprop, library, split_epilogue, wgrad
 
 Dim = int | None
 """Where a tensor has the dimension that is mapped over; None where it has none."""
@@ -66,45 +66,34 @@ def _fold_bias(bias: Tensor | None, dim: Dim, batch: int, groups: int) -> Tensor
 def vmap_fprop(
     info: Any, in_dims: Sequence[Dim], x: Tensor, w: Tensor, bias: Tensor | None, *args: Args
 ) -> tuple[Tensor, int]:
+    """The epilogue of a batch is applied apart: its residual would have to be folded, so copied, as the output is."""
+    geometry, residual, activation = split_epilogue(*args)
+    y = _vmap_sums(info.batch_size, in_dims, x, w, bias, *geometry)
+    if residual is not None:
+        residual_dim = in_dims[3 + len(geometry)]
+        y = y + (residual if residual_dim is None else residual.movedim(residual_dim, 0))
+    return {"relu": torch.relu, "silu": F.silu}.get(activation, lambda z: z)(y), 0
+
+
+def _vmap_sums(batch: int, in_dims: Sequence[Dim], x: Tensor, w: Tensor, bias: Tensor | None, *args: Args) -> Tensor:
+    """Without the epilogue. The mapped dimension comes first, if any of these tensors has it."""
     x_dim, w_dim, bias_dim, *_ = in_dims
-    batch, (stride, padding, dilation, groups, *rest) = info.batch_size, args
+    stride, padding, dilation, groups, *rest = args
     if w_dim is None and bias_dim is not None:
         assert bias is not None
         biases = bias.movedim(bias_dim, 0)[:, None, :, None, None]
-        if x_dim is None:
-            return fprop(x, w, None, *args) + biases, 0
-        y, _ = vmap_fprop(info, (x_dim, None, None), x, w, None, *args)
-        return y + biases, 0
+        return _vmap_sums(batch, (x_dim, None, None), x, w, None, *args) + biases
     if w_dim is None:
-        assert x_dim is not None
+        if x_dim is None:
+            return fprop(x, w, bias, *args)
         images = x.shape[1 if x_dim == 0 else 0]
-        return fprop(fold(x, x_dim, 0), w, bias, *args).unflatten(0, (batch, images)), 0
+        y: Tensor = fprop(fold(x, x_dim, 0), w, bias, *args).unflatten(0, (batch, images))
+        return y
     if x_dim is None:
         w, bias = fold(w, w_dim, 0, groups), _fold_bias(bias, bias_dim, batch, groups)
-        return unfold(fprop(x, w, bias, *args), batch, 1, groups), 0
+        return unfold(fprop(x, w, bias, *args), batch, 1, groups)
     x, w, bias = fold(x, x_dim, 1), fold(w, w_dim, 0), _fold_bias(bias, bias_dim, batch, 1)
-    return unfold(fprop(x, w, bias, stride, padding, dilation, groups * batch, *rest), batch, 1), 0
-
-
-def vmap_fused(
-    info: Any,
-    in_dims: Sequence[Dim],
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    activation: str,
-    *args: Args,
-) -> tuple[Tensor, int]:
-    """The epilogue of a batch is not fused: its residual would have to be folded, and so copied, as the output is."""
-    x_dim, w_dim, bias_dim, residual_dim, *_ = in_dims
-    if x_dim is None and w_dim is None and bias_dim is None:
-        y = fprop(x, w, bias, *args)
-    else:
-        y, _ = vmap_fprop(info, (x_dim, w_dim, bias_dim), x, w, bias, *args)
-    if residual is not None:
-        y = y + (residual if residual_dim is None else residual.movedim(residual_dim, 0))
-    return {"relu": torch.relu, "silu": F.silu}.get(activation, lambda z: z)(y), 0
+    return unfold(fprop(x, w, bias, stride, padding, dilation, groups * batch, *rest), batch, 1)
 
 
 def vmap_dgrad(

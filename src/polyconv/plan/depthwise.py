@@ -11,7 +11,7 @@ from math import prod
 from ..algebra.lattice import Phase
 from ..problem import PaddingMode, Pass, Problem
 from . import layout
-from .epilogue import finishing, finishing_kernel, finishing_task
+from .epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
 from .errors import int32
 from .gather import BORDERS, Roles, pixel_strides, roles
 from .layout import AxisPhase, DepthwiseParams, DepthwiseWgradParams, FastDivisor, HaloShape
@@ -57,7 +57,7 @@ def all_kernels() -> Iterator[KernelSpec]:
     """Every instance that this planner can choose."""
     for tile in PLANE_TILES:
         yield kernel(tile)
-        yield finishing_kernel(kernel(tile))
+        yield kernel_with_epilogue(kernel(tile))
         for taps in WGRAD_TAPS:
             yield wgrad_kernel(tile, taps)
 
@@ -120,7 +120,7 @@ def task(problem: Problem, tile: PlaneTile, sms: int) -> Task:
     walked = tiles * problem.batch * channels
     rounds = ceil_div(height * width, tile.threads) * r.channels  # of loading a tile's source
     work = Work(jobs * channels * phases, walked * phases * rounds, walked * taps, moved_bytes(problem))
-    return finishing_task(problem, Task(kernel(tile), (jobs, channels, phases), work), prod(problem.y_shape))
+    return task_with_epilogue(problem, Task(kernel(tile), (jobs, channels, phases), work), prod(problem.y_shape))
 
 
 def launches(problem: Problem, tile: PlaneTile, sms: int) -> Schedule:
@@ -154,7 +154,7 @@ def launches(problem: Problem, tile: PlaneTile, sms: int) -> Schedule:
         where["bias"] = "bias"
     slots = layout.slots(DepthwiseParams, **where)
     launch = task(problem, tile, sms).launch(bytes(p), slots, _shared(r, height, width))
-    return Schedule((finishing(problem, launch),), 0)
+    return Schedule((with_epilogue(problem, launch),), 0)
 
 
 def _per_block(jobs: int, blocks: int, sms: int) -> int:

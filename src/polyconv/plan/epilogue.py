@@ -2,7 +2,7 @@
 
 Every kernel that stores a forward pass has a twin that finishes the sums in registers: the same kernel, with two more
 parameters behind its own. So a family plans as if there were no epilogue, and hands the task that stores the result to
-:func:`finishing_task` and the launch that it makes of it to :func:`finishing`.
+:func:`task_with_epilogue` and the launch that it makes of it to :func:`with_epilogue`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def has_epilogue(problem: Problem) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def finishing_kernel(kernel: KernelSpec, fewer_blocks: int = 0) -> KernelSpec:
+def kernel_with_epilogue(kernel: KernelSpec, fewer_blocks: int = 0) -> KernelSpec:
     """The twin of a kernel that has an epilogue, for so many fewer blocks at a time where it needs more registers."""
     return replace(
         kernel,
@@ -37,19 +37,19 @@ def finishing_kernel(kernel: KernelSpec, fewer_blocks: int = 0) -> KernelSpec:
     )
 
 
-def finishing_task(problem: Problem, task: Task, elements: int, fewer_blocks: int = 0) -> Task:
+def task_with_epilogue(problem: Problem, task: Task, elements: int, fewer_blocks: int = 0) -> Task:
     """A task that stores so many elements of the result, with the epilogue that the problem asks for, if any."""
     if not has_epilogue(problem):
         return task
     moved = task.work.dram_bytes + 4 * elements * problem.residual
     return replace(
         task,
-        kernel=finishing_kernel(task.kernel, fewer_blocks),
+        kernel=kernel_with_epilogue(task.kernel, fewer_blocks),
         work=replace(task.work, dram_bytes=moved, finished=elements),
     )
 
 
-def finishing(problem: Problem, launch: Launch) -> Launch:
+def with_epilogue(problem: Problem, launch: Launch) -> Launch:
     """The launch of such a task, with the parameters of the epilogue behind its own, if there is one."""
     if not has_epilogue(problem):
         return launch

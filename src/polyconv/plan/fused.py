@@ -11,7 +11,7 @@ from math import prod
 from ..algebra.lattice import DenseAxis
 from ..problem import PaddingMode, Pass, Problem
 from . import layout
-from .epilogue import finishing, finishing_kernel, finishing_task
+from .epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
 from .gather import MANY_PHASES, MOST_GROUPS, Roles, roles
 from .layout import FastDivisor, FusedAxis, FusedParams, FusedTaps, FusedWeightsParams
 from .plan import KernelSpec, Launch, Schedule, Task, Work
@@ -214,7 +214,7 @@ class FusedWay:
         scattered = apart * rows * ceil_div(self.tile.columns, 32)
         work = Work(blocks, tiles, tiles * (channels // self.tile.chunk), moved, scattered, 4 * scattered)
         task = Task(self.kernel, (positions * splits, problem.groups, 1), work, times)
-        return finishing_task(problem, task, prod(problem.y_shape))
+        return task_with_epilogue(problem, task, prod(problem.y_shape))
 
     def _convolve(self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, at: int, sms: int) -> Launch:
         p = FusedParams(channels=r.channels, channels_padded=round_up(r.channels, self.tile.chunk), outputs=r.outputs)
@@ -244,7 +244,7 @@ class FusedWay:
         if problem.kind is Pass.FPROP and problem.bias:
             where["bias"] = "bias"
         task = self._convolve_task(problem, r, h, w, sms)
-        return finishing(problem, task.launch(bytes(p), layout.slots(FusedParams, **where), self.shared))
+        return with_epilogue(problem, task.launch(bytes(p), layout.slots(FusedParams, **where), self.shared))
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         """The largest error to be expected, relative to the output's scale."""
@@ -306,7 +306,7 @@ def ways(problem: Problem) -> Iterator[FusedWay]:
 def all_kernels() -> Iterator[KernelSpec]:
     """Every instance that this planner can choose."""
     yield from dict.fromkeys(spec for way in WAYS for spec in (way.weights_kernel, way.kernel))
-    yield from (finishing_kernel(way.kernel) for way in WAYS)
+    yield from (kernel_with_epilogue(way.kernel) for way in WAYS)
 
 
 def _axis(axis: DenseAxis, tiles: int) -> FusedAxis:

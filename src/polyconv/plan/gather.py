@@ -12,7 +12,7 @@ from math import prod
 from ..algebra.lattice import DenseAxis, Phase, dense_axis, forward_phases, gradient_phases
 from ..problem import Extents, PaddingMode, Pass, Problem, Strides
 from . import layout
-from .epilogue import finishing, finishing_kernel, finishing_task, has_epilogue
+from .epilogue import has_epilogue, kernel_with_epilogue, task_with_epilogue, with_epilogue
 from .errors import int32
 from .layout import DIVIDEND_LIMIT, MAX_PHASES, AxisPhase, FastDivisor, GatherParams, PackParams
 from .plan import KernelSpec, Launch, Schedule, Task, Work
@@ -232,7 +232,7 @@ def all_kernels() -> Iterator[KernelSpec]:
         for loader in LOADERS:
             yield kernel(tile, loader)
             if tile.name in loader.epilogue_tiles:
-                yield finishing_kernel(kernel(tile, loader))
+                yield kernel_with_epilogue(kernel(tile, loader))
 
 
 def refusal(tile: GemmTile, loader: LoaderKind, problem: Problem, r: Roles) -> str | None:
@@ -411,7 +411,7 @@ def _gather_task(
     packed = 4 * problem.groups * tables.rows * round_up(r.outputs, tile.n)
     work = Work(blocks, blocks, steps, int(part * moved_bytes(problem)) + packed)
     task = Task(kernel(tile, loader), (tiles, problem.groups, len(tables.first_rows)), work)
-    return finishing_task(problem, task, int(part * prod(problem.y_shape)))
+    return task_with_epilogue(problem, task, int(part * prod(problem.y_shape)))
 
 
 def _gather(
@@ -456,7 +456,7 @@ def _gather(
         where["source"] = (r.source, 4 * slab.first_image * r.source_strides[0])
         where["written"] = (r.written, 4 * slab.first_image * r.written_strides[0])
         task = _gather_task(problem, r, tables, slab, tile, loader)
-        yield finishing(problem, task.launch(bytes(p), layout.slots(GatherParams, **where)))
+        yield with_epilogue(problem, task.launch(bytes(p), layout.slots(GatherParams, **where)))
 
 
 def _written_vector(problem: Problem, r: Roles) -> int:

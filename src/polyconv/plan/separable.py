@@ -27,7 +27,7 @@ from .chain import (
     gemm_shared,
     segments_of,
 )
-from .epilogue import finishing, finishing_kernel, finishing_task
+from .epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
 from .errors import int32
 from .gather import PairKind, Roles, pixel_strides
 from .layout import (
@@ -154,7 +154,7 @@ def all_kernels() -> Iterator[KernelSpec]:
         for vector in sorted({w.m for w in W_AXES}):
             yield transform_kernel(h, vector)
             yield inverse_kernel(h, vector)
-            yield finishing_kernel(inverse_kernel(h, vector))
+            yield kernel_with_epilogue(inverse_kernel(h, vector))
 
 
 # -------------------------------------------------------------------------------------------------------------- the way
@@ -387,7 +387,7 @@ def _slab_tasks(
             Work(blocks, tiles, tiles * chain.chunks * chain.passes, moved_x + moved_y + chain.weight_bytes),
             times,
         ),
-        finishing_task(problem, back, result // 4),
+        task_with_epilogue(problem, back, result // 4),
     )
 
 
@@ -510,4 +510,4 @@ def _inverse(task: Task, problem: Problem, r: Roles, chain: Chain, rows: int, wr
     if problem.kind is Pass.FPROP and problem.bias:
         where["bias"] = "bias"
     shared = 4 * cut.lines * chain.way_h.m * stretch
-    return finishing(problem, task.launch(bytes(p), layout.slots(HalfInverseParams, **where), shared))
+    return with_epilogue(problem, task.launch(bytes(p), layout.slots(HalfInverseParams, **where), shared))

@@ -17,7 +17,7 @@ from ..problem import Extents, PaddingMode, Pair, Pass, Problem
 from . import layout
 from .depthwise import MOST_CHANNELS
 from .direct import direct_error
-from .epilogue import finishing, finishing_kernel, finishing_task
+from .epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
 from .gather import pixel_strides, roles
 from .layout import DIVIDEND_LIMIT, FastDivisor, StripParams, StripWgradParams
 from .plan import KernelSpec, Schedule, Task, Work
@@ -144,7 +144,7 @@ class StripWay:
         blocks = ceil_div(cut.strips, THREADS)
         steps = blocks * (cut.rows_per_strip + halo_steps(self.taps[0], self.stride))
         task = Task(self.kernel, (blocks, 1, 1), Work(blocks, blocks, steps, moved_bytes(problem)))
-        yield finishing_task(problem, task, prod(problem.y_shape), self.fewer_blocks)
+        yield task_with_epilogue(problem, task, prod(problem.y_shape), self.fewer_blocks)
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         """The one launch; no workspace."""
@@ -177,7 +177,7 @@ class StripWay:
         if problem.kind is Pass.FPROP and problem.bias:
             where["bias"] = "bias"
         (task,) = self.tasks(problem, sms, workspace)
-        return Schedule((finishing(problem, task.launch(bytes(p), layout.slots(StripParams, **where))),), 0)
+        return Schedule((with_epilogue(problem, task.launch(bytes(p), layout.slots(StripParams, **where))),), 0)
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         return direct_error(problem, (self.taps[0] * self.taps[1] + problem.bias,))
@@ -337,7 +337,7 @@ def all_kernels() -> Iterator[KernelSpec]:
     """Every instance that this planner can choose."""
     yield from dict.fromkeys(way.kernel for kind in Pass for way in _all(kind))
     forward = (way for way in _all(Pass.FPROP) if isinstance(way, StripWay))
-    yield from (finishing_kernel(way.kernel, way.fewer_blocks) for way in forward)
+    yield from (kernel_with_epilogue(way.kernel, way.fewer_blocks) for way in forward)
 
 
 WAYS = {kind: tuple(_all(kind)) for kind in Pass}

@@ -18,7 +18,7 @@ import polyconv
 from campaign.case import Case, Failure
 from polyconv.backends import backend_for
 from polyconv.cpu import native, planner
-from polyconv.ops import calls, shortcut
+from polyconv.ops import calls
 
 ABOUT = "calls by the thousand, shapes and weights changing: memory flat, caches bounded, no descriptor or thread left"
 
@@ -38,7 +38,7 @@ ENTRY = 40 * 2**10
 KINDS = (
     "inference",
     "training",
-    "fused",
+    "with an epilogue",
     "new module",
     "replaced weights",
     "rewritten weights",
@@ -96,7 +96,7 @@ def call(kind: str, options: dict[str, Any], kept: dict[int, polyconv.Conv2d], n
         elif kind == "rewritten weights":
             conv.weight.data.neg_()
             conv(x)
-        elif kind == "fused":
+        elif kind == "with an epilogue":
             y = polyconv.conv2d(x, conv.weight, conv.bias, padding=1, groups=conv.groups, activation="relu")
             polyconv.conv2d(x, conv.weight, None, padding=1, groups=conv.groups, residual=y, activation="silu")
         elif kind == "large":
@@ -123,18 +123,17 @@ def block(seed: int, index: int, kinds: tuple[str, ...]) -> None:
 
 def entries() -> int:
     """What all caches hold together."""
-    cached: list[Any] = [calls.prepare_fprop, calls.prepare_fused, calls.prepare_dgrad, calls.prepare_wgrad]
     backend: Any = backend_for(torch.device("cpu"))
-    cached += [planner.plan_cpu, backend._planned]
+    cached: list[Any] = [planner.plan_cpu, backend._planned]
     for function in cached:
         found = function.cache_info()
         if found.currsize > found.maxsize:
             raise AssertionError(f"a cache holds {found.currsize} entries, more than its {found.maxsize}")
-    if len(shortcut._known) > shortcut.CAPACITY:
-        raise AssertionError(f"{len(shortcut._known)} calls are remembered, more than {shortcut.CAPACITY}")
+    if len(calls.known) > calls.CAPACITY:
+        raise AssertionError(f"{len(calls.known)} calls are remembered, more than {calls.CAPACITY}")
     if backend.weights.size > backend.weights.limit:
         raise AssertionError(f"{backend.weights.size} bytes of weights are kept, more than {backend.weights.limit}")
-    total: int = sum(function.cache_info().currsize for function in cached) + len(shortcut._known)
+    total: int = sum(function.cache_info().currsize for function in cached) + len(calls.known)
     return total
 
 
@@ -205,7 +204,7 @@ import torch
 import polyconv
 from polyconv.backends import backend_for
 from polyconv.cpu import native, planner
-from polyconv.ops import calls, shortcut
+from polyconv.ops import calls
 
 CALLS, SHAPES = {CALLS}, {SHAPES}
 

@@ -61,7 +61,7 @@ class Convolution:
         for gradient, exact in zip(got, self.gradients, strict=True):
             check(gradient, exact)
 
-    def fused(self):
+    def with_epilogue(self):
         with torch.no_grad():
             y = polyconv.conv2d(self.x, self.w, self.bias, **self.moves, activation="relu", residual=self.dy)
         check(y, F.relu(self.y + self.dy.double()))
@@ -169,7 +169,7 @@ def fork(kind, chance):
                 convolution.inference()
                 convolution.backward()
                 with polyconv.tolerance(0):
-                    convolution.fused()
+                    convolution.with_epilogue()
                 status = 0
             except BaseException:
                 sys.excepthook(*sys.exc_info())
@@ -295,7 +295,7 @@ ACTORS = {
     "forward": plain("forward"),
     "inference": plain("inference"),
     "backward": plain("backward"),
-    "fused": plain("fused"),
+    "with_epilogue": plain("with_epilogue"),
     "double": double,
     "module": module,
     "writer": writer,
@@ -337,10 +337,7 @@ def again(step, rounds, failed, begin):
 def finish(before, kinds):
     """Nothing of it all stays: not a setting, not a choice, not a lock, and not a wrong result."""
     assert not stay(before), f"settings stay behind: {stay(before)}"
-    version = choices.version()
-    measured = choices.remember(backend_for(torch.device("cpu")).environment(), {})
-    assert choices.version() != version, "a forced choice stays behind, and what is measured has no say"
-    choices.forget(measured)
+    assert not choices._forced.entries, "a forced choice stays behind"
     for convolution in SHARED.values():
         with torch.no_grad():
             convolution.w.data.copy_(convolution.w_exact)
@@ -348,7 +345,7 @@ def finish(before, kinds):
         for convolution in [*SHARED.values(), *map(Convolution, kinds)]:
             convolution.inference()
             convolution.backward()
-            convolution.fused()
+            convolution.with_epilogue()
             with polyconv.tolerance(0):
                 convolution.inference()
     assert not stay(before), f"settings stay behind: {stay(before)}"

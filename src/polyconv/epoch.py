@@ -1,0 +1,85 @@
+"""One number for all that a plan depends on beside its problem.
+
+That is the settings, choices from outside, whose backend runs, and who looks on. They change rarely and are asked about
+on every call. So whoever keeps a plan keeps the number with it, and plans again when :func:`now` is another. A state
+that comes back has the number that it had, and finds its plans: a loop may enter a ``with`` block in each of its steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Hashable
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import torch.distributed
+
+from .forking import whole
+
+_c10d: Any = getattr(torch.distributed, "distributed_c10d", None)
+"""Not in every build of PyTorch."""
+
+T = TypeVar("T", bound=Hashable)
+
+_sources: list[Callable[[], Hashable]] = []
+_numbers = itertools.count(1)
+_number = 0
+"""Of the state that was seen last; 0 since it changed."""
+_change = object()
+"""Another one after each change."""
+_joined: weakref.ref[Any] | None = None
+"""The process group that was seen last. It is not kept alive: a program may destroy it."""
+_group_changes = 0
+
+
+def follow(source: Callable[[], T]) -> Callable[[], T]:
+    """Make what a function gives a part of the state. Whoever makes it give something else says so: :func:`changed`."""
+    _sources.append(source)
+    return source
+
+
+def group() -> Any:
+    """The default process group as it is now, None where there is none: cheap enough to ask on every call."""
+    return None if _c10d is None else _c10d._world.default_pg  # as GroupMember.WORLD, at half the cost
+
+
+def now() -> int:
+    """The number of the state in force. Cheap: asked on every call."""
+    group_now = group()
+    if group_now is not None or _joined is not None:
+        _look_at(group_now)
+    return _number or _settle()
+
+
+def changed() -> None:
+    """To be said before and after a change, in ``with whole``: nobody else learns a number of the state meanwhile."""
+    global _number, _change
+    _change = object()
+    _number = 0
+
+
+def _look_at(group_now: Any) -> None:
+    """A process group comes and goes without a word to anyone."""
+    global _joined, _group_changes
+    if group_now is None or _joined is None or _joined() is not group_now:
+        with whole:
+            _joined = None if group_now is None else weakref.ref(group_now)
+            _group_changes = next(_numbers)
+            changed()
+
+
+def _settle() -> int:
+    global _number
+    with whole:
+        while True:
+            change = _change
+            number = _number_of((_group_changes, *(source() for source in _sources)))
+            if _change is change:  # else the block that somebody forgot ended meanwhile, in this thread
+                _number = number
+                return number
+
+
+@lru_cache(maxsize=1024)
+def _number_of(state: Hashable) -> int:
+    return next(_numbers)
