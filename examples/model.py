@@ -4755,7 +4755,7 @@ def wgrad_columns_of(problem: Problem) -> int:
 
 
 @dataclass(frozen=True)
-class Cut:
+class WgradCut:
     """How a problem is cut into tiles of dw and slices of pixels."""
 
     k_tiles: int
@@ -4766,7 +4766,7 @@ class Cut:
     """Of one launch: flattened pixels must stay below 2^31. Each launch has slices of its own."""
 
 
-def cut(problem: Problem, tile: GemmTile, resident: int, sms: int, workspace: int) -> Cut:
+def cut(problem: Problem, tile: GemmTile, resident: int, sms: int, workspace: int) -> WgradCut:
     """Enough slices to fill the device evenly and to keep each sum short, few enough for the workspace."""
     out_h, out_w = problem.out_size
     pixels = problem.batch * out_h * out_w
@@ -4780,10 +4780,10 @@ def cut(problem: Problem, tile: GemmTile, resident: int, sms: int, workspace: in
     pixels_per_slice = round_up(ceil_div(pixels, min(wanted, most)), 8)
     int32(out_h * out_w + pixels_per_slice, "the number of pixels of one image of y")
     images = min(problem.batch, max(1, (DIVIDEND_LIMIT - 1 - pixels_per_slice) // (out_h * out_w)))
-    return Cut(k_tiles, column_tiles, columns_padded, pixels_per_slice, images)
+    return WgradCut(k_tiles, column_tiles, columns_padded, pixels_per_slice, images)
 
 
-def _parts(problem: Problem, cut: Cut) -> Iterator[tuple[int, int, int]]:
+def _parts(problem: Problem, cut: WgradCut) -> Iterator[tuple[int, int, int]]:
     """Of each launch its first image, its pixels and its slices."""
     out_h, out_w = problem.out_size
     for first_image in range(0, problem.batch, cut.images):
@@ -4791,11 +4791,11 @@ def _parts(problem: Problem, cut: Cut) -> Iterator[tuple[int, int, int]]:
         yield first_image, pixels, ceil_div(pixels, cut.pixels_per_slice)
 
 
-def slices_of(problem: Problem, cut: Cut) -> int:
+def slices_of(problem: Problem, cut: WgradCut) -> int:
     return sum(slices for _, _, slices in _parts(problem, cut))
 
 
-def _task(problem: Problem, spec: KernelSpec, cut: Cut, pixels: int, slices: int) -> Task:
+def _task(problem: Problem, spec: KernelSpec, cut: WgradCut, pixels: int, slices: int) -> Task:
     grid = (cut.k_tiles * cut.column_tiles, problem.groups, slices)
     blocks = grid[0] * grid[1] * slices
     part = pixels / (problem.batch * problem.out_size[0] * problem.out_size[1])
@@ -4803,7 +4803,7 @@ def _task(problem: Problem, spec: KernelSpec, cut: Cut, pixels: int, slices: int
     return Task(spec, grid, Work(blocks, blocks, ceil_div(pixels, 8) * grid[0] * grid[1], moved))
 
 
-def wgrad_launches(problem: Problem, spec: KernelSpec, cut: Cut) -> Schedule:
+def wgrad_launches(problem: Problem, spec: KernelSpec, cut: WgradCut) -> Schedule:
     """The launches of one candidate: the partial sums, then their reduction."""
     channels, k = problem.channels_per_group
     columns = wgrad_columns_of(problem)
@@ -4911,7 +4911,7 @@ class WgradWay:
             return "pixels of dy are not dense quads"
         return None
 
-    def cut(self, problem: Problem, sms: int, workspace: int) -> Cut:
+    def cut(self, problem: Problem, sms: int, workspace: int) -> WgradCut:
         return cut(problem, self.tile, self._kernel.min_blocks, sms, workspace)
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:

@@ -192,7 +192,7 @@ def wgrad_tiles(problem: Problem, tile: PlaneTile) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class WgradCut:
+class DepthwiseCut:
     """How the weight gradient is cut into chunks of taps, tiles of positions and slices of these."""
 
     tile: PlaneTile
@@ -210,7 +210,7 @@ class WgradCut:
         return (in_thread, 2, 2, 2, 2, 2, self.tile.threads // 32, self.slices)
 
 
-def wgrad_cut(problem: Problem, tile: PlaneTile, taps: int, sms: int, workspace: int) -> WgradCut:
+def wgrad_cut(problem: Problem, tile: PlaneTile, taps: int, sms: int, workspace: int) -> DepthwiseCut:
     """As few slices as fill the device, and fit the workspace."""
     area = problem.kernel[0] * problem.kernel[1]
     columns_padded = round_up(area + problem.bias, 4)
@@ -218,10 +218,10 @@ def wgrad_cut(problem: Problem, tile: PlaneTile, taps: int, sms: int, workspace:
     chunks = ceil_div(area, taps)
     most = max(1, workspace // (4 * problem.out_channels * columns_padded))
     per_slice = max(_per_block(jobs, problem.out_channels * chunks, sms), ceil_div(jobs, most))
-    return WgradCut(tile, taps, chunks, jobs, per_slice, ceil_div(jobs, per_slice), columns_padded)
+    return DepthwiseCut(tile, taps, chunks, jobs, per_slice, ceil_div(jobs, per_slice), columns_padded)
 
 
-def _wgrad_task(problem: Problem, cut: WgradCut) -> Task:
+def _wgrad_task(problem: Problem, cut: DepthwiseCut) -> Task:
     height, width = wgrad_halo(problem, cut.tile)
     walked = cut.jobs * problem.out_channels * cut.chunks
     work = Work(
@@ -233,13 +233,13 @@ def _wgrad_task(problem: Problem, cut: WgradCut) -> Task:
     return Task(wgrad_kernel(cut.tile, cut.taps), (cut.slices, problem.out_channels, cut.chunks), work)
 
 
-def wgrad_tasks(problem: Problem, cut: WgradCut) -> Iterator[Task]:
+def wgrad_tasks(problem: Problem, cut: DepthwiseCut) -> Iterator[Task]:
     """What the two stages of the weight gradient launch, in counts."""
     yield _wgrad_task(problem, cut)
     yield reduction_task(problem, cut.slices, cut.columns_padded)
 
 
-def wgrad_launches(problem: Problem, cut: WgradCut) -> Schedule:
+def wgrad_launches(problem: Problem, cut: DepthwiseCut) -> Schedule:
     """The two stages of the weight gradient."""
     tile, area = cut.tile, problem.kernel[0] * problem.kernel[1]
     height, width = wgrad_halo(problem, tile)

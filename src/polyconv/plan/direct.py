@@ -85,7 +85,7 @@ class WgradWay:
             return "pixels of dy are not dense quads"
         return None
 
-    def cut(self, problem: Problem, sms: int, workspace: int) -> wgrad.Cut:
+    def cut(self, problem: Problem, sms: int, workspace: int) -> wgrad.WgradCut:
         return wgrad.cut(problem, self.tile, self._kernel.min_blocks, sms, workspace)
 
     def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:

@@ -55,7 +55,7 @@ class PointwiseWgradWay:
             return f"images of fewer than {LEAST_PIXELS} pixels"
         return None
 
-    def cut(self, problem: Problem, sms: int, workspace: int) -> wgrad.Cut:
+    def cut(self, problem: Problem, sms: int, workspace: int) -> wgrad.WgradCut:
         """As for the general kernel, in whose place this one runs."""
         resident = wgrad.kernel(self.tile, True, False).min_blocks
         return wgrad.cut(problem, self.tile, resident, sms, workspace)

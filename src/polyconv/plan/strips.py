@@ -58,7 +58,7 @@ def _arguments(taps: Pair, stride: int, lanes: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class StripCut:
     """How the positions of all planes are cut into strips."""
 
     rows_per_strip: int
@@ -131,13 +131,13 @@ class StripWay:
         first_h, first_w = top // self.stride, left // self.stride
         return (height - 1 + top) // self.stride - first_h + 1, (width - 1 + left) // self.stride - first_w + 1
 
-    def cut(self, problem: Problem, sms: int) -> Cut:
+    def cut(self, problem: Problem, sms: int) -> StripCut:
         rows, columns = self._positions(problem)
         column_strips = ceil_div(columns, self._columns)
         side_by_side = column_strips * problem.batch * problem.groups * roles(problem).outputs
         rows_each = rows_per_strip(rows, self, side_by_side, sms)
         row_strips = ceil_div(rows, rows_each)
-        return Cut(rows_each, row_strips, column_strips, side_by_side * row_strips)
+        return StripCut(rows_each, row_strips, column_strips, side_by_side * row_strips)
 
     def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
         cut = self.cut(problem, sms)
@@ -216,7 +216,7 @@ def rows_per_strip(rows: int, way: StripWay | StripWgradWay, side_by_side: int, 
 
 
 @dataclass(frozen=True, slots=True)
-class WgradCut:
+class StripWgradCut:
     """How the weight gradient is cut into strips, rounds of a block over these, and slices of rounds."""
 
     rows_per_strip: int
@@ -266,7 +266,7 @@ class StripWgradWay:
             reason = "too many strips to number"
         return reason
 
-    def cut(self, problem: Problem, sms: int, workspace: int) -> WgradCut:
+    def cut(self, problem: Problem, sms: int, workspace: int) -> StripWgradCut:
         """As many rounds of a block as leave 32 blocks per multiprocessor, and partial sums that fit the workspace."""
         (rows, columns), channels = problem.out_size, problem.out_channels
         columns_padded = round_up(self.taps[0] * self.taps[1] + problem.bias, 4)
@@ -278,7 +278,7 @@ class StripWgradWay:
         most = max(1, min(workspace // (4 * channels * columns_padded), ceil_div(32 * sms, channel_blocks)))
         rounds_each = ceil_div(rounds, most)
         slices = ceil_div(strips, at_once * rounds_each)
-        return WgradCut(
+        return StripWgradCut(
             rows_each, row_strips, strips, at_once, channel_blocks, rounds, rounds_each, slices, columns_padded
         )
 
@@ -287,7 +287,7 @@ class StripWgradWay:
         yield self._task(problem, cut)
         yield reduction_task(problem, cut.slices, cut.columns_padded)
 
-    def _task(self, problem: Problem, cut: WgradCut) -> Task:
+    def _task(self, problem: Problem, cut: StripWgradCut) -> Task:
         walked = cut.rounds * cut.channel_blocks
         work = Work(
             cut.slices * cut.channel_blocks,

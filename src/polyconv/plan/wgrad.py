@@ -66,7 +66,7 @@ def columns_of(problem: Problem) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class WgradCut:
     """How a problem is cut into tiles of dw and slices of pixels."""
 
     k_tiles: int
@@ -77,7 +77,7 @@ class Cut:
     """Of one launch: flattened pixels must stay below 2^31. Each launch has slices of its own."""
 
 
-def cut(problem: Problem, tile: GemmTile, resident: int, sms: int, workspace: int) -> Cut:
+def cut(problem: Problem, tile: GemmTile, resident: int, sms: int, workspace: int) -> WgradCut:
     """Enough slices to fill the device evenly and to keep each sum short, few enough for the workspace."""
     out_h, out_w = problem.out_size
     pixels = problem.batch * out_h * out_w
@@ -91,10 +91,10 @@ def cut(problem: Problem, tile: GemmTile, resident: int, sms: int, workspace: in
     pixels_per_slice = round_up(ceil_div(pixels, min(wanted, most)), 8)
     int32(out_h * out_w + pixels_per_slice, "the number of pixels of one image of y")
     images = min(problem.batch, max(1, (DIVIDEND_LIMIT - 1 - pixels_per_slice) // (out_h * out_w)))
-    return Cut(k_tiles, column_tiles, columns_padded, pixels_per_slice, images)
+    return WgradCut(k_tiles, column_tiles, columns_padded, pixels_per_slice, images)
 
 
-def _parts(problem: Problem, cut: Cut) -> Iterator[tuple[int, int, int]]:
+def _parts(problem: Problem, cut: WgradCut) -> Iterator[tuple[int, int, int]]:
     """Of each launch its first image, its pixels and its slices."""
     out_h, out_w = problem.out_size
     for first_image in range(0, problem.batch, cut.images):
@@ -102,23 +102,23 @@ def _parts(problem: Problem, cut: Cut) -> Iterator[tuple[int, int, int]]:
         yield first_image, pixels, ceil_div(pixels, cut.pixels_per_slice)
 
 
-def slices_of(problem: Problem, cut: Cut) -> int:
+def slices_of(problem: Problem, cut: WgradCut) -> int:
     return sum(slices for _, _, slices in _parts(problem, cut))
 
 
-def sums(problem: Problem, cut: Cut) -> tuple[int, ...]:
+def sums(problem: Problem, cut: WgradCut) -> tuple[int, ...]:
     """How one weight is summed: so many pixels in sequence, so many slices in sequence."""
     return cut.pixels_per_slice, slices_of(problem, cut)
 
 
-def tasks(problem: Problem, spec: KernelSpec, cut: Cut) -> Iterator[Task]:
+def tasks(problem: Problem, spec: KernelSpec, cut: WgradCut) -> Iterator[Task]:
     """What one candidate launches, in counts."""
     for _, pixels, slices in _parts(problem, cut):
         yield _task(problem, spec, cut, pixels, slices)
     yield reduction_task(problem, slices_of(problem, cut), cut.columns_padded)
 
 
-def _task(problem: Problem, spec: KernelSpec, cut: Cut, pixels: int, slices: int) -> Task:
+def _task(problem: Problem, spec: KernelSpec, cut: WgradCut, pixels: int, slices: int) -> Task:
     grid = (cut.k_tiles * cut.column_tiles, problem.groups, slices)
     blocks = grid[0] * grid[1] * slices
     part = pixels / (problem.batch * problem.out_size[0] * problem.out_size[1])
@@ -126,7 +126,7 @@ def _task(problem: Problem, spec: KernelSpec, cut: Cut, pixels: int, slices: int
     return Task(spec, grid, Work(blocks, blocks, ceil_div(pixels, 8) * grid[0] * grid[1], moved))
 
 
-def launches(problem: Problem, spec: KernelSpec, cut: Cut) -> Schedule:
+def launches(problem: Problem, spec: KernelSpec, cut: WgradCut) -> Schedule:
     """The launches of one candidate: the partial sums, then their reduction."""
     channels, k = problem.channels_per_group
     columns = columns_of(problem)
