@@ -30,12 +30,12 @@ struct Plan {
 Plan ReadPlan(const std::vector<int64_t>& numbers) {
   Require(numbers.size() == 5, "a plan has 5 numbers");
   const auto at = [&](int i) { return Narrow(numbers[i], "a number of a plan"); };
-  enum { kTiles = 0, kChannels = 1 };
-  Plan plan{nullptr, {at(2), at(3), at(4)}};
-  if (at(0) == kTiles) plan.kernels = FindScheme(TheSet(), static_cast<Algorithm>(at(1)));
-  if (at(0) == kChannels) plan.kernels = FindChannelScheme(TheSet(), at(1));
-  Require(plan.kernels != nullptr, "no such algorithm");
-  return plan;
+  const auto lanes = static_cast<Lanes>(at(0));
+  Require(lanes == Lanes::kTiles || lanes == Lanes::kChannels, "no such engine");
+  const SchemeKernels* kernels = lanes == Lanes::kTiles ? FindScheme(TheSet(), SchemeAt(kTileSchemes, at(1)))
+                                                        : FindChannelScheme(TheSet(), SchemeAt(kChannelSchemes, at(1)));
+  Require(kernels != nullptr, "a scheme that no kernels are compiled for");
+  return {kernels, {at(2), at(3), at(4)}};
 }
 
 // Transformed weights for a forward `convolve`. They depend on the instruction set, the weights and the algorithm, not
@@ -100,6 +100,12 @@ void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx, const 
   }
 }
 
+// How `convolve` and `input_gradient` cut a sum over so many channels and taps, for the error model: see SchemeKernels.
+int64_t LongestSumOp(int64_t terms, const std::vector<int64_t>& plan_numbers) {
+  Require(terms > 0, "a sum has terms");
+  return ReadPlan(plan_numbers).kernels->longest_sum(Narrow(terms, "the terms of a sum"));
+}
+
 // Of the bits of a dense float32 tensor, in the order of their addresses.
 int64_t HashOp(const Tensor& dense) {
   Require(dense.is_contiguous(), "a hash is of a dense tensor");
@@ -157,6 +163,7 @@ STABLE_TORCH_LIBRARY(polyconv_cpu, m) {
       "convolve(Tensor x, Tensor w, Tensor? bias, Tensor(a!) y, int[] geometry, int[] plan, Tensor? transformed, "
       "Tensor? residual=None, int activation=0) -> ()");
   m.def("input_gradient(Tensor dy, Tensor w, Tensor(a!) dx, int[] geometry, int[] plan) -> ()");
+  m.def("longest_sum(int terms, int[] plan) -> int");
   m.def("hash(Tensor dense) -> int");
   m.def("instruction_set(str name) -> str");
 #if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_11_0
@@ -173,6 +180,7 @@ STABLE_TORCH_LIBRARY_IMPL(polyconv_cpu, CompositeExplicitAutograd, m) {
   m.impl("transform_weights", TORCH_BOX(&TransformWeightsOp));
   m.impl("convolve", TORCH_BOX(&ConvolveOp));
   m.impl("input_gradient", TORCH_BOX(&InputGradientOp));
+  m.impl("longest_sum", TORCH_BOX(&LongestSumOp));
   m.impl("hash", TORCH_BOX(&HashOp));
   m.impl("instruction_set", TORCH_BOX(&InstructionSetOp));
 #if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_11_0

@@ -11,6 +11,7 @@
 #endif
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "channel_grid.h"
@@ -32,6 +33,7 @@ inline constexpr int kBlockVectors = 2 * kSumVectors;
 // Input channels, times taps, that a register tile sums at a time: their weights and units fit the L1 cache, where the
 // weights serve all units of a chunk.
 inline constexpr int kTermsAtATime = 144;
+static_assert(kTermsAtATime % kLanes == 0, "channels are cut by whole vectors, and no sum is longer than this");
 
 // What a register tile reads. Offsets and pitches are in floats.
 struct UnitProducts {
@@ -517,9 +519,16 @@ void RunForward(const Convolution& conv, const Schedule&, const float* transform
   WithForm<Form>(conv, [&]<class Chosen>() { ChannelForward<Chosen>(conv, transformed).Run(runtime); });
 }
 
+inline int LongestForwardSum(int) {
+  return kTermsAtATime;
+}
+
 template <class Form>
 inline constexpr SchemeKernels kForwardKernels = {&ForwardWeightsSize<Form>, &TransformForwardWeights<Form>,
-                                                  &RunForward<Form>};
+                                                  &RunForward<Form>, &LongestForwardSum};
+
+template <SchemeShape kShape>
+using ForwardOf = std::conditional_t<kShape == kDirect, DirectForward, FastForward<AlongH<kShape>, AlongW<kShape>>>;
 
 }  // namespace HWY_NAMESPACE
 }  // namespace polyconv

@@ -10,6 +10,7 @@
 #endif
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -531,6 +532,12 @@ std::vector<std::int64_t> GradientBlocks(const Convolution& conv) {
 
 template <class Form>
 inline constexpr GradientKernels kGradientKernels = {&RunGradient<Form>, &GradientBlocks<Form>};
+
+template <SchemeShape kShape>
+using GradientOf =
+    std::conditional_t<kShape == kDirect, DirectGradient, FastGradient<AlongH<kShape>, AlongW<kShape>, kShape.nested>>;
+
+inline constexpr auto kGradientKernelsOf = []<SchemeShape kShape>() { return &kGradientKernels<GradientOf<kShape>>; };
 
 }  // namespace HWY_NAMESPACE
 }  // namespace polyconv

@@ -11,31 +11,9 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-const GradientKernels* FindLongGradientHere(GradientAlgorithm algorithm) {
-  using F11 = CookToom<1, 1>;
-  using F43 = CookToom<4, 3>;
-  using F63 = CookToom<6, 3>;
-  using F45 = CookToom<4, 5>;
-  switch (algorithm) {
-    case GradientAlgorithm::kF45xF45Nested:
-      return &kGradientKernels<FastGradient<F45, F45, true>>;
-    case GradientAlgorithm::kF11xF45Nested:
-      return &kGradientKernels<FastGradient<F11, F45, true>>;
-    case GradientAlgorithm::kF11xF45:
-      return &kGradientKernels<FastGradient<F11, F45, false>>;
-    case GradientAlgorithm::kF45xF11:
-      return &kGradientKernels<FastGradient<F45, F11, false>>;
-    case GradientAlgorithm::kF43xF45:
-      return &kGradientKernels<FastGradient<F43, F45, false>>;
-    case GradientAlgorithm::kF43xF45Nested:
-      return &kGradientKernels<FastGradient<F43, F45, true>>;
-    case GradientAlgorithm::kF11xF63:
-      return &kGradientKernels<FastGradient<F11, F63, false>>;
-    case GradientAlgorithm::kF63xF11:
-      return &kGradientKernels<FastGradient<F63, F11, false>>;
-    default:
-      return nullptr;
-  }
+const GradientKernels* FindLongGradientHere(const SchemeShape& shape) {
+  return FindAmong<kF45xF45Nested, kF11xF45Nested, kF11xF45, kF45xF11, kF43xF45, kF43xF45Nested, kF11xF63, kF63xF11>(
+      shape, kGradientKernelsOf);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -44,8 +22,8 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace polyconv {
-const GradientKernels* FindLongGradient(InstructionSet set, GradientAlgorithm algorithm) {
-  POLYCONV_CALL_TARGET(set, FindLongGradientHere, algorithm);
+const GradientKernels* FindLongGradient(InstructionSet set, const SchemeShape& shape) {
+  POLYCONV_CALL_TARGET(set, FindLongGradientHere, shape);
 }
 }  // namespace polyconv
 #endif

@@ -11,25 +11,8 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-const GradientKernels* FindSquareGradientHere(GradientAlgorithm algorithm) {
-  using F23 = CookToom<2, 3>;
-  using F43 = CookToom<4, 3>;
-  using F63 = CookToom<6, 3>;
-  using F45 = CookToom<4, 5>;
-  switch (algorithm) {
-    case GradientAlgorithm::kDirect:
-      return &kGradientKernels<DirectGradient>;
-    case GradientAlgorithm::kF45xF45:
-      return &kGradientKernels<FastGradient<F45, F45, false>>;
-    case GradientAlgorithm::kF43xF43:
-      return &kGradientKernels<FastGradient<F43, F43, false>>;
-    case GradientAlgorithm::kF63xF63:
-      return &kGradientKernels<FastGradient<F63, F63, false>>;
-    case GradientAlgorithm::kF23xF23:
-      return &kGradientKernels<FastGradient<F23, F23, false>>;
-    default:
-      return nullptr;
-  }
+const GradientKernels* FindSquareGradientHere(const SchemeShape& shape) {
+  return FindAmong<kDirect, kF45xF45, kF43xF43, kF63xF63, kF23xF23>(shape, kGradientKernelsOf);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -38,13 +21,13 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace polyconv {
-const GradientKernels* FindSquareGradient(InstructionSet set, GradientAlgorithm algorithm) {
-  POLYCONV_CALL_TARGET(set, FindSquareGradientHere, algorithm);
+const GradientKernels* FindSquareGradient(InstructionSet set, const SchemeShape& shape) {
+  POLYCONV_CALL_TARGET(set, FindSquareGradientHere, shape);
 }
 
-const GradientKernels* FindGradient(InstructionSet set, GradientAlgorithm algorithm) {
-  const GradientKernels* found = FindSquareGradient(set, algorithm);
-  return found != nullptr ? found : FindLongGradient(set, algorithm);
+const GradientKernels* FindGradient(InstructionSet set, const SchemeShape& shape) {
+  const GradientKernels* found = FindSquareGradient(set, shape);
+  return found != nullptr ? found : FindLongGradient(set, shape);
 }
 }  // namespace polyconv
 #endif

@@ -13,22 +13,9 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-const SchemeKernels* FindChannelSchemeHere(int algorithm) {
-  using F23 = CookToom<2, 3>;
-  using F43 = CookToom<4, 3>;
-  using F63 = CookToom<6, 3>;
-  switch (static_cast<ChannelAlgorithm>(algorithm)) {
-    case ChannelAlgorithm::kDirect:
-      return &kForwardKernels<DirectForward>;
-    case ChannelAlgorithm::kF43xF43:
-      return &kForwardKernels<FastForward<F43, F43>>;
-    case ChannelAlgorithm::kF63xF63:
-      return &kForwardKernels<FastForward<F63, F63>>;
-    case ChannelAlgorithm::kF23xF23:
-      return &kForwardKernels<FastForward<F23, F23>>;
-    default:
-      return nullptr;
-  }
+const SchemeKernels* FindChannelSchemeHere(const SchemeShape& shape) {
+  constexpr auto kernels = []<SchemeShape kShape>() { return &kForwardKernels<ForwardOf<kShape>>; };
+  return FindAmong<kDirect, kF43xF43, kF63xF63, kF23xF23>(shape, kernels);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -37,8 +24,8 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace polyconv {
-const SchemeKernels* FindChannelScheme(InstructionSet set, int algorithm) {
-  POLYCONV_CALL_TARGET(set, FindChannelSchemeHere, algorithm);
+const SchemeKernels* FindChannelScheme(InstructionSet set, const SchemeShape& shape) {
+  POLYCONV_CALL_TARGET(set, FindChannelSchemeHere, shape);
 }
 }  // namespace polyconv
 #endif

@@ -9,8 +9,24 @@
 
 namespace polyconv {
 
-// What stands outside the image. The values are those that Python sends.
+// What stands outside the image. Python sends the values, and knows them by their names: see facts.cc.
 enum class Border : int { kZeros = 0, kReflect, kReplicate, kCircular, kCount };
+
+constexpr const char* NameOf(Border border) {
+  switch (border) {
+    case Border::kZeros:
+      return "zeros";
+    case Border::kReflect:
+      return "reflect";
+    case Border::kReplicate:
+      return "replicate";
+    case Border::kCircular:
+      return "circular";
+    case Border::kCount:
+      break;
+  }
+  return "";
+}
 
 // A correlation: y[n, k, i, j] = bias[k] + sum w[k, c, r, s] x[n, c, i sh + r dh - top, j sw + s dw - left].
 // The input gradient of a convolution of unit stride is one too, with channels exchanged and negative strides over the
@@ -36,22 +52,20 @@ struct Convolution {
   std::ptrdiff_t w_out, w_in, w_row, w_column;
 };
 
-enum class Algorithm : int {
-  kF45xF45Nested = 0,  // up to 5 x 9 taps
-  kF45xF45,            // 5 x 5
-  kF43xF43,            // 3 x 3
-  kF63xF63,            // 3 x 3, fewer products, larger tiles
-  kF23xF23,            // 3 x 3, smallest error
-  kF11xF45Nested,      // 1 x 9
-  kF11xF45,            // 1 x 5
-  kF45xF11,            // 5 x 1
-  kF43xF45,            // 3 x 5
-  kF43xF45Nested,      // 3 x 9
-  kF11xF63,            // 1 x 3
-  kF63xF11,            // 3 x 1
-  kF11xF11,            // 1 x 1: direct multiplication, each tap a channel of its own
-  kCount
-};
+// What the lanes of vectors hold in a forward pass.
+enum class Lanes : int { kTiles = 0, kChannels, kCount };
+
+constexpr const char* NameOf(Lanes lanes) {
+  switch (lanes) {
+    case Lanes::kTiles:
+      return "tile lanes";
+    case Lanes::kChannels:
+      return "channel lanes";
+    case Lanes::kCount:
+      break;
+  }
+  return "";
+}
 
 // How the work is cut. Zero means: let the engine choose.
 struct Schedule {

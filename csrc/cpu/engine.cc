@@ -30,10 +30,10 @@ bool IsSupported(InstructionSet set) {
   }
 }
 
-const SchemeKernels* FindScheme(InstructionSet set, Algorithm algorithm) {
-  if (const SchemeKernels* found = FindSquareScheme(set, algorithm)) return found;
-  if (const SchemeKernels* found = FindLongScheme(set, algorithm)) return found;
-  return FindLineScheme(set, algorithm);
+const SchemeKernels* FindScheme(InstructionSet set, const SchemeShape& shape) {
+  if (const SchemeKernels* found = FindSquareScheme(set, shape)) return found;
+  if (const SchemeKernels* found = FindLongScheme(set, shape)) return found;
+  return FindLineScheme(set, shape);
 }
 
 }  // namespace polyconv

@@ -5,8 +5,22 @@
 
 namespace polyconv {
 
-// The values are those that Python sends.
+// Python sends the values, and knows them by their names: see facts.cc.
 enum class Activation : int { kNone = 0, kRelu, kSilu, kCount };
+
+constexpr const char* NameOf(Activation activation) {
+  switch (activation) {
+    case Activation::kNone:
+      return "none";
+    case Activation::kRelu:
+      return "relu";
+    case Activation::kSilu:
+      return "silu";
+    case Activation::kCount:
+      break;
+  }
+  return "";
+}
 
 template <class T>
 struct Epilogue {

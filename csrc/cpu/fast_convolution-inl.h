@@ -27,6 +27,13 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
+// Sums over channels are cut into equal blocks, each of which starts from zero: the error grows with the length of a
+// block and the number of blocks, not with the number of channels.
+inline int ChannelsSummed(int channels) {
+  const int longest = channels <= 512 ? 64 : 48;
+  return CeilDiv(channels, CeilDiv(channels, longest));
+}
+
 template <class S>
 void TransformWeights(const Convolution& conv, float* transformed, const Runtime& runtime) {
   const WeightStage<S> stage(conv);
@@ -241,20 +248,13 @@ class FastConvolution {
     });
   }
 
-  // Sums over channels are cut into equal blocks, each of which starts from zero: the error grows with the length of a
-  // block and the number of blocks, not with the number of channels.
-  int ChannelsSummed() const {
-    const int longest = input_.channels() <= 512 ? 64 : 48;
-    return CeilDiv(input_.channels(), CeilDiv(input_.channels(), longest));
-  }
-
   // The products of one point for some tiles of output channels, the first of which is at `products`. What a register
   // tile reads of the input, over one block of the sum, stays in the L1 cache while all output channels pass by; the
   // weights stay in L2 while all units do.
   HWY_INLINE void MultiplyPoint(int group, int point, Range tiles, int vectors, const TransformedLayout& layout,
                                 const float* transformed, float* products, std::size_t tile_products) const {
     using Layout = ProductLayout<S>;
-    const int channels = input_.channels(), summed = ChannelsSummed();
+    const int channels = input_.channels(), summed = ChannelsSummed(channels);
     TileOperands op{};
     op.weights_pitch = weight_stage_.slot_pitch();
     op.input_pitch = layout.slot;

@@ -15,12 +15,6 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-using F11 = CookToom<1, 1>;
-using F23 = CookToom<2, 3>;
-using F43 = CookToom<4, 3>;
-using F63 = CookToom<6, 3>;
-using F45 = CookToom<4, 5>;
-
 // The schedule with all choices made: a pure function of the problem. The sizes suit cores with 1 to 2 MiB of L2 cache.
 template <class H, class W, bool kNested>
 Schedule Resolve(const Convolution& conv, Schedule schedule) {
@@ -109,7 +103,11 @@ void Run(const Convolution& given, const Schedule& wanted, const float* transfor
 
 template <class H, class W, bool kNested>
 inline constexpr SchemeKernels kKernels = {&WeightsSize<H, W, kNested>, &TransformWeights<Scheme<H, W, kNested, false>>,
-                                           &Run<H, W, kNested>};
+                                           &Run<H, W, kNested>, &ChannelsSummed};
+
+inline constexpr auto kKernelsOf = []<SchemeShape kShape>() {
+  return &kKernels<AlongH<kShape>, AlongW<kShape>, kShape.nested>;
+};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace polyconv

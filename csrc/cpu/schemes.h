@@ -4,6 +4,7 @@
 
 #include <cstddef>
 
+#include "algorithms.h"
 #include "convolution.h"
 
 namespace polyconv {
@@ -13,13 +14,16 @@ struct SchemeKernels {
   std::size_t (*weights_size)(const Convolution&);
   void (*transform_weights)(const Convolution&, float* transformed, const Runtime&);
   void (*run)(const Convolution&, const Schedule&, const float* transformed, const Runtime&);
+  // Of a sum over so many input channels, times the taps that count as such: how many terms are added in sequence, at
+  // most, before their sum is added to the sums before it. The error model asks.
+  int (*longest_sum)(int terms);
 };
 
-// Each gives null for algorithms of another family.
-const SchemeKernels* FindSquareScheme(InstructionSet set, Algorithm algorithm);
-const SchemeKernels* FindLongScheme(InstructionSet set, Algorithm algorithm);
-const SchemeKernels* FindLineScheme(InstructionSet set, Algorithm algorithm);
+// Each gives null for schemes of another family.
+const SchemeKernels* FindSquareScheme(InstructionSet set, const SchemeShape& shape);
+const SchemeKernels* FindLongScheme(InstructionSet set, const SchemeShape& shape);
+const SchemeKernels* FindLineScheme(InstructionSet set, const SchemeShape& shape);
 
-const SchemeKernels* FindScheme(InstructionSet set, Algorithm algorithm);
+const SchemeKernels* FindScheme(InstructionSet set, const SchemeShape& shape);
 
 }  // namespace polyconv

@@ -11,23 +11,8 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-const SchemeKernels* FindLine(Algorithm algorithm) {
-  switch (algorithm) {
-    case Algorithm::kF11xF45Nested:
-      return &kKernels<F11, F45, true>;
-    case Algorithm::kF11xF45:
-      return &kKernels<F11, F45, false>;
-    case Algorithm::kF45xF11:
-      return &kKernels<F45, F11, false>;
-    case Algorithm::kF11xF63:
-      return &kKernels<F11, F63, false>;
-    case Algorithm::kF63xF11:
-      return &kKernels<F63, F11, false>;
-    case Algorithm::kF11xF11:
-      return &kKernels<F11, F11, false>;
-    default:
-      return nullptr;
-  }
+const SchemeKernels* FindLine(const SchemeShape& shape) {
+  return FindAmong<kF11xF45Nested, kF11xF45, kF45xF11, kF11xF63, kF63xF11, kDirect>(shape, kKernelsOf);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -36,8 +21,8 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace polyconv {
-const SchemeKernels* FindLineScheme(InstructionSet set, Algorithm algorithm) {
-  POLYCONV_CALL_TARGET(set, FindLine, algorithm);
+const SchemeKernels* FindLineScheme(InstructionSet set, const SchemeShape& shape) {
+  POLYCONV_CALL_TARGET(set, FindLine, shape);
 }
 }  // namespace polyconv
 #endif

@@ -11,19 +11,8 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-const SchemeKernels* FindLong(Algorithm algorithm) {
-  switch (algorithm) {
-    case Algorithm::kF45xF45Nested:
-      return &kKernels<F45, F45, true>;
-    case Algorithm::kF45xF45:
-      return &kKernels<F45, F45, false>;
-    case Algorithm::kF43xF45:
-      return &kKernels<F43, F45, false>;
-    case Algorithm::kF43xF45Nested:
-      return &kKernels<F43, F45, true>;
-    default:
-      return nullptr;
-  }
+const SchemeKernels* FindLong(const SchemeShape& shape) {
+  return FindAmong<kF45xF45Nested, kF45xF45, kF43xF45, kF43xF45Nested>(shape, kKernelsOf);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -32,8 +21,8 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace polyconv {
-const SchemeKernels* FindLongScheme(InstructionSet set, Algorithm algorithm) {
-  POLYCONV_CALL_TARGET(set, FindLong, algorithm);
+const SchemeKernels* FindLongScheme(InstructionSet set, const SchemeShape& shape) {
+  POLYCONV_CALL_TARGET(set, FindLong, shape);
 }
 }  // namespace polyconv
 #endif

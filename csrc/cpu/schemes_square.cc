@@ -11,17 +11,8 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-const SchemeKernels* FindSquare(Algorithm algorithm) {
-  switch (algorithm) {
-    case Algorithm::kF43xF43:
-      return &kKernels<F43, F43, false>;
-    case Algorithm::kF63xF63:
-      return &kKernels<F63, F63, false>;
-    case Algorithm::kF23xF23:
-      return &kKernels<F23, F23, false>;
-    default:
-      return nullptr;
-  }
+const SchemeKernels* FindSquare(const SchemeShape& shape) {
+  return FindAmong<kF43xF43, kF63xF63, kF23xF23>(shape, kKernelsOf);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -30,8 +21,8 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace polyconv {
-const SchemeKernels* FindSquareScheme(InstructionSet set, Algorithm algorithm) {
-  POLYCONV_CALL_TARGET(set, FindSquare, algorithm);
+const SchemeKernels* FindSquareScheme(InstructionSet set, const SchemeShape& shape) {
+  POLYCONV_CALL_TARGET(set, FindSquare, shape);
 }
 }  // namespace polyconv
 #endif

@@ -79,6 +79,11 @@ Geometry ReadGeometry(const std::vector<int64_t>& numbers) {
   return {at(0), at(1), at(2), at(3), at(4), at(5), at(6), static_cast<Border>(at(7))};
 }
 
+const SchemeShape& SchemeAt(std::span<const SchemeShape> schemes, int64_t number) {
+  Require(number >= 0 && number < static_cast<int64_t>(schemes.size()), "no such algorithm");
+  return schemes[number];
+}
+
 template <class T>
 Epilogue<T> ReadEpilogue(const std::optional<Tensor>& residual, int64_t activation, const Tensor& y) {
   Require(activation >= 0 && activation < static_cast<int64_t>(Activation::kCount), "no such activation");

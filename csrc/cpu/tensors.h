@@ -5,9 +5,11 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "algorithms.h"
 #include "convolution.h"
 
 namespace polyconv {
@@ -31,6 +33,9 @@ struct Geometry {
 
 // From [stride_h, stride_w, top, left, dilation_h, dilation_w, groups, border].
 Geometry ReadGeometry(const std::vector<int64_t>& numbers);
+
+// The scheme of a list that Python knows by this number.
+const SchemeShape& SchemeAt(std::span<const SchemeShape> schemes, int64_t number);
 
 // Throws unless every place that a tap can have, in tiles that jut out of the padded image as well, is counted in 32
 // bits: kernels add and multiply these numbers freely. `y` is the output or its gradient.

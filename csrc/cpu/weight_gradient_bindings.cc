@@ -11,13 +11,14 @@
 namespace polyconv {
 namespace {
 
-GradientAlgorithm ReadGradientPlan(const std::vector<int64_t>& numbers, const Geometry& geometry) {
+const GradientKernels& ReadGradientPlan(const std::vector<int64_t>& numbers, const Geometry& geometry) {
   Require(numbers.size() == 1, "the plan of a weight gradient has 1 number");
-  Require(numbers[0] >= 0 && numbers[0] < static_cast<int64_t>(GradientAlgorithm::kCount), "no such algorithm");
-  const auto algorithm = static_cast<GradientAlgorithm>(numbers[0]);
-  Require(algorithm == GradientAlgorithm::kDirect || (geometry.stride_h == 1 && geometry.stride_w == 1),
+  const SchemeShape& shape = SchemeAt(kGradientSchemes, numbers[0]);
+  Require(shape == kDirect || (geometry.stride_h == 1 && geometry.stride_w == 1),
           "the weight gradient of a strided convolution is summed directly");
-  return algorithm;
+  const GradientKernels* kernels = FindGradient(TheSet(), shape);
+  Require(kernels != nullptr, "a scheme that no kernels are compiled for");
+  return *kernels;
 }
 
 void WriteZeroGradient(const WeightGradient& problem) {
@@ -35,7 +36,7 @@ void WriteZeroGradient(const WeightGradient& problem) {
 void WeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const std::optional<Tensor>& db,
                       const std::vector<int64_t>& geometry_numbers, const std::vector<int64_t>& plan_numbers) {
   const Geometry geometry = ReadGeometry(geometry_numbers);
-  const GradientKernels& kernels = *FindGradient(TheSet(), ReadGradientPlan(plan_numbers, geometry));
+  const GradientKernels& kernels = ReadGradientPlan(plan_numbers, geometry);
   const Convolution first = DescribeForward(x, dw, dy, geometry);
   float* dw_data = dw.mutable_data_ptr<float>();
   Require(!db.has_value() || db->is_contiguous(), "the bias gradient is dense");
@@ -67,7 +68,7 @@ std::vector<int64_t> WeightGradientBlocksOp(const std::vector<int64_t>& sizes,
   c.stride_h = geometry.stride_h, c.stride_w = geometry.stride_w;
   c.dilation_h = geometry.dilation_h, c.dilation_w = geometry.dilation_w;
   Require(*std::min_element(sizes.begin(), sizes.end()) > 0, "no size is zero");
-  return FindGradient(TheSet(), ReadGradientPlan(plan_numbers, geometry))->blocks(c);
+  return ReadGradientPlan(plan_numbers, geometry).blocks(c);
 }
 
 }  // namespace

@@ -66,7 +66,7 @@ class CpuBackend:
         if chosen.engine is Engine.ATEN:
             return partial(aten.run, problem)
         ops, geometry = torch.ops.polyconv_cpu, native.geometry_numbers(problem)
-        activation = native.ACTIVATIONS.index(problem.activation)
+        activation = native.activation_number(problem.activation)
         stem = {Engine.DEPTHWISE: "depthwise_", Engine.PLAIN: "plain_"}.get(chosen.engine)
         if stem is not None:
             op: Any = getattr(ops, stem + problem.kind.value).default
@@ -78,7 +78,7 @@ class CpuBackend:
         if problem.kind is Pass.WGRAD:
             algorithm = [chosen.algorithm]
             return lambda t: ops.weight_gradient(t["x"], t["y"], t["dw"], t.get("db"), geometry, algorithm)
-        plan = native.plan_numbers(chosen)
+        plan = native.plan_numbers(chosen.engine, chosen.algorithm)
         if problem.kind is Pass.DGRAD:
             return lambda t: ops.input_gradient(t["y"], t["w"], t["x"], geometry, plan)
 
