@@ -1,4 +1,4 @@
-"""Channels in the lanes of vectors (``csrc/cpu/channel_*``): the weight gradient, and forward passes of small maps.
+"""Channels in the lanes of vectors (``csrc/cpu/channel_lanes``): the weight gradient, and forward passes of small maps.
 
 The weight gradient has the taps as outputs: a tile of dy plays the part of the taps, and the sum is over all tiles. In
 a forward pass a pixel is a vector of channels, so that nothing depends on how many columns an image has.

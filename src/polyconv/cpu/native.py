@@ -77,7 +77,7 @@ def set_output_pool_limit(size: int) -> None:
 def facts() -> dict[str, Any]:
     """What the kernels say of themselves: their schemes, and names in the order of the numbers that stand for them.
 
-    ``csrc/cpu/facts.cc`` writes it. What is there is written down nowhere else, so that nothing has to be kept alike.
+    ``csrc/cpu/torch/facts.cc`` writes it. What is there is written down nowhere else: nothing has to be kept alike.
     """
     said: dict[str, Any] = json.loads(_operators().facts())
     return said

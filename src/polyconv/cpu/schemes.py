@@ -1,8 +1,8 @@
 """The Cook-Toom schemes that the native kernels are compiled for.
 
-A scheme computes a tile by one algorithm per direction (``csrc/cpu/cook_toom.h``); the forward pass and the weight
-gradient have the same ones, because one is the transpose of the other. Which there are is for the kernels to say:
-:func:`compiled` asks.
+A scheme computes a tile by one algorithm per direction (``csrc/cpu/common/cook_toom.h``); the forward pass and the
+weight gradient have the same ones, because one is the transpose of the other. Which there are is for the kernels to
+say: :func:`compiled` asks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Forward pass and input gradient with tiles in the lanes of vectors (``csrc/cpu/fast_convolution-inl.h``).
+"""Forward pass and input gradient with tiles in the lanes of vectors (``csrc/cpu/tile_lanes``).
 
 A scheme computes tiles of outputs by one Cook-Toom algorithm per direction. Its cost is a sum over the stages that the
 kernels have: gather the input, transform it, multiply, transform back, write.
