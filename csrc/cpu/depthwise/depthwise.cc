@@ -24,6 +24,10 @@ void WeightGradient(const DepthwiseWeightGradient& gradient, const Runtime& runt
   DepthwiseWeights(gradient).Run(runtime);
 }
 
+std::int64_t LongestSum(const DepthwiseWeightGradient& gradient) {
+  return std::max(DepthwisePixelWeights::LongestSum(gradient), DepthwiseWeights::LongestSum(gradient));
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace polyconv
 HWY_AFTER_NAMESPACE();
@@ -37,6 +41,10 @@ void RunDepthwise(InstructionSet set, const DepthwiseCorrelation& conv, const Ru
 
 void RunDepthwise(InstructionSet set, const DepthwiseWeightGradient& gradient, const Runtime& runtime) {
   POLYCONV_CALL_TARGET(set, WeightGradient, gradient, runtime);
+}
+
+std::int64_t LongestDepthwiseSum(InstructionSet set, const DepthwiseWeightGradient& gradient) {
+  POLYCONV_CALL_TARGET(set, LongestSum, gradient);
 }
 
 }  // namespace polyconv

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "common/convolution.h"
@@ -93,5 +94,9 @@ struct DepthwiseWeightGradient {
 
 void RunDepthwise(InstructionSet set, const DepthwiseCorrelation& conv, const Runtime& runtime);
 void RunDepthwise(InstructionSet set, const DepthwiseWeightGradient& gradient, const Runtime& runtime);
+
+// Products that a lane of a weight gradient adds up in float, at most, before the sum goes on in double. Depends on the
+// sizes only: whichever of the kernels the layout of the tensors asks for, no sum of it is longer.
+std::int64_t LongestDepthwiseSum(InstructionSet set, const DepthwiseWeightGradient& gradient);
 
 }  // namespace polyconv

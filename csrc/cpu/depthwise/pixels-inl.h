@@ -312,6 +312,10 @@ class DepthwisePixelWeights {
            gradient.y_channel == 1;
   }
 
+  static std::int64_t LongestSum(const DepthwiseWeightGradient& gradient) {
+    return std::int64_t{1} * BandRows(gradient) * gradient.width.target;
+  }
+
   explicit DepthwisePixelWeights(const DepthwiseWeightGradient& gradient)
       : gradient_(gradient),
         rows_(SourcesOf(gradient.height, gradient.border)),
@@ -323,7 +327,7 @@ class DepthwisePixelWeights {
     block_channels_ = std::clamp(kSumBytes / (4 * taps_h_ * taps_w_) / kLanes * kLanes, kLanes, 256);
     block_channels_ = std::min(block_channels_, RoundUp(gradient.groups, kLanes));
     blocks_ = CeilDiv(gradient.groups, block_channels_);
-    band_rows_ = std::clamp(kTerms / gradient.width.target, 1, gradient.height.target);
+    band_rows_ = BandRows(gradient);
     bands_ = CeilDiv(gradient.height.target, band_rows_);
     pieces_ = std::int64_t{1} * gradient.batch * bands_;
     parts_ = static_cast<int>(std::clamp<std::int64_t>(CeilDiv(64, blocks_), 1, std::max<std::int64_t>(pieces_, 1)));
@@ -351,6 +355,10 @@ class DepthwisePixelWeights {
   }
 
  private:
+  static int BandRows(const DepthwiseWeightGradient& gradient) {
+    return std::clamp(kTerms / gradient.width.target, 1, gradient.height.target);
+  }
+
   // The sums of a few rows of one image: [vector of channels][tap][lane]; behind the taps comes the bias gradient.
   void AddBand(std::int64_t image, int first_row, int first_channel, std::vector<float>& sums) const {
     const std::size_t vector_share = (std::size_t{1} * taps_h_ * taps_w_ + 1) * kLanes;

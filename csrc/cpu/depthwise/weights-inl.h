@@ -29,7 +29,7 @@ inline constexpr int kGradientRows = 5, kGradientColumns = 4;
 inline constexpr int kGradientRows = 3, kGradientColumns = 3;
 #endif
 
-// Products that a lane adds up in float.
+// Products that a lane adds up in float, where rows are not too long for it: see LongestSum.
 inline constexpr int kLaneTerms = 512;
 
 // One tile of taps over the rows of a band.
@@ -115,15 +115,18 @@ constexpr int NextPiece(int remaining, int most) {
 
 class DepthwiseWeights {
  public:
+  static std::int64_t LongestSum(const DepthwiseWeightGradient& gradient) {
+    return std::int64_t{1} * BandRows(gradient) * Vectors(gradient);
+  }
+
   explicit DepthwiseWeights(const DepthwiseWeightGradient& gradient)
       : gradient_(gradient),
         packer_(gradient.width, gradient.border),
         shared_(gradient.height),
         taps_h_(gradient.height.phases[0].taps),
         taps_w_(gradient.width.phases[0].taps) {
-    vectors_ = CeilDiv(gradient.width.target, kLanes);
-    band_rows_ = std::clamp(kLaneTerms / vectors_, 8, 64) / shared_.output_step * shared_.output_step;
-    band_rows_ = std::min(std::max(band_rows_, shared_.output_step), gradient.height.target);
+    vectors_ = Vectors(gradient);
+    band_rows_ = BandRows(gradient);
     bands_ = CeilDiv(gradient.height.target, band_rows_);
     band_lines_ = (band_rows_ - 1) * gradient.height.stride + (taps_h_ - 1) * gradient.height.dilation + 1;
     gradient_pitch_ = RoundUp(vectors_ * kLanes, 32) + 16;
@@ -175,6 +178,15 @@ class DepthwiseWeights {
   }
 
  private:
+  static int Vectors(const DepthwiseWeightGradient& gradient) { return CeilDiv(gradient.width.target, kLanes); }
+
+  // A few rows at least, however long they are, and one of each of those that share nothing.
+  static int BandRows(const DepthwiseWeightGradient& gradient) {
+    const int step = SharedRows(gradient.height).output_step;
+    const int rows = std::clamp(kLaneTerms / Vectors(gradient), 8, 64) / step * step;
+    return std::min(std::max(rows, step), gradient.height.target);
+  }
+
   void PackInput(std::int64_t image, int channel, int first_row, float* lines, const float** x) const {
     const DepthwiseAxis& height = gradient_.height;
     const float* plane = gradient_.x + image * gradient_.x_batch + channel * gradient_.x_channel;

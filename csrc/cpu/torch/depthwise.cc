@@ -2,6 +2,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -95,6 +96,18 @@ void WeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const
   RunDepthwise(TheSet(), g, TheRuntime());
 }
 
+// How `depthwise_wgrad` cuts its sums, for the error model. sizes: those of x, then of dw, then rows and columns of dy.
+int64_t LongestSumOp(const std::vector<int64_t>& sizes, const std::vector<int64_t>& geometry_numbers) {
+  Require(sizes.size() == 10, "four sizes of x, four of dw, rows and columns of dy");
+  Require(*std::min_element(sizes.begin(), sizes.end()) > 0, "no size is zero");
+  const Geometry geometry = ReadGeometry(geometry_numbers);
+  const auto at = [&](int i) { return Narrow(sizes[i], "an extent of a tensor"); };
+  DepthwiseWeightGradient g{};
+  g.height = {at(2), at(8), geometry.stride_h, geometry.dilation_h};
+  g.width = {at(3), at(9), geometry.stride_w, geometry.dilation_w};
+  return LongestDepthwiseSum(TheSet(), g);
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(polyconv_cpu, m) {
@@ -103,12 +116,14 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyconv_cpu, m) {
       "depthwise_fprop(Tensor x, Tensor w, Tensor? bias, Tensor(a!) y, int[] geometry, "
       "Tensor? residual=None, int activation=0) -> ()");
   m.def("depthwise_dgrad(Tensor dy, Tensor w, Tensor(a!) dx, int[] geometry) -> ()");
+  m.def("depthwise_longest_sum(int[] sizes, int[] geometry) -> int");
   m.def("depthwise_wgrad(Tensor x, Tensor dy, Tensor(a!) dw, Tensor(b!)? db, int[] geometry) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyconv_cpu, CompositeExplicitAutograd, m) {
   m.impl("depthwise_fprop", TORCH_BOX(&ForwardOp));
   m.impl("depthwise_dgrad", TORCH_BOX(&InputGradientOp));
+  m.impl("depthwise_longest_sum", TORCH_BOX(&LongestSumOp));
   m.impl("depthwise_wgrad", TORCH_BOX(&WeightGradientOp));
 }
 
