@@ -26,7 +26,10 @@ import torch
 from torch.utils.cpp_extension import include_paths
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = sorted(source.relative_to(ROOT) for source in (ROOT / "csrc" / "cpu").glob("*.cc"))
+KERNELS = Path("csrc", "cpu")
+SOURCES = sorted(source.relative_to(ROOT) for source in (ROOT / KERNELS).rglob("*.cc"))
+LARGE = ("tile_lanes", "channel_lanes")
+"""Folders whose sources take the compiler longest: many schemes, for each instruction set."""
 IN_PLACE = ROOT / "src" / "polyconv" / "cpu" / "_native.abi3.so"
 FLAGS = [
     "-std=c++20",
@@ -70,7 +73,7 @@ def build(module: Path = IN_PLACE, variant: str | None = None) -> Path:
     # The module names torch's libraries and no place to find them: torch is imported before it, and has loaded them.
     # Only what is used is named, also where that is not the linker's habit.
     libraries = [f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu", "-lc10"]
-    linked = [str(objects / f"{source.stem}.o") for source in SOURCES]
+    linked = [str(_object(objects, source)) for source in SOURCES]
     command = [compiler(), *more_flags, "-shared", "-Wl,--as-needed", "-o", str(module), *linked, *libraries]
     subprocess.run(command, check=True)
     return module
@@ -78,11 +81,13 @@ def build(module: Path = IN_PLACE, variant: str | None = None) -> Path:
 
 def _compile(objects: Path, more_flags: list[str]) -> None:
     includes = [f"-isystem{Path(folder).resolve()}" for folder in [*include_paths(), sysconfig.get_paths()["include"]]]
-    # Paths of ours are relative: they enter the objects, which must not depend on where the sources lie.
-    command = [compiler(), *FLAGS, *more_flags, *includes, "-Icsrc/cpu", "-c"]
+    # Paths of ours are relative: they enter the objects, which must not depend on where the sources lie. They serve
+    # quoted includes alone: one of our folders has the name of torch's.
+    command = [compiler(), *FLAGS, *more_flags, *includes, "-iquote", str(KERNELS), "-c"]
 
     def compile_one(source: Path) -> bool:
-        target = objects / f"{source.stem}.o"
+        target = _object(objects, source)
+        target.parent.mkdir(parents=True, exist_ok=True)
         listed, key = target.with_suffix(".d"), target.with_suffix(".key")
         key.unlink(missing_ok=True)
         ran = subprocess.run([*command, str(source), "-o", str(target), "-MD", "-MF", str(listed)], cwd=ROOT)
@@ -90,15 +95,20 @@ def _compile(objects: Path, more_flags: list[str]) -> None:
             key.write_text(_key(command, listed))
         return ran.returncode == 0
 
-    stale = [source for source in SOURCES if _is_stale(objects / f"{source.stem}.o", command)]
+    stale = [source for source in SOURCES if _is_stale(_object(objects, source), command)]
     # As many at a time as there are cores: a compiler takes a gigabyte. The largest sources first.
-    stale.sort(key=lambda source: "schemes" in source.name or "channel" in source.name, reverse=True)
+    stale.sort(key=lambda source: source.parent.name in LARGE, reverse=True)
     jobs = int(os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(jobs) as pool:
         compiled = list(pool.map(compile_one, stale))
     failed = [source.name for source, well in zip(stale, compiled, strict=True) if not well]
     if failed:
         sys.exit(f"could not compile {', '.join(failed)}")
+
+
+def _object(objects: Path, source: Path) -> Path:
+    """Where the object of a source is kept: in folders like those of the sources."""
+    return (objects / source.relative_to(KERNELS)).with_suffix(".o")
 
 
 def _is_stale(target: Path, command: list[str]) -> bool:

@@ -9,8 +9,8 @@ the process that it is about. Examples:
     OMP_NUM_THREADS=1 python csrc/sanitize.py thread python tools/campaign
 
 AddressSanitizer sees our own code, and what it hands to functions of libc; not what torch does with tensors. Scratch
-memory and pooled outputs are made known to it (csrc/cpu/sanitizing.h). Python and torch are not built to be looked at
-for leaks, so leaks are not reported.
+memory and pooled outputs are made known to it (csrc/cpu/common/sanitizing.h). Python and torch are not built to be
+looked at for leaks, so leaks are not reported.
 
 ThreadSanitizer does not see the barriers of the OpenMP that torch brings along, so with several OpenMP threads it would
 report every result that one thread hands to another: set OMP_NUM_THREADS=1 and start threads in Python. It then sees

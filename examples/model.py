@@ -37,7 +37,7 @@ CUDA_SOURCE = r"""
 //
 // Device headers include neither torch nor the standard library, so that NVRTC, nvcc and the emulator's toolchain all
 // read the same text. Plain-old-data only: each Params struct is filled byte by byte on the host (plan/layout.py), and
-// every instantiation asserts its size.
+// every generated source asserts where its fields are, and the numbers that the host counts with (plan/assertions.py).
 
 namespace polyconv {
 
@@ -79,7 +79,7 @@ struct AxisPhase {
 // Phases per axis that fit into one launch; larger strides take several launches.
 constexpr int kMaxPhases = 8;
 
-// What lies outside the image. Values as in plan/layout.py.
+// What lies outside the image.
 enum class Border : int { kZeros = 0, kReflect = 1, kReplicate = 2, kCircular = 3 };
 
 // The coordinate inside the image that stands for a coordinate outside it. Valid for pads that torch allows
@@ -205,6 +205,9 @@ namespace polyconv {
 // Classes per axis, times segments along H, that fit into one launch.
 constexpr int kMaxParts = 16;
 
+// Channels that half_gemm.cuh sums between two barriers. X and U are filled up to whole chunks.
+constexpr int kChannelChunk = 8;
+
 // Where the taps of one class (and segment) begin to read, and the end of what any output needs of the image: what lies
 // beyond is not read, so that an infinity there cannot reach a tile that juts out.
 struct SourcePart {
@@ -327,12 +330,12 @@ __device__ __forceinline__ void transform_weights(const TransformWeightsParams& 
   using Transform = WeightTransform<H, W>;
   const int chunk = blockIdx.x % p.chunks, k_tile = blockIdx.x / p.chunks % p.k_tiles;
   const int group = blockIdx.x / p.chunks / p.k_tiles;
-  const int in_chunk = threadIdx.x / 32, channel = chunk * 8 + in_chunk;
+  const int in_chunk = threadIdx.x / 32, channel = chunk * kChannelChunk + in_chunk;
   const int by_class = p.source_channels.quotient(channel), part_h = p.classes_w.quotient(by_class);
   const TapPart& h = p.part_h[min(part_h, kMaxParts - 1)];
   const TapPart& w = p.class_w[by_class - part_h * p.classes_w.divisor];
-  const int next_w = 8 * p.k_tile;             // from point to point of W
-  const i64 plane = i64(W::kPoints) * next_w;  // one chunk
+  const int next_w = kChannelChunk * p.k_tile;  // from point to point of W
+  const i64 plane = i64(W::kPoints) * next_w;   // one chunk
   const i64 slice = i64(p.chunks) * (W::kTiles == 2 ? 3 : p.segments) * plane;
   const i64 next_point = i64(p.groups) * p.k_tiles * slice;
   float* u = p.u + (i64(group) * p.k_tiles + k_tile) * slice + in_chunk * p.k_tile;
@@ -490,10 +493,12 @@ struct HalfGemm {
   static constexpr int kSets = W::kTiles;
   static constexpr int kThreads = 32 * kPoints;
   static constexpr int kK = kK_, kLanesK = kK / 8, kLanesU = 32 / kLanesK, kU = 8 * kLanesU;
-  static constexpr int kChunkV = 8 * kPoints * kU, kChunkU = 8 * kK;  // the latter of one warp
-  static constexpr int kWeightVectors = kChunkU / 128;                // float4 per lane
+  static_assert(kChannelChunk == 8, "a chunk is multiplied in two halves of four channels");
+  static constexpr int kChunkV = kChannelChunk * kPoints * kU, kChunkU = kChannelChunk * kK;  // the latter of one warp
+  static constexpr int kWeightVectors = kChunkU / 128;                                        // float4 per lane
   // Columns are transformed by the warp, 32 at a time: `kTasks` per warp and chunk, some of the last ones idle.
-  static constexpr int kStrips = kU / 32, kTaskCount = 8 * kStrips, kTasks = (kTaskCount + kPoints - 1) / kPoints;
+  static constexpr int kStrips = kU / 32, kTaskCount = kChannelChunk * kStrips;
+  static constexpr int kTasks = (kTaskCount + kPoints - 1) / kPoints;
   static constexpr int kOwnStrips = kStrips == 4 && kPoints % 4 ? 2 : 1;  // different strips that a warp works on
   static_assert(kPoints % 2 == 0, "the strips of a warp repeat");
   static constexpr int kInputs = (kPoints + kVector - 1) / kVector;  // vectors of one tile
@@ -576,17 +581,17 @@ struct HalfGemm {
         begin_tile(p, chunks);
         return;
       }
-      int by = 8 * p.channel_stride;
+      int by = kChannelChunk * p.channel_stride;
       if constexpr (kNested) {
         if (kind == 1) {
           kind = 2, by = 0;
         } else if (kind == 2) {
           kind = 1;
         } else if (--channels_left == 0) {
-          kind = 1, by = -(p.chunks - 1) * 8 * p.channel_stride;
+          kind = 1, by = -(p.chunks - 1) * kChannelChunk * p.channel_stride;
         }
       } else if (--channels_left == 0) {
-        channels_left = p.chunks, by = p.next - (p.chunks - 1) * 8 * p.channel_stride;
+        channels_left = p.chunks, by = p.next - (p.chunks - 1) * kChannelChunk * p.channel_stride;
       }
 #pragma unroll
       for (int i = 0; i < kOwnStrips; i++) at[i] += by;
@@ -785,7 +790,6 @@ __device__ __forceinline__ void half_gemm(const HalfGemmParams& p) {
 
 namespace polyconv {
 
-// Values as in plan/epilogue.py.
 enum class Activation : int { kNone = 0, kRelu = 1, kSilu = 2 };
 
 template <class Params>
@@ -2558,9 +2562,6 @@ struct Toom4_5_1 {
   static constexpr int kPoints = 8;
   static constexpr int kSegments = 1;
   static constexpr int kTiles = 1;
-  static constexpr int kPasses = 1;
-  static constexpr int kOuterInputs = 1;
-  static constexpr int kOutputs = 4;
   static constexpr int kSpan = 8;
   static POLYCONV_INLINE constexpr int offset(int) { return 0; }
   static POLYCONV_INLINE constexpr int first_tap(int) { return 0; }
@@ -2711,36 +2712,6 @@ struct Toom4_5_1 {
     const T t15 = mul_add(t2, 0.044444446f, t14);
     y[4] = mul_add(t1, -0.22222222f, t15);
   }
-  // 1 from 1 in 0 operations (0 add, 0 mul, 0 fma), depth 0.
-  template <class T>
-  static POLYCONV_INLINE void outer_input(const T* x, T* y) {
-    const T x0 = x[0];
-    y[0] = x0;
-  }
-  // 1 from 1 in 0 operations (0 add, 0 mul, 0 fma), depth 0.
-  template <class T>
-  static POLYCONV_INLINE void outer_output(const T* x, T* y) {
-    const T x0 = x[0];
-    y[0] = x0;
-  }
-  // 1 from 1 in 0 operations (0 add, 0 mul, 0 fma), depth 0.
-  template <class T>
-  static POLYCONV_INLINE void outer_weights(const T* x, T* y) {
-    const T x0 = x[0];
-    y[0] = x0;
-  }
-  // 1 from 1 in 0 operations (0 add, 0 mul, 0 fma), depth 0.
-  template <class T>
-  static POLYCONV_INLINE void outer_spread(const T* x, T* y) {
-    const T x0 = x[0];
-    y[0] = x0;
-  }
-  // 1 from 1 in 0 operations (0 add, 0 mul, 0 fma), depth 0.
-  template <class T>
-  static POLYCONV_INLINE void outer_collect(const T* x, T* y) {
-    const T x0 = x[0];
-    y[0] = x0;
-  }
 };
 }  // namespace polyconv
 
@@ -2752,9 +2723,6 @@ struct Toom4_4_5_2 {
   static constexpr int kPoints = 8;
   static constexpr int kSegments = 2;
   static constexpr int kTiles = 2;
-  static constexpr int kPasses = 3;
-  static constexpr int kOuterInputs = 3;
-  static constexpr int kOutputs = 8;
   static constexpr int kSpan = 16;
   static POLYCONV_INLINE constexpr int offset(int i) { return i == 0 ? 0 : i == 1 ? 4 : 8; }
   static POLYCONV_INLINE constexpr int first_tap(int i) { return i == 0 ? 0 : 4; }
@@ -2905,52 +2873,6 @@ struct Toom4_4_5_2 {
     const T t15 = mul_add(t2, 0.044444446f, t14);
     y[4] = mul_add(t1, -0.22222222f, t15);
   }
-  // 3 from 3 in 2 operations (2 add, 0 mul, 0 fma), depth 1.
-  template <class T>
-  static POLYCONV_INLINE void outer_input(const T* x, T* y) {
-    const T x0 = x[0];
-    const T x1 = x[1];
-    const T x2 = x[2];
-    y[0] = x0 - x1;
-    y[2] = x2 - x1;
-    y[1] = x1;
-  }
-  // 2 from 3 in 2 operations (2 add, 0 mul, 0 fma), depth 1.
-  template <class T>
-  static POLYCONV_INLINE void outer_output(const T* x, T* y) {
-    const T x0 = x[0];
-    const T x1 = x[1];
-    const T x2 = x[2];
-    y[0] = x0 + x1;
-    y[1] = x1 + x2;
-  }
-  // 3 from 2 in 1 operations (1 add, 0 mul, 0 fma), depth 1.
-  template <class T>
-  static POLYCONV_INLINE void outer_weights(const T* x, T* y) {
-    const T x0 = x[0];
-    const T x1 = x[1];
-    y[1] = x0 + x1;
-    y[0] = x0;
-    y[2] = x1;
-  }
-  // 3 from 2 in 1 operations (1 add, 0 mul, 0 fma), depth 1.
-  template <class T>
-  static POLYCONV_INLINE void outer_spread(const T* x, T* y) {
-    const T x0 = x[0];
-    const T x1 = x[1];
-    y[1] = x0 + x1;
-    y[0] = x0;
-    y[2] = x1;
-  }
-  // 2 from 3 in 2 operations (2 add, 0 mul, 0 fma), depth 1.
-  template <class T>
-  static POLYCONV_INLINE void outer_collect(const T* x, T* y) {
-    const T x0 = x[0];
-    const T x1 = x[1];
-    const T x2 = x[2];
-    y[0] = x0 + x1;
-    y[1] = x1 + x2;
-  }
 };
 }  // namespace polyconv
 
@@ -2962,9 +2884,6 @@ struct Toom4_4_5_1 {
   static constexpr int kPoints = 8;
   static constexpr int kSegments = 2;
   static constexpr int kTiles = 1;
-  static constexpr int kPasses = 2;
-  static constexpr int kOuterInputs = 2;
-  static constexpr int kOutputs = 4;
   static constexpr int kSpan = 12;
   static POLYCONV_INLINE constexpr int offset(int i) { return i == 0 ? 0 : 4; }
   static POLYCONV_INLINE constexpr int first_tap(int i) { return i == 0 ? 0 : 4; }
@@ -3114,44 +3033,6 @@ struct Toom4_4_5_1 {
     const T t14 = mul_add(t0, 0.022222223f, x7);
     const T t15 = mul_add(t2, 0.044444446f, t14);
     y[4] = mul_add(t1, -0.22222222f, t15);
-  }
-  // 2 from 2 in 0 operations (0 add, 0 mul, 0 fma), depth 0.
-  template <class T>
-  static POLYCONV_INLINE void outer_input(const T* x, T* y) {
-    const T x0 = x[0];
-    const T x1 = x[1];
-    y[0] = x0;
-    y[1] = x1;
-  }
-  // 1 from 2 in 1 operations (1 add, 0 mul, 0 fma), depth 1.
-  template <class T>
-  static POLYCONV_INLINE void outer_output(const T* x, T* y) {
-    const T x0 = x[0];
-    const T x1 = x[1];
-    y[0] = x0 + x1;
-  }
-  // 2 from 2 in 0 operations (0 add, 0 mul, 0 fma), depth 0.
-  template <class T>
-  static POLYCONV_INLINE void outer_weights(const T* x, T* y) {
-    const T x0 = x[0];
-    const T x1 = x[1];
-    y[0] = x0;
-    y[1] = x1;
-  }
-  // 2 from 1 in 0 operations (0 add, 0 mul, 0 fma), depth 0.
-  template <class T>
-  static POLYCONV_INLINE void outer_spread(const T* x, T* y) {
-    const T x0 = x[0];
-    y[0] = x0;
-    y[1] = x0;
-  }
-  // 2 from 2 in 0 operations (0 add, 0 mul, 0 fma), depth 0.
-  template <class T>
-  static POLYCONV_INLINE void outer_collect(const T* x, T* y) {
-    const T x0 = x[0];
-    const T x1 = x[1];
-    y[0] = x0;
-    y[1] = x1;
   }
 };
 }  // namespace polyconv

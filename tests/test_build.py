@@ -40,12 +40,12 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def compiled(root: Path) -> set[str]:
     """Builds; the sources that the compiler saw."""
     objects = Path(os.environ.get("POLYCONV_BUILD_DIR", root / "build")) / "cpu"
-    for old in objects.glob("*.o"):
+    for old in objects.rglob("*.o"):
         os.utime(old, (0, 0))
     module = load(root).build()
     assert module == root / "src" / "polyconv" / "cpu" / "_native.abi3.so"
     assert module.exists()
-    return {path.stem for path in objects.glob("*.o") if path.stat().st_mtime > 0}
+    return {str(path.relative_to(objects).with_suffix("")) for path in objects.rglob("*.o") if path.stat().st_mtime > 0}
 
 
 def test_contents_decide(root: Path) -> None:
@@ -58,6 +58,18 @@ def test_contents_decide(root: Path) -> None:
     assert compiled(root) == {"uses"}
     (root / "csrc" / "cpu" / "alone.cc").write_text("int alone() { return 1; }\n")
     assert compiled(root) == {"alone"}
+
+
+def test_sources_in_folders(root: Path) -> None:
+    """Objects of equal names stay apart, a header is named from the top, and a folder hides no library of its name."""
+    (root / "csrc" / "cpu" / "torch").mkdir()
+    (root / "csrc" / "cpu" / "torch" / "one.h").write_text("#define ONE 1\n")
+    for folder in ("first", "second"):
+        (root / "csrc" / "cpu" / folder).mkdir()
+        text = f'#include <torch/headeronly/version.h>\n#include "torch/one.h"\nint {folder}() {{ return ONE; }}\n'
+        (root / "csrc" / "cpu" / folder / "same.cc").write_text(text)
+    assert compiled(root) == {"alone", "uses", "first/same", "second/same"}
+    assert compiled(root) == set()
 
 
 def test_the_command_decides(root: Path) -> None:

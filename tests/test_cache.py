@@ -83,7 +83,7 @@ def test_an_entry_can_be_read_by_people(folder: Path) -> None:
     assert (entry / "kernel.cubin").read_bytes() == cubin
     assert kernel_info(cubin).name == "axpy_128"
     meta = json.loads((entry / "meta.json").read_text())
-    assert set(meta["headers"]) == {"axpy.cuh", "common.cuh"}
+    assert set(meta["headers"]) == {"axpy.cuh", "common.cuh", "layout.cuh"}
     assert meta["arch"] == ARCH
 
 

@@ -18,7 +18,7 @@ ALGORITHMS = [(2, 3), (4, 3), (6, 3), (4, 5), (3, 4), (5, 4), (2, 5), (3, 2)]
 
 PROGRAM = """
 #include <cstdio>
-#include "cook_toom.h"
+#include "common/cook_toom.h"
 
 template <int r, int c>
 void Print(const polyconv::Matrix<r, c>& m) {

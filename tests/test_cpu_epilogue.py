@@ -18,7 +18,7 @@ from cpu_passes import BORDERS, OUT_LAYOUTS, Layer, close, layers, load_native, 
 from polyconv.cpu import native
 from polyconv.cpu.candidates import Engine
 from polyconv.cpu.planner import plan_cpu
-from polyconv.cpu.tile_lanes import SCHEMES
+from polyconv.cpu.tile_lanes import schemes
 from polyconv.plan.accuracy import reduction_of
 from polyconv.problem import Activation, Problem
 from polyconv.scale import largest, scales
@@ -34,7 +34,7 @@ Run = Callable[[Layer, Tensor, Tensor, Tensor | None, Tensor, Tensor | None, str
 
 
 def number(activation: str) -> int:
-    return native.ACTIVATIONS.index(Activation(activation))
+    return native.activation_number(Activation(activation))
 
 
 def by_plan(numbers: list[int]) -> Run:
@@ -59,7 +59,7 @@ def by_family(family: str) -> Run:
 
 TILES = {
     f"tile lanes, {scheme}, {name}": by_plan([0, index, mode, 0, 0])
-    for index, scheme in enumerate(SCHEMES)
+    for index, scheme in enumerate(schemes())
     for name, mode in (("fused", FUSED), ("grouped", GROUPED), ("phased", PHASED))
 }
 CHANNELS = {f"channel lanes, algorithm {index}": by_plan([1, index, 0, 0, 0]) for index in range(4)}

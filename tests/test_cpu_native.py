@@ -16,11 +16,13 @@ from polyconv.backends import backend_for
 from polyconv.cpu import native
 from polyconv.cpu.backend import CpuBackend
 from polyconv.cpu.schemes import KernelScheme as Scheme
-from polyconv.cpu.tile_lanes import SCHEMES
+from polyconv.cpu.tile_lanes import schemes
 from polyconv.problem import PaddingMode
 
 if not native.is_available():
     pytest.skip(str(native.why_absent()), allow_module_level=True)
+
+SCHEMES = schemes()
 
 AUTOMATIC, FUSED, GROUPED, PHASED = range(4)
 
@@ -63,7 +65,7 @@ class Case:
     @property
     def geometry(self) -> list[int]:
         top, _, left, _ = self.padding
-        return [*self.stride, top, left, *self.dilation, self.groups, native.BORDERS.index(self.border)]
+        return [*self.stride, top, left, *self.dilation, self.groups, native.facts()["borders"].index(self.border)]
 
 
 def plan(scheme: Scheme, mode: int = AUTOMATIC, lanes: int = 0) -> list[int]:

@@ -23,10 +23,9 @@ from every_candidate import Layer, Shape, Trial
 from polyconv.algebra.error import INDEPENDENT, predicted_error
 from polyconv.algebra.segments import Scheme2d
 from polyconv.algebra.steps import Form
+from polyconv.cpu import channel_lanes, tile_lanes
 from polyconv.cpu.candidates import Candidate, Engine
-from polyconv.cpu.channel_lanes import FORWARD, GRADIENTS
 from polyconv.cpu.planner import contenders, plan_cpu
-from polyconv.cpu.tile_lanes import SCHEMES
 from polyconv.measure.workloads import find
 from polyconv.plan import DEVICES
 from polyconv.plan.accuracy import reduction_of
@@ -194,9 +193,9 @@ STRUCTURED = {
 
 def scheme_of(candidate: Candidate, kind: Pass) -> Scheme2d | None:
     if candidate.engine is Engine.TILE_LANES:
-        return SCHEMES[candidate.algorithm].exact
+        return tile_lanes.schemes()[candidate.algorithm].exact
     if candidate.engine is Engine.CHANNEL_LANES:
-        return (GRADIENTS if kind is Pass.WGRAD else FORWARD)[candidate.algorithm].exact
+        return channel_lanes.schemes(kind)[candidate.algorithm].exact
     return None
 
 

@@ -17,7 +17,7 @@ import polyconv
 from polyconv.backends import backend_for
 from polyconv.cpu import native
 from polyconv.cpu.backend import CpuBackend
-from polyconv.cpu.tile_lanes import SCHEMES
+from polyconv.cpu.tile_lanes import schemes
 from polyconv.cpu.weights import TransformedWeights
 from polyconv.problem import Problem
 from polyconv.scale import largest, scales
@@ -150,7 +150,7 @@ def test_kept_weights_follow_every_way_to_write(
     kept = TransformedWeights()
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     x, y = torch.empty(1, shape[1], 8, 8), torch.empty(1, shape[0], 9 - shape[2], 9 - shape[3])
-    geometry, plan = [1, 1, 0, 0, 1, 1, 1, 0], [0, len(SCHEMES) - 1, 0, 0, 0]
+    geometry, plan = [1, 1, 0, 0, 1, 1, 1, 0], [0, len(schemes()) - 1, 0, 0, 0]
     first = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     w = Parameter(first.clone(memory_format=memory_format))
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from polyconv.cuda.compile import kernels_dir
 from polyconv.plan.toom import ToomAxis
 
 AXES = [
@@ -33,4 +36,11 @@ def test_the_text_says_what_it_is() -> None:
     text = ToomAxis(4, (4, 5), 2).text()
     assert "// F(4,5) taps 4+5 nested F(2,2)" in text
     assert "struct Toom4_4_5_2 {" in text
-    assert text.count("static POLYCONV_INLINE void") == 10
+
+
+def test_kernels_use_all_of_the_text() -> None:
+    """Each count, table and transform that is emitted, some kernel asks an axis for."""
+    emitted = re.findall(r"static (?:constexpr int|POLYCONV_INLINE (?:constexpr int|void)) (\w+)", AXES[0].text())
+    device = "".join(header.read_text() for header in kernels_dir().glob("*.cuh"))
+    assert emitted
+    assert [name for name in emitted if not re.search(rf"\b(?:H|W|Axis)::{name}\b", device)] == []

@@ -22,16 +22,22 @@ from torch import Tensor
 from polyconv.algebra.error import TYPICAL, Magnitudes, error_bound, predicted_error
 from polyconv.algebra.segments import Scheme2d
 from polyconv.arguments import Geometry
+from polyconv.cpu import native
 from polyconv.cpu.planner import CpuPlan
-from polyconv.cpu.schemes import DIRECT, FAST
+from polyconv.cpu.schemes import KernelScheme, compiled
 from polyconv.problem import Pass
 from uneven_data import measure
 
-SCHEMES = {str(scheme): scheme for scheme in (DIRECT, *FAST)}
 SMALLEST = 2.0**-126
 """Below this an operation may lose everything."""
 GROWTH = 256.0
 """Of what is lost in the middle of a fast algorithm, on its way to an output."""
+
+
+def scheme_named(name: str) -> KernelScheme:
+    """The native kernels' scheme of this name; direct summation for whatever else may run."""
+    known = compiled("tile") if native.is_available() else ()
+    return next((scheme for scheme in known if str(scheme) == name), KernelScheme(1, 1, 1, 1))
 
 
 def positions(extent: int, out: int, stride: int, before: int, tap: int, dilation: int, mode: str) -> list[int]:
@@ -119,7 +125,7 @@ class Promise:
         rigorous = 2 * (longest + 4) * unit * magnitudes + floor
         if problem.dtype == "float64":
             return rigorous  # the model is one of float32
-        scheme = SCHEMES[chosen.name].exact if chosen.name in SCHEMES else None
+        scheme = scheme_named(chosen.name).exact
         found = measure(self.one.numpy(), self.other.numpy(), expected.numpy())
         scale = found.scale(reduction)
         # What the transform of an operand loses is multiplied by the other one, however large that is.
@@ -152,7 +158,7 @@ def tile_reach(plan: CpuPlan | None, geometry: Geometry, kernel: Sequence[int]) 
 
     A tile reads for all of its outputs, and for as many taps as whole segments have.
     """
-    scheme = SCHEMES.get("" if plan is None else plan.chosen.name, DIRECT)
+    scheme = scheme_named("" if plan is None else plan.chosen.name)
     if scheme.direct:
         return 0, 0
     segments = [ceil(ceil(kernel[i] / geometry.stride[i]) / scheme.taps[i]) for i in (0, 1)]

@@ -23,7 +23,7 @@ SDIST_HAS = (
     "PKG-INFO",
     "README.md",
     "csrc/build.py",
-    "csrc/cpu/bindings.cc",
+    "csrc/cpu/torch/convolution.cc",
     "pyproject.toml",
     "setup.py",
     "src/polyconv/__init__.py",
@@ -133,7 +133,9 @@ def check_module(path: Path) -> None:
     newest = max((int(major), int(minor)) for major, minor in re.findall(r"Name: GLIBC_(\d+)\.(\d+)", text))
     if newest > NEWEST_GLIBC:
         symbol = f"GLIBC_{newest[0]}.{newest[1]}"
-        raise UnfitError(f"{path.name} needs {symbol}: see `objdump -T {path.name} | grep {symbol}`, csrc/cpu/glibc.cc")
+        raise UnfitError(
+            f"{path.name} needs {symbol}: see `objdump -T {path.name} | grep {symbol}`, csrc/cpu/common/glibc.cc"
+        )
 
 
 def _require(path: Path, names: Iterable[str], wanted: Sequence[str]) -> None:

@@ -64,7 +64,7 @@ class CpuBackend:
         if chosen.engine is Engine.ATEN:
             return partial(aten.run, problem)
         geometry = native.geometry_numbers(problem)
-        activation = native.ACTIVATIONS.index(problem.activation)
+        activation = native.activation_number(problem.activation)
         stem = {Engine.DEPTHWISE: "depthwise_", Engine.PLAIN: "plain_"}.get(chosen.engine)
         if stem is not None:
             op = native.operator(stem + problem.kind.value)
@@ -76,7 +76,7 @@ class CpuBackend:
         if problem.kind is Pass.WGRAD:
             algorithm, weight_gradient = [chosen.algorithm], native.operator("weight_gradient")
             return lambda t: weight_gradient(t["x"], t["y"], t["dw"], t.get("db"), geometry, algorithm)
-        plan = native.plan_numbers(chosen)
+        plan = native.plan_numbers(chosen.engine, chosen.algorithm)
         if problem.kind is Pass.DGRAD:
             input_gradient = native.operator("input_gradient")
             return lambda t: input_gradient(t["y"], t["w"], t["x"], geometry, plan)

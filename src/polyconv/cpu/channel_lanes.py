@@ -1,4 +1,4 @@
-"""Channels in the lanes of vectors (``csrc/cpu/channel_*``): the weight gradient, and forward passes of small maps.
+"""Channels in the lanes of vectors (``csrc/cpu/channel_lanes``): the weight gradient, and forward passes of small maps.
 
 The weight gradient has the taps as outputs: a tile of dy plays the part of the taps, and the sum is over all tiles. In
 a forward pass a pixel is a vector of channels, so that nothing depends on how many columns an image has.
@@ -19,22 +19,18 @@ from . import native
 from .candidates import Candidate, Engine
 from .correlations import Correlation, correlations
 from .device import CpuDevice
-from .schemes import DIRECT, FAST, KernelScheme
+from .schemes import KernelScheme, compiled
 
-GRADIENTS = (DIRECT, *FAST)
-"""In the order of ``polyconv::GradientAlgorithm``."""
 
-FORWARD = (DIRECT, KernelScheme(4, 3, 4, 3), KernelScheme(6, 3, 6, 3), KernelScheme(2, 3, 2, 3))
-"""In the order of ``polyconv::ChannelAlgorithm``."""
-
-LONGEST_SUM = 144
-"""Products that a forward pass adds in sequence, at most, before the sum is added to the sums before it."""
+def schemes(kind: Pass) -> tuple[KernelScheme, ...]:
+    """Those of a pass, in the order of their numbers."""
+    return compiled("gradient" if kind is Pass.WGRAD else "channel")
 
 
 def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
     """Every scheme of the pass."""
     gradient = problem.kind is Pass.WGRAD
-    for index, scheme in enumerate(GRADIENTS if gradient else FORWARD):
+    for index, scheme in enumerate(schemes(problem.kind)):
         why_not = _refusal(problem, scheme)
         if why_not is not None:
             yield Candidate(Engine.CHANNEL_LANES, str(scheme), index, scheme.direct, refusal=why_not)
@@ -84,7 +80,7 @@ def _forward_candidate(problem: Problem, index: int, scheme: KernelScheme, devic
         cycles=weight_cycles
         + problem.groups * sum(part.times * forward_cycles(part, scheme, device) for part in parts),
         weight_cycles=weight_cycles,
-        error=max((_forward_error(problem, part, scheme) for part in parts), default=0.0),
+        error=max((_forward_error(problem, part, index) for part in parts), default=0.0),
     )
 
 
@@ -97,9 +93,10 @@ def _as_they_are(problem: Problem) -> tuple[Correlation, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _forward_error(problem: Problem, part: Correlation, scheme: KernelScheme) -> float:
+def _forward_error(problem: Problem, part: Correlation, index: int) -> float:
+    scheme = schemes(problem.kind)[index]
     count = part.channels * (prod(part.taps) if scheme.direct else 1)
-    return error_of(problem, scheme.exact, count, (LONGEST_SUM,))
+    return error_of(problem, scheme.exact, count, (native.longest_sum(Engine.CHANNEL_LANES, index, count),))
 
 
 def forward_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:
@@ -133,7 +130,7 @@ def _gradient_error(problem: Problem, index: int) -> float:
     sizes = [*problem.x_shape, *problem.w_shape, *problem.out_size]
     geometry = native.geometry_numbers(problem)
     blocks = torch.ops.polyconv_cpu.weight_gradient_blocks(sizes, geometry, [index])
-    scheme = GRADIENTS[index]
+    scheme = schemes(problem.kind)[index]
     count = (
         reduction_of(problem) if scheme.direct else _tiles(problem.batch, problem.out_size, problem.dilation, scheme)
     )

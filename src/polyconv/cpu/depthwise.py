@@ -1,17 +1,25 @@
-"""Depthwise convolutions (``csrc/cpu/depthwise*``): one channel in, so nothing to sum over but the taps."""
+"""Depthwise convolutions (``csrc/cpu/depthwise``): one channel in, so nothing to sum over but the taps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
 
+import torch
+
 from ..plan.accuracy import error_of, reduction_of
 from ..problem import Pass, Problem
+from . import native
 from .candidates import Candidate, Engine
 from .device import CpuDevice
 
 SETUP_CYCLES = 5000.0
 """Of one call, to cut the work and lay out the ring of lines: more than a few pixels are worth."""
+
+
+ORDINARY_SUM = 1024
+"""Products that a lane of a weight gradient is taken to add at least, so that predictions for ordinary images are the
+same on every processor: rows of up to 512 outputs are cut into shorter sums by each instruction set."""
 
 
 def refusal(problem: Problem) -> str | None:
@@ -39,7 +47,11 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
 def _longest_sum(problem: Problem) -> int:
     """Products that are added in sequence. In a weight gradient a lane adds so many and goes on in double."""
     reduction = reduction_of(problem)
-    return min(reduction, 1024) if problem.kind is Pass.WGRAD else reduction
+    if problem.kind is not Pass.WGRAD:
+        return reduction
+    sizes = [*problem.x_shape, *problem.w_shape, *problem.out_size]
+    longest: int = torch.ops.polyconv_cpu.depthwise_longest_sum(sizes, native.geometry_numbers(problem))
+    return min(reduction, max(ORDINARY_SUM, longest))
 
 
 def _cycles(problem: Problem) -> float:

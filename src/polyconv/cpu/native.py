@@ -7,6 +7,7 @@ the same, more slowly: :func:`why_absent` says why.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from ..importing import imported
 from ..problem import Activation, PaddingMode, Problem
-from .candidates import Candidate, Engine
+from .candidates import Engine
 
 _MODULE = "polyconv.cpu._native"
 
@@ -71,20 +72,35 @@ def set_output_pool_limit(size: int) -> None:
     _operators().set_output_pool_limit(size)
 
 
-def plan_numbers(chosen: Candidate) -> list[int]:
-    """What the lanes hold and which algorithm; zeros leave the cut of the work to the kernels."""
-    return [int(chosen.engine is Engine.CHANNEL_LANES), chosen.algorithm, 0, 0, 0]
+@lru_cache(maxsize=1)
+def facts() -> dict[str, Any]:
+    """What the kernels say of themselves: their schemes, and names in the order of the numbers that stand for them.
+
+    ``csrc/cpu/torch/facts.cc`` writes it. What is there is written down nowhere else: nothing has to be kept alike.
+    """
+    said: dict[str, Any] = json.loads(_operators().facts())
+    return said
 
 
-ACTIVATIONS = tuple(Activation)
-"""In the order of ``polyconv::Activation``."""
+def plan_numbers(engine: Engine, algorithm: int) -> list[int]:
+    """What the lanes hold and which scheme, for a forward pass; zeros leave the cut of the work to the kernels."""
+    return [facts()["lanes"].index(engine), algorithm, 0, 0, 0]
 
-BORDERS = tuple(PaddingMode)
-"""In the order of ``polyconv::Border``."""
+
+def activation_number(activation: Activation) -> int:
+    """The number by which operators know an activation."""
+    number: int = facts()["activations"].index(activation)
+    return number
+
+
+def longest_sum(engine: Engine, algorithm: int, terms: int) -> int:
+    """Of a sum over so many channels and taps: how many a forward pass adds in sequence before it begins anew."""
+    length: int = _operators().longest_sum(terms, plan_numbers(engine, algorithm))
+    return length
 
 
 def geometry_numbers(problem: Problem) -> list[int]:
     """The geometry that every operator takes; bottom and right padding follow from the sizes of the tensors."""
     top, _, left, _ = problem.padding
-    border = BORDERS.index(problem.padding_mode) if any(problem.padding) else 0
-    return [*problem.stride, top, left, *problem.dilation, problem.groups, border]
+    border = problem.padding_mode if any(problem.padding) else PaddingMode.ZEROS
+    return [*problem.stride, top, left, *problem.dilation, problem.groups, facts()["borders"].index(border)]

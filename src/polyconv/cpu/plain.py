@@ -1,4 +1,4 @@
-"""Direct summation written for clarity (``csrc/cpu/plain.cc``): float64, and whatever no other kernel takes."""
+"""Direct summation written for clarity (``csrc/cpu/plain``): float64, and whatever no other kernel takes."""
 
 from __future__ import annotations
 

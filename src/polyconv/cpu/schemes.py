@@ -1,7 +1,8 @@
 """The Cook-Toom schemes that the native kernels are compiled for.
 
-A scheme computes a tile by one algorithm per direction (``csrc/cpu/cook_toom.h``); the forward pass and the weight
-gradient have the same ones, because one is the transpose of the other.
+A scheme computes a tile by one algorithm per direction (``csrc/cpu/common/cook_toom.h``); the forward pass and the
+weight gradient have the same ones, because one is the transpose of the other. Which there are is for the kernels to
+say: :func:`compiled` asks.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import lru_cache
 from ..algebra.segments import AxisScheme, Scheme2d
 from ..plan.rounding import ceil_div
 from ..problem import Extents
+from . import native
 
 
 @dataclass(frozen=True)
@@ -71,20 +73,10 @@ def _exact(scheme: KernelScheme) -> Scheme2d:
     return Scheme2d(h, w)
 
 
-DIRECT = KernelScheme(1, 1, 1, 1)
+@lru_cache(maxsize=8)
+def compiled(kernels: str) -> tuple[KernelScheme, ...]:
+    """What ``tile``, ``channel`` or ``gradient`` kernels say that they are compiled for. They must be installed.
 
-FAST = (
-    KernelScheme(4, 5, 4, 5, nested=True),
-    KernelScheme(4, 5, 4, 5),
-    KernelScheme(4, 3, 4, 3),
-    KernelScheme(6, 3, 6, 3),
-    KernelScheme(2, 3, 2, 3),
-    KernelScheme(1, 1, 4, 5, nested=True),
-    KernelScheme(1, 1, 4, 5),
-    KernelScheme(4, 5, 1, 1),
-    KernelScheme(4, 3, 4, 5),
-    KernelScheme(4, 3, 4, 5, nested=True),
-    KernelScheme(1, 1, 6, 3),
-    KernelScheme(6, 3, 1, 1),
-)
-"""In the order of the enumerations in C++: ``Algorithm`` has direct summation last, ``GradientAlgorithm`` first."""
+    The place of a scheme is the number that operators know it by.
+    """
+    return tuple(KernelScheme(*numbers) for numbers in native.facts()[f"{kernels}_schemes"])

@@ -1,4 +1,4 @@
-"""Forward pass and input gradient with tiles in the lanes of vectors (``csrc/cpu/fast_convolution-inl.h``).
+"""Forward pass and input gradient with tiles in the lanes of vectors (``csrc/cpu/tile_lanes``).
 
 A scheme computes tiles of outputs by one Cook-Toom algorithm per direction. Its cost is a sum over the stages that the
 kernels have: gather the input, transform it, multiply, transform back, write.
@@ -13,19 +13,16 @@ from math import prod
 from ..plan.accuracy import error_of
 from ..plan.rounding import ceil_div
 from ..problem import Pass, Problem
+from . import native
 from .candidates import Candidate, Engine
 from .correlations import Correlation, correlations
 from .device import CpuDevice
-from .schemes import DIRECT, FAST, KernelScheme
-
-SCHEMES = (*FAST, DIRECT)
-"""In the order of ``polyconv::Algorithm``."""
+from .schemes import KernelScheme, compiled
 
 
-def summed_channels(count: int) -> int:
-    """The length of the equal blocks that a sum over so many channels is cut into."""
-    longest = 64 if count <= 512 else 48
-    return ceil_div(count, ceil_div(count, longest))
+def schemes() -> tuple[KernelScheme, ...]:
+    """In the order of their numbers."""
+    return compiled("tile")
 
 
 def refusal(problem: Problem) -> str | None:
@@ -40,7 +37,7 @@ def refusal(problem: Problem) -> str | None:
 def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
     """Every scheme."""
     why_not = refusal(problem)
-    for index, scheme in enumerate(SCHEMES):
+    for index, scheme in enumerate(schemes()):
         if why_not is not None:
             yield Candidate(Engine.TILE_LANES, str(scheme), index, scheme.direct, refusal=why_not)
             continue
@@ -54,14 +51,15 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
             scheme.direct,
             cycles=cycles + weight_cycles,
             weight_cycles=weight_cycles,
-            error=max((_error(problem, part, scheme) for part in parts), default=0.0),
+            error=max((_error(problem, part, index) for part in parts), default=0.0),
         )
 
 
 @lru_cache(maxsize=4096)
-def _error(problem: Problem, part: Correlation, scheme: KernelScheme) -> float:
+def _error(problem: Problem, part: Correlation, index: int) -> float:
+    scheme = schemes()[index]
     count = part.channels * scheme.segments(part.taps)
-    return error_of(problem, scheme.exact, count, (summed_channels(count),))
+    return error_of(problem, scheme.exact, count, (native.longest_sum(Engine.TILE_LANES, index, count),))
 
 
 def scheme_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+from ..plan.assertions import size_assertion
 from ..plan.plan import KernelSpec
 
 _KERNELS = Path(__file__).resolve().parents[1] / "kernels"
 _INCLUDE = re.compile(r'^#include "(.+)\.cuh"\n', re.MULTILINE)
-
-_ASSERTION = re.compile(r"^static_assert\(.*?;\n", re.MULTILINE | re.DOTALL)
 
 _HOST = """\
 #ifndef __CUDACC_RTC__
@@ -85,15 +84,13 @@ def _section(title: str, text: str) -> str:
 
 
 def _instances(specs: list[KernelSpec]) -> str:
-    """The specs' own texts, without their includes, and each algorithm and each struct's size once."""
-    assertions: dict[str, None] = {}
+    """The specs' entry points, and each algorithm and the size of each struct once.
+
+    Of what host and device agree on, that is all that a reader of the file can still change by accident.
+    """
     algorithms = dict.fromkeys(axis.text() for spec in specs for axis in spec.axes)
-    entries = []
-    for spec in specs:
-        text = _INCLUDE.sub("", replace(spec, axes=()).source())
-        assertions.update(dict.fromkeys(_ASSERTION.findall(text)))
-        entries.append(_ASSERTION.sub("", text).strip("\n") + "\n")
-    return "\n".join([*algorithms, "".join(assertions), *entries])
+    sizes = dict.fromkeys(size_assertion(spec.params, spec.params_bytes) + "\n" for spec in specs)
+    return "\n".join([*algorithms, "".join(sizes), *(spec.entry() for spec in specs)])
 
 
 def _read(stem: str) -> str:

@@ -2,7 +2,7 @@
 //
 // Device headers include neither torch nor the standard library, so that NVRTC, nvcc and the emulator's toolchain all
 // read the same text. Plain-old-data only: each Params struct is filled byte by byte on the host (plan/layout.py), and
-// every instantiation asserts its size.
+// every generated source asserts where its fields are, and the numbers that the host counts with (plan/assertions.py).
 #pragma once
 
 namespace polyconv {
@@ -45,7 +45,7 @@ struct AxisPhase {
 // Phases per axis that fit into one launch; larger strides take several launches.
 constexpr int kMaxPhases = 8;
 
-// What lies outside the image. Values as in plan/layout.py.
+// What lies outside the image.
 enum class Border : int { kZeros = 0, kReflect = 1, kReplicate = 2, kCircular = 3 };
 
 // The coordinate inside the image that stands for a coordinate outside it. Valid for pads that torch allows

@@ -9,7 +9,6 @@
 
 namespace polyconv {
 
-// Values as in plan/epilogue.py.
 enum class Activation : int { kNone = 0, kRelu = 1, kSilu = 2 };
 
 template <class Params>

@@ -43,10 +43,12 @@ struct HalfGemm {
   static constexpr int kSets = W::kTiles;
   static constexpr int kThreads = 32 * kPoints;
   static constexpr int kK = kK_, kLanesK = kK / 8, kLanesU = 32 / kLanesK, kU = 8 * kLanesU;
-  static constexpr int kChunkV = 8 * kPoints * kU, kChunkU = 8 * kK;  // the latter of one warp
-  static constexpr int kWeightVectors = kChunkU / 128;                // float4 per lane
+  static_assert(kChannelChunk == 8, "a chunk is multiplied in two halves of four channels");
+  static constexpr int kChunkV = kChannelChunk * kPoints * kU, kChunkU = kChannelChunk * kK;  // the latter of one warp
+  static constexpr int kWeightVectors = kChunkU / 128;                                        // float4 per lane
   // Columns are transformed by the warp, 32 at a time: `kTasks` per warp and chunk, some of the last ones idle.
-  static constexpr int kStrips = kU / 32, kTaskCount = 8 * kStrips, kTasks = (kTaskCount + kPoints - 1) / kPoints;
+  static constexpr int kStrips = kU / 32, kTaskCount = kChannelChunk * kStrips;
+  static constexpr int kTasks = (kTaskCount + kPoints - 1) / kPoints;
   static constexpr int kOwnStrips = kStrips == 4 && kPoints % 4 ? 2 : 1;  // different strips that a warp works on
   static_assert(kPoints % 2 == 0, "the strips of a warp repeat");
   static constexpr int kInputs = (kPoints + kVector - 1) / kVector;  // vectors of one tile
@@ -129,17 +131,17 @@ struct HalfGemm {
         begin_tile(p, chunks);
         return;
       }
-      int by = 8 * p.channel_stride;
+      int by = kChannelChunk * p.channel_stride;
       if constexpr (kNested) {
         if (kind == 1) {
           kind = 2, by = 0;
         } else if (kind == 2) {
           kind = 1;
         } else if (--channels_left == 0) {
-          kind = 1, by = -(p.chunks - 1) * 8 * p.channel_stride;
+          kind = 1, by = -(p.chunks - 1) * kChannelChunk * p.channel_stride;
         }
       } else if (--channels_left == 0) {
-        channels_left = p.chunks, by = p.next - (p.chunks - 1) * 8 * p.channel_stride;
+        channels_left = p.chunks, by = p.next - (p.chunks - 1) * kChannelChunk * p.channel_stride;
       }
 #pragma unroll
       for (int i = 0; i < kOwnStrips; i++) at[i] += by;

@@ -64,12 +64,12 @@ __device__ __forceinline__ void transform_weights(const TransformWeightsParams& 
   using Transform = WeightTransform<H, W>;
   const int chunk = blockIdx.x % p.chunks, k_tile = blockIdx.x / p.chunks % p.k_tiles;
   const int group = blockIdx.x / p.chunks / p.k_tiles;
-  const int in_chunk = threadIdx.x / 32, channel = chunk * 8 + in_chunk;
+  const int in_chunk = threadIdx.x / 32, channel = chunk * kChannelChunk + in_chunk;
   const int by_class = p.source_channels.quotient(channel), part_h = p.classes_w.quotient(by_class);
   const TapPart& h = p.part_h[min(part_h, kMaxParts - 1)];
   const TapPart& w = p.class_w[by_class - part_h * p.classes_w.divisor];
-  const int next_w = 8 * p.k_tile;             // from point to point of W
-  const i64 plane = i64(W::kPoints) * next_w;  // one chunk
+  const int next_w = kChannelChunk * p.k_tile;  // from point to point of W
+  const i64 plane = i64(W::kPoints) * next_w;   // one chunk
   const i64 slice = i64(p.chunks) * (W::kTiles == 2 ? 3 : p.segments) * plane;
   const i64 next_point = i64(p.groups) * p.k_tiles * slice;
   float* u = p.u + (i64(group) * p.k_tiles + k_tile) * slice + in_chunk * p.k_tile;

@@ -1,7 +1,8 @@
 """The kernels' parameter structs, field by field as the device headers declare them.
 
-``ctypes`` lays a structure out as the C++ compiler does; each generated kernel source asserts the size, and the tests
-execute every field. Pointers are zero here and filled in per call (:class:`~polyconv.plan.plan.PointerSlot`).
+``ctypes`` lays a structure out as the C++ compiler does; each generated kernel source asserts that every field of its
+parameter is where it is here (:mod:`polyconv.plan.assertions`), under the same name. Pointers are zero here and filled
+in per call (:class:`~polyconv.plan.plan.PointerSlot`).
 """
 
 from __future__ import annotations

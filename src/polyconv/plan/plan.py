@@ -38,12 +38,18 @@ class KernelSpec:
     """Of a kernel with an epilogue: the symbol of the one without, whose counts hold for both (plan/cost.py)."""
 
     def source(self) -> str:
-        """Text that instantiates the kernel and nothing else."""
+        """Text that instantiates the kernel, asserts that it was planned for as it is, and nothing else."""
+        from .assertions import assertions
+
         return (
-            f'#include "{self.stem}.cuh"\n\n'
+            f'#include "{self.stem}.cuh"\n#include "layout.cuh"\n\n'
             + "".join(axis.text() + "\n" for axis in dict.fromkeys(self.axes))
-            + f"static_assert(sizeof({self.params}) == {self.params_bytes}, "
-            f'"host and device disagree about {self.params}");\n\n'
+            + f"{assertions(self.stem, self.params, self.params_bytes)}\n{self.entry()}"
+        )
+
+    def entry(self) -> str:
+        """The entry point alone."""
+        return (
             f'extern "C" __global__ void __launch_bounds__({self.threads}, POLYCONV_MIN_BLOCKS({self.min_blocks}))\n'
             f"{self.symbol}(const __grid_constant__ {self.params} params) {{\n"
             f"  {self.body}\n"

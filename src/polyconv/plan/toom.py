@@ -96,16 +96,13 @@ def _struct(axis: ToomAxis) -> str:
     from ..algebra.matrices import transpose
 
     scheme = axis.scheme()
-    inner, outer = scheme.inner, scheme.outer
+    inner = scheme.inner
     counts = {
         "M": axis.m,
         "Longest": axis.longest,
         "Points": axis.points,
         "Segments": len(axis.segments),
         "Tiles": axis.tiles,
-        "Passes": axis.passes,
-        "OuterInputs": len(axis.offsets),
-        "Outputs": axis.outputs,
         "Span": axis.span,
     }
     transforms = {
@@ -114,11 +111,6 @@ def _struct(axis: ToomAxis) -> str:
         "weights": inner.g,
         "spread": transpose(inner.at),
         "collect": transpose(inner.g),
-        "outer_input": outer.bt,
-        "outer_output": outer.at,
-        "outer_weights": outer.g,
-        "outer_spread": transpose(outer.at),
-        "outer_collect": transpose(outer.g),
     }
     first_taps = tuple(sum(axis.segments[:s]) for s in range(len(axis.segments)))
     lines = [

@@ -1,0 +1,537 @@
+// The forward pass (and any other correlation) with channels in the lanes: for small maps, strides, borders and
+// channels_last, which cost nothing extra once pixels are packed.
+//
+// A unit is a pixel (direct summation) or a tile (Cook-Toom); a register tile is up to kSumRows units x kSumVectors
+// vectors of output channels, summed over the input channels and, without a transform, over the taps.
+#if defined(POLYCONV_CPU_CHANNEL_LANES_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef POLYCONV_CPU_CHANNEL_LANES_FORWARD_INL_H_
+#undef POLYCONV_CPU_CHANNEL_LANES_FORWARD_INL_H_
+#else
+#define POLYCONV_CPU_CHANNEL_LANES_FORWARD_INL_H_
+#endif
+
+#include <algorithm>
+#include <type_traits>
+#include <vector>
+
+#include "channel_lanes/forward.h"
+#include "channel_lanes/grid.h"
+#include "channel_lanes/pack-inl.h"
+#include "channel_lanes/panels-inl.h"
+#include "channel_lanes/products-inl.h"
+#include "channel_lanes/transform-inl.h"
+#include "common/memory.h"
+#include "common/stages.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace polyconv {
+namespace HWY_NAMESPACE {
+
+// Vectors of output channels between inverse transforms.
+inline constexpr int kBlockVectors = 2 * kSumVectors;
+
+// Input channels, times taps, that a register tile sums at a time: their weights and units fit the L1 cache, where the
+// weights serve all units of a chunk.
+inline constexpr int kTermsAtATime = 144;
+static_assert(kTermsAtATime % kLanes == 0, "channels are cut by whole vectors, and no sum is longer than this");
+
+// What a register tile reads. Offsets and pitches are in floats.
+struct UnitProducts {
+  const float* x;               // vectors of input channels
+  const std::ptrdiff_t* units;  // where each unit lies
+  const std::ptrdiff_t* taps;   // and each tap
+  int tap_count;
+  int channels;
+  std::size_t vector_pitch;  // between vectors of input channels
+  const float* weights;      // [tap][channel][vector][lane]
+  const float* ahead;        // as many vectors as terms: weights that will be needed soon
+};
+
+// target[vector][unit][lane] = or += the sum over taps and channels.
+template <int kUnits, int kVectors>
+HWY_NOINLINE void SumChannels(const UnitProducts& op, float* target, std::size_t target_pitch, bool accumulate) {
+  Floats sum[kUnits][kVectors];
+  std::ptrdiff_t unit[kUnits];
+  POLYCONV_UNROLL
+  for (int u = 0; u < kUnits; u++) {
+    unit[u] = op.units[u];
+    POLYCONV_UNROLL
+    for (int v = 0; v < kVectors; v++) {
+      sum[u][v] = hn::Zero(kFloats);
+      hwy::Prefetch(target + v * target_pitch + u * kLanes);  // needed at the end
+    }
+  }
+  const float* HWY_RESTRICT weights = op.weights;
+  const float* ahead = op.ahead;
+  for (int tap = 0; tap < op.tap_count; tap++) {
+    const float* x = op.x + op.taps[tap];
+    for (int left = op.channels; left > 0; left -= kLanes, x += op.vector_pitch) {
+      const int lanes = std::min(left, kLanes);
+      for (int lane = 0; lane < lanes; lane++, weights += kVectors * kLanes, ahead += kLanes) {
+        hwy::Prefetch(ahead);
+        Floats w[kVectors];
+        POLYCONV_UNROLL
+        for (int v = 0; v < kVectors; v++) w[v] = hn::Load(kFloats, weights + v * kLanes);
+        POLYCONV_UNROLL
+        for (int u = 0; u < kUnits; u++) {
+          const Floats factor = Broadcast(x[unit[u] + lane]);
+          POLYCONV_UNROLL
+          for (int v = 0; v < kVectors; v++) sum[u][v] = hn::MulAdd(factor, w[v], sum[u][v]);
+        }
+      }
+    }
+  }
+  POLYCONV_UNROLL
+  for (int u = 0; u < kUnits; u++) {
+    POLYCONV_UNROLL
+    for (int v = 0; v < kVectors; v++) {
+      float* place = target + v * target_pitch + u * kLanes;
+      StoreAligned(place, accumulate ? hn::Add(sum[u][v], hn::Load(kFloats, place)) : sum[u][v]);
+    }
+  }
+}
+
+// Every number of units up to kSumRows: what is left at the end of a chunk is not padded.
+template <int kUnits = kSumRows>
+HWY_INLINE void SumChannels(int units, int vectors, const UnitProducts& op, float* target, std::size_t target_pitch,
+                            bool accumulate) {
+  if constexpr (kUnits > 1) {
+    if (units < kUnits) return SumChannels<kUnits - 1>(units, vectors, op, target, target_pitch, accumulate);
+  }
+  if (vectors == 3) return SumChannels<kUnits, 3>(op, target, target_pitch, accumulate);
+  if (vectors == 2) return SumChannels<kUnits, 2>(op, target, target_pitch, accumulate);
+  SumChannels<kUnits, 1>(op, target, target_pitch, accumulate);
+}
+
+// The weights of all matrices: [matrix][tile of vectors of output channels][tap][channel][vector][lane].
+struct ForwardWeights {
+  int matrices, taps, channels, vectors;
+
+  ForwardWeights(const Convolution& conv, int matrix_count, int tap_count)
+      : matrices(matrix_count),
+        taps(tap_count),
+        channels(conv.in_channels),
+        vectors(CeilDiv(conv.out_channels, kLanes)) {}
+
+  std::size_t tile_row() const { return static_cast<std::size_t>(taps) * channels * kLanes; }  // per vector
+  std::size_t matrix_size() const { return tile_row() * vectors; }
+  std::size_t size() const { return matrix_size() * matrices; }
+
+  // Calls fn(first vector, vectors) for every tile.
+  template <class Fn>
+  static void ForTiles(int first, int last, const Fn& fn) {
+    for (int v = first, width; v < last; v += width) {
+      width = NextVectors(last - v);
+      fn(v, width);
+    }
+  }
+
+  // Where one vector lies, counted from its matrix.
+  std::size_t Offset(int first_vector, int width, int vector, int tap, int channel) const {
+    return first_vector * tile_row() +
+           ((static_cast<std::size_t>(tap) * channels + channel) * width + vector - first_vector) * kLanes;
+  }
+};
+
+// The taps of kDoubleCount output channels, in double; those behind the last channel are zeros.
+inline constexpr hn::ScalableTag<double> kWeightDoubles{};
+inline constexpr int kWeightLanes = hn::MaxLanes(kWeightDoubles);
+using WeightDoubles = hn::Vec<hn::ScalableTag<double>>;
+
+inline WeightDoubles LoadTap(const Convolution& conv, int first_channel, int channel, int r, int s) {
+  HWY_ALIGN double tap[kWeightLanes] = {};
+  const float* w = conv.w + channel * conv.w_in + r * conv.w_row + s * conv.w_column;
+  for (int i = 0; i < kWeightLanes && first_channel + i < conv.out_channels; i++) {
+    tap[i] = w[(first_channel + i) * conv.w_out];
+  }
+  return hn::Load(kWeightDoubles, tap);
+}
+
+inline void StoreWeights(WeightDoubles v, float* target) {
+  const hn::Rebind<float, hn::ScalableTag<double>> narrow;
+  hn::StoreU(hn::DemoteTo(narrow, v), narrow, target);
+}
+
+// Direct summation over all taps: the packed pixels are the units.
+class DirectForward {
+ public:
+  static constexpr int kMatrices = 1;
+  static bool Serves(const Convolution&) { return true; }
+
+  DirectForward(const Convolution& conv, int units)
+      : conv_(conv), panels_(conv, TileShape{1, 1, conv.taps_h, conv.taps_w, false}, units) {
+    for (int r = 0; r < conv.taps_h; r++) {
+      for (int s = 0; s < conv.taps_w; s++) {
+        taps_.push_back(r * static_cast<std::ptrdiff_t>(panels_.x_row()) +
+                        static_cast<std::ptrdiff_t>(s) * conv.dilation_w * kLanes);
+      }
+    }
+  }
+
+  static ForwardWeights Weights(const Convolution& conv) { return {conv, 1, conv.taps_h * conv.taps_w}; }
+
+  // All taps of one input channel and half a vector of output channels.
+  template <class Put>
+  static void TransformWeights(const Convolution& conv, int first_channel, int channel, const Put& put) {
+    for (int r = 0, tap = 0; r < conv.taps_h; r++) {
+      for (int s = 0; s < conv.taps_w; s++, tap++) put(0, tap, LoadTap(conv, first_channel, channel, r, s));
+    }
+  }
+
+  const PackedPanels& panels() const { return panels_; }
+  const std::vector<std::ptrdiff_t>& taps() const { return taps_; }
+  std::size_t expanded_size() const { return 0; }
+  std::size_t matrix_pitch() const { return 0; }
+  std::size_t vector_pitch() const { return panels_.x_vector(); }
+  std::size_t work_size() const { return 0; }
+  std::size_t outputs_size(int) const { return 0; }
+
+  void ListUnits(int chunk, std::vector<std::ptrdiff_t>* units) const {
+    const PanelGrid& grid = panels_.grid();
+    panels_.ForPanels(chunk, [&](const Panel& panel, int number) {
+      const std::ptrdiff_t first = number * static_cast<std::ptrdiff_t>(panels_.panel_size());
+      for (int i = 0; i < panel.rows; i++) {
+        const std::ptrdiff_t row = first + i * grid.row_stride() * static_cast<std::ptrdiff_t>(panels_.x_row());
+        for (int j = 0; j < panel.columns; j++) {
+          units->push_back(row + static_cast<std::ptrdiff_t>(j) * conv_.stride_w * kLanes);
+        }
+      }
+    });
+  }
+  const float* Expand(int, const float* packed, float*, float*) const { return packed; }
+
+  // The sums are the outputs: rows of a panel follow one another.
+  void Finish(int chunk, const float* sums, std::size_t, std::size_t vector_pitch, float*, int first_vector,
+              int vectors, const RowUnpacker& unpacker) const {
+    const PanelGrid& grid = panels_.grid();
+    panels_.ForPanels(chunk, [&](const Panel& panel, int) {
+      for (int v = 0; v < vectors; v++) {
+        const float* row = sums + v * vector_pitch;
+        for (int i = 0; i < panel.rows; i++, row += panel.columns * kLanes) {
+          unpacker.Unpack(panel.image, grid.OutputRow(panel, i), grid.FirstOutputColumn(panel), panel.columns, row,
+                          first_vector + v);
+        }
+      }
+      sums += panel.rows * panel.columns * kLanes;
+    });
+  }
+
+ private:
+  const Convolution& conv_;
+  const PackedPanels panels_;
+  std::vector<std::ptrdiff_t> taps_;
+};
+
+// A Cook-Toom scheme without nested segments.
+template <class AlongH, class AlongW>
+class FastForward {
+ public:
+  using S = Scheme<AlongH, AlongW, false, true>;
+  static constexpr int kMatrices = AlongH::kPoints * AlongW::kPoints;
+  static bool Serves(const Convolution& conv) {
+    return conv.stride_h == 1 && conv.stride_w == 1 && conv.taps_h <= AlongH::kR && conv.taps_w <= AlongW::kR;
+  }
+
+  FastForward(const Convolution& conv, int units)
+      : panels_(conv, TileShape{AlongH::kM, AlongW::kM, AlongH::kR, AlongW::kR, true}, units), taps_{0} {}
+
+  static ForwardWeights Weights(const Convolution& conv) { return {conv, kMatrices, 1}; }
+
+  template <class Put>
+  static void TransformWeights(const Convolution& conv, int first_channel, int channel, const Put& put) {
+    WeightDoubles half[AlongH::kR][AlongW::kPoints];
+    for (int r = 0; r < AlongH::kR; r++) {
+      for (auto& sum : half[r]) sum = hn::Zero(kWeightDoubles);
+      for (int s = 0; s < conv.taps_w && r < conv.taps_h; s++) {
+        const WeightDoubles tap = LoadTap(conv, first_channel, channel, r, s);
+        for (int j = 0; j < AlongW::kPoints; j++) {
+          half[r][j] = hn::MulAdd(hn::Set(kWeightDoubles, AlongW::kMatrices.weight.at[j][s]), tap, half[r][j]);
+        }
+      }
+    }
+    for (int i = 0; i < AlongH::kPoints; i++) {
+      for (int j = 0; j < AlongW::kPoints; j++) {
+        WeightDoubles sum = hn::Zero(kWeightDoubles);
+        for (int r = 0; r < AlongH::kR; r++) {
+          sum = hn::MulAdd(hn::Set(kWeightDoubles, AlongH::kMatrices.weight.at[i][r]), half[r][j], sum);
+        }
+        put(i * AlongW::kPoints + j, 0, sum);
+      }
+    }
+  }
+
+  const PackedPanels& panels() const { return panels_; }
+  const std::vector<std::ptrdiff_t>& taps() const { return taps_; }
+  std::size_t expanded_size() const { return kMatrices * matrix_pitch(); }
+  std::size_t vector_pitch() const { return static_cast<std::size_t>(panels_.grid().ChunkUnits()) * kLanes; }
+  // An odd number of vectors, for the cache sets' sake.
+  std::size_t matrix_pitch() const {
+    return static_cast<std::size_t>((panels_.grid().ChunkUnits() * panels_.x_vectors()) | 1) * kLanes;
+  }
+  std::size_t work_size() const {
+    return static_cast<std::size_t>(S::kGroupRows) * panels_.grid().InputColumns() * kLanes;
+  }
+  std::size_t outputs_size(int vectors) const {
+    return panels_.dy_vector() * vectors * panels_.grid().MostOutputRows();
+  }
+
+  void ListUnits(int chunk, std::vector<std::ptrdiff_t>* units) const {
+    int count = 0;
+    panels_.ForPanels(chunk, [&](const Panel& panel, int) { count += panels_.grid().Units(panel); });
+    for (int i = 0; i < count; i++) units->push_back(i * kLanes);
+  }
+
+  // Transforms all tiles of a chunk: [point][vector of channels][tile][lane], points in their natural order.
+  const float* Expand(int chunk, const float* packed, float* expanded, float* work) const {
+    const StageTimer timer(Stage::kExpand);
+    ExpandGroups<0>(chunk, packed, expanded, work);
+    return expanded;
+  }
+
+  // Transforms the sums of all points back, and writes the outputs.
+  void Finish(int chunk, const float* sums, std::size_t matrix_pitch, std::size_t vector_pitch, float* outputs,
+              int first_vector, int vectors, const RowUnpacker& unpacker) const {
+    const PanelGrid& grid = panels_.grid();
+    const std::size_t out_row = panels_.dy_vector() * vectors;
+    panels_.ForPanels(chunk, [&](const Panel& panel, int) {
+      for (int row = 0; row < panel.rows; row++) {
+        float* rows = outputs + row * AlongH::kM * out_row;
+        for (int phase = 0; phase < grid.column_phases(); phase++, sums += panel.columns * kLanes) {
+          for (int v = 0; v < vectors; v++) {
+            for (int t = 0; t < panel.columns; t++) {
+              const int column = phase + t * AlongW::kM * grid.column_dilation();
+              InvertTile(sums + v * vector_pitch + t * kLanes, matrix_pitch,
+                         rows + v * panels_.dy_vector() + column * kLanes, out_row,
+                         static_cast<std::size_t>(grid.column_dilation()) * kLanes);
+            }
+          }
+        }
+      }
+      // All rows of a few channels before the next: rows may share cache lines.
+      for (int v = 0; v < vectors; v++) {
+        for (int i = 0; i < grid.OutputRows(panel); i++) {
+          unpacker.Unpack(panel.image, grid.OutputRow(panel, i), grid.FirstOutputColumn(panel),
+                          panel.columns * AlongW::kM * grid.column_dilation(),
+                          outputs + i * out_row + v * panels_.dy_vector(), first_vector + v);
+        }
+      }
+    });
+  }
+
+ private:
+  template <int kGroup>
+  void ExpandGroups(int chunk, const float* packed, float* expanded, float* work) const {
+    if constexpr (kGroup < S::kGroups) {
+      const PackedPanels& p = panels_;
+      // Both points of a group, in one step of the transform.
+      constexpr int kFirst = S::PointOfH(kGroup, 0), kSecond = S::PointOfH(kGroup, S::kGroupRows - 1);
+      TileLine line{};
+      line.row_pitch = p.x_row();
+      line.column_pitch = static_cast<std::size_t>(p.grid().column_dilation()) * kLanes;
+      line.matrix_pitch = matrix_pitch();
+      line.group_pitch = (kSecond - kFirst) * AlongW::kPoints * matrix_pitch();
+      float* target = expanded + kFirst * AlongW::kPoints * matrix_pitch();
+      p.ForPanels(chunk, [&](const Panel& panel, int number) {
+        const float* x = packed + number * p.panel_size();
+        line.tiles = panel.columns;
+        for (int row = 0; row < panel.rows; row++) {
+          for (int phase = 0; phase < p.grid().column_phases(); phase++, target += panel.columns * kLanes) {
+            for (int v = 0; v < p.x_vectors(); v++) {
+              line.pixels = x + row * AlongH::kM * p.x_row() + v * p.x_vector() + phase * kLanes;
+              line.target = target + v * vector_pitch();
+              ExpandInput<S, kGroup>(line, work);
+            }
+          }
+        }
+      });
+      ExpandGroups<kGroup + 1>(chunk, packed, expanded, work);
+    }
+  }
+
+  static HWY_INLINE void InvertTile(const float* sums, std::size_t matrix_pitch, float* target, std::size_t row_pitch,
+                                    std::size_t column_pitch) {
+    Floats half[AlongH::kM][AlongW::kPoints];
+    POLYCONV_UNROLL
+    for (int j = 0; j < AlongW::kPoints; j++) {
+      Floats points[AlongH::kPoints], column[AlongH::kM];
+      POLYCONV_UNROLL
+      for (int i = 0; i < AlongH::kPoints; i++) {
+        points[i] = hn::Load(kFloats, sums + (i * AlongW::kPoints + j) * matrix_pitch);
+      }
+      TransformOutput<AlongH>(points, column);
+      POLYCONV_UNROLL
+      for (int i = 0; i < AlongH::kM; i++) half[i][j] = column[i];
+    }
+    POLYCONV_UNROLL
+    for (int i = 0; i < AlongH::kM; i++, target += row_pitch) {
+      Floats row[AlongW::kM];
+      TransformOutput<AlongW>(half[i], row);
+      POLYCONV_UNROLL
+      for (int j = 0; j < AlongW::kM; j++) StoreAligned(target + j * column_pitch, row[j]);
+    }
+  }
+
+  const PackedPanels panels_;
+  const std::vector<std::ptrdiff_t> taps_;
+};
+
+template <class Form>
+class ChannelForward {
+ public:
+  ChannelForward(const Convolution& conv, const float* transformed)
+      : conv_(conv), weights_(Form::Weights(conv)), transformed_(transformed), form_(conv, ChooseUnits(conv)) {}
+
+  void Run(const Runtime& runtime) const {
+    const PackedPanels& panels = form_.panels();
+    const int units = panels.grid().ChunkUnits(), block = std::min(weights_.vectors, kBlockVectors);
+    const std::size_t vector_pitch = static_cast<std::size_t>(units) * kLanes;
+    const std::size_t matrix_pitch = static_cast<std::size_t>((units * block) | 1) * kLanes;
+    const RowUnpacker unpacker(conv_);
+    runtime.parallel_for(panels.grid().chunks(), [&](std::int64_t begin, std::int64_t end) {
+      Carver carver;
+      const std::size_t packed_at = carver.Take(panels.chunk_size());
+      const std::size_t expanded_at = carver.Take(form_.expanded_size());
+      const std::size_t sums_at = carver.Take(Form::kMatrices * matrix_pitch);
+      const std::size_t outputs_at = carver.Take(form_.outputs_size(block));
+      const std::size_t work_at = carver.Take(form_.work_size());
+      float* scratch = Scratch::OfThread().Get(carver.size());
+      float* sums = scratch + sums_at;
+      std::vector<std::ptrdiff_t> list;
+      for (int chunk = static_cast<int>(begin); chunk < end; chunk++) {
+        Pack(chunk, scratch + packed_at);
+        const float* x = form_.Expand(chunk, scratch + packed_at, scratch + expanded_at, scratch + work_at);
+        list.clear();
+        form_.ListUnits(chunk, &list);
+        for (int first = 0; first < weights_.vectors; first += block) {
+          const int last = std::min(first + block, weights_.vectors);
+          Multiply(x, list, first, last, sums, matrix_pitch, vector_pitch);
+          const StageTimer timer(Stage::kInvert);
+          form_.Finish(chunk, sums, matrix_pitch, vector_pitch, scratch + outputs_at, first, last - first, unpacker);
+        }
+      }
+    });
+  }
+
+ private:
+  // As many units as keep the transformed input in a core's L2 cache, so that weights are used often.
+  static int ChooseUnits(const Convolution& conv) {
+    constexpr double kCache = 1.2 * (1 << 20);
+    const double unit = 4.0 * Form::kMatrices * (conv.in_channels + kBlockVectors * kLanes);
+    return Form::kMatrices == 1 ? 128 : std::clamp(static_cast<int>(kCache / unit), 56, 96);
+  }
+
+  void Pack(int chunk, float* packed) const {
+    const StageTimer timer(Stage::kGather);
+    form_.panels().ForPanels(chunk, [&](const Panel& panel, int number) {
+      form_.panels().PackInput(panel, packed + number * form_.panels().panel_size());
+    });
+  }
+
+  void Multiply(const float* x, const std::vector<std::ptrdiff_t>& list, int first, int last, float* sums,
+                std::size_t matrix_pitch, std::size_t vector_pitch) const {
+    const StageTimer timer(Stage::kProducts);
+    // Either some channels of one tap, or all channels of some taps.
+    const int vectors = form_.panels().x_vectors();
+    const int blocks = CeilDiv(vectors * kLanes, kTermsAtATime);
+    const int channels_at_a_time = blocks > 1 ? CeilDiv(vectors, blocks) * kLanes : weights_.channels;
+    const int taps_at_a_time = std::max(1, kTermsAtATime / channels_at_a_time);
+    UnitProducts op{};
+    op.vector_pitch = form_.vector_pitch();
+    for (int matrix = 0; matrix < Form::kMatrices; matrix++) {
+      ForwardWeights::ForTiles(first, last, [&](int v, int width) {
+        const float* weights = transformed_ + matrix * weights_.matrix_size();
+        float* target = sums + matrix * matrix_pitch + (v - first) * vector_pitch;
+        for (int tap = 0; tap < weights_.taps; tap += taps_at_a_time) {
+          op.taps = form_.taps().data() + tap;
+          op.tap_count = std::min(taps_at_a_time, weights_.taps - tap);
+          for (int channel = 0; channel < weights_.channels; channel += channels_at_a_time) {
+            op.x = x + matrix * form_.matrix_pitch() + channel / kLanes * form_.vector_pitch();
+            op.channels = std::min(channels_at_a_time, weights_.channels - channel);
+            op.weights = weights + weights_.Offset(v, width, v, tap, channel);
+            MultiplyUnits(op, list, width, target, vector_pitch, tap + channel > 0);
+          }
+        }
+      });
+    }
+  }
+
+  // Equal shares rather than a few units left over. Each fetches a share of the next weights ahead: they follow in memory.
+  static HWY_INLINE void MultiplyUnits(UnitProducts op, const std::vector<std::ptrdiff_t>& list, int width,
+                                       float* target, std::size_t vector_pitch, bool accumulate) {
+    const int count = static_cast<int>(list.size()), tiles = CeilDiv(count, kSumRows);
+    const int terms = op.tap_count * op.channels;
+    op.ahead = op.weights + terms * width * kLanes;
+    for (int tile = 0; tile < tiles; tile++, op.ahead += terms * kLanes) {
+      const int unit = count * tile / tiles, end = count * (tile + 1) / tiles;
+      op.units = list.data() + unit;
+      SumChannels(end - unit, width, op, target + unit * kLanes, vector_pitch, accumulate);
+    }
+  }
+
+  const Convolution& conv_;
+  const ForwardWeights weights_;
+  const float* transformed_;
+  const Form form_;
+};
+
+template <class Form>
+void TransformAll(const Convolution& conv, float* transformed, const Runtime& runtime) {
+  const StageTimer timer(Stage::kWeights);
+  const ForwardWeights weights = Form::Weights(conv);
+  constexpr int kBlock = kBlockVectors;
+  // The tiles are those of the products, which never cross the end of a block of output channels.
+  runtime.parallel_for(CeilDiv(weights.vectors, kBlock), [&](std::int64_t begin, std::int64_t end) {
+    for (int block = static_cast<int>(begin); block < end; block++) {
+      const int last = std::min((block + 1) * kBlock, weights.vectors);
+      ForwardWeights::ForTiles(block * kBlock, last, [&](int first, int width) {
+        for (int channel = 0; channel < weights.channels; channel++) {
+          for (int i = 0; i < width * kLanes; i += kWeightLanes) {
+            Form::TransformWeights(conv, first * kLanes + i, channel, [&](int matrix, int tap, WeightDoubles w) {
+              const std::size_t offset = weights.Offset(first, width, first + i / kLanes, tap, channel);
+              StoreWeights(w, transformed + matrix * weights.matrix_size() + offset + i % kLanes);
+            });
+          }
+        }
+      });
+    }
+  });
+}
+
+// Calls fn.template operator()<form>(): the one that was asked for, or direct summation where that does not serve.
+template <class Form, class Fn>
+auto WithForm(const Convolution& conv, const Fn& fn) {
+  return Form::Serves(conv) ? fn.template operator()<Form>() : fn.template operator()<DirectForward>();
+}
+
+template <class Form>
+std::size_t ForwardWeightsSize(const Convolution& conv) {
+  return WithForm<Form>(conv, [&]<class Chosen>() { return Chosen::Weights(conv).size(); });
+}
+
+template <class Form>
+void TransformForwardWeights(const Convolution& conv, float* transformed, const Runtime& runtime) {
+  WithForm<Form>(conv, [&]<class Chosen>() { TransformAll<Chosen>(conv, transformed, runtime); });
+}
+
+template <class Form>
+void RunForward(const Convolution& conv, const Schedule&, const float* transformed, const Runtime& runtime) {
+  if (conv.batch == 0 || conv.out_height <= 0 || conv.out_width <= 0) return;
+  WithForm<Form>(conv, [&]<class Chosen>() { ChannelForward<Chosen>(conv, transformed).Run(runtime); });
+}
+
+inline int LongestForwardSum(int) {
+  return kTermsAtATime;
+}
+
+template <class Form>
+inline constexpr SchemeKernels kForwardKernels = {&ForwardWeightsSize<Form>, &TransformForwardWeights<Form>,
+                                                  &RunForward<Form>, &LongestForwardSum};
+
+template <SchemeShape kShape>
+using ForwardOf = std::conditional_t<kShape == kDirect, DirectForward, FastForward<AlongH<kShape>, AlongW<kShape>>>;
+
+}  // namespace HWY_NAMESPACE
+}  // namespace polyconv
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,546 @@
+// The weight gradient with channels in the lanes: pack pixels, transform tiles, multiply and sum, transform back.
+//
+// The order of every sum follows from the sizes alone. Sums are cut: a chunk's products are added in registers, the
+// chunks of a slice in its own accumulators, and the slices in double, so that errors do not grow with the image.
+#if defined(POLYCONV_CPU_CHANNEL_LANES_GRADIENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef POLYCONV_CPU_CHANNEL_LANES_GRADIENT_INL_H_
+#undef POLYCONV_CPU_CHANNEL_LANES_GRADIENT_INL_H_
+#else
+#define POLYCONV_CPU_CHANNEL_LANES_GRADIENT_INL_H_
+#endif
+
+#include <algorithm>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "channel_lanes/gradient.h"
+#include "channel_lanes/grid.h"
+#include "channel_lanes/pack-inl.h"
+#include "channel_lanes/panels-inl.h"
+#include "channel_lanes/products-inl.h"
+#include "channel_lanes/transform-inl.h"
+#include "common/memory.h"
+#include "common/stages.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace polyconv {
+namespace HWY_NAMESPACE {
+
+// The last steps are in double: half a vector of channels at a time.
+using DoubleTag = hn::ScalableTag<double>;
+using Doubles = hn::Vec<DoubleTag>;
+inline constexpr DoubleTag kDoubles{};
+inline constexpr int kDoubleLanes = hn::MaxLanes(DoubleTag());
+using HalfTag = hn::Rebind<float, DoubleTag>;
+
+// The accumulators of one channel with kDoubleLanes others, of all matrices.
+struct SumView {
+  const float* first;
+  std::size_t matrix_pitch;
+
+  HWY_INLINE Doubles At(int matrix) const {
+    return hn::PromoteTo(kDoubles, hn::LoadU(HalfTag(), first + matrix * matrix_pitch));
+  }
+};
+
+// Direct summation: one matrix per tap, straight from the packed pixels.
+class DirectGradient {
+ public:
+  static constexpr int kGroups = 1;
+  static constexpr int kTapsH = 1 << 20, kTapsW = 1 << 20;  // any kernel in one go
+  static constexpr int kMostUnits = 128;
+
+  DirectGradient(const Convolution& conv, int units)
+      : conv_(conv), panels_(conv, TileShape{1, 1, conv.taps_h, conv.taps_w, false}, units) {}
+
+  const PackedPanels& panels() const { return panels_; }
+  int matrices() const { return conv_.taps_h * conv_.taps_w; }  // of a group
+  int blocks(int chunk) const {
+    const PanelGrid& grid = panels_.grid();
+    return std::min(grid.panels_per_chunk(), grid.panels() - chunk * grid.panels_per_chunk());
+  }
+  std::size_t operands_size() const { return 0; }  // none but the packed pixels
+  std::size_t work_size() const { return 0; }
+  void Expand(int, int, const float*, float*, float*) const {}
+
+  // x and dy of one sum of products.
+  std::pair<ChannelOperand, ChannelOperand> Operands(int matrix, int block, const float* packed, const float*) const {
+    const PackedPanels& p = panels_;
+    const float* x = packed + block * p.panel_size();
+    const float* dy = x + p.dy_offset();
+    const int r = matrix / conv_.taps_w, s = matrix % conv_.taps_w;
+    const auto column = static_cast<std::size_t>(s) * conv_.dilation_w * kLanes;
+    const auto step = static_cast<std::size_t>(conv_.stride_w) * kLanes;
+    return {{x + r * p.x_row() + column, p.x_vector(), step, p.grid().row_stride() * p.x_row()},
+            {dy, p.dy_vector(), static_cast<std::size_t>(kLanes), p.dy_row()}};
+  }
+  std::pair<int, int> Extent(int chunk, int block) const {
+    const Panel panel = panels_.grid().PanelAt(chunk * panels_.grid().panels_per_chunk() + block);
+    return {panel.rows, panel.columns};
+  }
+
+  // write(r, s, sums) for every tap.
+  template <class Write>
+  HWY_INLINE void Finish(const SumView& sums, const Write& write) const {
+    for (int r = 0, tap = 0; r < conv_.taps_h; r++) {
+      for (int s = 0; s < conv_.taps_w; s++, tap++) write(r, s, sums.At(tap));
+    }
+  }
+
+  // Products that are summed in sequence.
+  int longest() const { return panels_.grid().PanelUnits(); }
+
+ private:
+  const Convolution& conv_;
+  const PackedPanels panels_;
+};
+
+// A Cook-Toom scheme: one matrix per point, and per slot where segments of taps are nested.
+template <class AlongH, class AlongW, bool kNested>
+class FastGradient {
+ public:
+  using S = Scheme<AlongH, AlongW, kNested, true>;
+  static constexpr int kGroups = S::kGroups;
+  static constexpr int kTapsH = S::kTapsH, kTapsW = S::kTapsW;
+  static constexpr int kMatrices = S::kGroupPoints * S::kSlots;
+  static constexpr int kMostUnits = 64;  // transformed tiles take more of the cache than pixels do
+
+  FastGradient(const Convolution& conv, int units)
+      : conv_(conv), panels_(conv, TileShape{AlongH::kM, S::kUnitColumns, kTapsH, kTapsW, true}, units) {}
+
+  const PackedPanels& panels() const { return panels_; }
+  int matrices() const { return kMatrices; }
+  int blocks(int) const { return 1; }
+  std::size_t operands_size() const { return kMatrices * matrix_pitch(); }  // of a group
+  // One line of tiles, transformed along H only.
+  std::size_t work_size() const {
+    return static_cast<std::size_t>(S::kGroupRows) * panels_.grid().InputColumns() * kLanes;
+  }
+
+  // Transforms all tiles of a chunk to the points of a group: [matrix][vector of channels, x then dy][tile][lane].
+  void Expand(int group, int chunk, const float* packed, float* operands, float* work) const {
+    const StageTimer timer(Stage::kExpand);
+    ExpandGroup<0>(group, chunk, packed, operands, work);
+  }
+
+  std::pair<ChannelOperand, ChannelOperand> Operands(int matrix, int, const float*, const float* operands) const {
+    const float* x = operands + matrix * matrix_pitch();
+    const float* dy = x + panels_.x_vectors() * vector_pitch();
+    return {{x, vector_pitch(), static_cast<std::size_t>(kLanes), 0},
+            {dy, vector_pitch(), static_cast<std::size_t>(kLanes), 0}};
+  }
+  std::pair<int, int> Extent(int chunk, int) const {
+    int units = 0;
+    panels_.ForPanels(chunk, [&](const Panel& panel, int) { units += panels_.grid().Units(panel); });
+    return {1, units};
+  }
+
+  // G^T along W, then along H.
+  template <class Write>
+  HWY_INLINE void Finish(const SumView& sums, const Write& write) const {
+    Doubles rows[AlongH::kPoints][kTapsW];
+    for (int group = 0; group < kGroups; group++) {
+      for (int h = 0; h < S::kGroupRows; h++) {
+        const int first = (group * S::kGroupRows + h) * AlongW::kPoints * S::kSlots;
+        FinishRow(sums, first, rows[S::PointOfH(group, h)]);
+      }
+    }
+    for (int r = 0; r < conv_.taps_h; r++) {
+      for (int s = 0; s < conv_.taps_w; s++) {
+        Doubles total = hn::Zero(kDoubles);
+        POLYCONV_UNROLL
+        for (int h = 0; h < AlongH::kPoints; h++) {
+          total = hn::MulAdd(hn::Set(kDoubles, AlongH::kMatrices.weight.at[h][r]), rows[h][s], total);
+        }
+        write(r, s, total);
+      }
+    }
+  }
+
+  int longest() const { return panels_.grid().ChunkUnits(); }
+
+ private:
+  std::size_t vector_pitch() const { return static_cast<std::size_t>(panels_.grid().ChunkUnits()) * kLanes; }
+  // An odd number of vectors, for the cache sets' sake.
+  std::size_t matrix_pitch() const {
+    const int vectors = panels_.grid().ChunkUnits() * (panels_.x_vectors() + panels_.dy_vectors());
+    return static_cast<std::size_t>(vectors | 1) * kLanes;
+  }
+
+  template <int kGroup>
+  void ExpandGroup(int group, int chunk, const float* packed, float* operands, float* work) const {
+    if constexpr (kGroup < kGroups) {
+      if (group != kGroup) return ExpandGroup<kGroup + 1>(group, chunk, packed, operands, work);
+      const PackedPanels& p = panels_;
+      const int dilation = p.grid().column_dilation();
+      TileLine line{};
+      line.column_pitch = static_cast<std::size_t>(dilation) * kLanes;
+      line.matrix_pitch = matrix_pitch();
+      line.group_pitch = AlongW::kPoints * S::kSlots * matrix_pitch();
+      float* target = operands;
+      p.ForPanels(chunk, [&](const Panel& panel, int number) {
+        const float* x = packed + number * p.panel_size();
+        const float* dy = x + p.dy_offset();
+        line.tiles = panel.columns;
+        for (int row = 0; row < panel.rows; row++) {
+          for (int phase = 0; phase < p.grid().column_phases(); phase++, target += panel.columns * kLanes) {
+            line.row_pitch = p.x_row();
+            for (int v = 0; v < p.x_vectors(); v++) {
+              line.pixels = x + row * AlongH::kM * p.x_row() + v * p.x_vector() + phase * kLanes;
+              line.target = target + v * vector_pitch();
+              ExpandInput<S, kGroup>(line, work);
+            }
+            line.row_pitch = p.dy_row();
+            for (int v = 0; v < p.dy_vectors(); v++) {
+              line.pixels = dy + row * AlongH::kM * p.dy_row() + v * p.dy_vector() + phase * kLanes;
+              line.target = target + (p.x_vectors() + v) * vector_pitch();
+              ExpandOutputGradient<S, kGroup>(line, work);
+            }
+          }
+        }
+      });
+    }
+  }
+
+  // The sums of one point of H, back along W. Of nested segments, slot 0 belongs to both.
+  static HWY_INLINE void FinishRow(const SumView& sums, int first_matrix, Doubles (&row)[kTapsW]) {
+    Doubles taps[S::kBlocks][AlongW::kR];
+    POLYCONV_UNROLL
+    for (int w = 0; w < AlongW::kPoints; w++) {
+      const Doubles common = sums.At(first_matrix + w * S::kSlots);
+      POLYCONV_UNROLL
+      for (int block = 0; block < S::kBlocks; block++) {
+        Doubles point = common;
+        if constexpr (kNested) point = hn::Add(point, sums.At(first_matrix + w * S::kSlots + 1 + block));
+        POLYCONV_UNROLL
+        for (int s = 0; s < AlongW::kR; s++) {
+          const Doubles factor = hn::Set(kDoubles, AlongW::kMatrices.weight.at[w][s]);
+          taps[block][s] = w == 0 ? hn::Mul(factor, point) : hn::MulAdd(factor, point, taps[block][s]);
+        }
+      }
+    }
+    // The first of two segments has kM taps, the second starts behind them.
+    POLYCONV_UNROLL
+    for (int s = 0; s < kTapsW; s++) {
+      const int block = kNested && s >= AlongW::kM ? 1 : 0;
+      row[s] = taps[block][s - block * AlongW::kM];
+    }
+  }
+
+  const Convolution& conv_;
+  const PackedPanels panels_;
+};
+
+// How the work is shared out. Either slices of chunks, each with accumulators of its own and worked on by one thread,
+// the operands of one group of points at a time staying in its L2 cache; or, where there are too many channels for
+// that, all threads prepare a slab of chunks and then share out the accumulators.
+struct GradientCut {
+  int units;  // wanted per chunk
+  bool sliced;
+  int parts;  // slices or slabs
+};
+
+template <class Form>
+class ChannelGradient {
+ public:
+  explicit ChannelGradient(const WeightGradient& problem)
+      : problem_(problem), conv_(problem.conv), layout_(ChooseLayout(conv_)), cut_(Cut()), form_(conv_, cut_.units) {}
+
+  static std::size_t SumBytes(const Convolution& conv) {
+    return Form(conv, kMostUnits).matrices() * Form::kGroups * ChooseLayout(conv).layout.size() * sizeof(float);
+  }
+
+  void Run(const Runtime& runtime) const {
+    if (cut_.sliced) {
+      RunSliced(runtime);
+    } else {
+      RunShared(runtime);
+    }
+  }
+
+  std::vector<std::int64_t> Blocks() const {
+    const int sums = form_.panels().grid().chunks() * form_.blocks(0);
+    return {form_.longest(), cut_.sliced ? CeilDiv(sums, cut_.parts) : sums};
+  }
+
+ private:
+  static constexpr int kMostUnits = Form::kMostUnits;
+  static constexpr double kMiB = 1 << 20;
+  static constexpr double kCache = 1.6 * kMiB;      // of a core's L2, for chunks of the size that suits the products
+  static constexpr double kMostCache = 2.4 * kMiB;  // for the smallest ones: still better than sharing slabs
+  static constexpr double kMemory = 64 * kMiB;      // accumulators of all slices, or operands of a slab
+
+  // Which channels are in the vectors, and which are broadcast.
+  struct Layout {
+    SumLayout layout;
+    bool input_in_vectors;
+  };
+  static Layout ChooseLayout(const Convolution& conv) {
+    const SumLayout input{conv.out_channels, CeilDiv(conv.in_channels, kLanes)};
+    const SumLayout output{conv.in_channels, CeilDiv(conv.out_channels, kLanes)};
+    const bool input_in_vectors = input.Cost() <= output.Cost();
+    return {input_in_vectors ? input : output, input_in_vectors};
+  }
+
+  std::size_t GroupSums(const Form& form) const { return form.matrices() * layout_.layout.size(); }
+  std::size_t AllSums(const Form& form) const { return GroupSums(form) * Form::kGroups; }
+
+  GradientCut Cut() const {
+    for (int units = kMostUnits; units >= kMostUnits / 2; units -= kMostUnits / 4) {
+      const Form form(conv_, units);
+      const PackedPanels& panels = form.panels();
+      const double alive = sizeof(float) * (panels.chunk_size() + form.operands_size() + GroupSums(form));
+      if (alive > (units > kMostUnits / 2 ? kCache : kMostCache)) continue;
+      const int most = std::max(1, static_cast<int>(kMemory / (AllSums(form) * sizeof(float))));
+      // Many slices serve many threads, but each costs as much as another chunk.
+      const int chunks = panels.grid().chunks();
+      const int slices = std::clamp(chunks / 16, std::min(8, CeilDiv(chunks, 4)), 16);
+      return {units, true, std::min(slices, most)};
+    }
+    const Form form(conv_, kMostUnits);
+    const int chunks = form.panels().grid().chunks();
+    const int at_a_time = std::clamp(static_cast<int>(kMemory / (ChunkOperands(form) * sizeof(float))), 1, chunks);
+    return {kMostUnits, false, CeilDiv(chunks, at_a_time)};
+  }
+
+  // What a slab keeps of a chunk.
+  static std::size_t ChunkOperands(const Form& form) {
+    const std::size_t operands = form.operands_size() * Form::kGroups;
+    return operands > 0 ? operands : form.panels().chunk_size();
+  }
+
+  // The matrices of one chunk and group: sums += or = its products.
+  void Multiply(int chunk, int matrix, int first_tile, int last_tile, const float* packed, const float* operands,
+                float* sums, bool accumulate) const {
+    for (int block = 0; block < form_.blocks(chunk); block++) {
+      const auto [x, dy] = form_.Operands(matrix, block, packed, operands);
+      const auto [rows, columns] = form_.Extent(chunk, block);
+      const bool input_in_vectors = layout_.input_in_vectors;
+      const ProductBlock products{input_in_vectors ? dy : x, input_in_vectors ? x : dy, rows, columns};
+      SumProducts(layout_.layout, first_tile, last_tile, products, sums, accumulate || block > 0);
+    }
+  }
+
+  void RunSliced(const Runtime& runtime) const {
+    const PackedPanels& panels = form_.panels();
+    const int slices = cut_.parts, chunks = panels.grid().chunks();
+    const std::size_t all = AllSums(form_), one = layout_.layout.size();
+    float* accumulators = Scratch::Shared().Get(slices * all);
+    const int channels = panels.dy_vectors() * kLanes;
+    std::vector<double> bias(problem_.db != nullptr ? slices * channels : 0);
+    runtime.parallel_for(slices, [&](std::int64_t begin, std::int64_t end) {
+      Carver carver;
+      const std::size_t packed_at = carver.Take(panels.chunk_size());
+      const std::size_t operands_at = carver.Take(form_.operands_size());
+      const std::size_t work_at = carver.Take(form_.work_size());
+      float* scratch = Scratch::OfThread().Get(carver.size());
+      float* packed = scratch + packed_at;
+      float* operands = scratch + operands_at;
+      for (int slice = static_cast<int>(begin); slice < end; slice++) {
+        const int first = static_cast<int>(std::int64_t{chunks} * slice / slices);
+        const int last = static_cast<int>(std::int64_t{chunks} * (slice + 1) / slices);
+        double* slice_bias = bias.empty() ? nullptr : bias.data() + slice * channels;
+        for (int chunk = first; chunk < last; chunk++) {
+          panels.Pack(chunk, packed, slice_bias);
+          float* sums = accumulators + slice * all;
+          for (int group = 0; group < Form::kGroups; group++) {
+            form_.Expand(group, chunk, packed, operands, scratch + work_at);
+            const StageTimer timer(Stage::kProducts);
+            for (int matrix = 0; matrix < form_.matrices(); matrix++, sums += one) {
+              Multiply(chunk, matrix, 0, layout_.layout.row_tiles(), packed, operands, sums, chunk > first);
+            }
+          }
+        }
+      }
+    });
+    AddSlices(accumulators, slices, runtime);
+    Finish(accumulators, runtime);
+    if (problem_.db != nullptr) FinishBias(bias.data(), slices);
+  }
+
+  void RunShared(const Runtime& runtime) const {
+    const int chunks = form_.panels().grid().chunks(), at_a_time = CeilDiv(chunks, cut_.parts);
+    Carver carver;
+    const std::size_t sums_at = carver.Take(AllSums(form_));
+    const std::size_t operands_at = carver.Take(at_a_time * ChunkOperands(form_));
+    float* shared = Scratch::Shared().Get(carver.size());
+    float* sums = shared + sums_at;
+    float* operands = shared + operands_at;
+    const int channels = form_.panels().dy_vectors() * kLanes;
+    std::vector<double> bias(problem_.db != nullptr ? channels : 0), chunk_bias(bias.size() * at_a_time);
+    for (int first = 0; first < chunks; first += at_a_time) {
+      const int count = std::min(at_a_time, chunks - first);
+      std::fill(chunk_bias.begin(), chunk_bias.end(), 0.0);
+      PrepareSlab(first, count, operands, bias.empty() ? nullptr : chunk_bias.data(), runtime);
+      for (std::size_t i = 0; i < bias.size() * count; i++) bias[i % bias.size()] += chunk_bias[i];
+      MultiplySlab(first, count, operands, sums, runtime);
+    }
+    Finish(sums, runtime);
+    if (problem_.db != nullptr) FinishBias(bias.data(), 1);
+  }
+
+  // The operands of some chunks, side by side, and the sums of their dy unless `bias` is null.
+  void PrepareSlab(int first, int count, float* operands, double* bias, const Runtime& runtime) const {
+    const PackedPanels& panels = form_.panels();
+    const bool expands = form_.operands_size() > 0;
+    runtime.parallel_for(count, [&](std::int64_t begin, std::int64_t end) {
+      Carver carver;
+      const std::size_t packed_at = carver.Take(expands ? panels.chunk_size() : 0);
+      const std::size_t work_at = carver.Take(form_.work_size());
+      float* scratch = Scratch::OfThread().Get(carver.size());
+      for (int i = static_cast<int>(begin); i < end; i++) {
+        float* target = operands + i * ChunkOperands(form_);
+        float* packed = expands ? scratch + packed_at : target;
+        panels.Pack(first + i, packed, bias == nullptr ? nullptr : bias + i * panels.dy_vectors() * kLanes);
+        for (int group = 0; group < Form::kGroups; group++) {
+          form_.Expand(group, first + i, packed, target + group * form_.operands_size(), scratch + work_at);
+        }
+      }
+    });
+  }
+
+  // Their products. The items are enough for many threads, and each has accumulators of its own.
+  void MultiplySlab(int first, int count, const float* operands, float* sums, const Runtime& runtime) const {
+    const int matrices = form_.matrices() * Form::kGroups, tiles = layout_.layout.row_tiles();
+    const int parts = std::min(tiles, CeilDiv(128, matrices));
+    runtime.parallel_for(std::int64_t{matrices} * parts, [&](std::int64_t begin, std::int64_t end) {
+      const StageTimer timer(Stage::kProducts);
+      for (std::int64_t item = begin; item < end; item++) {
+        const int matrix = static_cast<int>(item / parts), part = static_cast<int>(item % parts);
+        const int group = matrix / form_.matrices();
+        for (int i = 0; i < count; i++) {
+          const float* source = operands + i * ChunkOperands(form_);
+          Multiply(first + i, matrix % form_.matrices(), tiles * part / parts, tiles * (part + 1) / parts, source,
+                   source + group * form_.operands_size(), sums + matrix * layout_.layout.size(), first + i > 0);
+        }
+      }
+    });
+  }
+
+  // To the accumulators of the first slice, in double.
+  void AddSlices(float* accumulators, int slices, const Runtime& runtime) const {
+    const StageTimer timer(Stage::kInvert);
+    if (slices == 1) return;
+    const std::size_t all = AllSums(form_), step = all / Form::kGroups / form_.matrices();
+    runtime.parallel_for(static_cast<std::int64_t>(all / step), [&](std::int64_t begin, std::int64_t end) {
+      const HalfTag half;
+      for (std::size_t i = begin * step; i < end * step; i += kDoubleLanes) {
+        Doubles total = hn::PromoteTo(kDoubles, hn::LoadU(half, accumulators + i));
+        for (int slice = 1; slice < slices; slice++) {
+          total = hn::Add(total, hn::PromoteTo(kDoubles, hn::LoadU(half, accumulators + slice * all + i)));
+        }
+        hn::StoreU(hn::DemoteTo(half, total), half, accumulators + i);
+      }
+    });
+  }
+
+  // Transforms back and writes dw.
+  void Finish(const float* accumulators, const Runtime& runtime) const {
+    const StageTimer timer(Stage::kInvert);
+    const SumLayout& layout = layout_.layout;
+    const auto finish_tile = [&](int row, int height, int v, int width, std::size_t offset) {
+      for (int r = 0; r < std::min(height, layout.rows - row); r++) {
+        for (int lane = 0; lane < width * kLanes; lane += kDoubleLanes) {
+          const float* sums = accumulators + offset + r * width * kLanes + lane;
+          FinishLanes({sums, layout.size()}, row + r, v * kLanes + lane);
+        }
+      }
+    };
+    runtime.parallel_for(layout.row_tiles(), [&](std::int64_t begin, std::int64_t end) {
+      layout.ForTiles(static_cast<int>(begin), static_cast<int>(end), finish_tile);
+    });
+  }
+
+  void FinishLanes(const SumView& sums, int row, int first_lane) const {
+    const std::ptrdiff_t row_pitch = layout_.input_in_vectors ? conv_.w_out : conv_.w_in;
+    const std::ptrdiff_t lane_pitch = layout_.input_in_vectors ? conv_.w_in : conv_.w_out;
+    const int channels = layout_.input_in_vectors ? conv_.in_channels : conv_.out_channels;
+    const int lanes = std::min(kDoubleLanes, channels - first_lane);
+    if (lanes <= 0) return;
+    float* target = problem_.dw + row * row_pitch + first_lane * lane_pitch;
+    form_.Finish(sums, [&](int r, int s, Doubles total) {
+      HWY_ALIGN float rounded[kDoubleLanes];
+      const HalfTag half;
+      hn::Store(hn::DemoteTo(half, total), half, rounded);
+      float* tap = target + r * conv_.w_row + s * conv_.w_column;
+      for (int lane = 0; lane < lanes; lane++) tap[lane * lane_pitch] = rounded[lane];
+    });
+  }
+
+  void FinishBias(const double* sums, int slices) const {
+    const int channels = form_.panels().dy_vectors() * kLanes;
+    for (int k = 0; k < conv_.out_channels; k++) {
+      double total = 0;
+      for (int slice = 0; slice < slices; slice++) total += sums[slice * channels + k];
+      problem_.db[k] = static_cast<float>(total);
+    }
+  }
+
+  const WeightGradient& problem_;
+  const Convolution& conv_;
+  const Layout layout_;
+  const GradientCut cut_;
+  const Form form_;
+};
+
+// Halves of the output or input channels until the accumulators fit the memory.
+template <class Form>
+void RunSplit(const WeightGradient& problem, const Runtime& runtime) {
+  constexpr std::size_t kMost = std::size_t{64} << 20;
+  const Convolution& conv = problem.conv;
+  const int most = std::max(conv.out_channels, conv.in_channels);
+  if (ChannelGradient<Form>::SumBytes(conv) <= kMost || most <= 4 * kLanes) {
+    ChannelGradient<Form>(problem).Run(runtime);
+    return;
+  }
+  const int half = CeilDiv(most / 2, kLanes) * kLanes;
+  WeightGradient first = problem, second = problem;
+  if (conv.out_channels == most) {
+    first.conv.out_channels = half, second.conv.out_channels = most - half;
+    second.conv.y += half * conv.y_channel, second.dw += half * conv.w_out;
+    if (problem.db != nullptr) second.db += half;
+  } else {
+    first.conv.in_channels = half, second.conv.in_channels = most - half;
+    second.conv.x += half * conv.x_channel, second.dw += half * conv.w_in;
+    second.db = nullptr;
+  }
+  RunSplit<Form>(first, runtime);
+  RunSplit<Form>(second, runtime);
+}
+
+// Kernels that are longer than the scheme's, segment by segment.
+template <class Form>
+void RunGradient(const WeightGradient& problem, const Runtime& runtime) {
+  for (int r = 0; r < problem.conv.taps_h; r += Form::kTapsH) {
+    for (int s = 0; s < problem.conv.taps_w; s += Form::kTapsW) {
+      WeightGradient segment = problem;
+      Convolution& conv = segment.conv;
+      conv.taps_h = std::min(Form::kTapsH, conv.taps_h - r), conv.taps_w = std::min(Form::kTapsW, conv.taps_w - s);
+      conv.top -= r * conv.dilation_h, conv.left -= s * conv.dilation_w;
+      segment.dw += r * conv.w_row + s * conv.w_column;
+      if (r + s > 0) segment.db = nullptr;
+      RunSplit<Form>(segment, runtime);
+    }
+  }
+}
+
+template <class Form>
+std::vector<std::int64_t> GradientBlocks(const Convolution& conv) {
+  return ChannelGradient<Form>({conv, nullptr, nullptr}).Blocks();
+}
+
+template <class Form>
+inline constexpr GradientKernels kGradientKernels = {&RunGradient<Form>, &GradientBlocks<Form>};
+
+template <SchemeShape kShape>
+using GradientOf =
+    std::conditional_t<kShape == kDirect, DirectGradient, FastGradient<AlongH<kShape>, AlongW<kShape>, kShape.nested>>;
+
+inline constexpr auto kGradientKernelsOf = []<SchemeShape kShape>() { return &kGradientKernels<GradientOf<kShape>>; };
+
+}  // namespace HWY_NAMESPACE
+}  // namespace polyconv
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

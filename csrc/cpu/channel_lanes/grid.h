@@ -1,0 +1,112 @@
+// How the output of a convolution is cut where the lanes of vectors are channels: integer arithmetic only.
+//
+//   phase   with dilation d and stride s, the output rows a, a + d', a + 2d', ... with d' = d / gcd(d, s) read rows of
+//           one lattice of the input, d apart: output row i of the phase reads the lattice's rows i s' ... + taps - 1,
+//           s' = s / gcd(d, s). Other rows are not packed at all
+//   tile    outputs that are computed together: those of an algorithm, or a single one
+//   panel   a rectangle of tiles of one image and row phase, with all column phases: its pixels are packed once
+//   chunk   what one thread works on at a time: a panel, or several small ones
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+
+#include "common/convolution.h"
+#include "common/integers.h"
+
+namespace polyconv {
+
+// What an algorithm computes at a time: outputs per tile and the taps that its inputs span.
+struct TileShape {
+  int rows, columns;
+  int taps_h, taps_w;
+  bool column_phases;  // tiles take every d-th column; otherwise neighbours, which is as good without transforms
+};
+
+struct Panel {
+  int image, phase;
+  int first_row, rows;        // tiles
+  int first_column, columns;  // tiles of each column phase
+};
+
+class PanelGrid {
+ public:
+  PanelGrid(const Convolution& conv, const TileShape& tile, int wanted_units) : conv_(conv), tile_(tile) {
+    const int common = std::gcd(conv.stride_h, conv.dilation_h);
+    row_dilation_ = conv.dilation_h / common;
+    row_stride_ = conv.stride_h / common;
+    row_phases_ = std::min(row_dilation_, conv.out_height);
+    column_dilation_ = tile.column_phases ? conv.dilation_w : 1;
+    column_phases_ = std::min(column_dilation_, conv.out_width);
+    tile_rows_ = CeilDiv(CeilDiv(conv.out_height, row_dilation_), tile.rows);
+    tile_columns_ = CeilDiv(CeilDiv(conv.out_width, column_dilation_), tile.columns);
+    // Whole rows of tiles where they fit, parts of equal size where they do not.
+    const int columns = std::max(1, wanted_units / column_phases_);
+    panel_columns_ = CeilDiv(tile_columns_, CeilDiv(tile_columns_, columns));
+    const int rows = std::max(1, wanted_units / (panel_columns_ * column_phases_));
+    panel_rows_ = CeilDiv(tile_rows_, CeilDiv(tile_rows_, rows));
+    panels_h_ = CeilDiv(tile_rows_, panel_rows_), panels_w_ = CeilDiv(tile_columns_, panel_columns_);
+    panels_ = conv.batch * row_phases_ * panels_h_ * panels_w_;
+    const int fitting = std::clamp(wanted_units / PanelUnits(), 1, std::max(panels_, 1));
+    panels_per_chunk_ = panels_h_ * panels_w_ == 1 ? CeilDiv(panels_, CeilDiv(panels_, fitting)) : 1;
+  }
+
+  int panels() const { return panels_; }
+  int panels_per_chunk() const { return panels_per_chunk_; }
+  int chunks() const { return CeilDiv(panels_, panels_per_chunk_); }
+  int column_phases() const { return column_phases_; }
+  int column_dilation() const { return column_dilation_; }
+  int row_stride() const { return row_stride_; }
+
+  Panel PanelAt(int index) const {
+    Panel panel{};
+    panel.first_column = index % panels_w_ * panel_columns_;
+    panel.first_row = index / panels_w_ % panels_h_ * panel_rows_;
+    panel.phase = index / (panels_w_ * panels_h_) % row_phases_;
+    panel.image = index / (panels_w_ * panels_h_ * row_phases_);
+    panel.rows = std::min(panel_rows_, tile_rows_ - panel.first_row);
+    panel.columns = std::min(panel_columns_, tile_columns_ - panel.first_column);
+    return panel;
+  }
+
+  // Tiles of a full panel, and of all panels of a full chunk.
+  int PanelUnits() const { return panel_rows_ * panel_columns_ * column_phases_; }
+  int ChunkUnits() const { return PanelUnits() * panels_per_chunk_; }
+  int Units(const Panel& panel) const { return panel.rows * panel.columns * column_phases_; }
+
+  // Pixels of a panel: rows of the lattice, and columns without gaps.
+  int OutputRows(const Panel& panel) const { return panel.rows * tile_.rows; }
+  int InputRows(const Panel& panel) const { return (OutputRows(panel) - 1) * row_stride_ + tile_.taps_h; }
+  int MostOutputRows() const { return panel_rows_ * tile_.rows; }
+  int MostInputRows() const { return (MostOutputRows() - 1) * row_stride_ + tile_.taps_h; }
+  int OutputColumns() const { return panel_columns_ * tile_.columns * column_dilation_; }
+  int InputColumns() const {
+    return (OutputColumns() - 1) * conv_.stride_w + (tile_.taps_w - 1) * conv_.dilation_w + 1;
+  }
+
+  // Where they lie in the images. A row or column outside is part of the border, or of a tile that juts out.
+  int OutputRow(const Panel& panel, int row) const {
+    return panel.phase + row_dilation_ * (panel.first_row * tile_.rows + row);
+  }
+  int InputRow(const Panel& panel, int row) const {
+    const int lattice = panel.first_row * tile_.rows * row_stride_ + row;
+    return panel.phase * conv_.stride_h - conv_.top + conv_.dilation_h * lattice;
+  }
+  int FirstOutputColumn(const Panel& panel) const { return panel.first_column * tile_.columns * column_dilation_; }
+  int FirstInputColumn(const Panel& panel) const { return FirstOutputColumn(panel) * conv_.stride_w - conv_.left; }
+
+  // Whether any tap reads this row: a stride may jump over some.
+  bool IsRead(int input_row) const { return input_row % row_stride_ < tile_.taps_h; }
+
+ private:
+  const Convolution& conv_;
+  const TileShape tile_;
+  int row_dilation_, row_stride_, row_phases_;
+  int column_dilation_, column_phases_;
+  int tile_rows_, tile_columns_;
+  int panel_rows_, panel_columns_;
+  int panels_h_, panels_w_, panels_, panels_per_chunk_;
+};
+
+}  // namespace polyconv

@@ -1,0 +1,247 @@
+// Packing: pixels of an image of any memory layout as vectors of channels, the border resolved.
+//
+// After packing a pixel is the address of a vector, so that dilation, stride and the overlap of tiles are arithmetic on
+// addresses. A packed row is [vector of channels][column][lane]; lanes behind the last channel are zeros.
+#if defined(POLYCONV_CPU_CHANNEL_LANES_PACK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef POLYCONV_CPU_CHANNEL_LANES_PACK_INL_H_
+#undef POLYCONV_CPU_CHANNEL_LANES_PACK_INL_H_
+#else
+#define POLYCONV_CPU_CHANNEL_LANES_PACK_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstdint>
+
+#include "channel_lanes/grid.h"
+#include "common/border.h"
+#include "common/epilogue-inl.h"
+#include "common/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace polyconv {
+namespace HWY_NAMESPACE {
+
+// Images as they lie in memory. Strides are in elements.
+struct PixelSource {
+  const float* data;
+  std::ptrdiff_t batch, channel, row, column;
+  int channels, height, width;
+  Border border;
+};
+
+inline PixelSource InputPixels(const Convolution& conv) {
+  return {conv.x,           conv.x_batch,   conv.x_channel, conv.x_row, conv.x_column,
+          conv.in_channels, conv.in_height, conv.in_width,  conv.border};
+}
+inline PixelSource OutputPixels(const Convolution& conv) {
+  return {conv.y,          conv.y_batch,   conv.y_channel, conv.y_row, conv.y_column, conv.out_channels,
+          conv.out_height, conv.out_width, Border::kZeros};
+}
+
+// A vector of four floats from each of kLanes / 4 addresses.
+template <class D>
+HWY_INLINE hn::Vec<D> LoadBlocks(D d, const float* const* rows, std::ptrdiff_t column) {
+  if constexpr (hn::MaxLanes(d) == 4) {
+    return hn::LoadU(d, rows[0] + column);
+  } else {
+    const hn::Half<D> half;
+    constexpr int kHalfRows = hn::MaxLanes(d) / 2;
+    return hn::Combine(d, LoadBlocks(half, rows + kHalfRows, column), LoadBlocks(half, rows, column));
+  }
+}
+
+// 4 kQuads columns of kLanes channels, each channel at its own address, to as many vectors of channels. All columns of a
+// channel are read before those of the next four channels: images whose sizes are powers of two have all channels in
+// the same few cache sets, where no line survives until its next use.
+template <int kQuads>
+HWY_INLINE void TransposeColumns(const float* const* channels, std::ptrdiff_t column, float* target) {
+  const hn::Repartition<double, FloatTag> pairs;
+  Floats rows[kQuads][4];
+  POLYCONV_UNROLL
+  for (int i = 0; i < 4; i++) {
+    POLYCONV_UNROLL
+    for (int q = 0; q < kQuads; q++) rows[q][i] = LoadBlocks(kFloats, channels + i, column + 4 * q);
+  }
+  POLYCONV_UNROLL
+  for (int q = 0; q < kQuads; q++, target += 4 * kLanes) {
+    const auto ab_low = hn::BitCast(pairs, hn::InterleaveLower(kFloats, rows[q][0], rows[q][1]));
+    const auto cd_low = hn::BitCast(pairs, hn::InterleaveLower(kFloats, rows[q][2], rows[q][3]));
+    const auto ab_high = hn::BitCast(pairs, hn::InterleaveUpper(kFloats, rows[q][0], rows[q][1]));
+    const auto cd_high = hn::BitCast(pairs, hn::InterleaveUpper(kFloats, rows[q][2], rows[q][3]));
+    StoreAligned(target, hn::BitCast(kFloats, hn::InterleaveLower(pairs, ab_low, cd_low)));
+    StoreAligned(target + kLanes, hn::BitCast(kFloats, hn::InterleaveUpper(pairs, ab_low, cd_low)));
+    StoreAligned(target + 2 * kLanes, hn::BitCast(kFloats, hn::InterleaveLower(pairs, ab_high, cd_high)));
+    StoreAligned(target + 3 * kLanes, hn::BitCast(kFloats, hn::InterleaveUpper(pairs, ab_high, cd_high)));
+  }
+}
+
+class RowPacker {
+ public:
+  explicit RowPacker(const PixelSource& source) : source_(source), vectors_(CeilDiv(source.channels, kLanes)) {}
+
+  int vectors() const { return vectors_; }
+
+  // Columns [first, first + count) of a row, either of which may lie outside. The target is aligned to a vector, its
+  // vectors of channels are `vector_pitch` floats apart.
+  void Pack(int image, int row, int first, int count, float* target, std::size_t vector_pitch) const {
+    const int inside_row = SourceIndex(source_.border, row, source_.height);
+    // [begin, end) is what lies inside the image.
+    const int begin = inside_row < 0 ? count : std::clamp(-first, 0, count);
+    const int end = std::clamp(source_.width - first, begin, count);
+    const float* pixels = source_.data + image * source_.batch + inside_row * source_.row;
+    for (int v = 0; v < vectors_; v++, target += vector_pitch) {
+      if (inside_row < 0) {
+        Clear(target, 0, count);
+        continue;
+      }
+      const float* channels = pixels + static_cast<std::ptrdiff_t>(v) * kLanes * source_.channel;
+      const int filled = std::min(kLanes, source_.channels - v * kLanes);
+      PackInside(channels, filled, first, begin, end, target);
+      PackBorder(channels, filled, first, 0, begin, target);
+      PackBorder(channels, filled, first, end, count, target);
+    }
+  }
+
+ private:
+  static void Clear(float* target, int begin, int end) {
+    for (int i = begin; i < end; i++) StoreAligned(target + i * kLanes, hn::Zero(kFloats));
+  }
+
+  void PackInside(const float* channels, int filled, int first, int begin, int end, float* target) const {
+    const float* pixels = channels + first * source_.column;
+    if (source_.channel == 0 && source_.column == 0) {  // an expanded scalar
+      if (begin >= end) return;
+      const Floats same = hn::IfThenElseZero(hn::FirstN(kFloats, filled), Broadcast(*channels));
+      for (int i = begin; i < end; i++) StoreAligned(target + i * kLanes, same);
+    } else if (source_.channel == 1) {
+      for (int i = begin; i < end; i++) {
+        const float* pixel = pixels + i * source_.column;
+        StoreAligned(target + i * kLanes, filled == kLanes ? Load(pixel) : LoadBetween(pixel, 0, filled));
+      }
+    } else if (source_.column == 1 && end - begin >= 4) {
+      PackColumns(pixels, filled, begin, end, target);
+    } else {
+      for (int i = begin; i < end; i++) PackPixel(pixels + i * source_.column, filled, target + i * kLanes);
+    }
+  }
+
+  // Columns that are neighbours in memory, at least four.
+  void PackColumns(const float* pixels, int filled, int begin, int end, float* target) const {
+    constexpr int kQuads = kLanes >= 8 ? kLanes / 4 : 2;
+    constexpr int kBlock = 4 * kQuads;
+    static constexpr float kZeros[kBlock] = {};
+    const float* channels[kLanes];
+    const auto point_at = [&](int column) {
+      for (int lane = 0; lane < kLanes; lane++) {
+        channels[lane] = lane < filled ? pixels + lane * source_.channel + column : kZeros;
+      }
+    };
+    const auto pack_fours = [&](int from, int to) {
+      for (int i = from; i < to; i += 4) {  // they may overlap with their neighbours
+        const int first = std::min(i, end - 4);
+        point_at(first);
+        TransposeColumns<1>(channels, 0, target + first * kLanes);
+      }
+    };
+    // Whole blocks start at whole cache lines, at least in the first channel.
+    const auto misaligned = static_cast<int>(reinterpret_cast<std::uintptr_t>(pixels + begin) / sizeof(float) % kBlock);
+    const int aligned = std::min(end, begin + (kBlock - misaligned) % kBlock);
+    pack_fours(begin, aligned);
+    int i = aligned;
+    for (; i + kBlock <= end; i += kBlock) {
+      point_at(i);
+      TransposeColumns<kQuads>(channels, 0, target + i * kLanes);
+    }
+    pack_fours(i, end);
+  }
+
+  void PackBorder(const float* channels, int filled, int first, int begin, int end, float* target) const {
+    for (int i = begin; i < end; i++) {
+      const int inside = SourceIndex(source_.border, first + i, source_.width);
+      if (inside < 0) {
+        Clear(target, i, i + 1);
+      } else {
+        PackPixel(channels + inside * source_.column, filled, target + i * kLanes);
+      }
+    }
+  }
+
+  void PackPixel(const float* pixel, int filled, float* target) const {
+    for (int lane = 0; lane < filled; lane++) target[lane] = pixel[lane * source_.channel];
+    for (int lane = filled; lane < kLanes; lane++) target[lane] = 0.0f;
+  }
+
+  const PixelSource source_;
+  const int vectors_;
+};
+
+// The way back: from vectors of channels to an image of any memory layout.
+class RowUnpacker {
+ public:
+  explicit RowUnpacker(const Convolution& conv) : conv_(conv) {}
+
+  // Columns [first, first + count) of a row, without those outside, of one vector of channels; adds the bias
+  // and applies the epilogue.
+  void Unpack(int image, int row, int first, int count, const float* source, int vector) const {
+    if (row >= conv_.out_height) return;
+    const int channel = vector * kLanes, filled = std::min(kLanes, conv_.out_channels - channel);
+    float* target =
+        conv_.y + image * conv_.y_batch + channel * conv_.y_channel + row * conv_.y_row + first * conv_.y_column;
+    const Floats bias = conv_.bias == nullptr ? hn::Zero(kFloats) : LoadBetween(conv_.bias + channel, 0, filled);
+    const int inside = std::min(count, conv_.out_width - first);
+    WithFinisher(conv_.epilogue, conv_.y,
+                 [&](const auto& finish) HWY_ATTR { UnpackVector(finish, source, inside, filled, bias, target); });
+  }
+
+ private:
+  template <class Finish>
+  void UnpackVector(const Finish& finish, const float* source, int count, int filled, Floats bias,
+                    float* target) const {
+    if (conv_.y_channel == 1) {
+      for (int j = 0; j < count; j++, source += kLanes, target += conv_.y_column) {
+        const Floats pixel = hn::Add(hn::Load(kFloats, source), bias);
+        if (filled == kLanes) {
+          Store(target, finish.Whole(pixel, target));
+        } else {
+          StoreBetween(target, finish.Between(pixel, target, 0, filled), 0, filled);
+        }
+      }
+      return;
+    }
+    for (int j = 0; j < count; j += kLanes, target += kLanes * conv_.y_column) {
+      const int columns = std::min(kLanes, count - j);
+      HWY_ALIGN float pixels[kLanes * kLanes], channels[kLanes * kLanes];
+      const float* rows[kLanes];
+      for (int i = 0; i < kLanes; i++) {
+        rows[i] = pixels + std::min(i, columns - 1) * kLanes;
+        if (i < columns) StoreAligned(pixels + i * kLanes, hn::Add(hn::Load(kFloats, source + (j + i) * kLanes), bias));
+      }
+      TransposeColumns<kLanes / 4>(rows, 0, channels);
+      for (int lane = 0; lane < filled; lane++) {
+        PutRow(finish, channels + lane * kLanes, columns, target + lane * conv_.y_channel);
+      }
+    }
+  }
+
+  template <class Finish>
+  void PutRow(const Finish& finish, const float* values, int columns, float* target) const {
+    if (conv_.y_column != 1) {
+      for (int i = 0; i < columns; i++) {
+        float* place = target + i * conv_.y_column;
+        *place = finish.One(values[i], place);
+      }
+    } else if (columns == kLanes) {
+      Store(target, finish.Whole(hn::Load(kFloats, values), target));
+    } else {
+      StoreBetween(target, finish.Between(hn::Load(kFloats, values), target, 0, columns), 0, columns);
+    }
+  }
+
+  const Convolution& conv_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace polyconv
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

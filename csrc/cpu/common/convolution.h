@@ -1,0 +1,93 @@
+// What the engine is asked for, in plain numbers and pointers. Nothing here knows torch or the instruction set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "common/epilogue.h"
+
+namespace polyconv {
+
+// What stands outside the image. Python sends the values, and knows them by their names: see torch/facts.cc.
+enum class Border : int { kZeros = 0, kReflect, kReplicate, kCircular, kCount };
+
+constexpr const char* NameOf(Border border) {
+  switch (border) {
+    case Border::kZeros:
+      return "zeros";
+    case Border::kReflect:
+      return "reflect";
+    case Border::kReplicate:
+      return "replicate";
+    case Border::kCircular:
+      return "circular";
+    case Border::kCount:
+      break;
+  }
+  return "";
+}
+
+// A correlation: y[n, k, i, j] = bias[k] + sum w[k, c, r, s] x[n, c, i sh + r dh - top, j sw + s dw - left].
+// The input gradient of a convolution of unit stride is one too, with channels exchanged and negative strides over the
+// taps; that of a strided one is several, one per residue class of its pixels: see lattice.h.
+struct Convolution {
+  const float* x;
+  const float* w;
+  const float* bias;  // may be null
+  float* y;
+  Epilogue<float> epilogue;  // of forward passes
+
+  int batch, in_channels, out_channels;  // of one group
+  int in_height, in_width, out_height, out_width;
+  int taps_h, taps_w;
+  int top, left;  // rows and columns of border before the image; negative where it is cropped
+  int stride_h, stride_w;
+  int dilation_h, dilation_w;
+  Border border;
+
+  // In elements, of any sign and size: NCHW, channels_last, slices and expanded scalars are all the same to the kernels.
+  std::ptrdiff_t x_batch, x_channel, x_row, x_column;
+  std::ptrdiff_t y_batch, y_channel, y_row, y_column;
+  std::ptrdiff_t w_out, w_in, w_row, w_column;
+};
+
+// What the lanes of vectors hold in a forward pass.
+enum class Lanes : int { kTiles = 0, kChannels, kCount };
+
+constexpr const char* NameOf(Lanes lanes) {
+  switch (lanes) {
+    case Lanes::kTiles:
+      return "tile lanes";
+    case Lanes::kChannels:
+      return "channel lanes";
+    case Lanes::kCount:
+      break;
+  }
+  return "";
+}
+
+// How the work is cut. Zero means: let the engine choose.
+struct Schedule {
+  enum Mode : int { kAutomatic = 0, kFused = 1, kFusedGrouped = 2, kPhased = 3 };
+  int mode = kAutomatic;
+  int lanes = 0;     // units per chunk
+  int channels = 0;  // output channels between inverse transforms
+};
+
+// body(begin, end) over disjoint ranges that cover [0, count), possibly at the same time.
+using ParallelFor =
+    std::function<void(std::int64_t count, const std::function<void(std::int64_t, std::int64_t)>& body)>;
+
+struct Runtime {
+  ParallelFor parallel_for;
+  int threads;
+};
+
+// From the best to the one that every x86-64 machine in use has.
+enum class InstructionSet : int { kAvx512, kAvx2, kSse4, kCount };
+
+const char* NameOf(InstructionSet set);
+bool IsSupported(InstructionSet set);
+
+}  // namespace polyconv

@@ -1,0 +1,30 @@
+// Which instruction sets there are, and which this processor has.
+#include "common/convolution.h"
+
+namespace polyconv {
+
+const char* NameOf(InstructionSet set) {
+  switch (set) {
+    case InstructionSet::kAvx512:
+      return "avx512";
+    case InstructionSet::kAvx2:
+      return "avx2";
+    default:
+      return "sse4";
+  }
+}
+
+bool IsSupported(InstructionSet set) {
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+  switch (set) {
+    case InstructionSet::kAvx512:
+      return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
+    case InstructionSet::kAvx2:
+      return avx2;
+    default:
+      return __builtin_cpu_supports("sse4.2");
+  }
+}
+
+}  // namespace polyconv

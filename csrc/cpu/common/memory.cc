@@ -1,0 +1,61 @@
+#include "common/memory.h"
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <new>
+
+#include "common/sanitizing.h"
+
+namespace polyconv {
+
+float* Scratch::Get(std::size_t floats) {
+  const std::size_t wanted = (floats * sizeof(float) + kHugePage - 1) / kHugePage * kHugePage;
+  if (wanted > bytes_) {
+    Release();
+    // mmap aligns to small pages: take one huge page more and give the ends back.
+    void* raw = mmap(nullptr, wanted + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (raw == MAP_FAILED) throw std::bad_alloc();
+    const auto start = reinterpret_cast<std::uintptr_t>(raw);
+    const std::uintptr_t aligned = (start + kHugePage - 1) / kHugePage * kHugePage;
+    if (aligned > start) munmap(raw, aligned - start);
+    const std::size_t tail = start + kHugePage - aligned;
+    if (tail > 0) munmap(reinterpret_cast<void*>(aligned + wanted), tail);
+    madvise(reinterpret_cast<void*>(aligned), wanted, MADV_HUGEPAGE);  // a wish: refusal costs only speed
+    data_ = reinterpret_cast<float*>(aligned);
+    bytes_ = wanted;
+  }
+  HandOut(data_, floats * sizeof(float), bytes_);
+  return data_;
+}
+
+void Scratch::Release() {
+  if (data_ != nullptr) {
+    LetGo(data_, bytes_);
+    munmap(data_, bytes_);
+  }
+  data_ = nullptr;
+  bytes_ = 0;
+}
+
+Scratch& Scratch::OfThread() {
+  static thread_local Scratch scratch;
+  return scratch;
+}
+
+Scratch& Scratch::Shared() {
+  static thread_local Scratch scratch;
+  return scratch;
+}
+
+void AdviseHugePages(void* data, std::size_t bytes) {
+  constexpr std::uintptr_t kPage = 4096;
+  const auto start = reinterpret_cast<std::uintptr_t>(data);
+  const std::uintptr_t first = (start + kPage - 1) / kPage * kPage;
+  const std::uintptr_t last = (start + bytes) / kPage * kPage;
+  if (last > first && last - first >= kHugePage) {
+    madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+  }
+}
+
+}  // namespace polyconv

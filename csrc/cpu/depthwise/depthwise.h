@@ -1,0 +1,102 @@
+// Depthwise convolutions: every group has one input channel and a few output channels.
+//
+// Nothing is shared between channels, so there are only as many multiplications per number read as there are taps, and
+// the kernels are built to touch every number once: see depthwise/rows-inl.h and depthwise/pixels-inl.h.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "common/convolution.h"
+#include "common/lattice.h"
+
+namespace polyconv {
+
+// How the pixels written along one axis read the source. Output o is number u = o / phases of phase o % phases; it reads
+// the positions start + u stride + q dilation, for all taps q of its phase, of the padded source: `before` positions of
+// border, then the source.
+//
+// A forward pass has one phase. An input gradient has one per residue class of the stride, and unit stride.
+struct DepthwiseAxis {
+  int source, target;  // pixels
+  int stride;
+  int dilation;
+  int before;  // negative where the source is cropped
+  int reach;   // positions that are read
+  std::vector<AxisPhase> phases;
+
+  int StartOf(const AxisPhase& phase) const { return before - phase.padding; }
+};
+
+inline DepthwiseAxis MakeAxis(int source, int target, int stride, std::vector<AxisPhase> phases) {
+  DepthwiseAxis axis{source, target, stride, phases[0].dilation, 0, 0, std::move(phases)};
+  bool any = false;
+  for (const AxisPhase& phase : axis.phases) {
+    if (phase.taps > 0) axis.before = any ? std::max(axis.before, phase.padding) : phase.padding;
+    any = any || phase.taps > 0;
+  }
+  for (AxisPhase& phase : axis.phases) {
+    if (phase.taps == 0) phase.padding = axis.before;  // reads nothing, from anywhere
+    const int last = (phase.count - 1) * stride + (phase.taps - 1) * axis.dilation;
+    axis.reach = std::max(axis.reach, axis.StartOf(phase) + last + 1);
+  }
+  return axis;
+}
+
+inline DepthwiseAxis ForwardAxis(int source, int target, int taps, int stride, int dilation, int before) {
+  return MakeAxis(source, target, stride, {{target, taps, 0, 1, before, dilation}});
+}
+
+// From the gradient of the output, `source`, to that of the input, `target`.
+inline DepthwiseAxis GradientAxis(int source, int target, int taps, int stride, int dilation, int before) {
+  std::vector<AxisPhase> phases;
+  for (int residue = 0; residue < stride; residue++) {
+    phases.push_back(PhaseOf(residue, target, taps, stride, dilation, before));
+  }
+  return MakeAxis(source, target, 1, std::move(phases));
+}
+
+// A forward pass or an input gradient: each group reads `reads` channels and writes `writes`, one of which is 1.
+struct DepthwiseCorrelation {
+  const float* x;
+  const float* w;
+  const float* bias;  // may be null
+  float* y;
+  Epilogue<float> epilogue;  // of forward passes
+
+  int batch, groups, reads, writes;
+  DepthwiseAxis height, width;
+  Border border;
+
+  std::ptrdiff_t x_batch, x_channel, x_row, x_column;
+  std::ptrdiff_t y_batch, y_channel, y_row, y_column;
+  std::ptrdiff_t w_channel, w_row, w_column;  // w has reads * writes channels per group
+  std::ptrdiff_t bias_step;
+};
+
+struct DepthwiseWeightGradient {
+  const float* x;
+  const float* dy;
+  float* dw;
+  float* db;  // may be null
+
+  int batch, groups, multiplier;
+  DepthwiseAxis height, width;  // of the forward pass
+  Border border;
+
+  std::ptrdiff_t x_batch, x_channel, x_row, x_column;
+  std::ptrdiff_t y_batch, y_channel, y_row, y_column;
+  std::ptrdiff_t w_channel, w_row, w_column;
+  std::ptrdiff_t bias_step;
+};
+
+void RunDepthwise(InstructionSet set, const DepthwiseCorrelation& conv, const Runtime& runtime);
+void RunDepthwise(InstructionSet set, const DepthwiseWeightGradient& gradient, const Runtime& runtime);
+
+// Products that a lane of a weight gradient adds up in float, at most, before the sum goes on in double. Depends on the
+// sizes only: whichever of the kernels the layout of the tensors asks for, no sum of it is longer.
+std::int64_t LongestDepthwiseSum(InstructionSet set, const DepthwiseWeightGradient& gradient);
+
+}  // namespace polyconv

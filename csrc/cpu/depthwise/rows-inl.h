@@ -1,0 +1,425 @@
+// Depthwise correlation with output columns in the lanes.
+//
+// A thread walks down one image of one channel. The few padded rows that a block of output rows reads are packed into a
+// ring of lines that stays in the L1 cache, so every pixel is fetched from memory once and the inner loops see no edges.
+#if defined(POLYCONV_CPU_DEPTHWISE_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef POLYCONV_CPU_DEPTHWISE_ROWS_INL_H_
+#undef POLYCONV_CPU_DEPTHWISE_ROWS_INL_H_
+#else
+#define POLYCONV_CPU_DEPTHWISE_ROWS_INL_H_
+#endif
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "common/memory.h"
+#include "common/row_writer-inl.h"
+#include "depthwise/lines-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace polyconv {
+namespace HWY_NAMESPACE {
+
+// A register tile is kTileRows output rows x up to kTileColumns vectors of output columns. Each vector that is read
+// serves as many rows, each weight as many vectors.
+inline constexpr int kTileRows = 4;
+#if HWY_TARGET <= HWY_AVX3
+inline constexpr int kTileColumns = 4;
+#else
+inline constexpr int kTileColumns = 2;
+#endif
+
+template <int kVectors>
+using RowSums = Floats[kTileRows][kVectors];
+
+// The taps of one class, for one register tile.
+struct TapBlock {
+  const float* const* lines;  // input row t of the class is at lines[t * period]
+  int period;
+  const float* weights;  // [tap row][tap column]
+  int taps_h, taps_w;
+  const std::int32_t* offsets;  // of the tap columns inside a line
+  int column;                   // first output column of the tile
+};
+
+// Input row t meets the tile's rows kFirst to kLast, each with its own tap row.
+template <int kVectors, int kFirst, int kLast>
+HWY_INLINE void AddLine(const TapBlock& block, int t, RowSums<kVectors>& sums) {
+  const float* HWY_RESTRICT line = block.lines[t * block.period] + block.column;
+  const float* HWY_RESTRICT weights[kTileRows];
+  POLYCONV_UNROLL
+  for (int row = kFirst; row <= kLast; row++) weights[row] = block.weights + (t - row) * block.taps_w;
+  for (int s = 0; s < block.taps_w; s++) {
+    const float* source = line + block.offsets[s];
+    Floats in[kVectors];
+    POLYCONV_UNROLL
+    for (int z = 0; z < kVectors; z++) in[z] = Load(source + z * kLanes);
+    POLYCONV_UNROLL
+    for (int row = kFirst; row <= kLast; row++) {
+      const Floats weight = Broadcast(weights[row][s]);
+      POLYCONV_UNROLL
+      for (int z = 0; z < kVectors; z++) sums[row][z] = hn::MulAdd(weight, in[z], sums[row][z]);
+    }
+  }
+}
+
+// All input rows from kRow on of a class with exactly kTaps tap rows.
+template <int kVectors, int kTaps, int kRow = 0>
+HWY_INLINE void AddFewTaps(const TapBlock& block, RowSums<kVectors>& sums) {
+  if constexpr (kRow < kTileRows + kTaps - 1) {
+    AddLine<kVectors, std::max(0, kRow - kTaps + 1), std::min(kRow, kTileRows - 1)>(block, kRow, sums);
+    AddFewTaps<kVectors, kTaps, kRow + 1>(block, sums);
+  }
+}
+
+// The input rows before and behind those that meet all rows of the tile.
+template <int kVectors, int kRow = 0>
+HWY_INLINE void AddFirstLines(const TapBlock& block, RowSums<kVectors>& sums) {
+  if constexpr (kRow < kTileRows - 1) {
+    AddLine<kVectors, 0, kRow>(block, kRow, sums);
+    AddFirstLines<kVectors, kRow + 1>(block, sums);
+  }
+}
+template <int kVectors, int kRow = 1>
+HWY_INLINE void AddLastLines(const TapBlock& block, RowSums<kVectors>& sums) {
+  if constexpr (kRow < kTileRows) {
+    AddLine<kVectors, kRow, kTileRows - 1>(block, block.taps_h - 1 + kRow, sums);
+    AddLastLines<kVectors, kRow + 1>(block, sums);
+  }
+}
+
+template <int kVectors>
+HWY_INLINE void AddTaps(const TapBlock& block, RowSums<kVectors>& sums) {
+  switch (block.taps_h) {
+    case 0:
+      return;
+    case 1:
+      return AddFewTaps<kVectors, 1>(block, sums);
+    case 2:
+      return AddFewTaps<kVectors, 2>(block, sums);
+    case 3:
+      return AddFewTaps<kVectors, 3>(block, sums);
+    default:
+      AddFirstLines<kVectors>(block, sums);
+      for (int t = kTileRows - 1; t < block.taps_h; t++) AddLine<kVectors, 0, kTileRows - 1>(block, t, sums);
+      AddLastLines<kVectors>(block, sums);
+  }
+}
+
+class DepthwiseRows {
+ public:
+  explicit DepthwiseRows(const DepthwiseCorrelation& conv)
+      : conv_(conv), packer_(conv.width, conv.border), shared_(conv.height) {
+    block_outputs_ = kTileRows * shared_.output_step;
+    for (const AxisPhase& phase : conv.height.phases) {
+      const int last = (block_outputs_ - 1) * conv.height.stride + (phase.taps - 1) * conv.height.dilation;
+      window_rows_ = std::max(window_rows_, conv.height.StartOf(phase) + last + 1);
+      phase_outputs_ = std::max(phase_outputs_, phase.count);
+      taps_h_ += phase.taps;
+    }
+    for (const AxisPhase& phase : conv.width.phases) {
+      offset_starts_.push_back(static_cast<int>(offsets_.size()));
+      for (int s = 0; s < phase.taps; s++) {
+        const std::ptrdiff_t at = packer_.layout().OffsetOf(conv.width.StartOf(phase) + s * conv.width.dilation);
+        offsets_.push_back(static_cast<std::int32_t>(at));
+      }
+    }
+    // The rows of the next block are packed before those of this one are read: a vector that was just written cannot be
+    // read at another alignment before it reached the cache.
+    ring_rows_ = window_rows_ + block_outputs_ * conv.height.stride;
+    // One phase and one class of rows: tiles write finished rows, in order.
+    in_order_ = conv.height.phases.size() == 1 && conv.width.phases.size() == 1 && shared_.output_step == 1;
+    block_rows_ = block_outputs_ * static_cast<int>(conv.height.phases.size());
+    phase_pitch_ = RoundUp(CeilDiv(conv.width.target, static_cast<int>(conv.width.phases.size())), kLanes);
+    dense_rows_ = conv.y_column == 1 && conv.y_row == conv.width.target;
+    const double bytes = 4.0 * conv.batch * conv.groups * conv.writes * conv.height.target * conv.width.target;
+    stream_ = bytes > (8 << 20) && conv.y_column == 1;
+  }
+
+  void Run(const Runtime& runtime) const {
+    // Bands of rows only where there are too few planes for the threads: each packs some of its neighbour's rows.
+    const std::int64_t planes = std::int64_t{1} * conv_.batch * conv_.groups;
+    const int blocks = CeilDiv(phase_outputs_, block_outputs_);
+    const int wanted = static_cast<int>(std::max<std::int64_t>(1, 8 * runtime.threads / planes));
+    const int least = std::max(8, CeilDiv(2 * window_rows_, block_outputs_ * conv_.height.stride));
+    const int band_blocks = std::max(CeilDiv(blocks, wanted), least);
+    const int bands = CeilDiv(blocks, band_blocks);
+
+    Carver carver;
+    const std::size_t ring_size = std::size_t{1} * ring_rows_ * conv_.reads + 1;
+    const std::size_t lines_at = carver.Take(packer_.pitch() * ring_size);
+    const std::size_t weights_at = carver.Take(std::size_t{1} * taps_h_ * offsets_.size() * conv_.reads * conv_.writes);
+    const std::size_t phases_at =
+        carver.Take(in_order_ ? 0 : std::size_t{1} * block_rows_ * conv_.width.phases.size() * phase_pitch_);
+    const std::size_t rows_size = RoundUp(block_rows_ * conv_.width.target, 16) + 2 * kTileColumns * kLanes;
+    const std::size_t rows_at = carver.Take(2 * rows_size);
+
+    std::atomic<std::int64_t> next{0};
+    runtime.parallel_for(runtime.threads, [&](std::int64_t, std::int64_t) {
+      float* base = Scratch::OfThread().Get(carver.size());
+      packer_.Clear(base + lines_at, ring_size);
+      const Ring ring = MakeRing(base + lines_at, blocks);
+      float* phases = base + phases_at;
+      Staging staging{{base + rows_at, base + rows_at + rows_size}};
+      for (std::int64_t task; (task = next.fetch_add(1)) < planes * bands;) {
+        const int band = static_cast<int>(task % bands);
+        const Plane plane{task / bands / conv_.groups, static_cast<int>(task / bands % conv_.groups)};
+        PackWeights(plane.group, base + weights_at);
+        RunBand(plane, band * band_blocks, std::min(blocks, (band + 1) * band_blocks), ring, base + weights_at, phases,
+                staging);
+      }
+      WritePending(staging);
+      hwy::FlushStream();
+    });
+  }
+
+ private:
+  struct Plane {
+    std::int64_t image;
+    int group;
+  };
+
+  // [write][read][row phase][column phase][tap class][tap row][tap column]
+  void PackWeights(int group, float* target) const {
+    for (int channel = 0; channel < conv_.reads * conv_.writes; channel++) {
+      const float* w = conv_.w + (group * conv_.reads * conv_.writes + channel) * conv_.w_channel;
+      for (const AxisPhase& h : conv_.height.phases) {
+        for (const AxisPhase& v : conv_.width.phases) {
+          for (int tap_class = 0; tap_class < shared_.tap_step; tap_class++) {
+            for (int r = tap_class; r < h.taps; r += shared_.tap_step) {
+              const float* row = w + (h.first_tap + r * h.tap_step) * conv_.w_row + v.first_tap * conv_.w_column;
+              for (int s = 0; s < v.taps; s++) *target++ = row[s * v.tap_step * conv_.w_column];
+            }
+          }
+        }
+      }
+    }
+  }
+
+  // Where every padded row of a plane lies once it is packed: the same for all planes of a thread.
+  struct Ring {
+    std::vector<float*> slots;        // [read channel][position]
+    std::vector<const float*> lines;  // the same, with a line of zeros for rows outside the image
+    std::vector<int> source;          // the image row at a position, or -1
+    std::size_t positions;
+  };
+
+  Ring MakeRing(float* memory, int blocks) const {
+    const DepthwiseAxis& height = conv_.height;
+    Ring ring;
+    ring.positions = std::size_t{1} * (blocks + 1) * block_outputs_ * height.stride + window_rows_;
+    const float* zeros = memory + packer_.pitch() * ring_rows_ * conv_.reads;
+    for (int c = 0; c < conv_.reads; c++) {
+      for (int position = 0; position < static_cast<int>(ring.positions); position++) {
+        const bool read = position < height.reach;
+        const int row = read ? SourceIndex(conv_.border, position - height.before, height.source) : -1;
+        ring.slots.push_back(memory + packer_.pitch() * (std::size_t{1} * c * ring_rows_ + position % ring_rows_));
+        ring.lines.push_back(row < 0 ? zeros : ring.slots.back());
+        if (c == 0) ring.source.push_back(row);
+      }
+    }
+    return ring;
+  }
+
+  void PackRows(Plane plane, int first, int last, const Ring& ring) const {
+    for (int c = 0; c < conv_.reads; c++) {
+      const float* image = conv_.x + plane.image * conv_.x_batch + (plane.group * conv_.reads + c) * conv_.x_channel;
+      for (int position = first; position < last; position++) {
+        const int row = ring.source[position];
+        if (row < 0) continue;
+        packer_.Pack(image + row * conv_.x_row, conv_.x_column, ring.slots[c * ring.positions + position]);
+      }
+    }
+  }
+
+  // Finished rows on their way to memory. They are copied one block later, for the same reason as above.
+  struct Staging {
+    float* rows[2];
+    int current = 0;
+    float* target = nullptr;  // of the other rows, if any
+    int count = 0;
+  };
+
+  void RunBand(Plane plane, int first_block, int last_block, const Ring& ring, const float* weights, float* phases,
+               Staging& staging) const {
+    const int advance = block_outputs_ * conv_.height.stride;
+    int packed = first_block * advance;
+    for (int block = first_block; block < last_block; block++) {
+      const int first = block * advance, end = first + window_rows_ + (block + 1 < last_block ? advance : 0);
+      PackRows(plane, std::max(packed, first), end, ring);
+      packed = end;
+      const int first_row = block * block_rows_, count = std::min(block_rows_, conv_.height.target - first_row);
+      for (int k = 0; k < conv_.writes; k++) {
+        const std::size_t share = std::size_t{1} * taps_h_ * offsets_.size() * conv_.reads;
+        float* rows = staging.rows[staging.current];
+        ComputeBlock(plane, k, ring, first, weights + k * share, in_order_ ? rows : phases);
+        if (!in_order_) MergePhases(phases, rows);
+        WritePending(staging);
+        staging.current ^= 1;
+        staging.count = count;
+        staging.target = conv_.y + plane.image * conv_.y_batch + (plane.group * conv_.writes + k) * conv_.y_channel +
+                         first_row * conv_.y_row;
+      }
+    }
+  }
+
+  // The output rows of a block: in order into dense rows, or [row][column phase][column].
+  HWY_INLINE void ComputeBlock(Plane plane, int k, const Ring& ring, int first_position, const float* weights,
+                               float* target) const {
+    const float start = conv_.bias == nullptr ? 0.0f : conv_.bias[(plane.group * conv_.writes + k) * conv_.bias_step];
+    const int row_phases = static_cast<int>(conv_.height.phases.size());
+    const int column_phases = static_cast<int>(conv_.width.phases.size());
+    const std::ptrdiff_t row_pitch = in_order_ ? conv_.width.target : std::ptrdiff_t{1} * column_phases * phase_pitch_;
+    for (int a = 0; a < row_phases; a++) {
+      for (int b = 0; b < column_phases; b++) {
+        const AxisPhase& h = conv_.height.phases[a];
+        const AxisPhase& v = conv_.width.phases[b];
+        for (int first = 0; first < shared_.output_step; first++) {
+          Tile tile;
+          tile.lines = ring.lines.data() + first_position + conv_.height.StartOf(h) + first * conv_.height.stride;
+          tile.channel_pitch = ring.positions;
+          tile.weights = weights;
+          tile.taps_h = h.taps, tile.taps_w = v.taps;
+          tile.offsets = offsets_.data() + offset_starts_[b];
+          tile.start = start;
+          tile.row_pitch = row_pitch * shared_.output_step * row_phases;
+          tile.target = target + (first * row_phases + a) * row_pitch + b * phase_pitch_ * (in_order_ ? 0 : 1);
+          // From right to left and each tile from top to bottom: what a row's last vector writes past its end is the
+          // beginning of the next row, which is written later.
+          for (int vectors = CeilDiv(v.count, kLanes), width; vectors > 0; vectors -= width) {
+            width = vectors % kTileColumns == 0 ? kTileColumns : vectors % kTileColumns;
+            ComputeTile(tile, (vectors - width) * kLanes, width);
+          }
+        }
+        weights += h.taps * v.taps;
+      }
+    }
+  }
+
+  struct Tile {
+    const float* const* lines;
+    std::size_t channel_pitch;  // of the lines
+    const float* weights;       // of the first read channel
+    int taps_h, taps_w;
+    const std::int32_t* offsets;
+    float start;
+    float* target;
+    std::ptrdiff_t row_pitch;
+  };
+
+  HWY_INLINE void ComputeTile(const Tile& tile, int column, int vectors) const {
+    switch (vectors) {
+      case 1:
+        return ComputeTile<1>(tile, column);
+      case 2:
+        return ComputeTile<2>(tile, column);
+#if HWY_TARGET <= HWY_AVX3
+      case 3:
+        return ComputeTile<3>(tile, column);
+      default:
+        return ComputeTile<4>(tile, column);
+#endif
+    }
+  }
+
+  template <int kVectors>
+  HWY_NOINLINE void ComputeTile(const Tile& tile, int column) const {
+    Floats sums[kTileRows][kVectors];
+    POLYCONV_UNROLL
+    for (int row = 0; row < kTileRows; row++) {
+      POLYCONV_UNROLL
+      for (int z = 0; z < kVectors; z++) sums[row][z] = Broadcast(tile.start);
+    }
+    for (int c = 0; c < conv_.reads; c++) {
+      const float* weights = tile.weights + c * taps_h_ * offsets_.size();
+      for (int tap_class = 0; tap_class < shared_.tap_step; tap_class++) {
+        const int taps = shared_.TapsOf(tap_class, tile.taps_h);
+        const TapBlock block{tile.lines + c * tile.channel_pitch + tap_class * conv_.height.dilation,
+                             shared_.period,
+                             weights,
+                             taps,
+                             tile.taps_w,
+                             tile.offsets,
+                             column};
+        AddTaps<kVectors>(block, sums);
+        weights += taps * tile.taps_w;
+      }
+    }
+    POLYCONV_UNROLL
+    for (int row = 0; row < kTileRows; row++) {
+      POLYCONV_UNROLL
+      for (int z = 0; z < kVectors; z++) Store(tile.target + row * tile.row_pitch + column + z * kLanes, sums[row][z]);
+    }
+  }
+
+  // Columns of all phases back in order.
+  void MergePhases(const float* phases, float* rows) const {
+    const int count = static_cast<int>(conv_.width.phases.size()), width = conv_.width.target;
+    for (int row = 0; row < block_rows_; row++, phases += count * phase_pitch_, rows += width) {
+      if (count == 1) {
+        for (int i = 0; i < width; i += kLanes) Store(rows + i, Load(phases + i));
+      } else if (count == 2) {
+        for (int i = 0; i < phase_pitch_; i += kLanes) {
+          const Floats streams[2] = {Load(phases + i), Load(phases + phase_pitch_ + i)};
+          Interleave<2>(streams, rows + 2 * i);
+        }
+      } else {
+        for (int i = 0; i < width; i++) rows[i] = phases[i % count * phase_pitch_ + i / count];
+      }
+    }
+  }
+
+  HWY_INLINE void WritePending(Staging& staging) const {
+    if (staging.target == nullptr) return;
+    const int width = conv_.width.target;
+    const float* rows = staging.rows[staging.current ^ 1];
+    float* target = staging.target;
+    staging.target = nullptr;
+    WithFinisher(conv_.epilogue, conv_.y, [&](const auto& finish) HWY_ATTR {
+      if (dense_rows_) {
+        WriteRun(finish, target, rows, staging.count * width, stream_);
+      } else {
+        WriteApart(finish, target, rows, staging.count);
+      }
+    });
+  }
+
+  // Rows that do not follow one another in memory.
+  template <class Finish>
+  void WriteApart(const Finish& finish, float* target, const float* rows, int count) const {
+    const int width = conv_.width.target;
+    for (int row = 0; row < count; row++, target += conv_.y_row, rows += width) {
+      if (conv_.y_column == 1) {
+        WriteRun(finish, target, rows, width, stream_);
+        continue;
+      }
+      for (int i = 0; i < width; i++) {
+        float* place = target + i * conv_.y_column;
+        *place = finish.One(rows[i], place);
+      }
+    }
+  }
+
+  const DepthwiseCorrelation& conv_;
+  const LinePacker packer_;
+  const SharedRows shared_;
+  int block_outputs_;                  // of each row phase
+  int block_rows_;                     // output rows of a block, of all phases
+  int window_rows_ = 0;                // padded input rows that a block reads
+  int ring_rows_;                      // packed rows that are kept
+  int phase_outputs_ = 0;              // most output rows of a phase
+  int taps_h_ = 0;                     // of all row phases
+  std::vector<std::int32_t> offsets_;  // of the tap columns, phase after phase
+  std::vector<int> offset_starts_;
+  bool in_order_;
+  bool dense_rows_;  // rows of the output follow one another without a gap
+  bool stream_;
+  int phase_pitch_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace polyconv
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,147 @@
+// The products: for each point a matrix multiplication, transformed weights x transformed input, in register tiles.
+#if defined(POLYCONV_CPU_TILE_LANES_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef POLYCONV_CPU_TILE_LANES_PRODUCTS_INL_H_
+#undef POLYCONV_CPU_TILE_LANES_PRODUCTS_INL_H_
+#else
+#define POLYCONV_CPU_TILE_LANES_PRODUCTS_INL_H_
+#endif
+
+#include "common/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace polyconv {
+namespace HWY_NAMESPACE {
+
+// A register tile is kTileChannels output channels x up to kTileVectors vectors of units. 8 x 3 sums, 3 inputs and a
+// weight fill the 32 registers of AVX-512; the 16 registers of the others hold 4 x 3.
+#if HWY_TARGET <= HWY_AVX3
+inline constexpr int kTileChannels = 8;
+#else
+inline constexpr int kTileChannels = 4;
+#endif
+inline constexpr int kTileVectors = 3;
+
+// Vectors of the next tile when `remaining` are left: threes, and two twos instead of a three and a one.
+constexpr int NextTile(int remaining) {
+  return remaining == 4 ? 2 : remaining < kTileVectors ? remaining : kTileVectors;
+}
+
+template <int kVectors>
+using Sums = Floats[kTileChannels][kVectors];
+
+// sums += weights[channel][k] * input[channel][lane]. This loop is where most of the time goes: per channel it reads
+// kVectors vectors and kTileChannels broadcast weights for kTileChannels * kVectors multiply-adds.
+template <int kVectors>
+HWY_INLINE void MultiplyAdd(Sums<kVectors>& sums, const float* HWY_RESTRICT weights, const float* HWY_RESTRICT input,
+                            int channels, std::size_t channel_pitch) {
+  for (int c = 0; c < channels; c++, weights += kTileChannels, input += channel_pitch) {
+    Floats in[kVectors];
+    POLYCONV_UNROLL
+    for (int z = 0; z < kVectors; z++) in[z] = Load(input + z * kLanes);
+    POLYCONV_UNROLL
+    for (int k = 0; k < kTileChannels; k++) {
+      const Floats weight = Broadcast(weights[k]);
+      POLYCONV_UNROLL
+      for (int z = 0; z < kVectors; z++) sums[k][z] = hn::MulAdd(weight, in[z], sums[k][z]);
+    }
+  }
+}
+
+template <int kVectors>
+HWY_INLINE void Clear(Sums<kVectors>& sums) {
+  POLYCONV_UNROLL
+  for (int k = 0; k < kTileChannels; k++) {
+    POLYCONV_UNROLL
+    for (int z = 0; z < kVectors; z++) sums[k][z] = hn::Zero(kFloats);
+  }
+}
+
+template <int kVectors>
+HWY_INLINE void LoadTile(Sums<kVectors>& sums, const float* HWY_RESTRICT tile) {
+  POLYCONV_UNROLL
+  for (int k = 0; k < kTileChannels; k++) {
+    POLYCONV_UNROLL
+    for (int z = 0; z < kVectors; z++) sums[k][z] = hn::Load(kFloats, tile + (k * kVectors + z) * kLanes);
+  }
+}
+
+template <int kVectors>
+HWY_INLINE void StoreTile(const Sums<kVectors>& sums, float* HWY_RESTRICT tile) {
+  POLYCONV_UNROLL
+  for (int k = 0; k < kTileChannels; k++) {
+    POLYCONV_UNROLL
+    for (int z = 0; z < kVectors; z++) StoreAligned(tile + (k * kVectors + z) * kLanes, sums[k][z]);
+  }
+}
+
+template <int kVectors>
+HWY_INLINE void AddTile(Sums<kVectors>& sums, const float* HWY_RESTRICT tile) {
+  POLYCONV_UNROLL
+  for (int k = 0; k < kTileChannels; k++) {
+    POLYCONV_UNROLL
+    for (int z = 0; z < kVectors; z++) {
+      sums[k][z] = hn::Add(sums[k][z], hn::Load(kFloats, tile + (k * kVectors + z) * kLanes));
+    }
+  }
+}
+
+// What a register tile reads. Pitches are in floats.
+struct TileOperands {
+  const float* weights;       // [slot][channel][k]
+  const float* input;         // [slot][channel][lane]
+  int channels;               // summed in this call
+  std::size_t weights_pitch;  // between slots
+  std::size_t input_pitch;    // between slots
+  std::size_t channel_pitch;  // of the input
+};
+
+// One register tile of one point: products = sum over channels, or products += ... when `accumulate`.
+//
+// Nested, there are two blocks of outputs and three slots: block 0 is slot 0 + slot 1, block 1 is slot 0 + slot 2. So
+// the sums of slot 0 go on into block 0 and are fetched again for block 1: three multiplications for four.
+template <int kVectors, bool kNested>
+HWY_NOINLINE void ComputeTile(const TileOperands& op, float* products, std::size_t block_pitch, bool accumulate) {
+  Floats sums[kTileChannels][kVectors];
+  Clear<kVectors>(sums);
+  MultiplyAdd<kVectors>(sums, op.weights, op.input, op.channels, op.channel_pitch);
+  if constexpr (kNested) {
+    HWY_ALIGN float common[kTileChannels * kVectors * kLanes];
+    StoreTile<kVectors>(sums, common);
+    MultiplyAdd<kVectors>(sums, op.weights + op.weights_pitch, op.input + op.input_pitch, op.channels,
+                          op.channel_pitch);
+    if (accumulate) AddTile<kVectors>(sums, products);
+    StoreTile<kVectors>(sums, products);
+    LoadTile<kVectors>(sums, common);
+    MultiplyAdd<kVectors>(sums, op.weights + 2 * op.weights_pitch, op.input + 2 * op.input_pitch, op.channels,
+                          op.channel_pitch);
+    products += block_pitch;
+  }
+  if (accumulate) AddTile<kVectors>(sums, products);
+  StoreTile<kVectors>(sums, products);
+}
+
+template <bool kNested>
+HWY_INLINE void ComputeTile(int vectors, const TileOperands& op, float* products, std::size_t block_pitch,
+                            bool accumulate) {
+  if (vectors == 3) return ComputeTile<3, kNested>(op, products, block_pitch, accumulate);
+  if (vectors == 2) return ComputeTile<2, kNested>(op, products, block_pitch, accumulate);
+  ComputeTile<1, kNested>(op, products, block_pitch, accumulate);
+}
+
+// Products of kTileChannels output channels, tile by tile of units. The tile at vector z starts at z * vector_size and
+// holds [block][point][k][vector]: what a register tile writes is contiguous, and so is what an inverse transform reads.
+template <class S>
+struct ProductLayout {
+  // One vector of padding per point keeps the points of a unit out of one another's cache sets.
+  static constexpr std::size_t PointPitch(int vectors) {
+    return static_cast<std::size_t>(kTileChannels * vectors + 1) * kLanes;
+  }
+  static constexpr std::size_t BlockPitch(int vectors) { return S::kGroupPoints * PointPitch(vectors); }
+  static constexpr std::size_t kVectorSize = S::kBlocks * BlockPitch(1);
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace polyconv
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,116 @@
+// From a scheme's algorithms to its kernels: which order of the stages, how large the chunks.
+#if defined(POLYCONV_CPU_TILE_LANES_SCHEMES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef POLYCONV_CPU_TILE_LANES_SCHEMES_INL_H_
+#undef POLYCONV_CPU_TILE_LANES_SCHEMES_INL_H_
+#else
+#define POLYCONV_CPU_TILE_LANES_SCHEMES_INL_H_
+#endif
+
+#include <algorithm>
+
+#include "tile_lanes/fast_convolution-inl.h"
+#include "tile_lanes/schemes.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace polyconv {
+namespace HWY_NAMESPACE {
+
+// The schedule with all choices made: a pure function of the problem. The sizes suit cores with 1 to 2 MiB of L2 cache.
+template <class H, class W, bool kNested>
+Schedule Resolve(const Convolution& conv, Schedule schedule) {
+  using S = Scheme<H, W, kNested, false>;
+  constexpr double kKiB = 1024;
+  const Taps taps(conv, S::kTapsH, S::kTapsW);
+  const int channels = taps.channels();
+  const int units = CeilDiv(CeilDiv(conv.out_width, taps.w.dilation), S::kUnitColumns) * taps.w.dilation;
+  const double unit_bytes = 4.0 * S::kSlots * S::kGroupPoints * channels;  // transformed input, all points
+  const double group_bytes = H::kPoints > 2 ? unit_bytes * 2 / H::kPoints : unit_bytes;
+  if (schedule.mode == Schedule::kAutomatic) {
+    if (unit_bytes * 64 <= 1280 * kKiB) {
+      schedule.mode = Schedule::kFused;
+    } else if (group_bytes * 48 <= 1024 * kKiB && units >= kLanes / 2) {
+      schedule.mode = Schedule::kFusedGrouped;
+    } else {
+      schedule.mode = Schedule::kPhased;
+    }
+  }
+  if (schedule.lanes <= 0) {
+    const double alive = schedule.mode == Schedule::kFusedGrouped ? group_bytes : unit_bytes;
+    if (schedule.mode == Schedule::kPhased) {
+      // A slab of transformed input and products: large enough to use each weight often, small enough to be bounded.
+      const double slab = 4.0 * S::kBlocks * S::kGroupPoints * (conv.out_channels + kTileChannels) + alive;
+      schedule.lanes = static_cast<int>(std::clamp(96 * kKiB * kKiB / slab, 96.0, 32768.0));
+    } else {
+      // At least 48 to 64 units, or the weights stream through too often; of the narrowest vectors that is more than 12.
+      const double room = (schedule.mode == Schedule::kFusedGrouped ? 400 : 640) * kKiB;  // grouped, columns are kept
+      const int lanes = static_cast<int>(room / alive) / kLanes * kLanes;
+      const int least = alive * 64 <= 1280 * kKiB ? 64 : 48;
+      schedule.lanes = std::clamp(lanes, least, std::max(least, 12 * kLanes));
+    }
+  }
+  if (schedule.channels <= 0) {
+    // The products that wait for their inverse transform should not push the transformed input out of the cache.
+    const double points =
+        S::kBlocks * S::kGroupPoints / (schedule.mode == Schedule::kFusedGrouped ? H::kPoints / 2.0 : 1.0);
+    const int batch = static_cast<int>(400 * kKiB / (4 * points * std::min(schedule.lanes, 12 * kLanes)));
+    schedule.channels = std::clamp(batch / kTileChannels * kTileChannels, kTileChannels, 32);
+  }
+  return schedule;
+}
+
+// Single taps see neither rows nor images where all pixels lie evenly in memory: one long row serves them better.
+template <class S>
+Convolution JoinRows(Convolution conv) {
+  const bool single = conv.taps_h == 1 && conv.taps_w == 1 && conv.stride_h == 1 && conv.stride_w == 1;
+  const bool same =
+      conv.top == 0 && conv.left == 0 && conv.in_height == conv.out_height && conv.in_width == conv.out_width;
+  if (!S::kDirect || !single || !same) return conv;
+  if (conv.x_row != conv.in_width * conv.x_column || conv.y_row != conv.out_width * conv.y_column) return conv;
+  conv.in_width = conv.out_width = conv.in_width * conv.in_height;
+  conv.in_height = conv.out_height = 1;
+  if (conv.x_batch != conv.in_width * conv.x_column || conv.y_batch != conv.out_width * conv.y_column) return conv;
+  conv.in_width = conv.out_width = conv.in_width * conv.batch;
+  conv.batch = 1;
+  return conv;
+}
+
+template <class H, class W, bool kNested>
+std::size_t WeightsSize(const Convolution& conv) {
+  return WeightStage<Scheme<H, W, kNested, false>>(conv).size();
+}
+
+template <class H, class W, bool kNested>
+void Run(const Convolution& given, const Schedule& wanted, const float* transformed, const Runtime& runtime) {
+  const Convolution conv = JoinRows<Scheme<H, W, kNested, false>>(given);
+  const Schedule schedule = Resolve<H, W, kNested>(conv, wanted);
+  const int tiles_per_batch = CeilDiv(schedule.channels, kTileChannels);
+  if (schedule.mode == Schedule::kFusedGrouped) {
+    using S = Scheme<H, W, kNested, true>;
+    // Pieces of bands need more room for the columns that are kept; past the cache that costs more than empty lanes.
+    const Taps taps(conv, S::kTapsH, S::kTapsW);
+    const double kept = 4.0 * schedule.lanes * taps.channels() * H::kPoints * S::kUnitColumns;
+    const bool crosses_bands = kept <= 768 * 1024;
+    FastConvolution<S>(conv, transformed, schedule.lanes, crosses_bands).RunFused(tiles_per_batch, runtime);
+    return;
+  }
+  const FastConvolution<Scheme<H, W, kNested, false>> convolution(conv, transformed, schedule.lanes, true);
+  if (schedule.mode == Schedule::kPhased) {
+    convolution.RunPhased(runtime);
+  } else {
+    convolution.RunFused(tiles_per_batch, runtime);
+  }
+}
+
+template <class H, class W, bool kNested>
+inline constexpr SchemeKernels kKernels = {&WeightsSize<H, W, kNested>, &TransformWeights<Scheme<H, W, kNested, false>>,
+                                           &Run<H, W, kNested>, &ChannelsSummed};
+
+inline constexpr auto kKernelsOf = []<SchemeShape kShape>() {
+  return &kKernels<AlongH<kShape>, AlongW<kShape>, kShape.nested>;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace polyconv
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,117 @@
+// How a convolution is cut into bands, units and chunks: integer arithmetic only, shared by all instruction sets.
+//
+//   phase   with dilation d of the sub-image, output rows a, a + d, a + 2d, ... form a dense convolution of their own, for each a < d;
+//           the same holds for columns
+//   band    the output rows of one row of tiles: one image, one row phase, H::kM rows of that phase
+//   unit    one tile of one column phase inside a band. Units are the lanes of the vectors: unit u is tile u / d of
+//           column phase u % d, so neighbouring lanes read neighbouring columns
+//   chunk   what one thread works on at a time: some whole bands, a part of a wide one, or, where both would leave many
+//           lanes of the last vector empty, so many tiles in a row whatever bands they belong to
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "common/convolution.h"
+#include "tile_lanes/segments.h"
+
+namespace polyconv {
+
+struct Tiling {
+  int dilation_h, dilation_w;  // of the sub-images that the segments of taps read: see segments.h
+  int tile_rows;               // tiles of one row phase
+  int units;                   // units of a whole band
+  int piece_units;             // most units of one band in a chunk
+  int band_count;              // over all images and row phases
+  int bands_per_chunk;         // at most, counting those that are there in part
+  int band_tiles;              // tiles of a band, of all column phases together
+  int chunk_tiles;
+  int parts;  // chunks of a band that is cut into several; 0 where chunks run on into the next band
+  int chunk_count;
+  int lanes;  // units of a chunk, rounded up to whole vectors
+};
+
+struct Range {
+  int begin, end;
+};
+
+// Bands of a chunk: what there is of them between its first and its last tile.
+struct BandRange {
+  int begin, end;
+  int first_tile, last_tile;  // of the whole chunk
+
+  int count() const { return end - begin; }
+  BandRange Cut(int from, int most) const { return {from, std::min(from + most, end), first_tile, last_tile}; }
+};
+
+// One band, as far as it lies inside a chunk.
+struct Band {
+  int image, phase, tile_row;
+  int first_unit, unit_count;
+  int first_lane;  // of its units in the chunk
+};
+
+template <class S>
+Tiling MakeTiling(const Convolution& conv, const Taps& taps, int wanted_lanes, bool crosses_bands, int vector) {
+  Tiling t{};
+  t.dilation_h = taps.h.dilation;
+  t.dilation_w = taps.w.dilation;
+  t.tile_rows = CeilDiv(CeilDiv(conv.out_height, t.dilation_h), S::H::kM);
+  t.units = CeilDiv(CeilDiv(conv.out_width, t.dilation_w), S::kUnitColumns) * t.dilation_w;
+  t.band_count = conv.batch * t.dilation_h * t.tile_rows;
+  t.band_tiles = t.units / t.dilation_w;
+  wanted_lanes = std::max(wanted_lanes, vector);
+  const int tiles = t.band_count * t.band_tiles, most_tiles = std::max(wanted_lanes / t.dilation_w, 1);
+  const auto fills_vectors = [vector](int units) { return units * 10 >= RoundUp(units, vector) * 9; };
+  if (t.units > wanted_lanes + vector / 2) {
+    // Parts of equal size, so that the last one is not a sliver.
+    const int even_units = CeilDiv(t.band_tiles, CeilDiv(t.band_tiles, most_tiles)) * t.dilation_w;
+    t.chunk_tiles = std::max(even_units, RoundUp(even_units, vector) / t.dilation_w * t.dilation_w) / t.dilation_w;
+    t.parts = CeilDiv(t.band_tiles, t.chunk_tiles);
+    t.bands_per_chunk = 1;
+    t.chunk_count = t.parts * t.band_count;
+  } else {
+    // As many chunks as needed, filled evenly.
+    const int whole_bands = std::clamp(most_tiles / t.band_tiles, 1, t.band_count);
+    t.bands_per_chunk = CeilDiv(t.band_count, CeilDiv(t.band_count, whole_bands));
+    t.chunk_tiles = t.bands_per_chunk * t.band_tiles;
+    const bool wasteful = t.units > vector && t.chunk_tiles < tiles && !fills_vectors(t.chunk_tiles * t.dilation_w);
+    if (crosses_bands && wasteful) {
+      t.chunk_tiles = most_tiles;
+      t.bands_per_chunk = std::min(CeilDiv(t.chunk_tiles - 1, t.band_tiles) + 1, t.band_count);
+    }
+    t.chunk_count = CeilDiv(tiles, t.chunk_tiles);
+  }
+  t.piece_units = std::min(t.chunk_tiles, t.band_tiles) * t.dilation_w;
+  t.lanes = RoundUp(t.chunk_tiles * t.dilation_w, vector);
+  return t;
+}
+
+inline BandRange BandsOf(const Tiling& t, int chunk) {
+  int first = chunk * t.chunk_tiles, end = t.band_count * t.band_tiles;
+  if (t.parts > 0) {
+    first = chunk / t.parts * t.band_tiles + chunk % t.parts * t.chunk_tiles;
+    end = (chunk / t.parts + 1) * t.band_tiles;
+  }
+  const int last = std::min(first + t.chunk_tiles, end);
+  return {first / t.band_tiles, CeilDiv(last, t.band_tiles), first, last};
+}
+
+inline int UnitsOf(const Tiling& t, const BandRange& chunk) {
+  return (chunk.last_tile - chunk.first_tile) * t.dilation_w;
+}
+
+inline Band BandAt(const Tiling& t, const BandRange& chunk, int band) {
+  const int start = band * t.band_tiles;
+  const int first = std::max(chunk.first_tile, start), last = std::min(chunk.last_tile, start + t.band_tiles);
+  Band b{};
+  b.tile_row = band % t.tile_rows;
+  b.phase = band / t.tile_rows % t.dilation_h;
+  b.image = band / t.tile_rows / t.dilation_h;
+  b.first_unit = (first - start) * t.dilation_w;
+  b.unit_count = (last - first) * t.dilation_w;
+  b.first_lane = (first - chunk.first_tile) * t.dilation_w;
+  return b;
+}
+
+}  // namespace polyconv

@@ -1,0 +1,126 @@
+"""What the native kernels say of themselves, which Python plans by: that it is true, and that Python understands it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from math import sqrt
+
+import pytest
+import torch
+
+from cpu_passes import load_native
+from polyconv.cpu import channel_lanes, native, tile_lanes
+from polyconv.cpu.candidates import Engine
+from polyconv.cpu.device import CpuDevice
+from polyconv.cpu.planner import plan_cpu
+from polyconv.cpu.schemes import KernelScheme
+from polyconv.problem import Activation, PaddingMode, Pass, Problem
+
+load_native()
+
+DIRECT = KernelScheme(1, 1, 1, 1)
+ASKED = """
+import sys
+import polyconv
+from polyconv.cpu import backend, tile_lanes
+assert "polyconv.cpu._native" not in sys.modules
+assert tile_lanes.schemes()
+assert "polyconv.cpu._native" in sys.modules
+"""
+
+
+def test_every_name_has_a_number() -> None:
+    """As many names as Python has, and the same ones: whatever the order is."""
+    facts = native.facts()
+    assert sorted(facts["borders"]) == sorted(mode.value for mode in PaddingMode)
+    assert sorted(facts["activations"]) == sorted(activation.value for activation in Activation)
+    assert set(facts["lanes"]) == {Engine.TILE_LANES.value, Engine.CHANNEL_LANES.value}
+
+
+@pytest.mark.parametrize("kind", Pass, ids=str)
+def test_schemes_differ_and_one_is_direct(kind: Pass) -> None:
+    lists = [channel_lanes.schemes(kind)] if kind is Pass.WGRAD else [tile_lanes.schemes(), channel_lanes.schemes(kind)]
+    for schemes in lists:
+        assert len(set(schemes)) == len(set(map(str, schemes))) == len(schemes) > 1
+        assert schemes.count(DIRECT) == 1
+
+
+def test_a_number_without_a_scheme_is_refused() -> None:
+    x, w, y = torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 4, 4)
+    geometry = [1, 1, 0, 0, 1, 1, 1, 0]
+    for plan in ([0, len(tile_lanes.schemes()), 0, 0, 0], [1, len(channel_lanes.schemes(Pass.FPROP)), 0, 0, 0]):
+        with pytest.raises(RuntimeError, match="no such algorithm"):
+            torch.ops.polyconv_cpu.convolve(x, w, None, y, geometry, plan, None)
+    with pytest.raises(RuntimeError, match="no such engine"):
+        torch.ops.polyconv_cpu.convolve(x, w, None, y, geometry, [2, 0, 0, 0, 0], None)
+    with pytest.raises(RuntimeError, match="no such algorithm"):
+        torch.ops.polyconv_cpu.weight_gradient(x, y, w, None, geometry, [len(channel_lanes.schemes(Pass.WGRAD))])
+
+
+@pytest.mark.parametrize(
+    ("engine", "channels"),
+    [
+        (Engine.TILE_LANES, 64),
+        (Engine.TILE_LANES, 512),
+        (Engine.TILE_LANES, 1056),
+        (Engine.CHANNEL_LANES, 144),
+        (Engine.CHANNEL_LANES, 576),
+    ],
+    ids=lambda value: str(value).replace(" ", "-"),
+)
+def test_sums_begin_anew_where_the_error_model_is_told(engine: Engine, channels: int, instruction_set: str) -> None:
+    """One term so large that the ones which follow in the same sequence are lost; in the next they count again."""
+    assert native.instruction_set() == instruction_set
+    schemes = tile_lanes.schemes() if engine is Engine.TILE_LANES else channel_lanes.schemes(Pass.FPROP)
+    index = schemes.index(DIRECT)
+    length = native.longest_sum(engine, index, channels)
+    assert length % 2 == 0, "an odd number of ones would be rounded beside so large a sum"
+    large = 2.0**24
+    x = torch.ones(1, channels, 8, 8)
+    x[:, 0] = large
+    y = torch.full((1, 4, 8, 8), float("nan"))
+    plan = native.plan_numbers(engine, index)
+    torch.ops.polyconv_cpu.convolve(x, torch.ones(4, channels, 1, 1), None, y, [1, 1, 0, 0, 1, 1, 1, 0], plan, None)
+    assert torch.equal(y, torch.full_like(y, large + channels - length))
+
+
+def test_depthwise_sums_begin_anew_where_the_error_model_is_told(instruction_set: str) -> None:
+    """The same for the weight gradient of one tap: of the two layouts, one has sums as long as the kernels say."""
+    assert native.instruction_set() == instruction_set
+    channels, height, width, large = 16, 16, 1024, 2.0**24
+    geometry = [1, 1, 0, 0, 1, 1, channels, 0]
+    longest = torch.ops.polyconv_cpu.depthwise_longest_sum(
+        [1, channels, height, width, channels, 1, 1, 1, height, width], geometry
+    )
+    lost = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        x = torch.ones(1, channels, height, width).to(memory_format=layout)
+        x[..., 0, 0] = large
+        dw = torch.full((channels, 1, 1, 1), float("nan"))
+        torch.ops.polyconv_cpu.depthwise_wgrad(x, torch.ones_like(x), dw, None, geometry)
+        assert (dw == dw[0]).all()
+        lost.append(large + height * width - dw[0].item())
+    assert max(lost) == longest
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_long_rows_of_a_depthwise_gradient_are_predicted(layout: torch.memory_format, instruction_set: str) -> None:
+    """A lane goes on to the end of its row before the sum goes on in double, and rows may be long."""
+    assert native.instruction_set() == instruction_set
+    channels, width = 16, 2**16
+    problem = Problem.make("wgrad", (1, channels, 3, width + 2), (channels, 1, 3, 3), groups=channels)
+    plan = plan_cpu(problem, CpuDevice(instruction_set))
+    offered = [plan.chosen, *(candidate for candidate, _ in plan.rejected)]
+    (predicted,) = (candidate.error for candidate in offered if candidate.engine is Engine.DEPTHWISE)
+    x = torch.randn(problem.x_shape).to(memory_format=layout)
+    dy = torch.randn(problem.y_shape).to(memory_format=layout)
+    dw = torch.full(problem.w_shape, float("nan"))
+    torch.ops.polyconv_cpu.depthwise_wgrad(x, dy, dw, None, native.geometry_numbers(problem))
+    exact = torch.nn.functional.conv2d(x.double(), dy.double().transpose(0, 1), groups=channels)[0].unsqueeze(1)
+    scale = sqrt(width) * x.double().square().mean().sqrt() * dy.double().square().mean().sqrt()
+    assert (dw - exact).abs().max() <= predicted * scale
+
+
+def test_nothing_is_loaded_before_it_is_asked_for() -> None:
+    subprocess.run([sys.executable, "-c", ASKED], check=True)
