@@ -4,7 +4,7 @@ The CPU kernels are built in a folder of their own (csrc/build.py --sanitize), a
 imports those instead of the ones in place; the emulator (tools/volta) is built and loaded alike. The first report ends
 the process that it is about. Examples:
 
-    python csrc/sanitize.py address,undefined pytest -n 2 tests/test_cpu_native.py tests/volta
+    python csrc/sanitize.py address,undefined pytest -n 2 tests/cpu/test_cpu_native.py tests/volta
     python csrc/sanitize.py address,undefined python tools/campaign
     OMP_NUM_THREADS=1 python csrc/sanitize.py thread python tools/campaign
 

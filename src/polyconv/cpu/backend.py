@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from .. import choices, epoch
-from ..backends import Run
 from ..problem import Pass, Problem
 from ..tuning import Environment
 from . import aten, native, planner
@@ -16,6 +16,9 @@ from .borders import fold
 from .candidates import Candidate, Engine
 from .planner import CpuPlan, plan_cpu
 from .weights import TransformedWeights
+
+if TYPE_CHECKING:
+    from ..backends import Run
 
 
 class CpuBackend:

@@ -15,7 +15,7 @@ from polyconv.plan import KernelSpec, Launch, Plan
 from polyconv.plan.plan import Work
 from polyconv.problem import Pass, Problem
 
-PATH = Path(__file__).resolve().parents[1] / "benchmarks" / "gpu" / "table.py"
+PATH = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu" / "table.py"
 PROBLEM = Problem.make(Pass.FPROP, (4, 8, 32, 32), (16, 8, 3, 3))
 
 

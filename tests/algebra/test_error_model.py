@@ -1,6 +1,6 @@
 """The error model against float32: never below what happens, and close to it on ordinary data.
 
-``pytest tests/test_error_model.py --hypothesis-profile=wide`` tries thousands of problems instead of dozens.
+``pytest tests/algebra/test_error_model.py --hypothesis-profile=wide`` tries thousands of problems instead of dozens.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from test_segments import axis_schemes
 
 import float32_toom as float32
 import uneven_data
@@ -31,7 +32,6 @@ from polyconv.algebra.error import (
 from polyconv.algebra.segments import AxisScheme, Scheme2d, schemes
 from polyconv.algebra.steps import Form, axis_steps
 from polyconv.measure.workloads import catalogue
-from test_segments import axis_schemes
 from uneven_data import Array
 
 cut, direct = AxisScheme.cut, AxisScheme.direct

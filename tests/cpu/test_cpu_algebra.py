@@ -13,7 +13,7 @@ import pytest
 
 from polyconv.algebra.toom import cook_toom
 
-CSRC = Path(__file__).parents[1] / "csrc" / "cpu"
+CSRC = Path(__file__).parents[2] / "csrc" / "cpu"
 ALGORITHMS = [(2, 3), (4, 3), (6, 3), (4, 5), (3, 4), (5, 4), (2, 5), (3, 2)]
 
 PROGRAM = """

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[1] / "csrc" / "build.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "csrc" / "build.py"
 
 
 def load(root: Path) -> ModuleType:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 RUN = (
     DOCS / "index.md",

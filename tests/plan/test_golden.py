@@ -40,7 +40,7 @@ def test_cpu_plans_are_those_on_record(name: str) -> None:
 @pytest.mark.parametrize("arch", record.ARCHS)
 @pytest.mark.parametrize("spec", all_kernels(), ids=lambda spec: spec.symbol)
 def test_machine_code_is_that_on_record(spec: KernelSpec, arch: str) -> None:
-    """Compiles nothing that tests/test_resources.py does not compile too: whichever comes first fills the cache."""
+    """Compiles nothing that test_resources.py does not compile too: whichever comes first fills the cache."""
     known = record.load(record.MACHINE_CODE)
     if not any(key.startswith(f"{compiler_id()}, ") for key in known):
         recorded = sorted({key.rpartition(", sm_")[0] for key in known})

@@ -22,7 +22,7 @@ from campaign.parts.cuda import Planned
 from campaign.tensors import Operand
 from polyconv.cpu import native
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 PARTS = {
     "harmless": """

@@ -226,7 +226,7 @@ def test_structured_data(kind: Pass, which: str, name: str) -> None:
 
 def script(name: str) -> ModuleType:
     """The program that prints the figures in docs/accuracy.md."""
-    path = Path(__file__).resolve().parents[1] / "benchmarks" / "cpu" / f"{name}.py"
+    path = Path(__file__).resolve().parents[2] / "benchmarks" / "cpu" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -30,7 +30,7 @@ from polyconv import cli
 from polyconv.export import ExportError, Model, conv2d_model, exported_file, named_model
 from polyconv.plan import DEVICES
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 KERNELBENCH = ("kb50", "kb55", "kb56", "kb62", "kb63", "kb80", "kb82", "kb83", "kb84", "kb85", "kb86", "kb87")
 V100 = DEVICES["v100"]
 

@@ -29,7 +29,7 @@ from polyconv.measure.operands import Operands
 from polyconv.problem import Pass, Problem
 from polyconv.scale import largest, scales
 
-SHAPES = Path(__file__).parents[2] / "shared" / "onednn_shapes.jsonl"
+SHAPES = Path(__file__).parents[3] / "shared" / "onednn_shapes.jsonl"
 if not SHAPES.exists():
     pytest.skip("the list of oneDNN's shapes is not here", allow_module_level=True)
 
