@@ -206,7 +206,7 @@ namespace polyconv {
 constexpr int kMaxParts = 16;
 
 // Channels that half_gemm.cuh sums between two barriers. X and U are filled up to whole chunks.
-constexpr int kChannelChunk = 8;
+enum : int { kChannelChunk = 8 };
 
 // Where the taps of one class (and segment) begin to read, and the end of what any output needs of the image: what lies
 // beyond is not read, so that an infinity there cannot reach a tile that juts out.
@@ -2562,6 +2562,9 @@ struct Toom4_5_1 {
   static constexpr int kPoints = 8;
   static constexpr int kSegments = 1;
   static constexpr int kTiles = 1;
+  static constexpr int kPasses = 1;
+  static constexpr int kOuterInputs = 1;
+  static constexpr int kOutputs = 4;
   static constexpr int kSpan = 8;
   static POLYCONV_INLINE constexpr int offset(int) { return 0; }
   static POLYCONV_INLINE constexpr int first_tap(int) { return 0; }
@@ -2723,6 +2726,9 @@ struct Toom4_4_5_2 {
   static constexpr int kPoints = 8;
   static constexpr int kSegments = 2;
   static constexpr int kTiles = 2;
+  static constexpr int kPasses = 3;
+  static constexpr int kOuterInputs = 3;
+  static constexpr int kOutputs = 8;
   static constexpr int kSpan = 16;
   static POLYCONV_INLINE constexpr int offset(int i) { return i == 0 ? 0 : i == 1 ? 4 : 8; }
   static POLYCONV_INLINE constexpr int first_tap(int i) { return i == 0 ? 0 : 4; }
@@ -2884,6 +2890,9 @@ struct Toom4_4_5_1 {
   static constexpr int kPoints = 8;
   static constexpr int kSegments = 2;
   static constexpr int kTiles = 1;
+  static constexpr int kPasses = 2;
+  static constexpr int kOuterInputs = 2;
+  static constexpr int kOutputs = 4;
   static constexpr int kSpan = 12;
   static POLYCONV_INLINE constexpr int offset(int i) { return i == 0 ? 0 : 4; }
   static POLYCONV_INLINE constexpr int first_tap(int i) { return i == 0 ? 0 : 4; }

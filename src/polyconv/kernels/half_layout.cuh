@@ -23,7 +23,7 @@ namespace polyconv {
 constexpr int kMaxParts = 16;
 
 // Channels that half_gemm.cuh sums between two barriers. X and U are filled up to whole chunks.
-constexpr int kChannelChunk = 8;
+enum : int { kChannelChunk = 8 };
 
 // Where the taps of one class (and segment) begin to read, and the end of what any output needs of the image: what lies
 // beyond is not read, so that an infinity there cannot reach a tile that juts out.

@@ -103,6 +103,9 @@ def _struct(axis: ToomAxis) -> str:
         "Points": axis.points,
         "Segments": len(axis.segments),
         "Tiles": axis.tiles,
+        "Passes": axis.passes,
+        "OuterInputs": len(axis.offsets),
+        "Outputs": axis.outputs,
         "Span": axis.span,
     }
     transforms = {
