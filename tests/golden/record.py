@@ -22,7 +22,7 @@ from typing import Any
 from polyconv.cpu import channel_lanes, native, planner
 from polyconv.cpu.device import CpuDevice
 from polyconv.cuda.cache import KernelCache
-from polyconv.cuda.compile import compiler_id
+from polyconv.cuda.compile import compile_kernel, compiler_id
 from polyconv.measure.workloads import catalogue
 from polyconv.plan import DEVICES, KernelSpec, Launch, Plan, all_kernels, plan_cuda
 from polyconv.problem import Activation, PaddingMode, Pass, Problem, channels_last_strides
@@ -132,8 +132,17 @@ def code_key(spec: KernelSpec, arch: str) -> str:
     return f"{compiler_id()}, {arch}, {spec.symbol}"
 
 
-def code_hash(cubin: bytes) -> str:
-    """Names a compiled kernel: its machine code, its registers, the layout of its parameters."""
+def code_hash(spec: KernelSpec, arch: str, known: str | None) -> str:
+    """Names a compiled kernel: its machine code, its registers, the layout of its parameters.
+
+    NVRTC orders the instructions of a few kernels differently while other threads compile, too. So what is in the cache
+    and is not what is known is compiled once more, alone: then it does the same each time.
+    """
+    found = _hash(KernelCache().get(spec, arch))
+    return found if found == known else _hash(compile_kernel(spec, arch))
+
+
+def _hash(cubin: bytes) -> str:
     return hashlib.sha256(cubin).hexdigest()[:16]
 
 
@@ -141,10 +150,11 @@ def machine_code_record() -> Record:
     """The hash of every kernel. What other compilers made stays on record."""
     others = load(MACHINE_CODE) if path(MACHINE_CODE).exists() else {}
     found = {key: value for key, value in others.items() if not key.startswith(f"{compiler_id()}, ")}
-    specs, cache = all_kernels(), KernelCache()
     for arch in ARCHS:
-        for spec, cubin in zip(specs, cache.get_many(specs, arch), strict=True):
-            found[code_key(spec, arch)] = code_hash(cubin)
+        KernelCache().get_many(all_kernels(), arch)
+        for spec in all_kernels():
+            key = code_key(spec, arch)
+            found[key] = code_hash(spec, arch, others.get(key))
     return found
 
 
