@@ -3417,7 +3417,7 @@ class Geometry(NamedTuple):
         return output_size(in_size, kernel, self)
 
 
-def known(condition: bool, otherwise: bool = False) -> bool:
+def statically(condition: bool, otherwise: bool = False) -> bool:
     """A condition on sizes; ``otherwise`` where it hangs on one that is not known before the program runs.
 
     While a program is traced, sizes may be symbols. Most have an example to decide by, and the decision becomes a guard
@@ -3442,22 +3442,22 @@ def check_shapes(x: Sequence[int], w: Sequence[int], bias: Sequence[int] | None,
             f"in_channels/groups, {axes}); got an input of size {list(x)} and a weight of size {list(w)}"
         )
     groups = geometry.groups
-    if known(w[0] < groups):
+    if statically(w[0] < groups):
         raise RuntimeError(
             f"Given groups={groups}, expected weight to be at least {groups} at dimension 0 (out_channels), "
             f"but got weight of size {list(w)}"
         )
-    if known(w[0] % groups != 0):
+    if statically(w[0] % groups != 0):
         raise RuntimeError(
             f"Given groups={groups}, expected weight to be divisible by {groups} at dimension 0 (out_channels), "
             f"but got weight of size {list(w)}"
         )
-    if known(x[1] != w[1] * groups):
+    if statically(x[1] != w[1] * groups):
         raise RuntimeError(
             f"Given groups={groups} and a weight of size {list(w)}, expected an input with {w[1] * groups} channels, "
             f"but got {x[1]} channels in an input of size {list(x)}"
         )
-    if bias is not None and (len(bias) != 1 or known(bias[0] != w[0])):
+    if bias is not None and (len(bias) != 1 or statically(bias[0] != w[0])):
         raise RuntimeError(
             f"Given a weight of size {list(w)}, expected bias to be 1-dimensional with {w[0]} elements, "
             f"but got bias of size {list(bias)}"
@@ -3468,7 +3468,7 @@ def check_shapes(x: Sequence[int], w: Sequence[int], bias: Sequence[int] | None,
 def check_extents(in_size: Sequence[int], kernel: Sequence[int], geometry: Geometry) -> None:
     """Raise unless the kernel fits into the padded image and the padding mode can fill the sides."""
     padding, dilation = geometry.padding, geometry.dilation
-    if any(known(taps <= 0) for taps in kernel):
+    if any(statically(taps <= 0) for taps in kernel):
         raise RuntimeError(f"Kernel size should be greater than zero, but got {_by(kernel)}")
     for axis, name in enumerate(AXES[len(kernel)]):
         size, before, after = in_size[axis], padding[2 * axis], padding[2 * axis + 1]
@@ -3476,16 +3476,16 @@ def check_extents(in_size: Sequence[int], kernel: Sequence[int], geometry: Geome
             _check_padding(name, size, before, after)
         if before < 0 or after < 0:
             _check_crop(name, size, before, after, geometry.padding_mode)
-        if known(size + before + after < dilation[axis] * (kernel[axis] - 1) + 1):
+        if statically(size + before + after < dilation[axis] * (kernel[axis] - 1) + 1):
             _kernel_does_not_fit(in_size, kernel, geometry)
-        if known(size <= 0):
+        if statically(size <= 0):
             raise RuntimeError(f"Only the batch and the channels may be empty: got an input of {_by(in_size)} pixels")
-        if geometry.padding_mode == "reflect" and known(max(before, after) >= size):
+        if geometry.padding_mode == "reflect" and statically(max(before, after) >= size):
             raise RuntimeError(
                 f"padding_mode='reflect' needs a padding smaller than the image: "
                 f"got {before} and {after} along a {name} of {size}"
             )
-        if geometry.padding_mode == "circular" and known(max(before, after) > size):
+        if geometry.padding_mode == "circular" and statically(max(before, after) > size):
             raise RuntimeError(
                 f"padding_mode='circular' needs a padding no larger than the image (it may wrap around once): "
                 f"got {before} and {after} along a {name} of {size}"
@@ -3495,7 +3495,7 @@ def check_extents(in_size: Sequence[int], kernel: Sequence[int], geometry: Geome
 def _check_padding(name: str, size: int, before: int, after: int) -> None:
     """Sides that 64 bits may not count, if only in the sum."""
     largest = 2**62 - 1
-    if max(before, after) > largest or known(size + before + after >= 2**63):
+    if max(before, after) > largest or statically(size + before + after >= 2**63):
         raise RuntimeError(
             f"expected padding to be at most {largest}, and the padded {name} to be counted in 64 bits; "
             f"got {before} and {after} along a {name} of {size}"
@@ -3503,7 +3503,7 @@ def _check_padding(name: str, size: int, before: int, after: int) -> None:
 
 
 def _check_crop(name: str, size: int, before: int, after: int, padding_mode: str) -> None:
-    if known(max(-before, 0) + max(-after, 0) > size):
+    if statically(max(-before, 0) + max(-after, 0) > size):
         raise RuntimeError(f"negative padding crops more than there is: {before} and {after} along a {name} of {size}")
     if padding_mode != "zeros":
         raise RuntimeError(
@@ -3531,16 +3531,16 @@ def suggests_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool
     This is ``c10::is_channels_last_strides_2d``, ambiguous cases included, so that our outputs get the memory format
     that torch's convolution would give them.
     """
-    if known(strides[1] == 0):
+    if statically(strides[1] == 0):
         return False
     least = 0
     for axis in (1, 3, 2, 0):
         extent, stride = shape[axis], strides[axis]
-        if known(stride < least, otherwise=True) or known(extent == 0):
+        if statically(stride < least, otherwise=True) or statically(extent == 0):
             return False
-        if axis == 0 and known(least == strides[1]):
+        if axis == 0 and statically(least == strides[1]):
             return False
-        least = stride * extent if known(extent > 1, otherwise=True) else stride
+        least = stride * extent if statically(extent > 1, otherwise=True) else stride
     return True
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import settings
-from ..arguments import Geometry, check_shapes, known, suggests_channels_last
+from ..arguments import Geometry, check_shapes, statically, suggests_channels_last
 from .precision import HALF, HOW_TO_ALLOW, is_widened
 from .schema import Args
 
@@ -57,7 +57,7 @@ def check_residual(residual: Tensor, expected: Shape) -> None:
 
 def _differ(shape: Shape, expected: Shape) -> bool:
     """Whether two shapes are known to be different."""
-    return len(shape) != len(expected) or any(known(a != b) for a, b in zip(shape, expected, strict=True))
+    return len(shape) != len(expected) or any(statically(a != b) for a, b in zip(shape, expected, strict=True))
 
 
 def fprop_layout(

@@ -1,4 +1,4 @@
-"""From a model and its example inputs to a faster model and a report: record, try, judge, time the whole."""
+"""From a model and its example inputs to a faster model and a report: record, measure, select, time the whole."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ..measure.timing import Timing
 from ..nn import Conv2d
 from ..rehearsal import Example, Loss, preserved
 from ..replacement import why_not_replace
-from .judgement import Judgement, Trials, agreed_word, judge
+from .measurement import Measurement, Measurer
 from .recording import Layer, Recording, record, runner
 from .report import OptimizationReport, Row
+from .selection import Measurements, Selection, agreed_word, select
 from .swapping import Fusion, Swap
-from .trial import Court, Trial
 
 MARGIN = 0.03
 """Share of PyTorch's time that must be gained before a convolution is swapped: measurements scatter."""
@@ -81,26 +81,26 @@ def optimize(
         recording = record(model, convolutions, example_inputs, loss)
         shown.expect(sum(len(layer.calls) for layer in recording.layers) + 1)
         fusable = [Fusion(*group) for group in recording.flow.groups()] if fuse else []
-        court = Court(timer, training=model.training, candidates=candidates)
-        trials, inexact = _trials(recording, fusable, court, shown)
+        measurer = Measurer(timer, training=model.training, candidates=candidates)
+        measurements, inexact = _measure(recording, fusable, measurer, shown)
         left_alone.update(inexact)
-        fusable = [fusion for fusion in fusable if {layer.module for layer in trials} >= set(fusion.convolutions)]
-        proposals = _proposals(trials, fusable, margin)
+        fusable = [fusion for fusion in fusable if {layer.module for layer in measurements} >= set(fusion.convolutions)]
+        proposals = _proposals(measurements, fusable, margin)
         run = runner(model, example_inputs, loss)
         before, after = _time_whole(timer, proposals, run, training=model.training)
         shown.step("the model")
     kept = _decide(proposals, before, after)
     if tuning_file is not None:  # first: where the file cannot be written, the model stays what it was
-        _save(Path(tuning_file), device, trials)
+        _save(Path(tuning_file), device, measurements)
     undo = _nothing if kept is None else _keep(kept, device)
     return model, OptimizationReport(
         mode="training" if model.training else "inference",
         device=str(device),
-        rows=tuple(_rows(trials, proposals[0].judgement, kept)),
+        rows=tuple(_rows(measurements, proposals[0].selection, kept)),
         left_alone={**left_alone, **dict.fromkeys(recording.idle, "it does not run on these inputs")},
         before=before,
         after=before if kept is None else after[kept.name],
-        verdict=_verdict(before, after, kept) if trials else "there was nothing to compare",
+        verdict=_verdict(before, after, kept) if measurements else "there was nothing to compare",
         choices={} if kept is None else kept.choices,
         _undo=undo,
     )
@@ -111,25 +111,25 @@ class _Proposal:
     """What could be done to the model."""
 
     name: str
-    judgement: Judgement
+    selection: Selection
     swap: Swap
     choices: Mapping[str, str]
 
 
-def _proposals(trials: Trials, fusable: Sequence[Fusion], margin: float) -> list[_Proposal]:
+def _proposals(measurements: Measurements, fusable: Sequence[Fusion], margin: float) -> list[_Proposal]:
     """All that gains by the margin; and, if that is less, only what gains much: alone, a layer's weights stay in the
     caches, and a small gain there may be none in the model."""
     found: dict[tuple[Layer, ...], _Proposal] = {}
     for name, least in (("after", margin), ("after, large gains only", max(margin, LARGE))):
-        judgement = judge(trials, fusable, least)
+        selection = select(measurements, fusable, least)
         chosen = {
             key: choice
-            for layer in judgement.swapped
-            for trial in trials[layer]
-            for key, choice in trial.choices.items()
+            for layer in selection.swapped
+            for measurement in measurements[layer]
+            for key, choice in measurement.choices.items()
         }
-        swap = Swap([layer.module for layer in judgement.swapped], judgement.fusions)
-        found.setdefault(judgement.swapped, _Proposal(name, judgement, swap, chosen))
+        swap = Swap([layer.module for layer in selection.swapped], selection.fusions)
+        found.setdefault(selection.swapped, _Proposal(name, selection, swap, chosen))
     return list(found.values())
 
 
@@ -160,23 +160,23 @@ def _why_not(module: nn.Conv2d) -> str | None:
     return None if dtype == torch.float32 else f"its weight is {dtype}; polyconv's kernels compute in float32"
 
 
-def _trials(
-    recording: Recording, fusable: Sequence[Fusion], court: Court, shown: Progress
-) -> tuple[dict[Layer, list[Trial]], dict[str, str]]:
-    """Each layer on each of its inputs; and why those that are not exact enough were not tried further."""
+def _measure(
+    recording: Recording, fusable: Sequence[Fusion], measurer: Measurer, shown: Progress
+) -> tuple[dict[Layer, list[Measurement]], dict[str, str]]:
+    """Each layer on each of its inputs; and why those that are not exact enough were not measured further."""
     follows = {conv: fusion for fusion in fusable for conv in fusion.convolutions}
-    trials: dict[Layer, list[Trial]] = {}
+    measurements: dict[Layer, list[Measurement]] = {}
     inexact: dict[str, str] = {}
     for layer in recording.layers:
         fusion = follows.get(layer.module)
         activation, kind = (fusion.modules[0], fusion.activation) if fusion is not None else (None, None)
         try:
-            trials[layer] = [court.trial(layer, call, activation, kind) for call in layer.calls.values()]
+            measurements[layer] = [measurer.measure(layer, call, activation, kind) for call in layer.calls.values()]
         except InexactError as error:
             inexact[layer.name] = str(error)
         for _ in layer.calls:
             shown.step(layer.name)
-    return trials, inexact
+    return measurements, inexact
 
 
 def _time_whole(
@@ -234,33 +234,38 @@ def _nothing() -> None:
     """Takes nothing back."""
 
 
-def _save(path: Path, device: torch.device, trials: Trials) -> None:
-    entries = {key: entry for tried in trials.values() for trial in tried for key, entry in trial.entries.items()}
+def _save(path: Path, device: torch.device, measurements: Measurements) -> None:
+    entries = {
+        key: entry
+        for measured in measurements.values()
+        for measurement in measured
+        for key, entry in measurement.entries.items()
+    }
     tuning.update(path, tuning.Tuning.of(backend_for(device).environment(), entries))
 
 
-def _rows(trials: Trials, gains: Judgement, kept: _Proposal | None) -> Iterator[Row]:
-    judgement = gains if kept is None else kept.judgement
-    for layer, tried in trials.items():
-        swapped = kept is not None and layer in judgement.swapped
+def _rows(measurements: Measurements, gains: Selection, kept: _Proposal | None) -> Iterator[Row]:
+    selection = gains if kept is None else kept.selection
+    for layer, measured in measurements.items():
+        swapped = kept is not None and layer in selection.swapped
         undone = layer in gains.swapped and not swapped
-        why = "faster alone, but not in the whole model" if undone else judgement.reasons[layer]
-        for call, trial in zip(layer.calls.values(), tried, strict=True):
-            yield _row(layer, call.count, trial, swapped, layer.module in judgement.fused, why)
+        why = "faster alone, but not in the whole model" if undone else selection.reasons[layer]
+        for call, measurement in zip(layer.calls.values(), measured, strict=True):
+            yield _row(layer, call.count, measurement, swapped, layer.module in selection.fused, why)
 
 
-def _row(layer: Layer, calls: int, trial: Trial, swapped: bool, fused: bool, why: str) -> Row:
-    ours = trial.fused_seconds if fused and trial.fused_seconds is not None else trial.seconds
+def _row(layer: Layer, calls: int, measurement: Measurement, swapped: bool, fused: bool, why: str) -> Row:
+    ours = measurement.fused_seconds if fused and measurement.fused_seconds is not None else measurement.seconds
     return Row(
         layer=layer.name,
-        shape=trial.shape,
+        shape=measurement.shape,
         calls=calls,
-        plan=trial.plan,
-        before=trial.torch_seconds,
-        after=ours if swapped else trial.torch_seconds,
+        plan=measurement.plan,
+        before=measurement.torch_seconds,
+        after=ours if swapped else measurement.torch_seconds,
         ours=ours,
-        error=trial.error,
-        torch_error=trial.torch_error,
+        error=measurement.error,
+        torch_error=measurement.torch_error,
         swapped=swapped,
         why=why,
     )

@@ -1,4 +1,4 @@
-"""One convolution of a model on trial: PyTorch's module against polyconv's, on the model's own data."""
+"""One convolution of a model, measured: PyTorch's module against polyconv's, on the model's own data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Passes = Callable[[], object]
 
 
 @dataclass(frozen=True)
-class Trial:
+class Measurement:
     """What was measured for one layer on inputs of one shape. Seconds are of one call."""
 
     shape: str
@@ -45,8 +45,8 @@ class Trial:
     """For a tuning file."""
 
 
-class Court:
-    """Tries layers one after another; what was timed for one problem is not timed again for the next layer."""
+class Measurer:
+    """Measures layers one after another; what was timed for one problem is not timed again for the next layer."""
 
     def __init__(self, timer: Timer, *, training: bool, candidates: int) -> None:
         self.timer = timer
@@ -54,7 +54,7 @@ class Court:
         self.candidates = candidates
         self._known: dict[str, dict[str, float]] = {}
 
-    def trial(self, layer: Layer, call: Call, activation: nn.Module | None, fused: str | None) -> Trial:
+    def measure(self, layer: Layer, call: Call, activation: nn.Module | None, fused: str | None) -> Measurement:
         """Time one layer on one of its inputs. ``activation`` follows it always; ``fused`` is what it is called."""
         twin = _twin(layer.module, None)
         decisions = self._decisions(twin, call)
@@ -81,7 +81,7 @@ class Court:
         within[TORCH] = nullcontext
         with self._mode():
             timings = self.timer(layer.name, calls, within)
-        return Trial(
+        return Measurement(
             shape=f"{_times(call.x.shape)}: {decisions[0].problem.in_brief}" if decisions else _times(call.x.shape),
             plan=_plan(outcomes),
             torch_seconds=timings[TORCH].best,

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from torch import nn
 
 from .. import agreement
+from .measurement import Measurement
 from .recording import Layer
 from .swapping import Fusion
-from .trial import Trial
 
-Trials = Mapping[Layer, Sequence[Trial]]
+Measurements = Mapping[Layer, Sequence[Measurement]]
 """Each layer on each of its inputs."""
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Selection:
     """What to do."""
 
     swapped: tuple[Layer, ...]
@@ -30,39 +30,41 @@ class Judgement:
         return {conv for fusion in self.fusions for conv in fusion.convolutions}
 
 
-def judge(trials: Trials, fusable: Sequence[Fusion], margin: float) -> Judgement:
+def select(measurements: Measurements, fusable: Sequence[Fusion], margin: float) -> Selection:
     """The layers to swap and the activations to fuse. Convolutions that share an activation share a fate."""
-    layers = {layer.module: layer for layer in trials}
+    layers = {layer.module: layer for layer in measurements}
     fusions: list[Fusion] = []
     reasons: dict[Layer, str] = {}
     swapped: list[Layer] = []
     for fusion in fusable:
         together = [layers[conv] for conv in fusion.convolutions]  # type: ignore[index]
-        theirs, apart, fused = (sum(_seconds(layer, trials)[i] for layer in together) for i in range(3))
+        theirs, apart, fused = (sum(_seconds(layer, measurements)[i] for layer in together) for i in range(3))
         gains = fused <= apart and fused < (1 - margin) * theirs
         if agreed(f"fuse {margin} {[layer.name for layer in together]}", gains):
             fusions.append(fusion)
             swapped += together
             reasons.update(dict.fromkeys(together, f"faster, with {fusion.activation} inside"))
-    for layer in trials:
+    for layer in measurements:
         if layer in reasons:
             continue
-        theirs, apart, _ = _seconds(layer, trials)
-        if agreed(f"swap {margin} {layer.name} {[t.shape for t in trials[layer]]}", apart < (1 - margin) * theirs):
+        theirs, apart, _ = _seconds(layer, measurements)
+        if agreed(
+            f"swap {margin} {layer.name} {[t.shape for t in measurements[layer]]}", apart < (1 - margin) * theirs
+        ):
             swapped.append(layer)
             reasons[layer] = "faster"
         else:
             reasons[layer] = "PyTorch is as fast" if apart < (1 + margin) * theirs else "PyTorch is faster"
-    return Judgement(tuple(swapped), tuple(fusions), reasons)
+    return Selection(tuple(swapped), tuple(fusions), reasons)
 
 
-def _seconds(layer: Layer, trials: Trials) -> tuple[float, float, float]:
+def _seconds(layer: Layer, measurements: Measurements) -> tuple[float, float, float]:
     """All calls of a layer in one run of the model: PyTorch's, ours, ours fused."""
     theirs = apart = fused = 0.0
-    for call, trial in zip(layer.calls.values(), trials[layer], strict=True):
-        theirs += call.count * trial.torch_seconds
-        apart += call.count * trial.seconds
-        fused += call.count * (trial.seconds if trial.fused_seconds is None else trial.fused_seconds)
+    for call, measurement in zip(layer.calls.values(), measurements[layer], strict=True):
+        theirs += call.count * measurement.torch_seconds
+        apart += call.count * measurement.seconds
+        fused += call.count * (measurement.seconds if measurement.fused_seconds is None else measurement.fused_seconds)
     return theirs, apart, fused
 
 
