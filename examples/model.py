@@ -3535,6 +3535,13 @@ def suggests_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool
     return True
 
 
+# ---- From what could run a problem to what does run, and why nothing else does: the same on every device.
+
+
+class PlanError(RuntimeError):
+    """No kernel of polyconv can solve this problem; the message says why."""
+
+
 # ---- How a fast kernel computes one axis, in the few numbers that its launches need, and the C++ of its transforms.
 
 
@@ -3829,20 +3836,6 @@ def dense_axis(phase: Phase) -> DenseAxis:
     )
 
 
-# ---- What goes wrong while planning, in words for the person who asked.
-
-
-class PlanError(RuntimeError):
-    """No kernel of polyconv can solve this problem; the message says why."""
-
-
-def int32(value: int, what: str) -> int:
-    """``value``, or an error that names it: the kernels hold it in 32 bits."""
-    if not -(2**31) <= value < 2**31:
-        raise PlanError(f"{what} is {value}; polyconv's CUDA kernels take at most {2**31 - 1}")
-    return value
-
-
 # ---- The kernels' parameter structs, field by field as the device headers declare them.
 
 MAX_PHASES = 8
@@ -3851,6 +3844,13 @@ DIVIDEND_LIMIT = 2**31
 """FastDivisor is exact below this; so are flattened pixel numbers."""
 
 pointer = c_uint64
+
+
+def int32(value: int, what: str) -> int:
+    """``value``, or an error that names it: the kernels hold it in 32 bits."""
+    if not -(2**31) <= value < 2**31:
+        raise PlanError(f"{what} is {value}; polyconv's CUDA kernels take at most {2**31 - 1}")
+    return value
 
 
 class Params(ctypes.Structure):

@@ -59,7 +59,7 @@ class Backend(Protocol):
     def explain(self, problem: Problem) -> str:
         """The same in words, for people."""
 
-    def contenders(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
+    def candidates(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
         """Names of the candidates that may run a problem, the one that the cost model thinks best first.
 
         With ``inference`` no gradient is recorded, so the weight of a forward pass is likely to stay what it is.

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from cpu_passes import load_native
-from polyconv.cpu import channel_lanes, native, tile_lanes
+from polyconv.cpu import channel_lanes, depthwise, native, tile_lanes
 from polyconv.cpu.candidates import Engine
 from polyconv.cpu.device import CpuDevice
-from polyconv.cpu.planner import plan_cpu
 from polyconv.cpu.schemes import KernelScheme
 from polyconv.problem import Activation, PaddingMode, Pass, Problem
 
@@ -110,9 +109,7 @@ def test_long_rows_of_a_depthwise_gradient_are_predicted(layout: torch.memory_fo
     assert native.instruction_set() == instruction_set
     channels, width = 16, 2**16
     problem = Problem.make("wgrad", (1, channels, 3, width + 2), (channels, 1, 3, 3), groups=channels)
-    plan = plan_cpu(problem, CpuDevice(instruction_set))
-    offered = [plan.chosen, *(candidate for candidate, _ in plan.rejected)]
-    (predicted,) = (candidate.error for candidate in offered if candidate.engine is Engine.DEPTHWISE)
+    (predicted,) = (candidate.error for candidate in depthwise.candidates(problem, CpuDevice(instruction_set)))
     x = torch.randn(problem.x_shape).to(memory_format=layout)
     dy = torch.randn(problem.y_shape).to(memory_format=layout)
     dw = torch.full(problem.w_shape, float("nan"))

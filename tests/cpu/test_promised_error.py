@@ -24,14 +24,15 @@ from polyconv.algebra.error import INDEPENDENT, predicted_error
 from polyconv.algebra.segments import Scheme2d
 from polyconv.algebra.steps import Form
 from polyconv.cpu import channel_lanes, tile_lanes
-from polyconv.cpu.candidates import Candidate, Engine
-from polyconv.cpu.planner import contenders, plan_cpu
+from polyconv.cpu.candidates import CpuCandidate, Engine
+from polyconv.cpu.planner import plan_cpu
 from polyconv.measure.workloads import find
 from polyconv.plan import DEVICES
 from polyconv.plan.accuracy import reduction_of
 from polyconv.plan.cuda import plan_cuda
 from polyconv.plan.repetition import repetition_of, times
 from polyconv.problem import DEFAULT_TOLERANCE, Pass, Problem
+from polyconv.select import by_cost
 
 LAYER = Layer(batch=2, channels=40, filters=36, size=18)
 DIMENSIONS = list(chain.from_iterable(combinations(range(4), count) for count in range(1, 5)))
@@ -111,8 +112,9 @@ def test_equal_products_refuse_fast_schemes() -> None:
     """Channels of input and weights that are all the same: roundings add up, and only direct summation is left."""
     shapes = ((2, 128, 24, 24), (32, 128, 3, 3))
     strides = {"x_strides": (576, 0, 24, 1), "w_strides": (9, 0, 3, 1)}
-    assert any("F(4,3)" in name for name in contenders(Problem.make("fprop", *shapes)))
-    assert not any("F(" in name for name in contenders(Problem.make("fprop", *shapes, **strides)))  # type: ignore[arg-type]
+    dense, repeated = Problem.make("fprop", *shapes), Problem.make("fprop", *shapes, **strides)  # type: ignore[arg-type]
+    assert any("F(4,3)" in candidate.name for candidate in by_cost(plan_cpu(dense).candidates))
+    assert not any("F(" in candidate.name for candidate in by_cost(plan_cpu(repeated).candidates))
 
 
 @pytest.mark.parametrize("name", ["W1", "W2", "W3"])
@@ -191,7 +193,7 @@ STRUCTURED = {
 }
 
 
-def scheme_of(candidate: Candidate, kind: Pass) -> Scheme2d | None:
+def scheme_of(candidate: CpuCandidate, kind: Pass) -> Scheme2d | None:
     if candidate.engine is Engine.TILE_LANES:
         return tile_lanes.schemes()[candidate.algorithm].exact
     if candidate.engine is Engine.CHANNEL_LANES:

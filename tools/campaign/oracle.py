@@ -158,7 +158,7 @@ def tile_reach(plan: CpuPlan | None, geometry: Geometry, kernel: Sequence[int]) 
 
     A tile reads for all of its outputs, and for as many taps as whole segments have.
     """
-    scheme = scheme_named("" if plan is None else plan.chosen.name)
+    scheme = scheme_named("" if plan is None else plan.chosen.form)
     if scheme.direct:
         return 0, 0
     segments = [ceil(ceil(kernel[i] / geometry.stride[i]) / scheme.taps[i]) for i in (0, 1)]

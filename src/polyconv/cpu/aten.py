@@ -20,7 +20,7 @@ from ..plan.rounding import ceil_div
 from ..problem import Activation, PaddingMode, Pass, Problem
 from . import native
 from .borders import fold, pad
-from .candidates import Candidate, Engine
+from .candidates import CpuCandidate, Engine
 from .device import CpuDevice
 
 _HALF_ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -33,11 +33,11 @@ of 3.5 times the scale, and 3.5 standard deviations of its roundings."""
 _ASKED_OF_ONEDNN = {"float16": "_is_mkldnn_fp16_supported", "bfloat16": "_is_mkldnn_bf16_supported"}
 
 
-def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
+def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     """PyTorch's kernels take everything, and sum in an order of their own: the error is that of one long sum."""
     padded = "" if takes_padding(problem) else " on a padded copy"
     apart = _applied_apart(problem)
-    yield Candidate(
+    yield CpuCandidate(
         Engine.ATEN,
         f"PyTorch's convolution{padded}" + (f", {' and '.join(apart)} not fused" if apart else ""),
         direct=True,

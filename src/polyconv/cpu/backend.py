@@ -10,10 +10,11 @@ from torch import Tensor
 
 from .. import choices, epoch
 from ..problem import Pass, Problem
+from ..select import by_cost
 from ..tuning import Environment
-from . import aten, native, planner
+from . import aten, native
 from .borders import fold
-from .candidates import Candidate, Engine
+from .candidates import CpuCandidate, Engine
 from .planner import CpuPlan, plan_cpu
 from .weights import TransformedWeights
 
@@ -35,8 +36,10 @@ class CpuBackend:
         """What would run: the model's choice, or one that was measured or agreed upon."""
         return self._planned(problem, _keeps_weights(problem, inference), epoch.now())
 
-    def contenders(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
-        return planner.contenders(problem, kept_weights=_keeps_weights(problem, inference))
+    def candidates(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
+        """PyTorch's own convolution is one of them."""
+        plan = plan_cpu(problem, kept_weights=_keeps_weights(problem, inference))
+        return tuple(candidate.name for candidate in by_cost(plan.candidates))
 
     def environment(self) -> Environment:
         return Environment.of_cpu(native.instruction_set() if native.is_available() else "")
@@ -62,7 +65,7 @@ class CpuBackend:
             lambda prefer: plan_cpu(problem, kept_weights=kept_weights, prefer=prefer),
         )
 
-    def _engine(self, chosen: Candidate, problem: Problem, *, keep: bool) -> Run:
+    def _engine(self, chosen: CpuCandidate, problem: Problem, *, keep: bool) -> Run:
         """The call of one engine. Everything but the tensors is settled here."""
         if chosen.engine is Engine.ATEN:
             return partial(aten.run, problem)

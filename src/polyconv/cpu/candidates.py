@@ -25,11 +25,12 @@ class Engine(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CpuCandidate:
     """One way to run a problem. Without a ``refusal`` it has cycles and an error."""
 
     engine: Engine
-    name: str
+    form: str
+    """How it computes: by which algorithm."""
     algorithm: int = 0
     """The number that the engine's operators know it by."""
     direct: bool = False
@@ -43,5 +44,6 @@ class Candidate:
     refusal: str | None = None
     """Why it cannot run this problem."""
 
-    def __str__(self) -> str:
-        return f"{self.name}, {self.engine}"
+    @property
+    def name(self) -> str:
+        return f"{self.form}, {self.engine}"

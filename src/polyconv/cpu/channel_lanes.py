@@ -16,7 +16,7 @@ from ..plan.accuracy import error_of, reduction_of
 from ..plan.rounding import ceil_div
 from ..problem import Extents, Pass, Problem
 from . import native
-from .candidates import Candidate, Engine
+from .candidates import CpuCandidate, Engine
 from .correlations import Correlation, correlations
 from .device import CpuDevice
 from .schemes import KernelScheme, compiled
@@ -27,15 +27,15 @@ def schemes(kind: Pass) -> tuple[KernelScheme, ...]:
     return compiled("gradient" if kind is Pass.WGRAD else "channel")
 
 
-def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
+def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     """Every scheme of the pass."""
     gradient = problem.kind is Pass.WGRAD
     for index, scheme in enumerate(schemes(problem.kind)):
         why_not = _refusal(problem, scheme)
         if why_not is not None:
-            yield Candidate(Engine.CHANNEL_LANES, str(scheme), index, scheme.direct, refusal=why_not)
+            yield CpuCandidate(Engine.CHANNEL_LANES, str(scheme), index, scheme.direct, refusal=why_not)
         elif gradient:
-            yield Candidate(
+            yield CpuCandidate(
                 Engine.CHANNEL_LANES,
                 str(scheme),
                 index,
@@ -69,10 +69,10 @@ def _tiles(batch: int, size: Extents, dilation: Extents, scheme: KernelScheme) -
 # ---- forward passes and input gradients
 
 
-def _forward_candidate(problem: Problem, index: int, scheme: KernelScheme, device: CpuDevice) -> Candidate:
+def _forward_candidate(problem: Problem, index: int, scheme: KernelScheme, device: CpuDevice) -> CpuCandidate:
     parts = _as_they_are(problem) if scheme.direct else correlations(problem)
     weight_cycles = problem.groups * sum(part.times * _weight_cycles(part, scheme, device) for part in parts)
-    return Candidate(
+    return CpuCandidate(
         Engine.CHANNEL_LANES,
         str(scheme),
         index,

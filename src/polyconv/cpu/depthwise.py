@@ -10,7 +10,7 @@ import torch
 from ..plan.accuracy import error_of, reduction_of
 from ..problem import Pass, Problem
 from . import native
-from .candidates import Candidate, Engine
+from .candidates import CpuCandidate, Engine
 from .device import CpuDevice
 
 SETUP_CYCLES = 5000.0
@@ -31,10 +31,10 @@ def refusal(problem: Problem) -> str | None:
     return None
 
 
-def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
+def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     """The one family of kernels."""
     why_not = refusal(problem)
-    yield Candidate(
+    yield CpuCandidate(
         Engine.DEPTHWISE,
         "direct",
         direct=True,

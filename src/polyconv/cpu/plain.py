@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from ..plan.accuracy import error_of
 from ..problem import Problem
-from .candidates import Candidate, Engine
+from .candidates import CpuCandidate, Engine
 from .device import CpuDevice
 
 
-def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
+def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     """The one kernel. Its sums are in double, so that only the result is rounded."""
     cycles = problem.multiplications * 40.0 / device.lanes
-    yield Candidate(Engine.PLAIN, "direct", direct=True, cycles=cycles, error=error_of(problem, None, 1, ()))
+    yield CpuCandidate(Engine.PLAIN, "direct", direct=True, cycles=cycles, error=error_of(problem, None, 1, ()))

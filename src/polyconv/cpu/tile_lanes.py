@@ -14,7 +14,7 @@ from ..plan.accuracy import error_of
 from ..plan.rounding import ceil_div
 from ..problem import Pass, Problem
 from . import native
-from .candidates import Candidate, Engine
+from .candidates import CpuCandidate, Engine
 from .correlations import Correlation, correlations
 from .device import CpuDevice
 from .schemes import KernelScheme, compiled
@@ -34,17 +34,17 @@ def refusal(problem: Problem) -> str | None:
     return None
 
 
-def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
+def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     """Every scheme."""
     why_not = refusal(problem)
     for index, scheme in enumerate(schemes()):
         if why_not is not None:
-            yield Candidate(Engine.TILE_LANES, str(scheme), index, scheme.direct, refusal=why_not)
+            yield CpuCandidate(Engine.TILE_LANES, str(scheme), index, scheme.direct, refusal=why_not)
             continue
         parts = correlations(problem)
         weight_cycles = problem.groups * sum(part.times * transform_cycles(part, scheme, device) for part in parts)
         cycles = problem.groups * sum(part.times * scheme_cycles(part, scheme, device) for part in parts)
-        yield Candidate(
+        yield CpuCandidate(
             Engine.TILE_LANES,
             str(scheme),
             index,

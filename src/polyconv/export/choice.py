@@ -39,10 +39,10 @@ def choose(problems: Iterable[Problem], device: CudaDevice) -> Choice:
     for forward in problems:
         for kind in Pass:
             problem = replace(forward, kind=kind)
-            chosen = _bounded(cheapest(problem, device)[0], problem)
+            chosen = _bounded(cheapest(problem, device).chosen, problem)
             any_tolerance = replace(problem, tolerance=0.0)
-            any_strides = cheapest(any_tolerance, device, families=(direct,))[0]
-            others = [cheapest(any_tolerance, device)[0], any_strides, *_general(any_strides)]
+            any_strides = cheapest(any_tolerance, device, families=(direct,)).chosen
+            others = [cheapest(any_tolerance, device).chosen, any_strides, *_general(any_strides)]
             best[kind].append(chosen)
             general[kind] += others
             for way in (chosen, *others):

@@ -12,9 +12,8 @@ from ..algebra.lattice import Phase
 from ..problem import PaddingMode, Pass, Problem
 from . import layout
 from .epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
-from .errors import int32
 from .gather import BORDERS, Roles, pixel_strides, roles
-from .layout import AxisPhase, DepthwiseParams, DepthwiseWgradParams, FastDivisor, HaloShape
+from .layout import AxisPhase, DepthwiseParams, DepthwiseWgradParams, FastDivisor, HaloShape, int32
 from .plan import KernelSpec, Schedule, Task, Work
 from .rounding import ceil_div, round_up
 from .tiles import CARRY, PLANE_TILES, WGRAD_TAPS, PlaneTile

@@ -13,8 +13,7 @@ from ..algebra.lattice import DenseAxis, Phase, dense_axis, forward_phases, grad
 from ..problem import Extents, PaddingMode, Pass, Problem, Strides
 from . import layout
 from .epilogue import has_epilogue, kernel_with_epilogue, task_with_epilogue, with_epilogue
-from .errors import int32
-from .layout import DIVIDEND_LIMIT, MAX_PHASES, AxisPhase, FastDivisor, GatherParams, PackParams
+from .layout import DIVIDEND_LIMIT, MAX_PHASES, AxisPhase, FastDivisor, GatherParams, PackParams, int32
 from .plan import KernelSpec, Launch, Schedule, Task, Work
 from .rounding import ceil_div, round_up
 from .tiles import GATHER_TILES, GemmTile

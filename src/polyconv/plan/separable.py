@@ -28,7 +28,6 @@ from .chain import (
     segments_of,
 )
 from .epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
-from .errors import int32
 from .gather import PairKind, Roles, pixel_strides
 from .layout import (
     DIVIDEND_LIMIT,
@@ -40,6 +39,7 @@ from .layout import (
     SourcePart,
     TapPart,
     TransformWeightsParams,
+    int32,
 )
 from .plan import KernelSpec, Launch, Schedule, Task, Work
 from .rounding import ceil_div

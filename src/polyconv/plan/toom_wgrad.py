@@ -16,15 +16,8 @@ from ..algebra.lattice import DenseAxis, dense_axis
 from ..problem import PaddingMode, Pass, Problem
 from . import layout
 from .cost import waves
-from .errors import int32
 from .gather import pixel_strides, roles
-from .layout import (
-    MAX_CLASSES,
-    FastDivisor,
-    ToomWgradFinishParams,
-    ToomWgradParams,
-    ToomWgradSumParams,
-)
+from .layout import MAX_CLASSES, FastDivisor, ToomWgradFinishParams, ToomWgradParams, ToomWgradSumParams, int32
 from .plan import KernelSpec, Launch, Schedule, Task, Work
 from .rounding import ceil_div, round_up
 from .toom import ToomAxis

@@ -9,9 +9,8 @@ from functools import lru_cache
 
 from ..problem import PaddingMode, Problem
 from . import layout
-from .errors import int32
 from .gather import BORDERS, pixel_strides
-from .layout import DIVIDEND_LIMIT, FastDivisor, ReduceParams, WgradParams
+from .layout import DIVIDEND_LIMIT, FastDivisor, ReduceParams, WgradParams, int32
 from .plan import KernelSpec, Launch, Schedule, Task, Work
 from .rounding import ceil_div, round_up
 from .tiles import WGRAD_TILES, GemmTile

@@ -160,7 +160,7 @@ class Convolution(Case):
         forced = {}
         if self.contender is not None:
             for decision in seen:
-                names = backend.contenders(decision.problem, inference=decision.inference)
+                names = backend.candidates(decision.problem, inference=decision.inference)
                 if self.is_stretched:  # what is thought to be slowest may take minutes there, and is never chosen
                     names = names[:4]
                 forced[decision.key] = names[self.contender % len(names)]
@@ -474,7 +474,7 @@ class Convolution(Case):
             lines += [
                 "forced = {}",
                 "for d in seen:  # let another candidate run",
-                '    names = backend_for(torch.device("cpu")).contenders(d.problem, inference=d.inference)',
+                '    names = backend_for(torch.device("cpu")).candidates(d.problem, inference=d.inference)',
                 f"    names = names[:4] if {self.is_stretched} else names",
                 f"    forced[d.key] = names[{self.contender} % len(names)]",
                 "print(forced)",
