@@ -3836,6 +3836,19 @@ def dense_axis(phase: Phase) -> DenseAxis:
     )
 
 
+# ---- Whole numbers of tiles.
+
+
+def ceil_div(value: int, by: int) -> int:
+    """The quotient, rounded up."""
+    return -(-value // by)
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The next multiple."""
+    return ceil_div(value, multiple) * multiple
+
+
 # ---- The kernels' parameter structs, field by field as the device headers declare them.
 
 MAX_PHASES = 8
@@ -4082,19 +4095,6 @@ def task_with_epilogue(problem, task, elements, fewer_blocks=0):
 
 def with_epilogue(problem, launch):
     return launch
-
-
-# ---- Whole numbers of tiles.
-
-
-def ceil_div(value: int, by: int) -> int:
-    """The quotient, rounded up."""
-    return -(-value // by)
-
-
-def round_up(value: int, multiple: int) -> int:
-    """The next multiple."""
-    return ceil_div(value, multiple) * multiple
 
 
 # ---- The tile shapes that kernels are instantiated with: a finite list, so that each one can be compiled and

@@ -14,7 +14,7 @@ from polyconv import reference
 from polyconv.algebra.error import TYPICAL, Magnitudes
 from polyconv.cuda.cache import KernelCache
 from polyconv.plan import DEVICES, KernelSpec, Launch, Plan, plan_cuda
-from polyconv.plan.accuracy import reduction_of
+from polyconv.accuracy import reduction_of
 from polyconv.plan.ways import Way
 from polyconv.problem import Pass, Problem
 from polyconv.scale import largest, scales

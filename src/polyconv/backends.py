@@ -97,7 +97,6 @@ def _build(device: torch.device) -> Backend:
     if device.type == "cuda":
         try:
             cuda = imported("polyconv.cuda.backend")
-            imported("polyconv.plan.accuracy")  # a planner imports it, and what it needs, when it first plans
         except ModuleNotFoundError as error:
             if error.name is not None and error.name.startswith("polyconv"):
                 raise

@@ -18,7 +18,7 @@ from cpu_passes import BORDERS, OUT_LAYOUTS, Layer, close, layers, load_native, 
 from polyconv.cpu import native
 from polyconv.cpu.planner import plan_cpu
 from polyconv.cpu.tile_lanes import schemes
-from polyconv.plan.accuracy import reduction_of
+from polyconv.accuracy import reduction_of
 from polyconv.problem import Activation, Problem
 from polyconv.scale import largest, scales
 

@@ -28,9 +28,9 @@ from polyconv.cpu.candidates import CpuCandidate, Engine
 from polyconv.cpu.planner import plan_cpu
 from polyconv.measure.workloads import find
 from polyconv.plan import DEVICES
-from polyconv.plan.accuracy import reduction_of
+from polyconv.accuracy import reduction_of
 from polyconv.plan.cuda import plan_cuda
-from polyconv.plan.repetition import repetition_of, times
+from polyconv.repetition import repetition_of, times
 from polyconv.problem import DEFAULT_TOLERANCE, Pass, Problem
 from polyconv.select import by_cost
 

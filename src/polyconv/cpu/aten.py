@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..accuracy import error_of, reduction_of
 from ..epilogue import apply_epilogue
-from ..plan.accuracy import error_of, reduction_of
-from ..plan.rounding import ceil_div
 from ..problem import Activation, PaddingMode, Pass, Problem
+from ..rounding import ceil_div
 from . import native
 from .borders import fold, pad
 from .candidates import CpuCandidate, Engine

@@ -12,9 +12,9 @@ from math import ceil, prod
 
 import torch
 
-from ..plan.accuracy import error_of, reduction_of
-from ..plan.rounding import ceil_div
+from ..accuracy import error_of, reduction_of
 from ..problem import Extents, Pass, Problem
+from ..rounding import ceil_div
 from . import native
 from .candidates import CpuCandidate, Engine
 from .correlations import Correlation, correlations

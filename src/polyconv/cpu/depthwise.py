@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 
-from ..plan.accuracy import error_of, reduction_of
+from ..accuracy import error_of, reduction_of
 from ..problem import Pass, Problem
 from . import native
 from .candidates import CpuCandidate, Engine

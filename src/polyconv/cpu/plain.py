@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..plan.accuracy import error_of
+from ..accuracy import error_of
 from ..problem import Problem
 from .candidates import CpuCandidate, Engine
 from .device import CpuDevice

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
 
-from ..plan.accuracy import error_of
-from ..plan.rounding import ceil_div
+from ..accuracy import error_of
 from ..problem import Pass, Problem
+from ..rounding import ceil_div
 from . import native
 from .candidates import CpuCandidate, Engine
 from .correlations import Correlation, correlations

@@ -10,12 +10,12 @@ from math import prod
 
 from ..algebra.lattice import Phase
 from ..problem import PaddingMode, Pass, Problem
+from ..rounding import ceil_div, round_up
 from . import layout
 from .epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
 from .gather import BORDERS, Roles, pixel_strides, roles
 from .layout import AxisPhase, DepthwiseParams, DepthwiseWgradParams, FastDivisor, HaloShape, int32
 from .plan import KernelSpec, Schedule, Task, Work
-from .rounding import ceil_div, round_up
 from .tiles import CARRY, PLANE_TILES, WGRAD_TAPS, PlaneTile
 from .traffic import moved_bytes
 from .wgrad import bordered, reduction, reduction_task

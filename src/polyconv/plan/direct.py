@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 
+from ..accuracy import direct_error
 from ..problem import Pass, Problem
 from . import depthwise, gather, wgrad
 from .gather import LoaderKind
@@ -19,14 +19,6 @@ def all_kernels() -> Iterator[KernelSpec]:
     yield from gather.all_kernels()
     yield from wgrad.all_kernels()
     yield from depthwise.all_kernels()
-
-
-def direct_error(problem: Problem, sums: tuple[int, ...]) -> float:
-    """The error of direct summation: so many products in sequence, so many of these sums in sequence, and so on."""
-    from .accuracy import error_of
-
-    sums = tuple(max(1, length) for length in sums)  # a phase without taps sums nothing
-    return error_of(problem, None, prod(sums), sums)
 
 
 @dataclass(frozen=True)

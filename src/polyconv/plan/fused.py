@@ -8,14 +8,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
+from ..accuracy import error_of
 from ..algebra.lattice import DenseAxis
+from ..algebra.segments import Scheme2d
 from ..problem import PaddingMode, Pass, Problem
+from ..rounding import ceil_div, round_up
 from . import layout
 from .epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
 from .gather import MANY_PHASES, MOST_GROUPS, Roles, roles
 from .layout import FastDivisor, FusedAxis, FusedParams, FusedTaps, FusedWeightsParams
 from .plan import KernelSpec, Launch, Schedule, Task, Work
-from .rounding import ceil_div, round_up
 from .toom import ToomAxis
 from .traffic import moved_bytes
 
@@ -248,9 +250,6 @@ class FusedWay:
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         """The largest error to be expected, relative to the output's scale."""
-        from ..algebra.segments import Scheme2d
-        from .accuracy import error_of
-
         return error_of(problem, Scheme2d(self.h.scheme(), self.w.scheme()), roles(problem).channels, ())
 
 

@@ -11,11 +11,11 @@ from math import prod
 
 from ..algebra.lattice import DenseAxis, Phase, dense_axis, forward_phases, gradient_phases
 from ..problem import Extents, PaddingMode, Pass, Problem, Strides
+from ..rounding import ceil_div, round_up
 from . import layout
 from .epilogue import has_epilogue, kernel_with_epilogue, task_with_epilogue, with_epilogue
 from .layout import DIVIDEND_LIMIT, MAX_PHASES, AxisPhase, FastDivisor, GatherParams, PackParams, int32
 from .plan import KernelSpec, Launch, Schedule, Task, Work
-from .rounding import ceil_div, round_up
 from .tiles import GATHER_TILES, GemmTile
 from .traffic import moved_bytes
 

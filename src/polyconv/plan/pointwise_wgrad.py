@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..accuracy import direct_error
 from ..problem import Pass, Problem
 from . import gather, wgrad
-from .direct import direct_error
 from .layout import WgradParams
 from .plan import KernelSpec, Schedule, Task
 from .tiles import SMALL, SQUARE, TALL, WIDE, GemmTile

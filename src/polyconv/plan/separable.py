@@ -14,10 +14,12 @@ import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
 
+from ..accuracy import error_of
 from ..algebra.lattice import DenseAxis
+from ..algebra.segments import Scheme2d
 from ..problem import PaddingMode, Pass, Problem
+from ..rounding import ceil_div
 from . import gather, layout
 from .chain import (
     CHUNK,
@@ -42,11 +44,7 @@ from .layout import (
     int32,
 )
 from .plan import KernelSpec, Launch, Schedule, Task, Work
-from .rounding import ceil_div
 from .toom import ToomAxis
-
-if TYPE_CHECKING:
-    from ..algebra.segments import Scheme2d
 
 THREADS = 256
 """Of the kernels that only move and transform."""
@@ -273,8 +271,6 @@ def _chains(problem: Problem, way: SeparableWay) -> tuple[tuple[Chain, int], ...
 @lru_cache(maxsize=1024)
 def _error(problem: Problem, h: ToomAxis, w: ToomAxis) -> float:
     """Of a pair of algorithms: that of the worst pair of phases."""
-    from .accuracy import error_of
-
     channels = gather.roles(problem).channels
     return max(
         error_of(
@@ -290,8 +286,6 @@ def _error(problem: Problem, h: ToomAxis, w: ToomAxis) -> float:
 @lru_cache(maxsize=1024)
 def _scheme(h: ToomAxis, taps_h: int, w: ToomAxis, taps_w: int) -> Scheme2d:
     """What the instances of both axes do with so many taps."""
-    from ..algebra.segments import Scheme2d
-
     return Scheme2d(fitted(h, taps_h).scheme(), fitted(w, taps_w).scheme())
 
 

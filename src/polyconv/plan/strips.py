@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from ..accuracy import direct_error
 from ..problem import Extents, PaddingMode, Pair, Pass, Problem
+from ..rounding import ceil_div, round_up
 from . import layout
 from .depthwise import MOST_CHANNELS
-from .direct import direct_error
 from .epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
 from .gather import pixel_strides, roles
 from .layout import DIVIDEND_LIMIT, FastDivisor, StripParams, StripWgradParams
 from .plan import KernelSpec, Schedule, Task, Work
-from .rounding import ceil_div, round_up
 from .traffic import moved_bytes
 from .ways import Way
 from .wgrad import reduction, reduction_task

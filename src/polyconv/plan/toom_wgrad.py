@@ -12,14 +12,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ..algebra.error import predicted_error
 from ..algebra.lattice import DenseAxis, dense_axis
+from ..algebra.segments import Scheme2d
 from ..problem import PaddingMode, Pass, Problem
+from ..repetition import repetition_of
+from ..rounding import ceil_div, round_up
 from . import layout
 from .cost import waves
 from .gather import pixel_strides, roles
 from .layout import MAX_CLASSES, FastDivisor, ToomWgradFinishParams, ToomWgradParams, ToomWgradSumParams, int32
 from .plan import KernelSpec, Launch, Schedule, Task, Work
-from .rounding import ceil_div, round_up
 from .toom import ToomAxis
 from .traffic import moved_bytes
 
@@ -370,10 +373,6 @@ class ToomWgradWay:
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         """The largest error that is to be expected, relative to the scale of dw."""
-        from ..algebra.error import predicted_error
-        from ..algebra.segments import Scheme2d
-        from .repetition import repetition_of
-
         work = self.work(problem, sms, workspace)
         out_h, out_w = problem.out_size
         scheme = Scheme2d(self.h.scheme(), self.w.scheme())

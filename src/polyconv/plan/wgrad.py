@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..problem import PaddingMode, Problem
+from ..rounding import ceil_div, round_up
 from . import layout
 from .gather import BORDERS, pixel_strides
 from .layout import DIVIDEND_LIMIT, FastDivisor, ReduceParams, WgradParams, int32
 from .plan import KernelSpec, Launch, Schedule, Task, Work
-from .rounding import ceil_div, round_up
 from .tiles import WGRAD_TILES, GemmTile
 from .traffic import moved_bytes
 
