@@ -20,6 +20,7 @@ from torch import Tensor
 
 import uneven_data
 from every_candidate import Layer, Shape, Trial
+from polyconv.accuracy import reduction_of
 from polyconv.algebra.error import INDEPENDENT, predicted_error
 from polyconv.algebra.segments import Scheme2d
 from polyconv.algebra.steps import Form
@@ -28,10 +29,9 @@ from polyconv.cpu.candidates import CpuCandidate, Engine
 from polyconv.cpu.planner import plan_cpu
 from polyconv.measure.workloads import find
 from polyconv.plan import DEVICES
-from polyconv.accuracy import reduction_of
 from polyconv.plan.cuda import plan_cuda
-from polyconv.repetition import repetition_of, times
 from polyconv.problem import DEFAULT_TOLERANCE, Pass, Problem
+from polyconv.repetition import repetition_of, times
 from polyconv.select import by_cost
 
 LAYER = Layer(batch=2, channels=40, filters=36, size=18)

@@ -8,7 +8,7 @@ import pytest
 
 from golden.record import problems, variants
 from polyconv.plan import DEVICES, plan_cuda
-from polyconv.plan.cuda import DEFAULT_WORKSPACE, ways
+from polyconv.plan.cuda import DEFAULT_WORKSPACE, candidates
 from polyconv.plan.plan import Launch, Task
 from polyconv.problem import Pass, Problem
 
@@ -25,7 +25,7 @@ CASES = {
 def weigh(problem: Problem, workspace: int) -> int:
     """Compares every way that takes the problem with its launches; how many there are."""
     found = 0
-    for way in ways(problem):
+    for way in candidates(problem):
         if way.refusal(problem) is not None:
             continue
         weighed: Counter[object] = Counter()

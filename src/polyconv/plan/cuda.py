@@ -10,16 +10,18 @@ from types import ModuleType
 from ..preference import Preference
 from ..problem import PaddingMode, Pass, Problem
 from ..select import PlanError, Selection, select
-from . import direct, fused, pointwise_wgrad, separable, strips, toom_wgrad
+from . import depthwise, fused, gather, pointwise_wgrad, separable, strips, toom_wgrad, wgrad
+from .candidates import CudaCandidate
 from .cost import tasks_us
 from .device import CudaDevice, why_too_old
 from .plan import KernelSpec, Plan
-from .ways import Way
 
 DEFAULT_WORKSPACE = 64 * 2**20
 """Bytes of scratch memory that a plan may take for partial sums."""
-FAMILIES: tuple[ModuleType, ...] = (direct, strips, pointwise_wgrad, separable, fused, toom_wgrad)
-"""Modules with ``ways(problem)`` and ``all_kernels()``."""
+GENERAL: tuple[ModuleType, ...] = (gather, wgrad, depthwise)
+"""Of these families, one or another takes any problem, and any strides."""
+FAMILIES: tuple[ModuleType, ...] = (*GENERAL, strips, pointwise_wgrad, separable, fused, toom_wgrad)
+"""Modules with ``candidates(problem)`` and ``all_kernels()``."""
 
 
 def all_kernels() -> tuple[KernelSpec, ...]:
@@ -66,10 +68,10 @@ def choose(
     workspace: int = DEFAULT_WORKSPACE,
     families: tuple[ModuleType, ...] = FAMILIES,
     prefer: Preference | None = None,
-) -> Selection[Way]:
+) -> Selection[CudaCandidate]:
     """What runs, of what these families offer. Costs are in microseconds."""
     return select(
-        ways(problem, families),
+        candidates(problem, families),
         problem,
         refusal=lambda way: way.refusal(problem),
         error=lambda way: way.error(problem, device.sms, workspace),
@@ -116,7 +118,7 @@ def _plan_cropped(problem: Problem, device: CudaDevice, workspace: int, prefer: 
     return replace(plan, problem=problem, launches=moved)
 
 
-def ways(problem: Problem, families: tuple[ModuleType, ...] = FAMILIES) -> Iterator[Way]:
+def candidates(problem: Problem, families: tuple[ModuleType, ...] = FAMILIES) -> Iterator[CudaCandidate]:
     """Every way that some family of kernels offers for the problem's pass."""
     for family in families:
-        yield from family.ways(problem)
+        yield from family.candidates(problem)

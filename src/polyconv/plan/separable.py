@@ -159,7 +159,7 @@ def all_kernels() -> Iterator[KernelSpec]:
 
 
 @dataclass(frozen=True)
-class SeparableWay:
+class SeparableCandidate:
     """One pair of algorithms and the width in written channels of the matrix product's tile."""
 
     h: ToomAxis
@@ -256,7 +256,7 @@ def _refusal_of_all(problem: Problem) -> str | None:
 
 
 @lru_cache(maxsize=1024)
-def _chains(problem: Problem, way: SeparableWay) -> tuple[tuple[Chain, int], ...]:
+def _chains(problem: Problem, way: SeparableCandidate) -> tuple[tuple[Chain, int], ...]:
     """Kinds of phases that are cut into as many segments make chains of the same sizes."""
     found: dict[tuple[int, ...], tuple[PairKind, int]] = {}
     for kind in gather.roles(problem).kinds:
@@ -289,13 +289,13 @@ def _scheme(h: ToomAxis, taps_h: int, w: ToomAxis, taps_w: int) -> Scheme2d:
     return Scheme2d(fitted(h, taps_h).scheme(), fitted(w, taps_w).scheme())
 
 
-WAYS = tuple(SeparableWay(h, w, k_tile) for h in H_AXES for w in W_AXES for k_tile in k_tiles(w))
+CANDIDATES = tuple(SeparableCandidate(h, w, k_tile) for h in H_AXES for w in W_AXES for k_tile in k_tiles(w))
 
 
-def ways(problem: Problem) -> Iterator[SeparableWay]:
+def candidates(problem: Problem) -> Iterator[SeparableCandidate]:
     """Every way that may be of use for a problem: refused ones, too, so that the planner can say why."""
     if problem.kind is not Pass.WGRAD:
-        yield from WAYS
+        yield from CANDIDATES
 
 
 # ------------------------------------------------------------------------------------------------------------- launches

@@ -190,13 +190,13 @@ class _Work:
 
 
 @dataclass(frozen=True)
-class ToomWgradWay:
+class ToomWgradCandidate:
     """F(m, r) along both axes of the weight gradient, with one tile of channels."""
 
     h: ToomAxis
     w: ToomAxis
     tile: WgradTile
-    direct: bool = False
+    direct = False
 
     @property
     def name(self) -> str:
@@ -394,7 +394,7 @@ def _reach(axis: DenseAxis) -> int:
     return max(c.read_first + axis.read_step * (last + axis.dilation * (c.taps - 1)) for c in axis.classes) + 1
 
 
-def ways(problem: Problem) -> Iterator[ToomWgradWay]:
+def candidates(problem: Problem) -> Iterator[ToomWgradCandidate]:
     """Every tile with the algorithms that fit the problem's taps."""
     if problem.kind is not Pass.WGRAD:
         return
@@ -403,4 +403,4 @@ def ways(problem: Problem) -> Iterator[ToomWgradWay]:
     if along_h is None or along_w is None:
         return
     for tile in tiles(along_h, along_w, len(h.classes) * len(w.classes) > 1):
-        yield ToomWgradWay(along_h, along_w, tile)
+        yield ToomWgradCandidate(along_h, along_w, tile)
