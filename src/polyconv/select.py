@@ -14,9 +14,6 @@ from typing import Generic, Protocol, TypeVar
 from .preference import UNKNOWN, Preference
 from .problem import Problem
 
-SHOWN = 3
-"""Candidates, of those that could run, that an explanation names where it is short."""
-
 
 class PlanError(RuntimeError):
     """No kernel of polyconv can solve this problem; the message says why."""
@@ -126,17 +123,12 @@ def by_cost(candidates: Iterable[Candidate]) -> list[Candidate]:
     return sorted((c for c in candidates if c.cost is not None), key=lambda c: c.cost or 0.0)
 
 
-def chosen_name(candidates: Iterable[Candidate]) -> str:
-    """Of the one that runs, by which it can be preferred."""
-    return next(c.name for c in candidates if c.rejected is None)
-
-
 def why_not(candidates: Sequence[Candidate], *, verbose: bool) -> list[str]:
-    """Lines that say why other candidates do not run: the next best and the nearest miss of the tolerance, or all."""
+    """Lines that say why other candidates do not run: the three next best and the nearest miss, or all."""
     able = [c for c in by_cost(candidates) if c.rejected]
     missed = sorted((c for c in candidates if c.cost is None and c.error is not None), key=lambda c: c.error or 0.0)
     refused = [c for c in candidates if c.error is None]
-    shown = [*able, *missed, *refused] if verbose else [*able[:SHOWN], *missed[:1]]
+    shown = [*able, *missed, *refused] if verbose else [*able[:3], *missed[:1]]
     lines = [f"  not {c.name}: {c.rejected}" for c in shown]
     hidden = len(candidates) - 1 - len(shown)
     return [*lines, *([f"  nor {hidden} other candidates (verbose names them)"] if hidden > 0 else [])]

@@ -9,8 +9,7 @@ import pytest
 
 import polyconv
 from polyconv.cli import main
-from polyconv.cpu import native
-from polyconv.cpu.candidates import Engine
+from polyconv.cpu import aten, native, plain
 from polyconv.cpu.device import CpuDevice, this_machine
 from polyconv.cpu.planner import offered, plan_cpu
 from polyconv.measure.workloads import find
@@ -67,10 +66,10 @@ def test_a_larger_budget_never_costs_more() -> None:
 
 def test_float64_and_half_precision() -> None:
     double = Problem.make("fprop", (1, 8, 32, 32), (8, 8, 3, 3), dtype="float64")
-    assert plan_cpu(double, SERVER).chosen.engine is Engine.PLAIN
+    assert plan_cpu(double, SERVER).chosen.engine == plain.NAME
     half = replace(double, dtype="bfloat16")
     plan = plan_cpu(half, SERVER)
-    assert plan.chosen.engine is Engine.ATEN
+    assert plan.chosen.engine == aten.NAME
     assert plan.reason == "polyconv has no CPU kernels for bfloat16"
 
 

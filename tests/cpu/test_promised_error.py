@@ -25,7 +25,7 @@ from polyconv.algebra.error import INDEPENDENT, predicted_error
 from polyconv.algebra.segments import Scheme2d
 from polyconv.algebra.steps import Form
 from polyconv.cpu import channel_lanes, tile_lanes
-from polyconv.cpu.candidates import CpuCandidate, Engine
+from polyconv.cpu.candidates import CpuCandidate
 from polyconv.cpu.planner import plan_cpu
 from polyconv.measure.workloads import find
 from polyconv.plan import DEVICES
@@ -194,9 +194,9 @@ STRUCTURED = {
 
 
 def scheme_of(candidate: CpuCandidate, kind: Pass) -> Scheme2d | None:
-    if candidate.engine is Engine.TILE_LANES:
+    if candidate.engine == tile_lanes.NAME:
         return tile_lanes.schemes()[candidate.algorithm].exact
-    if candidate.engine is Engine.CHANNEL_LANES:
+    if candidate.engine == channel_lanes.NAME:
         return channel_lanes.schemes(kind)[candidate.algorithm].exact
     return None
 

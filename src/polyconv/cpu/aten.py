@@ -8,6 +8,7 @@ polyconv's kernels avoid.
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
+from functools import partial
 from math import prod, sqrt
 
 import torch
@@ -20,8 +21,13 @@ from ..problem import Activation, PaddingMode, Pass, Problem
 from ..rounding import ceil_div
 from . import native
 from .borders import fold, pad
-from .candidates import CpuCandidate, Engine
+from .candidates import CpuCandidate
 from .device import CpuDevice
+from .running import Run
+from .weights import TransformedWeights
+
+NAME = "ATen"
+"""PyTorch's own convolution, where it is the best that is known."""
 
 _HALF_ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Unit roundoff of the dtypes that results are rounded to; products are summed in float32."""
@@ -38,12 +44,16 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     padded = "" if takes_padding(problem) else " on a padded copy"
     apart = _applied_apart(problem)
     yield CpuCandidate(
-        Engine.ATEN,
+        NAME,
         f"PyTorch's convolution{padded}" + (f", {' and '.join(apart)} not fused" if apart else ""),
         direct=True,
         cycles=direct_cycles(problem, device) + len(apart) * _pass_cycles(problem, device),
         error=error_of(problem, None, reduction_of(problem), ()) + _half_error(problem),
     )
+
+
+def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
+    return partial(run, problem)
 
 
 def _half_error(problem: Problem) -> float:

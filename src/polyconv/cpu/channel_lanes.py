@@ -16,10 +16,15 @@ from ..accuracy import error_of, reduction_of
 from ..problem import Extents, Pass, Problem
 from ..rounding import ceil_div
 from . import native
-from .candidates import CpuCandidate, Engine
+from .candidates import CpuCandidate
 from .correlations import Correlation, correlations
 from .device import CpuDevice
+from .running import Run, common_operators
 from .schemes import KernelScheme, compiled
+from .weights import TransformedWeights
+
+NAME = "channel lanes"
+"""The same as tile lanes, but lanes hold channels: small maps, channels_last, the weight gradient."""
 
 
 def schemes(kind: Pass) -> tuple[KernelScheme, ...]:
@@ -33,10 +38,10 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     for index, scheme in enumerate(schemes(problem.kind)):
         why_not = _refusal(problem, scheme)
         if why_not is not None:
-            yield CpuCandidate(Engine.CHANNEL_LANES, str(scheme), index, scheme.direct, refusal=why_not)
+            yield CpuCandidate(NAME, str(scheme), index, scheme.direct, refusal=why_not)
         elif gradient:
             yield CpuCandidate(
-                Engine.CHANNEL_LANES,
+                NAME,
                 str(scheme),
                 index,
                 scheme.direct,
@@ -45,6 +50,14 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
             )
         else:
             yield _forward_candidate(problem, index, scheme, device)
+
+
+def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
+    if problem.kind is not Pass.WGRAD:
+        return common_operators(chosen, problem, weights)
+    geometry, algorithm = native.geometry_numbers(problem), [chosen.algorithm]
+    gradient = native.operator("weight_gradient")
+    return lambda t: gradient(t["x"], t["y"], t["dw"], t.get("db"), geometry, algorithm)
 
 
 def _refusal(problem: Problem, scheme: KernelScheme) -> str | None:
@@ -73,7 +86,7 @@ def _forward_candidate(problem: Problem, index: int, scheme: KernelScheme, devic
     parts = _as_they_are(problem) if scheme.direct else correlations(problem)
     weight_cycles = problem.groups * sum(part.times * _weight_cycles(part, scheme, device) for part in parts)
     return CpuCandidate(
-        Engine.CHANNEL_LANES,
+        NAME,
         str(scheme),
         index,
         scheme.direct,
@@ -96,7 +109,7 @@ def _as_they_are(problem: Problem) -> tuple[Correlation, ...]:
 def _forward_error(problem: Problem, part: Correlation, index: int) -> float:
     scheme = schemes(problem.kind)[index]
     count = part.channels * (prod(part.taps) if scheme.direct else 1)
-    return error_of(problem, scheme.exact, count, (native.longest_sum(Engine.CHANNEL_LANES, index, count),))
+    return error_of(problem, scheme.exact, count, (native.longest_sum(NAME, index, count),))
 
 
 def forward_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:

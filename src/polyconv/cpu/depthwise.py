@@ -10,8 +10,13 @@ import torch
 from ..accuracy import error_of, reduction_of
 from ..problem import Pass, Problem
 from . import native
-from .candidates import CpuCandidate, Engine
+from .candidates import CpuCandidate
 from .device import CpuDevice
+from .running import Run, own_operators
+from .weights import TransformedWeights
+
+NAME = "depthwise"
+"""One channel in, a few out: nothing to sum over but taps."""
 
 SETUP_CYCLES = 5000.0
 """Of one call, to cut the work and lay out the ring of lines: more than a few pixels are worth."""
@@ -35,13 +40,17 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     """The one family of kernels."""
     why_not = refusal(problem)
     yield CpuCandidate(
-        Engine.DEPTHWISE,
+        NAME,
         "direct",
         direct=True,
         cycles=SETUP_CYCLES + _cycles(problem) / device.lanes,
         error=0.0 if why_not else error_of(problem, None, _longest_sum(problem), ()),
         refusal=why_not,
     )
+
+
+def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
+    return own_operators("depthwise", problem)
 
 
 def _longest_sum(problem: Problem) -> int:

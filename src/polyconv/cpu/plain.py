@@ -6,11 +6,20 @@ from collections.abc import Iterator
 
 from ..accuracy import error_of
 from ..problem import Problem
-from .candidates import CpuCandidate, Engine
+from .candidates import CpuCandidate
 from .device import CpuDevice
+from .running import Run, own_operators
+from .weights import TransformedWeights
+
+NAME = "plain"
+"""Written for clarity: float64, and whatever no other kernel takes."""
 
 
 def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     """The one kernel. Its sums are in double, so that only the result is rounded."""
     cycles = problem.multiplications * 40.0 / device.lanes
-    yield CpuCandidate(Engine.PLAIN, "direct", direct=True, cycles=cycles, error=error_of(problem, None, 1, ()))
+    yield CpuCandidate(NAME, "direct", direct=True, cycles=cycles, error=error_of(problem, None, 1, ()))
+
+
+def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
+    return own_operators("plain", problem)

@@ -9,19 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from types import ModuleType
 
 from ..preference import Preference
 from ..problem import Pass, Problem
 from ..select import Candidate, PlanError, Selection, select, why_not
 from . import aten, channel_lanes, depthwise, native, plain, tile_lanes
 from .borders import has_border, padded
-from .candidates import CpuCandidate, Engine
+from .candidates import CpuCandidate
 from .device import CpuDevice, this_machine
 
 CALL_CYCLES = 2000.0
 """What any call costs, so that no work at all is not free."""
 
-ENGINES = (tile_lanes, channel_lanes, depthwise, plain, aten)
+ENGINES: tuple[ModuleType, ...] = (tile_lanes, channel_lanes, depthwise, plain, aten)
+"""Modules with a ``NAME``, ``candidates(problem, device)`` and ``prepare(chosen, problem, weights)``, where ``weights``
+keeps transformed ones from call to call, or is None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,11 @@ class CpuPlan:
     def choice(self) -> str:
         """The chosen candidate's name, by which it can be preferred."""
         return self.chosen.name
+
+    @property
+    def engine(self) -> ModuleType:
+        """Who computes."""
+        return next(engine for engine in ENGINES if self.chosen.engine == engine.NAME)
 
     @property
     def name(self) -> str:
@@ -117,9 +125,9 @@ def _reason(problem: Problem, found: Selection[CpuCandidate], cost: Callable[[Cp
     """Why the chosen one, in a few words."""
     chosen = found.chosen
     if len(found.able) == 1:
-        alone = chosen.engine is Engine.ATEN
+        alone = chosen.engine == aten.NAME
         return aten.why_alone(problem) if alone else f"{problem.dtype} is for checking, not for speed"
-    direct = [c for c in found.able if c.direct and c is not chosen and c.engine is not Engine.PLAIN]
+    direct = [c for c in found.able if c.direct and c is not chosen and c.engine != plain.NAME]
     if not direct:
         return "the least estimated time"
     ratio = min(map(cost, direct)) / cost(chosen)

@@ -1,8 +1,8 @@
 """What every family of kernels offers the planner: a module with ``candidates(problem)`` and ``all_kernels()``.
 
-A candidate is a kernel (or a chain of them) with its template arguments settled and nothing else: it can be asked about
-any problem whether it takes it, how far it would stray, how much work it would be (from which plan/cost.py knows what it
-costs), and at last what to launch. Only the one that is chosen is asked that, and its launches are made of the tasks
+A candidate is a kernel (or a chain of them) with its template arguments settled and nothing else. It can be asked about
+any problem whether it takes it, how far it would stray, how much work it would be (from which plan/cost.py knows what
+it costs), and at last what to launch. Only the one that is chosen is asked that, and its launches are made of the tasks
 that it was weighed by. So the planner, the exporter and the tests treat all kernels alike.
 """
 

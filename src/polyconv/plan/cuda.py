@@ -47,7 +47,18 @@ def plan_cuda(
         _check_border(problem)
         if min(problem.padding) < 0 and problem.kind is not Pass.DGRAD:
             return _plan_cropped(problem, device, workspace, prefer)
-    found = choose(problem, device, workspace, prefer=prefer)
+    return plan_within(FAMILIES, problem, device, workspace, prefer)
+
+
+def plan_within(
+    families: tuple[ModuleType, ...],
+    problem: Problem,
+    device: CudaDevice,
+    workspace: int = DEFAULT_WORKSPACE,
+    prefer: Preference | None = None,
+) -> Plan:
+    """The plan that these families of kernels make of a problem."""
+    found = choose(problem, device, workspace, families, prefer)
     schedule = found.chosen.schedule(problem, device.sms, workspace)
     return Plan(
         problem=problem,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..problem import Problem
-from ..select import Candidate, chosen_name, why_not
+from ..select import Candidate, why_not
 from .toom import ToomAxis
 
 Dim3 = tuple[int, int, int]
@@ -155,7 +155,7 @@ class Plan:
     @property
     def choice(self) -> str:
         """The chosen candidate's name, by which it can be preferred."""
-        return chosen_name(self.candidates)
+        return next(candidate.name for candidate in self.candidates if candidate.rejected is None)
 
     @property
     def name(self) -> str:

@@ -21,8 +21,7 @@ from campaign.tensors import BEYOND, PAST_FLOAT16, PATTERNED, POISON, Operand, S
 from polyconv import choices
 from polyconv.arguments import Geometry, normalise
 from polyconv.backends import backend_for
-from polyconv.cpu import native
-from polyconv.cpu.candidates import Engine
+from polyconv.cpu import aten, native
 from polyconv.cpu.planner import CpuPlan
 from polyconv.problem import Pass
 
@@ -360,7 +359,7 @@ class Convolution(Case):
 
     def _check_bits(self, tensors: dict[str, Tensor], results: Results, plans: list[CpuPlan]) -> None:
         """Deterministic always; and the same for any number of threads, where the kernels are polyconv's."""
-        own = all(plan.chosen.engine is not Engine.ATEN for plan in plans)
+        own = all(plan.chosen.engine != aten.NAME for plan in plans)
         for threads in (self.threads, *((self.threads % 4 + 1,) if own else ())):
             for name, found in replace(self, threads=threads)._compute(tensors).items():
                 if not _same(found, results[name]):
@@ -527,7 +526,7 @@ def _worst(plans: list[CpuPlan], kind: Pass | None) -> CpuPlan | None:
 
 
 def _engine(plan: CpuPlan | None) -> str:
-    return "nobody" if plan is None else str(plan.chosen.engine)
+    return "nobody" if plan is None else plan.chosen.engine
 
 
 def _memory(tensor: Tensor) -> Tensor:
