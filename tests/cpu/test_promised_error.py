@@ -54,7 +54,7 @@ def expanded(tensor: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 def keeps_its_promise(trial: Trial) -> None:
     broken = [
-        f"{candidate}: {observed:.1e}, predicted {candidate.error:.1e}"
+        f"{candidate.name}: {observed:.1e}, predicted {candidate.error:.1e}"
         for candidate, observed in trial.errors(trial.scale)
         if observed > candidate.error
     ]
@@ -220,7 +220,7 @@ def test_structured_data(kind: Pass, which: str, name: str) -> None:
         scheme = scheme_of(candidate, kind)
         known = predicted_error(scheme, reduction, form=form, magnitudes=magnitudes)
         promised = candidate.error * known / predicted_error(scheme, reduction, form=form)
-        assert observed <= promised, f"{candidate}: {observed:.1e}, predicted {promised:.1e}"
+        assert observed <= promised, f"{candidate.name}: {observed:.1e}, predicted {promised:.1e}"
 
 
 # -------------------------------------------------------------------------------------- what no prediction can cover

@@ -125,7 +125,7 @@ class Promise:
         rigorous = 2 * (longest + 4) * unit * magnitudes + floor
         if problem.dtype == "float64":
             return rigorous  # the model is one of float32
-        scheme = scheme_named(chosen.name).exact
+        scheme = scheme_named(chosen.form).exact
         found = measure(self.one.numpy(), self.other.numpy(), expected.numpy())
         scale = found.scale(reduction)
         # What the transform of an operand loses is multiplied by the other one, however large that is.
