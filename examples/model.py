@@ -3544,6 +3544,13 @@ def suggests_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool
     return True
 
 
+# ---- From what could run a problem to what does run, and why nothing else does: the same on every device.
+
+
+class PlanError(RuntimeError):
+    """No kernel of polyconv can solve this problem; the message says why."""
+
+
 # ---- How a fast kernel computes one axis, in the few numbers that its launches need, and the C++ of its transforms.
 
 
@@ -3838,18 +3845,17 @@ def dense_axis(phase: Phase) -> DenseAxis:
     )
 
 
-# ---- What goes wrong while planning, in words for the person who asked.
+# ---- Whole numbers of tiles.
 
 
-class PlanError(RuntimeError):
-    """No kernel of polyconv can solve this problem; the message says why."""
+def ceil_div(value: int, by: int) -> int:
+    """The quotient, rounded up."""
+    return -(-value // by)
 
 
-def int32(value: int, what: str) -> int:
-    """``value``, or an error that names it: the kernels hold it in 32 bits."""
-    if not -(2**31) <= value < 2**31:
-        raise PlanError(f"{what} is {value}; polyconv's CUDA kernels take at most {2**31 - 1}")
-    return value
+def round_up(value: int, multiple: int) -> int:
+    """The next multiple."""
+    return ceil_div(value, multiple) * multiple
 
 
 # ---- The kernels' parameter structs, field by field as the device headers declare them.
@@ -3860,6 +3866,13 @@ DIVIDEND_LIMIT = 2**31
 """FastDivisor is exact below this; so are flattened pixel numbers."""
 
 pointer = c_uint64
+
+
+def int32(value: int, what: str) -> int:
+    """``value``, or an error that names it: the kernels hold it in 32 bits."""
+    if not -(2**31) <= value < 2**31:
+        raise PlanError(f"{what} is {value}; polyconv's CUDA kernels take at most {2**31 - 1}")
+    return value
 
 
 class Params(ctypes.Structure):
@@ -4093,19 +4106,6 @@ def with_epilogue(problem, launch):
     return launch
 
 
-# ---- Whole numbers of tiles.
-
-
-def ceil_div(value: int, by: int) -> int:
-    """The quotient, rounded up."""
-    return -(-value // by)
-
-
-def round_up(value: int, multiple: int) -> int:
-    """The next multiple."""
-    return ceil_div(value, multiple) * multiple
-
-
 # ---- The tile shapes that kernels are instantiated with: a finite list, so that each one can be compiled and
 # inspected.
 
@@ -4179,7 +4179,7 @@ MOST_GROUPS = 65535
 """Groups are the grid's y dimension."""
 MOST_PHASES = 128
 MANY_PHASES = f"a stride of more than {MOST_PHASES} phases, each of which would be launches of its own"
-"""Why ways that launch for each phase refuse: planning alone would take seconds."""
+"""Why candidates that launch for each phase refuse: planning alone would take seconds."""
 
 
 @dataclass(frozen=True)
@@ -4603,156 +4603,8 @@ def pixel_strides(strides: Strides, what: str) -> Extents:
     return int32(strides[2], f"the row stride of {what}"), int32(strides[3], f"the column stride of {what}")
 
 
-# ---- Plans for wgrad as an implicit GEMM over pixels (kernels/wgrad_gemm.cuh), and its second stage.
-
-MOST_PIXELS_PER_SLICE = 16384
-"""Longest sum in one accumulator: keeps the rounding error of sums over millions of pixels small."""
-MOST_SLICES = 65535
-"""Slices are the grid's z dimension."""
-
-
-@lru_cache(maxsize=1024)
-def wgrad_kernel(tile: GemmTile, vector: bool, bordered: bool) -> KernelSpec:
-    flags = f"{'true' if vector else 'false'}, {'true' if bordered else 'false'}"
-    return KernelSpec(
-        stem="wgrad_gemm",
-        symbol=f"wgrad_{tile.name}" + "_vector" * vector + "_bordered" * bordered,
-        body=f"polyconv::wgrad_gemm<{tile.cpp}, {flags}>(params);",
-        params="polyconv::WgradParams",
-        params_bytes=ctypes.sizeof(WgradParams),
-        threads=tile.threads,
-        min_blocks=tile.min_blocks(weight=0 if tile.threads == 256 and vector and not bordered else 1),
-    )
-
-
-REDUCE = KernelSpec(
-    stem="reduce_partials",
-    symbol="reduce_partials",
-    body="polyconv::reduce_partials(params);",
-    params="polyconv::ReduceParams",
-    params_bytes=ctypes.sizeof(ReduceParams),
-    threads=256,
-)
-
-
-def bordered(problem: Problem) -> bool:
-    return problem.padding_mode is not PaddingMode.ZEROS and any(problem.padding)
-
-
-def wgrad_columns_of(problem: Problem) -> int:
-    """Columns of one group's dw: channels times kernel area."""
-    return problem.channels_per_group[0] * problem.kernel[0] * problem.kernel[1]
-
-
 @dataclass(frozen=True)
-class WgradCut:
-    """How a problem is cut into tiles of dw and slices of pixels."""
-
-    k_tiles: int
-    column_tiles: int
-    columns_padded: int
-    pixels_per_slice: int
-    images: int
-    """Of one launch: flattened pixels must stay below 2^31. Each launch has slices of its own."""
-
-
-def cut(problem: Problem, tile: GemmTile, resident: int, sms: int, workspace: int) -> WgradCut:
-    """Enough slices to fill the device evenly and to keep each sum short, few enough for the workspace."""
-    out_h, out_w = problem.out_size
-    pixels = problem.batch * out_h * out_w
-    columns = wgrad_columns_of(problem) + problem.bias
-    columns_padded = round_up(columns, 4)
-    k_tiles, column_tiles = ceil_div(problem.channels_per_group[1], tile.m), ceil_div(columns, tile.n)
-    wanted = max(
-        ceil_div(pixels, MOST_PIXELS_PER_SLICE), ceil_div(2 * sms * resident, k_tiles * column_tiles * problem.groups)
-    )
-    most = min(max(1, workspace // (4 * problem.out_channels * columns_padded)), max(1, pixels // 64), MOST_SLICES)
-    pixels_per_slice = round_up(ceil_div(pixels, min(wanted, most)), 8)
-    int32(out_h * out_w + pixels_per_slice, "the number of pixels of one image of y")
-    images = min(problem.batch, max(1, (DIVIDEND_LIMIT - 1 - pixels_per_slice) // (out_h * out_w)))
-    return WgradCut(k_tiles, column_tiles, columns_padded, pixels_per_slice, images)
-
-
-def _parts(problem: Problem, cut: WgradCut) -> Iterator[tuple[int, int, int]]:
-    """Of each launch its first image, its pixels and its slices."""
-    out_h, out_w = problem.out_size
-    for first_image in range(0, problem.batch, cut.images):
-        pixels = min(cut.images, problem.batch - first_image) * out_h * out_w
-        yield first_image, pixels, ceil_div(pixels, cut.pixels_per_slice)
-
-
-def slices_of(problem: Problem, cut: WgradCut) -> int:
-    return sum(slices for _, _, slices in _parts(problem, cut))
-
-
-def _task(problem: Problem, spec: KernelSpec, cut: WgradCut, pixels: int, slices: int) -> Task:
-    grid = (cut.k_tiles * cut.column_tiles, problem.groups, slices)
-    blocks = grid[0] * grid[1] * slices
-    part = pixels / (problem.batch * problem.out_size[0] * problem.out_size[1])
-    moved = int(part * moved_bytes(problem)) + 4 * slices * problem.out_channels * cut.columns_padded
-    return Task(spec, grid, Work(blocks, blocks, ceil_div(pixels, 8) * grid[0] * grid[1], moved))
-
-
-def wgrad_launches(problem: Problem, spec: KernelSpec, cut: WgradCut) -> Schedule:
-    """The launches of one candidate: the partial sums, then their reduction."""
-    channels, k = problem.channels_per_group
-    columns = wgrad_columns_of(problem)
-    out_h, out_w = problem.out_size
-    p = WgradParams(height=problem.in_size[0], width=problem.in_size[1], k=k, channels=channels, groups=problem.groups)
-    p.columns, p.columns_padded, p.bias = int32(columns, "channels times kernel area"), cut.columns_padded, problem.bias
-    p.x_batch, p.x_channel = problem.x_strides[:2]
-    p.dy_batch, p.dy_channel = problem.y_strides[:2]
-    p.x_row, p.x_column = pixel_strides(problem.x_strides, "x")
-    p.dy_row, p.dy_column = pixel_strides(problem.y_strides, "the gradient of y")
-    p.border = BORDERS[problem.padding_mode] if bordered(problem) else 0
-    p.stride_h, p.stride_w = problem.stride
-    p.dilation_h, p.dilation_w = problem.dilation
-    p.pad_top, p.pad_left = problem.padding[0], problem.padding[2]
-    p.k_tiles, p.out_height, p.out_width = FastDivisor.of(cut.k_tiles), FastDivisor.of(out_h), FastDivisor.of(out_w)
-    p.kernel_area = FastDivisor.of(problem.kernel[0] * problem.kernel[1])
-    p.kernel_width = FastDivisor.of(problem.kernel[1])
-    p.pixels_per_slice = cut.pixels_per_slice
-    found = []
-    scratch = 0
-    for first_image, pixels, slices in _parts(problem, cut):
-        p.pixels = pixels
-        where = {
-            "x": ("x", 4 * first_image * problem.x_strides[0]),
-            "dy": ("y", 4 * first_image * problem.y_strides[0]),
-            "partial": ("workspace", scratch),
-        }
-        task = _task(problem, spec, cut, pixels, slices)
-        found.append(task.launch(bytes(p), layout_slots(WgradParams, **where)))
-        scratch += 4 * slices * problem.out_channels * cut.columns_padded
-    found.append(reduction(problem, slices_of(problem, cut), columns, cut.columns_padded))
-    return Schedule(tuple(found), scratch)
-
-
-def reduction_task(problem: Problem, slices: int, columns_padded: int) -> Task:
-    """The task that adds the slices' partial sums."""
-    elements = int32(problem.out_channels * columns_padded, "the number of weights")
-    blocks = ceil_div(elements, REDUCE.threads)
-    return Task(REDUCE, (blocks, 1, 1), Work(blocks, blocks, blocks * slices, 4 * (slices + 1) * elements))
-
-
-def reduction(problem: Problem, slices: int, columns: int, columns_padded: int) -> Launch:
-    """Its launch; the partial sums start at the beginning of the workspace."""
-    p = ReduceParams(slices=slices, columns=columns, elements=problem.out_channels * columns_padded)
-    p.dw_k, p.dw_channel, p.dw_row, p.dw_column = problem.w_strides
-    p.columns_padded = FastDivisor.of(columns_padded)
-    p.kernel_area = FastDivisor.of(problem.kernel[0] * problem.kernel[1])
-    p.kernel_width = FastDivisor.of(problem.kernel[1])
-    where = {"partial": "workspace", "dw": "dw"}
-    if problem.bias:
-        where["db"] = "db"
-    return reduction_task(problem, slices, columns_padded).launch(bytes(p), layout_slots(ReduceParams, **where))
-
-
-# ---- The ways that sum the products of the definition: implicit GEMMs, and channel by channel for depthwise problems.
-
-
-@dataclass(frozen=True)
-class GatherWay:
+class GatherCandidate:
     """fprop or dgrad as an implicit GEMM."""
 
     tile: GemmTile
@@ -4772,40 +4624,6 @@ class GatherWay:
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         return gather_launches(problem, self.tile, self.loader)
-
-
-@dataclass(frozen=True)
-class WgradWay:
-    """wgrad as an implicit GEMM."""
-
-    tile: GemmTile
-    vector: bool
-    """Four pixels of dy in one load."""
-    bordered: bool
-    direct = True
-
-    @property
-    def name(self) -> str:
-        return self._kernel.symbol
-
-    @property
-    def _kernel(self) -> KernelSpec:
-        return wgrad_kernel(self.tile, self.vector, self.bordered)
-
-    def refusal(self, problem: Problem) -> str | None:
-        if problem.groups > MOST_GROUPS:
-            return f"more than {MOST_GROUPS} groups"
-        if self.bordered is not bordered(problem):
-            return f"cannot read a {problem.padding_mode} border"
-        if self.vector and not dense_pixels(problem.y_strides, problem.out_size, problem):
-            return "pixels of dy are not dense quads"
-        return None
-
-    def cut(self, problem: Problem, sms: int, workspace: int) -> WgradCut:
-        return cut(problem, self.tile, self._kernel.min_blocks, sms, workspace)
-
-    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
-        return wgrad_launches(problem, self._kernel, self.cut(problem, sms, workspace))
 
 
 # ---- The sizes of one chain of separable launches: how the four kernels of kernels/half_layout.cuh cut their work.
@@ -5029,7 +4847,7 @@ def gemm_kernel(w: ToomAxis, k_tile: int) -> KernelSpec:
 
 
 @dataclass(frozen=True)
-class SeparableWay:
+class SeparableCandidate:
     """One pair of algorithms and the width in written channels of the matrix product's tile."""
 
     h: ToomAxis
@@ -5103,7 +4921,7 @@ def _refusal_of_all(problem: Problem) -> str | None:
 
 
 @lru_cache(maxsize=1024)
-def _chains(problem: Problem, way: SeparableWay) -> tuple[tuple[Chain, int], ...]:
+def _chains(problem: Problem, way: SeparableCandidate) -> tuple[tuple[Chain, int], ...]:
     """Kinds of phases that are cut into as many segments make chains of the same sizes."""
     found: dict[tuple[int, ...], tuple[PairKind, int]] = {}
     for kind in roles(problem).kinds:
@@ -5475,13 +5293,13 @@ class _Work:
 
 
 @dataclass(frozen=True)
-class ToomWgradWay:
+class ToomWgradCandidate:
     """F(m, r) along both axes of the weight gradient, with one tile of channels."""
 
     h: ToomAxis
     w: ToomAxis
     tile: WgradTile
-    direct: bool = False
+    direct = False
 
     @property
     def name(self) -> str:
@@ -5656,6 +5474,185 @@ def _reach(axis: DenseAxis) -> int:
     return max(c.read_first + axis.read_step * (last + axis.dilation * (c.taps - 1)) for c in axis.classes) + 1
 
 
+# ---- Plans for wgrad as an implicit GEMM over pixels (kernels/wgrad_gemm.cuh), and its second stage.
+
+MOST_PIXELS_PER_SLICE = 16384
+"""Longest sum in one accumulator: keeps the rounding error of sums over millions of pixels small."""
+MOST_SLICES = 65535
+"""Slices are the grid's z dimension."""
+
+
+@lru_cache(maxsize=1024)
+def wgrad_kernel(tile: GemmTile, vector: bool, bordered: bool) -> KernelSpec:
+    flags = f"{'true' if vector else 'false'}, {'true' if bordered else 'false'}"
+    return KernelSpec(
+        stem="wgrad_gemm",
+        symbol=f"wgrad_{tile.name}" + "_vector" * vector + "_bordered" * bordered,
+        body=f"polyconv::wgrad_gemm<{tile.cpp}, {flags}>(params);",
+        params="polyconv::WgradParams",
+        params_bytes=ctypes.sizeof(WgradParams),
+        threads=tile.threads,
+        min_blocks=tile.min_blocks(weight=0 if tile.threads == 256 and vector and not bordered else 1),
+    )
+
+
+REDUCE = KernelSpec(
+    stem="reduce_partials",
+    symbol="reduce_partials",
+    body="polyconv::reduce_partials(params);",
+    params="polyconv::ReduceParams",
+    params_bytes=ctypes.sizeof(ReduceParams),
+    threads=256,
+)
+
+
+def bordered(problem: Problem) -> bool:
+    return problem.padding_mode is not PaddingMode.ZEROS and any(problem.padding)
+
+
+def wgrad_columns_of(problem: Problem) -> int:
+    """Columns of one group's dw: channels times kernel area."""
+    return problem.channels_per_group[0] * problem.kernel[0] * problem.kernel[1]
+
+
+@dataclass(frozen=True)
+class WgradCut:
+    """How a problem is cut into tiles of dw and slices of pixels."""
+
+    k_tiles: int
+    column_tiles: int
+    columns_padded: int
+    pixels_per_slice: int
+    images: int
+    """Of one launch: flattened pixels must stay below 2^31. Each launch has slices of its own."""
+
+
+def cut(problem: Problem, tile: GemmTile, resident: int, sms: int, workspace: int) -> WgradCut:
+    """Enough slices to fill the device evenly and to keep each sum short, few enough for the workspace."""
+    out_h, out_w = problem.out_size
+    pixels = problem.batch * out_h * out_w
+    columns = wgrad_columns_of(problem) + problem.bias
+    columns_padded = round_up(columns, 4)
+    k_tiles, column_tiles = ceil_div(problem.channels_per_group[1], tile.m), ceil_div(columns, tile.n)
+    wanted = max(
+        ceil_div(pixels, MOST_PIXELS_PER_SLICE), ceil_div(2 * sms * resident, k_tiles * column_tiles * problem.groups)
+    )
+    most = min(max(1, workspace // (4 * problem.out_channels * columns_padded)), max(1, pixels // 64), MOST_SLICES)
+    pixels_per_slice = round_up(ceil_div(pixels, min(wanted, most)), 8)
+    int32(out_h * out_w + pixels_per_slice, "the number of pixels of one image of y")
+    images = min(problem.batch, max(1, (DIVIDEND_LIMIT - 1 - pixels_per_slice) // (out_h * out_w)))
+    return WgradCut(k_tiles, column_tiles, columns_padded, pixels_per_slice, images)
+
+
+def _parts(problem: Problem, cut: WgradCut) -> Iterator[tuple[int, int, int]]:
+    """Of each launch its first image, its pixels and its slices."""
+    out_h, out_w = problem.out_size
+    for first_image in range(0, problem.batch, cut.images):
+        pixels = min(cut.images, problem.batch - first_image) * out_h * out_w
+        yield first_image, pixels, ceil_div(pixels, cut.pixels_per_slice)
+
+
+def slices_of(problem: Problem, cut: WgradCut) -> int:
+    return sum(slices for _, _, slices in _parts(problem, cut))
+
+
+def _task(problem: Problem, spec: KernelSpec, cut: WgradCut, pixels: int, slices: int) -> Task:
+    grid = (cut.k_tiles * cut.column_tiles, problem.groups, slices)
+    blocks = grid[0] * grid[1] * slices
+    part = pixels / (problem.batch * problem.out_size[0] * problem.out_size[1])
+    moved = int(part * moved_bytes(problem)) + 4 * slices * problem.out_channels * cut.columns_padded
+    return Task(spec, grid, Work(blocks, blocks, ceil_div(pixels, 8) * grid[0] * grid[1], moved))
+
+
+def wgrad_launches(problem: Problem, spec: KernelSpec, cut: WgradCut) -> Schedule:
+    """The launches of one candidate: the partial sums, then their reduction."""
+    channels, k = problem.channels_per_group
+    columns = wgrad_columns_of(problem)
+    out_h, out_w = problem.out_size
+    p = WgradParams(height=problem.in_size[0], width=problem.in_size[1], k=k, channels=channels, groups=problem.groups)
+    p.columns, p.columns_padded, p.bias = int32(columns, "channels times kernel area"), cut.columns_padded, problem.bias
+    p.x_batch, p.x_channel = problem.x_strides[:2]
+    p.dy_batch, p.dy_channel = problem.y_strides[:2]
+    p.x_row, p.x_column = pixel_strides(problem.x_strides, "x")
+    p.dy_row, p.dy_column = pixel_strides(problem.y_strides, "the gradient of y")
+    p.border = BORDERS[problem.padding_mode] if bordered(problem) else 0
+    p.stride_h, p.stride_w = problem.stride
+    p.dilation_h, p.dilation_w = problem.dilation
+    p.pad_top, p.pad_left = problem.padding[0], problem.padding[2]
+    p.k_tiles, p.out_height, p.out_width = FastDivisor.of(cut.k_tiles), FastDivisor.of(out_h), FastDivisor.of(out_w)
+    p.kernel_area = FastDivisor.of(problem.kernel[0] * problem.kernel[1])
+    p.kernel_width = FastDivisor.of(problem.kernel[1])
+    p.pixels_per_slice = cut.pixels_per_slice
+    found = []
+    scratch = 0
+    for first_image, pixels, slices in _parts(problem, cut):
+        p.pixels = pixels
+        where = {
+            "x": ("x", 4 * first_image * problem.x_strides[0]),
+            "dy": ("y", 4 * first_image * problem.y_strides[0]),
+            "partial": ("workspace", scratch),
+        }
+        task = _task(problem, spec, cut, pixels, slices)
+        found.append(task.launch(bytes(p), layout_slots(WgradParams, **where)))
+        scratch += 4 * slices * problem.out_channels * cut.columns_padded
+    found.append(reduction(problem, slices_of(problem, cut), columns, cut.columns_padded))
+    return Schedule(tuple(found), scratch)
+
+
+def reduction_task(problem: Problem, slices: int, columns_padded: int) -> Task:
+    """The task that adds the slices' partial sums."""
+    elements = int32(problem.out_channels * columns_padded, "the number of weights")
+    blocks = ceil_div(elements, REDUCE.threads)
+    return Task(REDUCE, (blocks, 1, 1), Work(blocks, blocks, blocks * slices, 4 * (slices + 1) * elements))
+
+
+def reduction(problem: Problem, slices: int, columns: int, columns_padded: int) -> Launch:
+    """Its launch; the partial sums start at the beginning of the workspace."""
+    p = ReduceParams(slices=slices, columns=columns, elements=problem.out_channels * columns_padded)
+    p.dw_k, p.dw_channel, p.dw_row, p.dw_column = problem.w_strides
+    p.columns_padded = FastDivisor.of(columns_padded)
+    p.kernel_area = FastDivisor.of(problem.kernel[0] * problem.kernel[1])
+    p.kernel_width = FastDivisor.of(problem.kernel[1])
+    where = {"partial": "workspace", "dw": "dw"}
+    if problem.bias:
+        where["db"] = "db"
+    return reduction_task(problem, slices, columns_padded).launch(bytes(p), layout_slots(ReduceParams, **where))
+
+
+@dataclass(frozen=True)
+class WgradCandidate:
+    """wgrad as an implicit GEMM."""
+
+    tile: GemmTile
+    vector: bool
+    """Four pixels of dy in one load."""
+    bordered: bool
+    direct = True
+
+    @property
+    def name(self) -> str:
+        return self._kernel.symbol
+
+    @property
+    def _kernel(self) -> KernelSpec:
+        return wgrad_kernel(self.tile, self.vector, self.bordered)
+
+    def refusal(self, problem: Problem) -> str | None:
+        if problem.groups > MOST_GROUPS:
+            return f"more than {MOST_GROUPS} groups"
+        if self.bordered is not bordered(problem):
+            return f"cannot read a {problem.padding_mode} border"
+        if self.vector and not dense_pixels(problem.y_strides, problem.out_size, problem):
+            return "pixels of dy are not dense quads"
+        return None
+
+    def cut(self, problem: Problem, sms: int, workspace: int) -> WgradCut:
+        return cut(problem, self.tile, self._kernel.min_blocks, sms, workspace)
+
+    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
+        return wgrad_launches(problem, self._kernel, self.cut(problem, sms, workspace))
+
+
 # ---- A fast way inside an exported file: only where its error is known to be within the tolerance.
 
 
@@ -5706,7 +5703,7 @@ EXPORTED = "8x32x512x512, 64 channels, kernel 5x9, padding 2x4, dilation 2x3"
 WAYS = {
     Pass.FPROP: [
         Within(
-            way=SeparableWay(
+            way=SeparableCandidate(
                 h=ToomAxis(m=4, segments=(5,), tiles=1), w=ToomAxis(m=4, segments=(4, 5), tiles=2), k_tile=64
             ),
             kernel=(5, 9),
@@ -5714,12 +5711,12 @@ WAYS = {
             dilation=(2, 3),
             longest=32,
         ),
-        GatherWay(tile=GemmTile(4, 1, 4, 8, 8), loader=TAPS),
-        GatherWay(tile=GemmTile(4, 1, 4, 8, 8), loader=ROWS),
+        GatherCandidate(tile=GemmTile(4, 1, 4, 8, 8), loader=TAPS),
+        GatherCandidate(tile=GemmTile(4, 1, 4, 8, 8), loader=ROWS),
     ],
     Pass.DGRAD: [
         Within(
-            way=SeparableWay(
+            way=SeparableCandidate(
                 h=ToomAxis(m=4, segments=(5,), tiles=1), w=ToomAxis(m=4, segments=(4, 5), tiles=2), k_tile=32
             ),
             kernel=(5, 9),
@@ -5727,24 +5724,23 @@ WAYS = {
             dilation=(2, 3),
             longest=64,
         ),
-        GatherWay(tile=GemmTile(4, 1, 8, 8, 8), loader=TAPS),
-        GatherWay(tile=GemmTile(4, 1, 8, 8, 8), loader=ROWS),
+        GatherCandidate(tile=GemmTile(4, 1, 8, 8, 8), loader=TAPS),
+        GatherCandidate(tile=GemmTile(4, 1, 8, 8, 8), loader=ROWS),
     ],
     Pass.WGRAD: [
         Within(
-            way=ToomWgradWay(
+            way=ToomWgradCandidate(
                 h=ToomAxis(m=4, segments=(5,), tiles=1),
                 w=ToomAxis(m=4, segments=(4, 5), tiles=1),
                 tile=WgradTile(64, 32, 1, 1, 2, 1, 8),
-                direct=False,
             ),
             kernel=(5, 9),
             stride=(1, 1),
             dilation=(2, 3),
             longest=2015744,
         ),
-        WgradWay(tile=GemmTile(2, 1, 4, 8, 8), vector=True, bordered=False),
-        WgradWay(tile=GemmTile(2, 1, 4, 8, 8), vector=False, bordered=False),
+        WgradCandidate(tile=GemmTile(2, 1, 4, 8, 8), vector=True, bordered=False),
+        WgradCandidate(tile=GemmTile(2, 1, 4, 8, 8), vector=False, bordered=False),
     ],
 }
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 import volta
 from polyconv import reference
+from polyconv.accuracy import reduction_of
 from polyconv.algebra.error import TYPICAL, Magnitudes
 from polyconv.cuda.cache import KernelCache
 from polyconv.plan import DEVICES, KernelSpec, Launch, Plan, plan_cuda
-from polyconv.plan.accuracy import reduction_of
-from polyconv.plan.ways import Way
+from polyconv.plan.candidates import CudaCandidate
 from polyconv.problem import Pass, Problem
 from polyconv.scale import largest, scales
 
@@ -73,7 +73,7 @@ def fingerprint(tensor: Tensor) -> str:
     return hashlib.sha256(memory.numpy().data).hexdigest()
 
 
-def plan_of(problem: Problem, way: Way, *, sms: int = V100.sms, workspace: int = 2**26) -> Plan:
+def plan_of(problem: Problem, way: CudaCandidate, *, sms: int = V100.sms, workspace: int = 2**26) -> Plan:
     """The plan that runs a given way, whatever the planner would choose."""
     refusal = way.refusal(problem)
     assert refusal is None, f"{way.name} refuses {problem}: {refusal}"

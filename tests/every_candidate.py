@@ -12,8 +12,8 @@ from torch import Tensor
 from polyconv import choices, ops, reference
 from polyconv.arguments import Geometry
 from polyconv.cpu import native
-from polyconv.cpu.candidates import Candidate
-from polyconv.cpu.planner import plan_cpu
+from polyconv.cpu.candidates import CpuCandidate
+from polyconv.cpu.planner import offered, plan_cpu
 from polyconv.problem import Pass, Problem
 from polyconv.scale import largest, scales
 from polyconv.tuning import problem_key
@@ -93,14 +93,13 @@ class Trial:
         names, output = {Pass.FPROP: ("xw", "y"), Pass.DGRAD: ("yw", "x"), Pass.WGRAD: ("xy", "dw")}[self.kind]
         return scales(self.problem, dict(zip(names, (self.one, self.other), strict=True)))[output]
 
-    def errors(self, scale: Tensor) -> Iterator[tuple[Candidate, float]]:
+    def errors(self, scale: Tensor) -> Iterator[tuple[CpuCandidate, float]]:
         """Every kernel, with the largest error of any output relative to this scale."""
         exact, problem = self.exact, self.problem
         keys = [problem_key(problem, kept_weights=kept) for kept in (False, True)]
-        plan = plan_cpu(problem)
-        for candidate in (plan.chosen, *(candidate for candidate, _ in plan.rejected)):
+        for candidate in offered(problem, plan_cpu(problem).device):
             if candidate.refusal is None:
-                with choices.Forced(dict.fromkeys(keys, str(candidate))), torch.no_grad():
+                with choices.Forced(dict.fromkeys(keys, candidate.name)), torch.no_grad():
                     deviation = (self._run().double() - exact).abs()
                 assert not deviation.isnan().any()
                 yield candidate, largest(deviation, scale)

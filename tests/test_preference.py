@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from polyconv.cpu import native, planner
+from polyconv.cpu import native
 from polyconv.cpu.device import CpuDevice
 from polyconv.cpu.planner import plan_cpu
 from polyconv.measure.workloads import find
-from polyconv.plan import DEVICES, Preference, cuda, plan_cuda
+from polyconv.plan import DEVICES, Preference, plan_cuda
 from polyconv.problem import PaddingMode, Pass, Problem
+from polyconv.select import by_cost
 
 SERVER, V100 = CpuDevice("avx512", cores=2), DEVICES["v100"]
 LAYERS = find("W1,resnet50-2b,kb80")
@@ -22,25 +23,25 @@ needs_native = pytest.mark.skipif(not native.is_available(), reason=str(native.w
 
 @needs_native
 @pytest.mark.parametrize("kind", list(Pass))
-def test_every_contender_runs_if_it_is_preferred_cpu(kind: Pass) -> None:
+def test_every_candidate_that_can_runs_if_it_is_preferred_cpu(kind: Pass) -> None:
     for layer in LAYERS:
         problem = layer.problem(kind)
-        names = planner.contenders(problem, SERVER)
+        names = [candidate.name for candidate in by_cost(plan_cpu(problem, SERVER).candidates)]
         assert plan_cpu(problem, SERVER).choice == names[0]
         for name in names:
             plan = plan_cpu(problem, SERVER, prefer=Preference(name, TUNED))
             assert plan.choice == name
             assert plan.reason.startswith(TUNED)
             assert f"runs {plan.name}" in plan.explain()
-            assert name not in [str(candidate) for candidate, _ in plan.rejected]
+            assert [candidate.name for candidate in plan.candidates if candidate.rejected is None] == [name]
             assert plan.chosen.direct or plan.predicted_error <= problem.tolerance
 
 
 @pytest.mark.parametrize("kind", list(Pass))
-def test_contenders_run_if_they_are_preferred_cuda(kind: Pass) -> None:
+def test_candidates_run_if_they_are_preferred_cuda(kind: Pass) -> None:
     for layer in LAYERS:
         problem = layer.problem(kind)
-        names = cuda.contenders(problem, V100)
+        names = [candidate.name for candidate in by_cost(plan_cuda(problem, V100).candidates)]
         assert plan_cuda(problem, V100).choice == names[0]
         assert plan_cuda(problem, V100).preference == ""
         for name in {*names[:3], names[-1]}:
@@ -51,9 +52,9 @@ def test_contenders_run_if_they_are_preferred_cuda(kind: Pass) -> None:
 
 
 @needs_native
-def test_pytorch_is_a_contender_on_the_cpu() -> None:
+def test_pytorch_is_a_candidate_on_the_cpu() -> None:
     problem = LAYERS[0].problem("fprop")
-    (name,) = (name for name in planner.contenders(problem, SERVER) if name.endswith("ATen"))
+    (name,) = (c.name for c in plan_cpu(problem, SERVER).candidates if c.name.endswith("ATen"))
     assert plan_cpu(problem, SERVER, prefer=Preference(name)).choice == name
 
 
@@ -87,7 +88,7 @@ def test_an_unknown_name_changes_nothing_and_is_named() -> None:
 
 def test_what_cannot_run_says_why() -> None:
     strided = Problem.make("fprop", (1, 8, 32, 32), (8, 8, 3, 3), stride=(3, 3))
-    refused = next(c for c in plan_cuda(strided, V100).candidates if c.cost_us is None)
+    refused = next(c for c in plan_cuda(strided, V100).candidates if c.cost is None)
     plan = plan_cuda(strided, V100, prefer=Preference(refused.name, TUNED))
     assert plan.choice == plan_cuda(strided, V100).choice
     assert plan.preference == f"not {refused.name}, although {TUNED}: {refused.rejected}"
@@ -97,5 +98,5 @@ def test_a_cropped_problem_passes_the_preference_on() -> None:
     problem = Problem.make(
         "fprop", (1, 8, 32, 32), (8, 8, 3, 3), padding=(-1, 2, 1, 1), padding_mode=PaddingMode.REFLECT
     )
-    name = [c.name for c in plan_cuda(problem, V100).candidates if c.cost_us is not None][-1]
+    name = [c.name for c in plan_cuda(problem, V100).candidates if c.cost is not None][-1]
     assert plan_cuda(problem, V100, prefer=Preference(name)).choice == name

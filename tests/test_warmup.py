@@ -60,7 +60,7 @@ def test_all_that_a_plan_names_and_what_comes_close(kind: Pass) -> None:
     wanted = warmup.wanted_by([workload.problem(kind)], "sm_70")
     plan = plan_cuda(workload.problem(kind), DEVICES["v100"])
     assert set(plan.kernels) <= set(wanted.kernels) <= set(all_kernels())
-    close = [c for c in plan.candidates if c.cost_us is not None and c.cost_us <= warmup.CLOSE * plan.cost_us]
+    close = [c for c in plan.candidates if c.cost is not None and c.cost <= warmup.CLOSE * plan.cost_us]
     assert len(wanted.kernels) >= len(set(plan.kernels)) + len(close) - 1
 
 
@@ -78,7 +78,7 @@ def test_what_a_tuning_file_chooses_counts(tmp_path: Path) -> None:
     (workload,) = find("W1")
     problem = workload.problem("fprop")
     plan = plan_cuda(problem, DEVICES["v100"])
-    slow = max((c for c in plan.candidates if c.cost_us is not None), key=lambda c: c.cost_us or 0.0).name
+    slow = max((c for c in plan.candidates if c.cost is not None), key=lambda c: c.cost or 0.0).name
     path = tmp_path / "tuning.json"
     entry = tuning.Entry(slow, {slow: 1.0}, 1.0)
     there = tuning.Environment.of_cuda("Tesla V100-SXM2-16GB", "sm_70", "12.4", "12.9")

@@ -53,7 +53,7 @@ def compare(workload: Workload, batch: int, activation: str, residual: bool, rep
     median = found["unfused"].median / found["fused"].median
     epilogue = " + ".join(["residual"] * residual + [activation] * (activation != "none"))
     plan = plan_cpu(workload.problem("fprop"), kept_weights=True)
-    return f"{workload.name:16} {epilogue:16} {best:6.2f} {median:8.2f}   {plan.chosen}"
+    return f"{workload.name:16} {epilogue:16} {best:6.2f} {median:8.2f}   {plan.choice}"
 
 
 def main() -> None:

@@ -14,10 +14,11 @@ from math import prod
 from polyconv.cuda.cache import KernelCache
 from polyconv.inspection.counting import empty_buffers, emulator, execute
 from polyconv.plan import DEVICES, Plan, fused, gather, separable, strips
+from polyconv.plan.candidates import CudaCandidate
 from polyconv.plan.cost import L2_BYTES_PER_CLOCK
-from polyconv.plan.direct import DepthwiseWay, GatherWay
+from polyconv.plan.depthwise import DepthwiseCandidate
+from polyconv.plan.gather import GatherCandidate
 from polyconv.plan.tiles import PLANE_TILES, TALL
-from polyconv.plan.ways import Way
 from polyconv.problem import Activation, Pass, Problem, channels_last_strides
 
 V100 = DEVICES["v100"]
@@ -33,22 +34,22 @@ RESOURCES = {
 EPILOGUES = ((Activation.RELU, False), (Activation.NONE, True), (Activation.SILU, True))
 
 
-def examples() -> Iterator[tuple[str, Way, Problem]]:
+def examples() -> Iterator[tuple[str, CudaCandidate, Problem]]:
     pad = (1, 1, 1, 1)
     pointwise = Problem.make(Pass.FPROP, (2, 64, 16, 32), (64, 64, 1, 1), bias=True)
     quads = Problem.make(Pass.FPROP, (1, 16, 32, 64), (64, 16, 3, 3), padding=pad, bias=True)
     uneven = Problem.make(Pass.FPROP, (1, 16, 31, 63), (64, 16, 3, 3), padding=pad, bias=True)
     depthwise = Problem.make(Pass.FPROP, (1, 32, 64, 64), (32, 1, 3, 3), padding=pad, groups=32, bias=True)
-    chain = separable.SeparableWay(separable.F43, separable.F43, 64)
-    yield "pointwise", GatherWay(TALL, gather.POINTWISE), pointwise
-    yield "taps", GatherWay(TALL, gather.TAPS), quads
-    yield "taps, channels_last", GatherWay(TALL, gather.TAPS), _channels_last(quads)
-    yield "taps, one at a time", GatherWay(TALL, gather.TAPS), uneven
-    yield "depthwise", DepthwiseWay(PLANE_TILES[0]), depthwise
-    yield "strip", strips.StripWay((3, 3), 1, strips.COLUMNS, False), depthwise
-    yield "strip, channels_last", strips.StripWay((3, 3), 1, strips.CHANNELS, False), _channels_last(depthwise)
-    yield "fused", fused.WAYS[0], quads
-    yield "fused, resident", fused.WAYS[-1], quads
+    chain = separable.SeparableCandidate(separable.F43, separable.F43, 64)
+    yield "pointwise", GatherCandidate(TALL, gather.POINTWISE), pointwise
+    yield "taps", GatherCandidate(TALL, gather.TAPS), quads
+    yield "taps, channels_last", GatherCandidate(TALL, gather.TAPS), _channels_last(quads)
+    yield "taps, one at a time", GatherCandidate(TALL, gather.TAPS), uneven
+    yield "depthwise", DepthwiseCandidate(PLANE_TILES[0]), depthwise
+    yield "strip", strips.StripCandidate((3, 3), 1, strips.COLUMNS, False), depthwise
+    yield "strip, channels_last", strips.StripCandidate((3, 3), 1, strips.CHANNELS, False), _channels_last(depthwise)
+    yield "fused", fused.CANDIDATES[0], quads
+    yield "fused, resident", fused.CANDIDATES[-1], quads
     yield "separable", chain, quads
     yield "separable, one at a time", chain, uneven
 
@@ -57,7 +58,7 @@ def _channels_last(p: Problem) -> Problem:
     return replace(p, x_strides=channels_last_strides(p.x_shape), y_strides=channels_last_strides(p.y_shape))
 
 
-def count(volta, way: Way, problem: Problem, cache: KernelCache) -> list[float]:
+def count(volta, way: CudaCandidate, problem: Problem, cache: KernelCache) -> list[float]:
     """Cycles of one multiprocessor, by resource, of the launches that store the result."""
     schedule = way.schedule(problem, SMS, 2**26)
     plan = Plan(problem, V100.name, way.name, schedule.launches, schedule.workspace_bytes, 0.0, 0.0, ())

@@ -21,10 +21,10 @@ import numpy as np
 from polyconv.cuda.cache import KernelCache
 from polyconv.inspection.counting import empty_buffers, emulator, execute
 from polyconv.plan import DEVICES, Plan, strips
+from polyconv.plan.candidates import CudaCandidate
 from polyconv.plan.cost import L2_BYTES_PER_CLOCK, Spent
-from polyconv.plan.cuda import all_kernels, ways
+from polyconv.plan.cuda import all_kernels, candidates
 from polyconv.plan.plan import Schedule
-from polyconv.plan.ways import Way
 from polyconv.problem import PaddingMode, Pass, Problem
 
 V100 = DEVICES["v100"]
@@ -89,7 +89,7 @@ def _channels_last(p: Problem) -> Problem:
     return replace(p, x_strides=strides(p.x_shape), y_strides=strides(p.y_shape))
 
 
-def observe(volta, way: Way, problem: Problem, schedule: Schedule, cache: KernelCache):
+def observe(volta, way: CudaCandidate, problem: Problem, schedule: Schedule, cache: KernelCache):
     """(symbol, (blocks, tiles, steps), cycles by resource) of every launch of one way."""
     plan = Plan(problem, V100.name, way.name, schedule.launches, schedule.workspace_bytes, 0.0, 0.0, ())
     buffers = empty_buffers(volta, plan)
@@ -137,7 +137,7 @@ def main(wanted: str = "") -> None:
     for forward in problems():
         for kind in Pass:
             problem = replace(forward, kind=kind)
-            for way in ways(problem):
+            for way in candidates(problem):
                 if way.refusal(problem) is None:
                     schedule = way.schedule(problem, SMS, 2**26)
                     symbols = {launch.kernel.symbol for launch in schedule.launches if wanted in launch.kernel.symbol}

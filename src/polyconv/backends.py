@@ -59,7 +59,7 @@ class Backend(Protocol):
     def explain(self, problem: Problem) -> str:
         """The same in words, for people."""
 
-    def contenders(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
+    def candidates(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
         """Names of the candidates that may run a problem, the one that the cost model thinks best first.
 
         With ``inference`` no gradient is recorded, so the weight of a forward pass is likely to stay what it is.
@@ -97,7 +97,6 @@ def _build(device: torch.device) -> Backend:
     if device.type == "cuda":
         try:
             cuda = imported("polyconv.cuda.backend")
-            imported("polyconv.plan.accuracy")  # a planner imports it, and what it needs, when it first plans
         except ModuleNotFoundError as error:
             if error.name is not None and error.name.startswith("polyconv"):
                 raise

@@ -8,17 +8,13 @@ that comes back has the number that it had, and finds its plans: a loop may ente
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
 from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any, TypeVar
 
-import torch.distributed
-
 from .forking import whole
-
-_c10d: Any = getattr(torch.distributed, "distributed_c10d", None)
-"""Not in every build of PyTorch."""
 
 T = TypeVar("T", bound=Hashable)
 
@@ -41,7 +37,8 @@ def follow(source: Callable[[], T]) -> Callable[[], T]:
 
 def group() -> Any:
     """The default process group as it is now, None where there is none: cheap enough to ask on every call."""
-    return None if _c10d is None else _c10d._world.default_pg  # as GroupMember.WORLD, at half the cost
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")  # not in every build of PyTorch
+    return None if c10d is None else c10d._world.default_pg  # as GroupMember.WORLD, at half the cost
 
 
 def now() -> int:

@@ -17,7 +17,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from .plan.accuracy import reduction_of
+from .accuracy import reduction_of
 from .problem import Pass, Problem
 
 COPIED = 2**24

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from . import settings
 from .plan import DEVICES, CudaDevice, KernelSpec, Plan, PlanError, all_kernels, plan_cuda
-from .plan.cuda import ways
+from .plan.cuda import candidates
 from .plan.device import why_too_old
 from .preference import Preference
 from .problem import Problem
@@ -101,7 +101,7 @@ def _measured(arch: str) -> dict[str, list[str]]:
 
 
 def _close_kernels(plan: Plan, device: CudaDevice, workspace: int) -> Iterable[KernelSpec]:
-    close = {c.name for c in plan.candidates if c.cost_us is not None and c.cost_us <= CLOSE * plan.cost_us}
-    for way in ways(plan.problem):
+    close = {c.name for c in plan.candidates if c.cost is not None and c.cost <= CLOSE * plan.cost_us}
+    for way in candidates(plan.problem):
         if way.name in close and way.refusal(plan.problem) is None:
             yield from (launch.kernel for launch in way.schedule(plan.problem, device.sms, workspace).launches)

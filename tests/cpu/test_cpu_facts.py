@@ -10,10 +10,8 @@ import pytest
 import torch
 
 from cpu_passes import load_native
-from polyconv.cpu import channel_lanes, native, tile_lanes
-from polyconv.cpu.candidates import Engine
+from polyconv.cpu import channel_lanes, depthwise, native, tile_lanes
 from polyconv.cpu.device import CpuDevice
-from polyconv.cpu.planner import plan_cpu
 from polyconv.cpu.schemes import KernelScheme
 from polyconv.problem import Activation, PaddingMode, Pass, Problem
 
@@ -35,7 +33,7 @@ def test_every_name_has_a_number() -> None:
     facts = native.facts()
     assert sorted(facts["borders"]) == sorted(mode.value for mode in PaddingMode)
     assert sorted(facts["activations"]) == sorted(activation.value for activation in Activation)
-    assert set(facts["lanes"]) == {Engine.TILE_LANES.value, Engine.CHANNEL_LANES.value}
+    assert set(facts["lanes"]) == {tile_lanes.NAME, channel_lanes.NAME}
 
 
 @pytest.mark.parametrize("kind", Pass, ids=str)
@@ -61,18 +59,18 @@ def test_a_number_without_a_scheme_is_refused() -> None:
 @pytest.mark.parametrize(
     ("engine", "channels"),
     [
-        (Engine.TILE_LANES, 64),
-        (Engine.TILE_LANES, 512),
-        (Engine.TILE_LANES, 1056),
-        (Engine.CHANNEL_LANES, 144),
-        (Engine.CHANNEL_LANES, 576),
+        (tile_lanes.NAME, 64),
+        (tile_lanes.NAME, 512),
+        (tile_lanes.NAME, 1056),
+        (channel_lanes.NAME, 144),
+        (channel_lanes.NAME, 576),
     ],
     ids=lambda value: str(value).replace(" ", "-"),
 )
-def test_sums_begin_anew_where_the_error_model_is_told(engine: Engine, channels: int, instruction_set: str) -> None:
+def test_sums_begin_anew_where_the_error_model_is_told(engine: str, channels: int, instruction_set: str) -> None:
     """One term so large that the ones which follow in the same sequence are lost; in the next they count again."""
     assert native.instruction_set() == instruction_set
-    schemes = tile_lanes.schemes() if engine is Engine.TILE_LANES else channel_lanes.schemes(Pass.FPROP)
+    schemes = tile_lanes.schemes() if engine == tile_lanes.NAME else channel_lanes.schemes(Pass.FPROP)
     index = schemes.index(DIRECT)
     length = native.longest_sum(engine, index, channels)
     assert length % 2 == 0, "an odd number of ones would be rounded beside so large a sum"
@@ -110,9 +108,7 @@ def test_long_rows_of_a_depthwise_gradient_are_predicted(layout: torch.memory_fo
     assert native.instruction_set() == instruction_set
     channels, width = 16, 2**16
     problem = Problem.make("wgrad", (1, channels, 3, width + 2), (channels, 1, 3, 3), groups=channels)
-    plan = plan_cpu(problem, CpuDevice(instruction_set))
-    offered = [plan.chosen, *(candidate for candidate, _ in plan.rejected)]
-    (predicted,) = (candidate.error for candidate in offered if candidate.engine is Engine.DEPTHWISE)
+    (predicted,) = (candidate.error for candidate in depthwise.candidates(problem, CpuDevice(instruction_set)))
     x = torch.randn(problem.x_shape).to(memory_format=layout)
     dy = torch.randn(problem.y_shape).to(memory_format=layout)
     dw = torch.full(problem.w_shape, float("nan"))

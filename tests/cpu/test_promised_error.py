@@ -20,18 +20,19 @@ from torch import Tensor
 
 import uneven_data
 from every_candidate import Layer, Shape, Trial
+from polyconv.accuracy import reduction_of
 from polyconv.algebra.error import INDEPENDENT, predicted_error
 from polyconv.algebra.segments import Scheme2d
 from polyconv.algebra.steps import Form
 from polyconv.cpu import channel_lanes, tile_lanes
-from polyconv.cpu.candidates import Candidate, Engine
-from polyconv.cpu.planner import contenders, plan_cpu
+from polyconv.cpu.candidates import CpuCandidate
+from polyconv.cpu.planner import plan_cpu
 from polyconv.measure.workloads import find
 from polyconv.plan import DEVICES
-from polyconv.plan.accuracy import reduction_of
 from polyconv.plan.cuda import plan_cuda
-from polyconv.plan.repetition import repetition_of, times
 from polyconv.problem import DEFAULT_TOLERANCE, Pass, Problem
+from polyconv.repetition import repetition_of, times
+from polyconv.select import by_cost
 
 LAYER = Layer(batch=2, channels=40, filters=36, size=18)
 DIMENSIONS = list(chain.from_iterable(combinations(range(4), count) for count in range(1, 5)))
@@ -53,7 +54,7 @@ def expanded(tensor: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 def keeps_its_promise(trial: Trial) -> None:
     broken = [
-        f"{candidate}: {observed:.1e}, predicted {candidate.error:.1e}"
+        f"{candidate.name}: {observed:.1e}, predicted {candidate.error:.1e}"
         for candidate, observed in trial.errors(trial.scale)
         if observed > candidate.error
     ]
@@ -111,8 +112,9 @@ def test_equal_products_refuse_fast_schemes() -> None:
     """Channels of input and weights that are all the same: roundings add up, and only direct summation is left."""
     shapes = ((2, 128, 24, 24), (32, 128, 3, 3))
     strides = {"x_strides": (576, 0, 24, 1), "w_strides": (9, 0, 3, 1)}
-    assert any("F(4,3)" in name for name in contenders(Problem.make("fprop", *shapes)))
-    assert not any("F(" in name for name in contenders(Problem.make("fprop", *shapes, **strides)))  # type: ignore[arg-type]
+    dense, repeated = Problem.make("fprop", *shapes), Problem.make("fprop", *shapes, **strides)  # type: ignore[arg-type]
+    assert any("F(4,3)" in candidate.name for candidate in by_cost(plan_cpu(dense).candidates))
+    assert not any("F(" in candidate.name for candidate in by_cost(plan_cpu(repeated).candidates))
 
 
 @pytest.mark.parametrize("name", ["W1", "W2", "W3"])
@@ -191,10 +193,10 @@ STRUCTURED = {
 }
 
 
-def scheme_of(candidate: Candidate, kind: Pass) -> Scheme2d | None:
-    if candidate.engine is Engine.TILE_LANES:
+def scheme_of(candidate: CpuCandidate, kind: Pass) -> Scheme2d | None:
+    if candidate.engine == tile_lanes.NAME:
         return tile_lanes.schemes()[candidate.algorithm].exact
-    if candidate.engine is Engine.CHANNEL_LANES:
+    if candidate.engine == channel_lanes.NAME:
         return channel_lanes.schemes(kind)[candidate.algorithm].exact
     return None
 
@@ -218,7 +220,7 @@ def test_structured_data(kind: Pass, which: str, name: str) -> None:
         scheme = scheme_of(candidate, kind)
         known = predicted_error(scheme, reduction, form=form, magnitudes=magnitudes)
         promised = candidate.error * known / predicted_error(scheme, reduction, form=form)
-        assert observed <= promised, f"{candidate}: {observed:.1e}, predicted {promised:.1e}"
+        assert observed <= promised, f"{candidate.name}: {observed:.1e}, predicted {promised:.1e}"
 
 
 # -------------------------------------------------------------------------------------- what no prediction can cover

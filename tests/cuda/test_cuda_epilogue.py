@@ -17,11 +17,12 @@ from polyconv.export import ExportError, conv2d_model, exported_file
 from polyconv.inspection.counting import count_plan
 from polyconv.measure.workloads import find
 from polyconv.plan import all_kernels, fused, gather, plan_cuda, separable, strips
+from polyconv.plan.candidates import CudaCandidate
 from polyconv.plan.cost import bound_us
-from polyconv.plan.direct import DepthwiseWay, GatherWay
+from polyconv.plan.depthwise import DepthwiseCandidate
 from polyconv.plan.epilogue import has_epilogue
+from polyconv.plan.gather import GatherCandidate
 from polyconv.plan.tiles import GATHER_TILES, PLANE_TILES, SLIMMER, SMALL, TALL, GemmTile
-from polyconv.plan.ways import Way
 from polyconv.problem import Activation, Pass, Problem
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.gpu import VirtualGpu
@@ -35,7 +36,9 @@ def _name(epilogue: tuple[Activation, bool]) -> str:
     return f"{epilogue[0]}{' with a residual' if epilogue[1] else ''}"
 
 
-def run(shape: Shape, activation: Activation, residual: bool, way: Way | None = None, *, sms: int = V100.sms) -> None:
+def run(
+    shape: Shape, activation: Activation, residual: bool, way: CudaCandidate | None = None, *, sms: int = V100.sms
+) -> None:
     """One forward pass with an epilogue, by the planner's choice or by a given way; every check that there is."""
     x, w, bias, dy = shape.tensors()
     problem = replace(shape.problem(Pass.FPROP, x, w, dy), activation=activation, residual=residual)
@@ -97,22 +100,22 @@ QUADS = Shape((1, 9, 16, 40), 21, (3, 5), padding=(1, 1, 2, 2))
 """Rows of y that half_inverse.cuh stores by four."""
 
 
-def _every() -> Iterator[tuple[Way, Shape]]:
+def _every() -> Iterator[tuple[CudaCandidate, Shape]]:
     for loader in gather.LOADERS:
         for tile in GATHER_TILES:
             if tile.name in loader.epilogue_tiles:
-                yield GatherWay(tile, loader), GATHERED[loader]
-    yield from ((DepthwiseWay(tile), PLANE) for tile in PLANE_TILES)
+                yield GatherCandidate(tile, loader), GATHERED[loader]
+    yield from ((DepthwiseCandidate(tile), PLANE) for tile in PLANE_TILES)
     for (lanes, stride), kernels in strips.KERNELS.items():
         layout, c = ("channels_last", 34) if lanes == strips.CHANNELS else ("contiguous", 3)
         for taps in kernels:
             shape = Shape((2, c, 21, 13), c, taps, (stride, stride), (2, 1, 3, 0), groups=c, layout=layout)
-            yield strips.StripWay(taps, stride, lanes, scatters=False), shape
-    for way in fused.WAYS:
+            yield strips.StripCandidate(taps, stride, lanes, scatters=False), shape
+    for way in fused.CANDIDATES:
         yield from ((way, shape) for shape in (SMALL_3X3, EVEN_3X3, DILATED_3X3))
     for h in separable.H_AXES:
         for w in (separable.F23, separable.F45):
-            yield from ((separable.SeparableWay(h, w, 32), shape) for shape in (UNEVEN, QUADS))
+            yield from ((separable.SeparableCandidate(h, w, 32), shape) for shape in (UNEVEN, QUADS))
 
 
 EVERY = [
@@ -122,7 +125,7 @@ EVERY = [
 
 
 @pytest.mark.parametrize(("way", "shape", "epilogue"), EVERY)
-def test_every_instance(way: Way, shape: Shape, epilogue: tuple[Activation, bool]) -> None:
+def test_every_instance(way: CudaCandidate, shape: Shape, epilogue: tuple[Activation, bool]) -> None:
     run(shape, *epilogue, way, sms=2)
 
 
@@ -139,7 +142,7 @@ def test_no_instance_is_missing() -> None:
 
 
 def test_slabs_of_the_separable_chain() -> None:
-    way = separable.SeparableWay(separable.F43, separable.F45, 32)
+    way = separable.SeparableCandidate(separable.F43, separable.F45, 32)
     x, w, bias, dy = UNEVEN.tensors()
     problem = replace(UNEVEN.problem(Pass.FPROP, x, w, dy), activation=SILU, residual=True)
     plan = plan_of(problem, way, sms=2, workspace=way.least_workspace(problem))
@@ -154,19 +157,23 @@ def test_launches_of_a_large_gemm(most: int, monkeypatch: pytest.MonkeyPatch) ->
     shape = Shape((5, 8, 10, 14), 12, (3, 3), padding=(1, 1, 1, 1))
     x, w, bias, dy = shape.tensors()
     problem = replace(shape.problem(Pass.FPROP, x, w, dy), activation=RELU, residual=True)
-    plan = plan_of(problem, GatherWay(SMALL, gather.TAPS))
+    plan = plan_of(problem, GatherCandidate(SMALL, gather.TAPS))
     assert len(plan.launches) > 3
     check(problem, x, w, bias, dy, plan, torch.randn(problem.y_shape))
 
 
-@pytest.mark.parametrize("way", [fused.WAYS[0], fused.WAYS[-1]], ids=lambda way: way.name)
-def test_channels_split_between_blocks(way: fused.FusedWay) -> None:
+@pytest.mark.parametrize("way", [fused.CANDIDATES[0], fused.CANDIDATES[-1]], ids=lambda way: way.name)
+def test_channels_split_between_blocks(way: fused.FusedCandidate) -> None:
     run(Shape((1, 6, 9, 33), 130, (3, 3), padding=(1, 1, 1, 1)), SILU, True, way)
 
 
 def test_the_residual_may_be_the_output() -> None:
     """Every thread reads its residuals before it stores: y += conv(x, w) in place."""
-    for way in (GatherWay(TALL, gather.TAPS), fused.WAYS[0], separable.SeparableWay(separable.F43, separable.F23, 16)):
+    for way in (
+        GatherCandidate(TALL, gather.TAPS),
+        fused.CANDIDATES[0],
+        separable.SeparableCandidate(separable.F43, separable.F23, 16),
+    ):
         shape = Shape((1, 8, 12, 36), 20, (3, 3), padding=(1, 1, 1, 1), bias=False)
         x, w, _, dy = shape.tensors()
         problem = replace(shape.problem(Pass.FPROP, x, w, dy), activation=RELU, residual=True)
@@ -184,7 +191,7 @@ def activated(activation: Activation, z: Tensor, tile: GemmTile = SLIMMER) -> Te
     x = z.reshape(1, 1, 1, -1)
     problem = Problem.make(Pass.FPROP, tuple(x.shape), (1, 1, 1, 1), activation=activation)  # type: ignore[arg-type]
     y = torch.full_like(x, torch.nan)
-    run_plan(plan_of(problem, GatherWay(tile, gather.ROWS)), {"x": x, "w": torch.ones(1, 1, 1, 1), "y": y})
+    run_plan(plan_of(problem, GatherCandidate(tile, gather.ROWS)), {"x": x, "w": torch.ones(1, 1, 1, 1), "y": y})
     return y.flatten()
 
 
@@ -211,7 +218,11 @@ def test_silu_errs_by_less_than_it_says() -> None:
 
 def test_a_nan_in_the_residual_stays_in_its_place() -> None:
     shape = Shape((1, 8, 9, 40), 12, (3, 3), padding=(1, 1, 1, 1))
-    for way in (GatherWay(TALL, gather.TAPS), fused.WAYS[0], separable.SeparableWay(separable.F43, separable.F45, 16)):
+    for way in (
+        GatherCandidate(TALL, gather.TAPS),
+        fused.CANDIDATES[0],
+        separable.SeparableCandidate(separable.F43, separable.F45, 16),
+    ):
         x, w, bias, dy = shape.tensors()
         problem = replace(shape.problem(Pass.FPROP, x, w, dy), activation=RELU, residual=True)
         residual, y = torch.zeros(problem.y_shape), torch.zeros(problem.y_shape)
@@ -240,7 +251,7 @@ def test_an_instance_without_a_twin_says_so() -> None:
     lacking = [tile for tile in GATHER_TILES if tile.name not in gather.ROWS.epilogue_tiles]
     assert lacking
     for tile in lacking:
-        assert "without an activation or a residual" in (GatherWay(tile, gather.ROWS).refusal(problem) or "")
+        assert "without an activation or a residual" in (GatherCandidate(tile, gather.ROWS).refusal(problem) or "")
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,9 @@ def test_every_family_and_pass_is_tried_on_a_gpu() -> None:
     tried = {(outcome.family, outcome.case.rpartition(", ")[2]) for outcome in report.outcomes}
     both, gradient = {"fprop", "dgrad"}, {"wgrad"}
     passes = {
-        "direct": both | gradient,
+        "gather": both,
+        "wgrad": gradient,
+        "depthwise": both | gradient,
         "strips": both | gradient,
         "pointwise_wgrad": gradient,
         "separable": both,

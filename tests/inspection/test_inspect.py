@@ -173,7 +173,7 @@ def test_plan_names_the_next_best(capsys: pytest.CaptureFixture[str]) -> None:
     costs = sorted((c["cost_us"], c["name"]) for c in found["candidates"] if c["cost_us"] and c["rejected"])
     text = plan_cuda(find("W1")[0].problem("dgrad"), V100).explain()
     named = [line.split()[1].rstrip(":") for line in text.splitlines() if line.startswith("  not ")]
-    assert named == [name for _, name in costs[:3]]
+    assert named[:3] == [name for _, name in costs[:3]]
 
 
 def test_plan_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,7 +64,7 @@ def write_tuning(path: Path, rank: int) -> None:
     entries = {}
     for problem in problems():
         for inference in (False, True):
-            names = cpu_backend().contenders(problem, inference=inference)
+            names = cpu_backend().candidates(problem, inference=inference)
             kept = inference and problem.kind is Pass.FPROP
             entries[problem_key(problem, kept_weights=kept)] = Entry(names[rank % len(names)], {}, 1.0)
     tuning.update(path, Tuning.of(cpu_backend().environment(), entries))
@@ -163,7 +163,7 @@ def plan_again() -> Any:
 def test_the_first_writes_and_the_others_adopt(store: dist.HashStore) -> None:
     mine = plan_again()
     assert plan_again() == mine
-    other = next(name for name in cpu_backend().contenders(PROBLEM) if name != mine.choice)
+    other = next(name for name in cpu_backend().candidates(PROBLEM) if name != mine.choice)
     measured = choices.remember(cpu_backend().environment(), {problem_key(PROBLEM): other})
     try:
         adopted = plan_again()
@@ -204,7 +204,7 @@ def test_what_cannot_run_here_is_said_and_the_model_decides(store: dist.HashStor
     agreement.agree("cpu", problem_key(PROBLEM), "F(99,3) on tubes")
     with pytest.warns(RuntimeWarning, match=r"the other ranks run 'F\(99,3\) on tubes'.*cannot run it here"):
         plan = plan_again()
-    assert plan.choice == cpu_backend().contenders(PROBLEM)[0]
+    assert plan.choice == cpu_backend().candidates(PROBLEM)[0]
     assert "not F(99,3) on tubes, although agreed with the other ranks" in plan.reason
 
 
@@ -215,7 +215,7 @@ def test_a_store_that_fails_leaves_each_rank_to_itself(monkeypatch: pytest.Monke
     monkeypatch.setattr(agreement, "ranks", lambda: 2)
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", broken)
     with pytest.warns(RuntimeWarning, match="Broken pipe"):
-        assert plan_again().choice == cpu_backend().contenders(PROBLEM)[0]
+        assert plan_again().choice == cpu_backend().candidates(PROBLEM)[0]
 
 
 def test_a_group_of_one_asks_nobody(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from emulate import check, plan_of
 from machine_suites import Shape
 from polyconv.plan import fused
-from polyconv.plan.fused import FusedWay, ResidentWay
+from polyconv.plan.fused import FusedCandidate, ResidentCandidate
 from polyconv.plan.gather import roles
 from polyconv.problem import Pass
 
@@ -45,7 +45,7 @@ EDGES = {
 """The last two only as gradients: a forward convolution with a stride reads with one."""
 
 
-def taken(way: FusedWay, shape: Shape, kind: Pass) -> bool:
+def taken(way: FusedCandidate, shape: Shape, kind: Pass) -> bool:
     """Whether the way takes the problem; if so, its result is within the prediction and the tolerance.
 
     Problems with more channels than stay in shared memory must be refused, and count as taken.
@@ -53,7 +53,7 @@ def taken(way: FusedWay, shape: Shape, kind: Pass) -> bool:
     x, w, bias, dy = shape.tensors()
     problem = shape.problem(kind, x, w, dy)
     refused = way.refusal(problem)
-    if isinstance(way, ResidentWay) and roles(problem).channels > way.channels:
+    if isinstance(way, ResidentCandidate) and roles(problem).channels > way.channels:
         assert refused
         return True
     if refused:
@@ -62,15 +62,15 @@ def taken(way: FusedWay, shape: Shape, kind: Pass) -> bool:
     return True
 
 
-@pytest.mark.parametrize("way", fused.WAYS, ids=lambda way: way.name)
+@pytest.mark.parametrize("way", fused.CANDIDATES, ids=lambda way: way.name)
 @pytest.mark.parametrize("name", EDGES)
-def test_named(name: str, way: FusedWay) -> None:
+def test_named(name: str, way: FusedCandidate) -> None:
     torch.manual_seed(0)
     assert [taken(way, EDGES[name], kind) for kind in KINDS] == [not name.startswith("strided"), True]
 
 
-@pytest.mark.parametrize("way", fused.WAYS, ids=lambda way: way.name)
-def test_several_tiles_of_channels_per_block(way: FusedWay) -> None:
+@pytest.mark.parametrize("way", fused.CANDIDATES, ids=lambda way: way.name)
+def test_several_tiles_of_channels_per_block(way: FusedCandidate) -> None:
     """On one multiprocessor a block goes through all written channels; the resident one begins anywhere."""
     torch.manual_seed(0)
     shape = Shape((1, 3, 42, 130), 70, (3, 3))
@@ -107,8 +107,8 @@ def shapes(draw: st.DrawFn) -> Shape:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("way", fused.WAYS, ids=lambda way: way.name)
-def test_random(way: FusedWay, kind: Pass) -> None:
+@pytest.mark.parametrize("way", fused.CANDIDATES, ids=lambda way: way.name)
+def test_random(way: FusedCandidate, kind: Pass) -> None:
     """The same geometries every time."""
 
     @seed(KINDS.index(kind))
@@ -134,4 +134,4 @@ REFUSED = {
 def test_refusals(reason: str) -> None:
     shape, kind = REFUSED[reason]
     x, w, _, dy = shape.tensors()
-    assert {way.refusal(shape.problem(kind, x, w, dy)) for way in fused.WAYS} == {reason}
+    assert {way.refusal(shape.problem(kind, x, w, dy)) for way in fused.CANDIDATES} == {reason}

@@ -14,9 +14,11 @@ from machine_suites import EDGES, SUITES, Shape, shapes
 from polyconv.inspection.counting import count_plan
 from polyconv.measure import workloads
 from polyconv.plan import gather, plan_cuda, pointwise_wgrad, strips
-from polyconv.plan.direct import DepthwiseWay, DepthwiseWgradWay, GatherWay, WgradWay
+from polyconv.plan.candidates import CudaCandidate
+from polyconv.plan.depthwise import DepthwiseCandidate, DepthwiseWgradCandidate
+from polyconv.plan.gather import GatherCandidate
 from polyconv.plan.tiles import GATHER_TILES, PLANE_TILES, WGRAD_TAPS, WGRAD_TILES, PlaneTile
-from polyconv.plan.ways import Way
+from polyconv.plan.wgrad import WgradCandidate
 from polyconv.problem import Pass
 
 PASSES = tuple(Pass)
@@ -89,7 +91,7 @@ def test_every_gather_variant(loader: gather.LoaderKind, tile: gather.GemmTile) 
     for kind in kinds:
         x, w, bias, dy = shape.tensors()
         problem = shape.problem(kind, x, w, dy)
-        way = GatherWay(tile, loader)
+        way = GatherCandidate(tile, loader)
         if way.refusal(problem) is None:
             check(problem, x, w, bias, dy, plan_of(problem, way))
             ran += 1
@@ -103,7 +105,7 @@ def test_every_wgrad_variant(vector: bool, mode: str, tile: gather.GemmTile) -> 
     shape = Shape((3, 9, 12, 11), 70, (3, 4), padding=(1, 1, 2, 2), mode=mode)
     x, w, bias, dy = shape.tensors()
     problem = shape.problem(Pass.WGRAD, x, w, dy)
-    way = WgradWay(tile, vector, bordered=mode != "zeros")
+    way = WgradCandidate(tile, vector, bordered=mode != "zeros")
     check(problem, x, w, bias, dy, plan_of(problem, way, workspace=2**20))
 
 
@@ -113,7 +115,11 @@ def test_every_depthwise_variant(kind: Pass, tile: PlaneTile) -> None:
     shape = Shape((3, 3, 37, 70), 6, (3, 5), (1, 2), (1, 2, 3, 0), groups=3)
     x, w, bias, dy = shape.tensors()
     problem = shape.problem(kind, x, w, dy)
-    ways = [DepthwiseWgradWay(tile, taps) for taps in WGRAD_TAPS] if kind is Pass.WGRAD else [DepthwiseWay(tile)]
+    ways = (
+        [DepthwiseWgradCandidate(tile, taps) for taps in WGRAD_TAPS]
+        if kind is Pass.WGRAD
+        else [DepthwiseCandidate(tile)]
+    )
     for way in ways:
         if way.refusal(problem) is None:
             check(problem, x, w, bias, dy, plan_of(problem, way, sms=2, workspace=2**20))
@@ -125,15 +131,15 @@ def _strip_variants() -> list[Any]:
         for (lanes, stride), kernels in strips.KERNELS.items():
             for taps in kernels:
                 scatters = kind is Pass.DGRAD and stride > 1
-                way: Way = strips.StripWgradWay(taps, stride, lanes)
+                way: CudaCandidate = strips.StripWgradCandidate(taps, stride, lanes)
                 if kind is not Pass.WGRAD:
-                    way = strips.StripWay(taps, stride, lanes, scatters)
+                    way = strips.StripCandidate(taps, stride, lanes, scatters)
                 found.append(pytest.param(kind, way, id=f"{kind} {way.name}"))
     return found
 
 
 @pytest.mark.parametrize(("kind", "way"), _strip_variants())
-def test_every_strip_variant(kind: Pass, way: strips.StripWay | strips.StripWgradWay) -> None:
+def test_every_strip_variant(kind: Pass, way: strips.StripCandidate | strips.StripWgradCandidate) -> None:
     """Strips of several heights: one multiprocessor wants tall ones, eighty want short ones."""
     layout, channels = ("channels_last", 34) if way.lanes == strips.CHANNELS else ("contiguous", 3)
     stride = (way.stride, way.stride)
@@ -156,7 +162,7 @@ def test_every_strip_variant(kind: Pass, way: strips.StripWay | strips.StripWgra
 def test_every_pointwise_wgrad_variant(shape: Shape, tile: gather.GemmTile) -> None:
     x, w, bias, dy = shape.tensors()
     problem = shape.problem(Pass.WGRAD, x, w, dy)
-    way = pointwise_wgrad.PointwiseWgradWay(tile)
+    way = pointwise_wgrad.PointwiseWgradCandidate(tile)
     for sms in (1, V100.sms):
         check(problem, x, w, bias, dy, plan_of(problem, way, sms=sms, workspace=2**20))
 

@@ -18,7 +18,7 @@ from polyconv.measure import workloads
 from polyconv.plan import separable
 from polyconv.plan.layout import HalfGemmParams
 from polyconv.plan.plan import Launch
-from polyconv.plan.separable import DIRECT, F23, F43, F45, F45_NESTED, SeparableWay
+from polyconv.plan.separable import DIRECT, F23, F43, F45, F45_NESTED, SeparableCandidate
 from polyconv.plan.toom import ToomAxis
 from polyconv.problem import PaddingMode, Pass, Problem
 
@@ -43,9 +43,9 @@ NAMED = {
 }
 
 
-def usable(problem: Problem) -> list[SeparableWay]:
+def usable(problem: Problem) -> list[SeparableCandidate]:
     """The ways that the planner could choose."""
-    found = [way for way in separable.ways(problem) if way.refusal(problem) is None]
+    found = [way for way in separable.candidates(problem) if way.refusal(problem) is None]
     return [way for way in found if way.error(problem, V100.sms, LARGE) <= problem.tolerance]
 
 
@@ -122,14 +122,14 @@ def test_random(kind: Pass, part: int) -> None:
 
 
 INSTANCES = [
-    SeparableWay(h, w, k_tile)
+    SeparableCandidate(h, w, k_tile)
     for h, w in product(separable.H_AXES, separable.W_AXES)
     for k_tile in separable.k_tiles(w)
 ]
 
 
 @pytest.mark.parametrize("way", INSTANCES, ids=lambda way: way.name)
-def test_every_instance(way: SeparableWay) -> None:
+def test_every_instance(way: SeparableCandidate) -> None:
     """More written channels than a tile, ragged tiles in both axes, two images, filled-up channels."""
     taps = {F23: 3, F43: 3, F45: 5, F45_NESTED: 8, DIRECT: 2}
     shape = Shape((2, 11, 11, 19), 37, (taps[way.h], taps[way.w]), padding=(1, 1, 2, 2), dilation=(2, 1))
@@ -179,16 +179,16 @@ def multiplied(launches: tuple[Launch, ...]) -> int:
 
 def test_slabs_of_w1_fill_the_device() -> None:
     """64 MiB cost at most three percent more rounds than 256 MiB, and those hardly more than the multiplications."""
-    way = SeparableWay(F45, F45_NESTED, 64)
+    way = SeparableCandidate(F45, F45_NESTED, 64)
     small, large = (way.schedule(w1(Pass.FPROP), V100.sms, mib * 2**20) for mib in (64, 256))
     assert small.workspace_bytes <= 64 * 2**20
-    ((chain, _),) = SeparableWay(F45, F45_NESTED, 64).chains(w1(Pass.FPROP))
+    ((chain, _),) = SeparableCandidate(F45, F45_NESTED, 64).chains(w1(Pass.FPROP))
     assert multiplied(small.launches) <= 1.03 * multiplied(large.launches)
     assert multiplied(large.launches) <= 1.02 * chain.gemm_tiles(chain.rows) / V100.sms
 
 
 def test_a_workspace_that_is_too_small_for_one_row_is_exceeded() -> None:
-    schedule = SeparableWay(F45, F45_NESTED, 64).schedule(w1(Pass.FPROP), V100.sms, 1)
+    schedule = SeparableCandidate(F45, F45_NESTED, 64).schedule(w1(Pass.FPROP), V100.sms, 1)
     assert 0 < schedule.workspace_bytes < 8 * 2**20
 
 
@@ -200,13 +200,13 @@ def test_workloads_have_a_way(name: str, kind: Pass) -> None:
 
 
 def test_refusals() -> None:
-    way = SeparableWay(F43, F43, 32)
+    way = SeparableCandidate(F43, F43, 32)
     dense = Problem.make("fprop", (1, 8, 9, 9), (8, 8, 3, 3), padding=(1, 1, 1, 1))
     assert way.refusal(dense) is None
     assert "border" in str(way.refusal(replace(dense, padding_mode=PaddingMode.REFLECT)))
     assert "depthwise" in str(way.refusal(Problem.make("fprop", (1, 8, 9, 9), (8, 1, 3, 3), groups=8)))
     assert "taps" in str(way.refusal(Problem.make("fprop", (1, 8, 9, 9), (8, 8, 5, 5))))
-    assert "nests" in str(SeparableWay(F43, F45_NESTED, 32).refusal(dense))
+    assert "nests" in str(SeparableCandidate(F43, F45_NESTED, 32).refusal(dense))
     assert "only for" in str(way.refusal(replace(dense, kind=Pass.WGRAD)))
 
 
@@ -216,7 +216,7 @@ def test_infinities_stay_in_their_image_and_channel() -> None:
     x[1] = torch.inf
     problem = shape.problem(Pass.FPROP, x, w, dy)
     y = torch.empty_like(dy)
-    run_plan(plan_of(problem, SeparableWay(F43, F43, 64)), {"x": x, "w": w, "y": y})
+    run_plan(plan_of(problem, SeparableCandidate(F43, F43, 64)), {"x": x, "w": w, "y": y})
     assert torch.isfinite(y[0]).all()
 
 
@@ -227,5 +227,5 @@ def test_cropped_infinities_are_not_read() -> None:
     x[:, :, :1], x[:, :, -2:], x[..., :2], x[..., -1:] = torch.inf, torch.inf, torch.inf, torch.inf
     problem = shape.problem(Pass.FPROP, x, w, dy)
     y = torch.empty_like(dy)
-    run_plan(plan_of(problem, SeparableWay(F43, F45, 64)), {"x": x, "w": w, "y": y})
+    run_plan(plan_of(problem, SeparableCandidate(F43, F45, 64)), {"x": x, "w": w, "y": y})
     assert torch.isfinite(y).all()

@@ -15,7 +15,7 @@ from emulate import NAN, V100, execute, fingerprint
 from machine_suites import EDGES, KERNELBENCH, Shape, shapes
 from polyconv import reference
 from polyconv.plan import toom_wgrad
-from polyconv.plan.toom_wgrad import ToomWgradWay
+from polyconv.plan.toom_wgrad import ToomWgradCandidate
 from polyconv.problem import Pass, Problem
 from polyconv.scale import largest, scales
 
@@ -49,7 +49,9 @@ def inputs(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
     return x, w, dy.mul_(scale)
 
 
-def gradients(way: ToomWgradWay, problem: Problem, x: Tensor, dy: Tensor, workspace: int) -> tuple[Tensor, Tensor]:
+def gradients(
+    way: ToomWgradCandidate, problem: Problem, x: Tensor, dy: Tensor, workspace: int
+) -> tuple[Tensor, Tensor]:
     """dw and db by the emulator, every buffer poisoned before."""
     schedule = way.schedule(problem, SMS, workspace)
     assert schedule.workspace_bytes <= max(workspace, way.schedule(problem, SMS, 0).workspace_bytes)
@@ -72,7 +74,7 @@ def check(shape: Shape, workspace: int = 2**22) -> int:
     x, w, dy = inputs(shape)
     problem = shape.problem(Pass.WGRAD, x, w, dy)
     found = 0
-    for way in toom_wgrad.ways(problem):
+    for way in toom_wgrad.candidates(problem):
         if way.refusal(problem) is not None:
             continue
         found += 1
@@ -136,7 +138,7 @@ def test_small_workspace_and_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_same_input_same_bits() -> None:
     x, w, dy = inputs(EDGES["tiles across images"])
     problem = EDGES["tiles across images"].problem(Pass.WGRAD, x, w, dy)
-    for way in toom_wgrad.ways(problem):
+    for way in toom_wgrad.candidates(problem):
         first, second = (gradients(way, problem, x, dy, 2**22) for _ in range(2))
         assert torch.equal(first[0], second[0])
         assert torch.equal(first[1], second[1])
@@ -149,7 +151,7 @@ def test_infinities_stay_in_their_channels() -> None:
     dy[0, 3] = torch.inf
     x[1, 2] = torch.nan
     problem = shape.problem(Pass.WGRAD, x, w, dy)
-    for way in toom_wgrad.ways(problem):
+    for way in toom_wgrad.candidates(problem):
         dw, db = gradients(way, problem, x, dy, 2**22)
         assert torch.isfinite(dw[[0, 1, 2, 4, 5, 6]][:, [0, 1, 3, 4]]).all()
         assert torch.isfinite(db[[0, 1, 2, 4, 5, 6]]).all()
@@ -160,7 +162,7 @@ def test_columns_that_no_output_reads_do_not_matter() -> None:
     x, w, dy = inputs(shape)
     x[:, :, 10:], x[..., 10:] = torch.nan, torch.nan
     problem = shape.problem(Pass.WGRAD, x, w, dy)
-    for way in toom_wgrad.ways(problem):
+    for way in toom_wgrad.candidates(problem):
         assert torch.isfinite(gradients(way, problem, x, dy, 2**22)[0]).all()
 
 
@@ -175,14 +177,14 @@ def test_columns_that_no_output_reads_do_not_matter() -> None:
 def test_refusals(shape: Shape, reason: str) -> None:
     x, w, dy = inputs(shape)
     problem = shape.problem(Pass.WGRAD, x, w, dy)
-    for way in toom_wgrad.ways(problem):
+    for way in toom_wgrad.candidates(problem):
         assert reason in (way.refusal(problem) or "")
         assert "only for" in (way.refusal(problem.for_pass(Pass.FPROP)) or "")
 
 
 def test_nothing_for_more_taps_than_any_algorithm_has() -> None:
     problem = Problem.make(Pass.WGRAD, (1, 4, 40, 40), (4, 4, 14, 3))
-    assert not list(toom_wgrad.ways(problem))
+    assert not list(toom_wgrad.candidates(problem))
 
 
 WORKLOADS = {
@@ -198,7 +200,7 @@ WORKLOADS = {
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_workloads_stay_within_tolerance_and_workspace(name: str) -> None:
     problem, workspace = WORKLOADS[name], 64 * 2**20
-    ways = [way for way in toom_wgrad.ways(problem) if way.refusal(problem) is None]
+    ways = [way for way in toom_wgrad.candidates(problem) if way.refusal(problem) is None]
     assert min(way.error(problem, V100.sms, workspace) for way in ways) <= problem.tolerance
     assert all(way.schedule(problem, V100.sms, workspace).workspace_bytes <= workspace for way in ways)
 
@@ -210,6 +212,6 @@ def test_every_kernel_fits_the_smallest_shared_memory() -> None:
         for w in toom_wgrad.ALONG_W:
             for classed in (False, True):
                 for tile in toom_wgrad.tiles(h, w, classed):
-                    way = ToomWgradWay(h, w, tile)
+                    way = ToomWgradCandidate(h, w, tile)
                     assert way.shared_bytes <= V100.shared_per_block_optin
                     assert toom_wgrad.kernel(h, w, tile, classed).threads % tile.k == 0

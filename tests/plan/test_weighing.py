@@ -8,7 +8,7 @@ import pytest
 
 from golden.record import problems, variants
 from polyconv.plan import DEVICES, plan_cuda
-from polyconv.plan.cuda import DEFAULT_WORKSPACE, ways
+from polyconv.plan.cuda import DEFAULT_WORKSPACE, candidates
 from polyconv.plan.plan import Launch, Task
 from polyconv.problem import Pass, Problem
 
@@ -25,7 +25,7 @@ CASES = {
 def weigh(problem: Problem, workspace: int) -> int:
     """Compares every way that takes the problem with its launches; how many there are."""
     found = 0
-    for way in ways(problem):
+    for way in candidates(problem):
         if way.refusal(problem) is not None:
             continue
         weighed: Counter[object] = Counter()
@@ -59,5 +59,5 @@ def test_only_what_is_chosen_is_packed(kind: Pass, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Task, "launch", counted)
     plan = plan_cuda(Problem.make(kind, (5, 24, 31, 29), (48, 24, 3, 3)), V100)
-    assert len([c for c in plan.candidates if c.cost_us is not None]) > 5
+    assert len([c for c in plan.candidates if c.cost is not None]) > 5
     assert 0 < len(packed) <= len(plan.launches)

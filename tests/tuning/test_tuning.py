@@ -232,7 +232,7 @@ def backend() -> CpuBackend:
 
 def another(backend: CpuBackend, problem: Problem = PROBLEM) -> str:
     """A candidate that the model would not choose."""
-    return next(name for name in backend.contenders(problem)[1:] if "ATen" not in name)
+    return next(name for name in backend.candidates(problem)[1:] if "ATen" not in name)
 
 
 def test_the_cpu_backend_runs_what_the_file_says(tmp_path: Path, backend: CpuBackend) -> None:
@@ -328,7 +328,7 @@ def test_the_cuda_backend_runs_what_the_file_says(tmp_path: Path) -> None:
 def _cuda_listens(path: Path) -> None:
     with VirtualGpu(record_only) as gpu:
         backend = gpu.backend()
-        plain, name = backend.prepare(PROBLEM).plan, backend.contenders(PROBLEM)[1]
+        plain, name = backend.prepare(PROBLEM).plan, backend.candidates(PROBLEM)[1]
         here = backend.environment()
         assert (here.device, here.arch) == ("cuda", "sm_70")
         assert all(here.as_json().get(fact) for fact in ("name", "driver", "cuda", "torch", "polyconv"))

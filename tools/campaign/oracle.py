@@ -125,7 +125,7 @@ class Promise:
         rigorous = 2 * (longest + 4) * unit * magnitudes + floor
         if problem.dtype == "float64":
             return rigorous  # the model is one of float32
-        scheme = scheme_named(chosen.name).exact
+        scheme = scheme_named(chosen.form).exact
         found = measure(self.one.numpy(), self.other.numpy(), expected.numpy())
         scale = found.scale(reduction)
         # What the transform of an operand loses is multiplied by the other one, however large that is.
@@ -158,7 +158,7 @@ def tile_reach(plan: CpuPlan | None, geometry: Geometry, kernel: Sequence[int]) 
 
     A tile reads for all of its outputs, and for as many taps as whole segments have.
     """
-    scheme = scheme_named("" if plan is None else plan.chosen.name)
+    scheme = scheme_named("" if plan is None else plan.chosen.form)
     if scheme.direct:
         return 0, 0
     segments = [ceil(ceil(kernel[i] / geometry.stride[i]) / scheme.taps[i]) for i in (0, 1)]

@@ -96,7 +96,7 @@ def _status_of(error: Exception) -> int | None:
     from ..cuda.entries import EntryError
     from ..cuda.errors import CudaError
     from ..measure.workloads import WorkloadError
-    from ..plan.errors import PlanError
+    from ..select import PlanError
     from ..settings import SettingsError
     from ..trust import UntrustedError
     from ..warmup import WarmupError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .. import settings
@@ -11,6 +11,7 @@ from ..console import print_json, progress
 from ..measure import workloads
 from ..plan import DEVICES, Plan, plan_cuda
 from ..problem import Problem
+from ..select import by_cost
 from ._options import (
     add_device_argument,
     add_examples,
@@ -20,7 +21,6 @@ from ._options import (
 )
 
 if TYPE_CHECKING:
-    from ..cpu.candidates import Candidate
     from ..cpu.planner import CpuPlan
 
 
@@ -56,12 +56,12 @@ def _in_words(plan: Plan | CpuPlan, *, verbose: bool) -> str:
 
 def _candidates(plan: Plan, *, verbose: bool) -> list[str]:
     """Every candidate with its cost, error and reason, cheapest first; those that cannot run, by reason."""
-    able = sorted((c for c in plan.candidates if c.cost_us is not None), key=lambda c: c.cost_us or 0.0)
-    inexact = [c for c in plan.candidates if c.cost_us is None and c.error is not None]
+    able = by_cost(plan.candidates)
+    inexact = [c for c in plan.candidates if c.cost is None and c.error is not None]
     width = max(len(c.name) for c in [*able, *inexact])
     lines = [f"  {'candidate':{width}}  {'cost us':>9}  {'error':>7}  why"]
     for c in [*able, *inexact]:
-        cost = "" if c.cost_us is None else f"{c.cost_us:9.0f}"
+        cost = "" if c.cost is None else f"{c.cost:9.0f}"
         lines.append(
             f"  {c.name:{width}}  {cost:>9}  {c.error or 0.0:7.1e}  {c.rejected or 'runs: the least modelled cost'}"
         )
@@ -91,22 +91,17 @@ def _as_json(workload: workloads.Workload, plan: Plan | CpuPlan) -> dict[str, An
 
 
 def _cpu_json(plan: CpuPlan) -> dict[str, Any]:
-    def entry(candidate: Candidate, rejected: str | None) -> dict[str, Any]:
-        able = candidate.refusal is None
-        return {
-            "name": str(candidate),
-            "cycles": candidate.cycles if able else None,
-            "predicted_error": candidate.error if able else None,
-            "rejected": rejected,
-        }
-
+    first, *others = sorted(plan.candidates, key=lambda c: c.rejected is not None)
     return {
         "device": str(plan.device),
         "algorithm": plan.name,
-        "cycles": plan.chosen.cycles,
+        "cycles": first.cost,
         "predicted_error": plan.predicted_error,
         "reason": plan.reason,
-        "candidates": [entry(plan.chosen, None), *(entry(candidate, why) for candidate, why in plan.rejected)],
+        "candidates": [
+            {"name": c.name, "cycles": c.cost, "predicted_error": c.error, "rejected": c.rejected}
+            for c in (first, *others)
+        ],
     }
 
 
@@ -121,5 +116,7 @@ def _cuda_json(plan: Plan) -> dict[str, Any]:
             {"kernel": one.kernel.symbol, "grid": one.grid, "block": one.block, "dynamic_shared": one.dynamic_shared}
             for one in plan.launches
         ],
-        "candidates": [asdict(candidate) for candidate in plan.candidates],
+        "candidates": [
+            {"name": c.name, "cost_us": c.cost, "rejected": c.rejected, "error": c.error} for c in plan.candidates
+        ],
     }

@@ -8,20 +8,26 @@ polyconv's kernels avoid.
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
+from functools import partial
 from math import prod, sqrt
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..accuracy import error_of, reduction_of
 from ..epilogue import apply_epilogue
-from ..plan.accuracy import error_of, reduction_of
-from ..plan.rounding import ceil_div
 from ..problem import Activation, PaddingMode, Pass, Problem
+from ..rounding import ceil_div
 from . import native
 from .borders import fold, pad
-from .candidates import Candidate, Engine
+from .candidates import CpuCandidate
 from .device import CpuDevice
+from .running import Run
+from .weights import TransformedWeights
+
+NAME = "ATen"
+"""PyTorch's own convolution, where it is the best that is known."""
 
 _HALF_ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Unit roundoff of the dtypes that results are rounded to; products are summed in float32."""
@@ -33,17 +39,21 @@ of 3.5 times the scale, and 3.5 standard deviations of its roundings."""
 _ASKED_OF_ONEDNN = {"float16": "_is_mkldnn_fp16_supported", "bfloat16": "_is_mkldnn_bf16_supported"}
 
 
-def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
+def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     """PyTorch's kernels take everything, and sum in an order of their own: the error is that of one long sum."""
     padded = "" if takes_padding(problem) else " on a padded copy"
     apart = _applied_apart(problem)
-    yield Candidate(
-        Engine.ATEN,
+    yield CpuCandidate(
+        NAME,
         f"PyTorch's convolution{padded}" + (f", {' and '.join(apart)} not fused" if apart else ""),
         direct=True,
         cycles=direct_cycles(problem, device) + len(apart) * _pass_cycles(problem, device),
         error=error_of(problem, None, reduction_of(problem), ()) + _half_error(problem),
     )
+
+
+def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
+    return partial(run, problem)
 
 
 def _half_error(problem: Problem) -> float:

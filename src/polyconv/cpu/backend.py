@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from functools import lru_cache
 
 from torch import Tensor
 
 from .. import choices, epoch
 from ..problem import Pass, Problem
+from ..select import by_cost
 from ..tuning import Environment
-from . import aten, native, planner
+from . import native
 from .borders import fold
-from .candidates import Candidate, Engine
 from .planner import CpuPlan, plan_cpu
+from .running import Run
 from .weights import TransformedWeights
-
-if TYPE_CHECKING:
-    from ..backends import Run
 
 
 class CpuBackend:
@@ -35,8 +32,10 @@ class CpuBackend:
         """What would run: the model's choice, or one that was measured or agreed upon."""
         return self._planned(problem, _keeps_weights(problem, inference), epoch.now())
 
-    def contenders(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
-        return planner.contenders(problem, kept_weights=_keeps_weights(problem, inference))
+    def candidates(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
+        """PyTorch's own convolution is one of them."""
+        plan = plan_cpu(problem, kept_weights=_keeps_weights(problem, inference))
+        return tuple(candidate.name for candidate in by_cost(plan.candidates))
 
     def environment(self) -> Environment:
         return Environment.of_cpu(native.instruction_set() if native.is_available() else "")
@@ -44,7 +43,8 @@ class CpuBackend:
     def prepare(self, problem: Problem, *, inference: bool = False) -> Run:
         """Plan. In inference the transformed weights are kept between calls."""
         plan = self.plan(problem, inference=inference)
-        run = self._engine(plan.chosen, plan.ran, keep=_keeps_weights(problem, inference))
+        weights = self.weights if _keeps_weights(problem, inference) else None
+        run: Run = plan.engine.prepare(plan.chosen, plan.ran, weights)
         return run if not plan.folded else _folding(run, plan)
 
     def explain(self, problem: Problem) -> str:
@@ -61,37 +61,6 @@ class CpuBackend:
             self.environment(),
             lambda prefer: plan_cpu(problem, kept_weights=kept_weights, prefer=prefer),
         )
-
-    def _engine(self, chosen: Candidate, problem: Problem, *, keep: bool) -> Run:
-        """The call of one engine. Everything but the tensors is settled here."""
-        if chosen.engine is Engine.ATEN:
-            return partial(aten.run, problem)
-        geometry = native.geometry_numbers(problem)
-        activation = native.activation_number(problem.activation)
-        stem = {Engine.DEPTHWISE: "depthwise_", Engine.PLAIN: "plain_"}.get(chosen.engine)
-        if stem is not None:
-            op = native.operator(stem + problem.kind.value)
-            if problem.kind is Pass.FPROP:
-                return lambda t: op(t["x"], t["w"], t.get("bias"), t["y"], geometry, t.get("residual"), activation)
-            if problem.kind is Pass.DGRAD:
-                return lambda t: op(t["y"], t["w"], t["x"], geometry)
-            return lambda t: op(t["x"], t["y"], t["dw"], t.get("db"), geometry)
-        if problem.kind is Pass.WGRAD:
-            algorithm, weight_gradient = [chosen.algorithm], native.operator("weight_gradient")
-            return lambda t: weight_gradient(t["x"], t["y"], t["dw"], t.get("db"), geometry, algorithm)
-        plan = native.plan_numbers(chosen.engine, chosen.algorithm)
-        if problem.kind is Pass.DGRAD:
-            input_gradient = native.operator("input_gradient")
-            return lambda t: input_gradient(t["y"], t["w"], t["x"], geometry, plan)
-        forward = native.operator("convolve")
-
-        def convolve(tensors: MutableMapping[str, Tensor]) -> None:
-            x, w, y = tensors["x"], tensors["w"], tensors["y"]
-            transformed = self.weights.of(x, w, y, geometry, plan) if keep else None
-            residual = tensors.get("residual")
-            forward(x, w, tensors.get("bias"), y, geometry, plan, transformed, residual, activation)
-
-        return convolve
 
 
 def _keeps_weights(problem: Problem, inference: bool) -> bool:

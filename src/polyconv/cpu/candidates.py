@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
-
-
-class Engine(str, Enum):
-    """Who computes."""
-
-    TILE_LANES = "tile lanes"
-    """Cook-Toom or direct, lanes of vectors hold tiles: large maps."""
-    CHANNEL_LANES = "channel lanes"
-    """The same, lanes hold channels: small maps, channels_last, the weight gradient."""
-    DEPTHWISE = "depthwise"
-    """One channel in, a few out: nothing to sum over but taps."""
-    PLAIN = "plain"
-    """Written for clarity: float64, and whatever no other kernel takes."""
-    ATEN = "ATen"
-    """PyTorch's own convolution, where it is the best that is known."""
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CpuCandidate:
     """One way to run a problem. Without a ``refusal`` it has cycles and an error."""
 
-    engine: Engine
-    name: str
+    engine: str
+    """The ``NAME`` of the module that offers it."""
+    form: str
+    """How it computes: by which algorithm."""
     algorithm: int = 0
     """The number that the engine's operators know it by."""
     direct: bool = False
@@ -43,5 +26,6 @@ class Candidate:
     refusal: str | None = None
     """Why it cannot run this problem."""
 
-    def __str__(self) -> str:
-        return f"{self.name}, {self.engine}"
+    @property
+    def name(self) -> str:
+        return f"{self.form}, {self.engine}"

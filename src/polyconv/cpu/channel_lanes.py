@@ -12,14 +12,19 @@ from math import ceil, prod
 
 import torch
 
-from ..plan.accuracy import error_of, reduction_of
-from ..plan.rounding import ceil_div
+from ..accuracy import error_of, reduction_of
 from ..problem import Extents, Pass, Problem
+from ..rounding import ceil_div
 from . import native
-from .candidates import Candidate, Engine
+from .candidates import CpuCandidate
 from .correlations import Correlation, correlations
 from .device import CpuDevice
+from .running import Run, common_operators
 from .schemes import KernelScheme, compiled
+from .weights import TransformedWeights
+
+NAME = "channel lanes"
+"""The same as tile lanes, but lanes hold channels: small maps, channels_last, the weight gradient."""
 
 
 def schemes(kind: Pass) -> tuple[KernelScheme, ...]:
@@ -27,16 +32,16 @@ def schemes(kind: Pass) -> tuple[KernelScheme, ...]:
     return compiled("gradient" if kind is Pass.WGRAD else "channel")
 
 
-def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
+def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     """Every scheme of the pass."""
     gradient = problem.kind is Pass.WGRAD
     for index, scheme in enumerate(schemes(problem.kind)):
         why_not = _refusal(problem, scheme)
         if why_not is not None:
-            yield Candidate(Engine.CHANNEL_LANES, str(scheme), index, scheme.direct, refusal=why_not)
+            yield CpuCandidate(NAME, str(scheme), index, scheme.direct, refusal=why_not)
         elif gradient:
-            yield Candidate(
-                Engine.CHANNEL_LANES,
+            yield CpuCandidate(
+                NAME,
                 str(scheme),
                 index,
                 scheme.direct,
@@ -45,6 +50,14 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
             )
         else:
             yield _forward_candidate(problem, index, scheme, device)
+
+
+def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
+    if problem.kind is not Pass.WGRAD:
+        return common_operators(chosen, problem, weights)
+    geometry, algorithm = native.geometry_numbers(problem), [chosen.algorithm]
+    gradient = native.operator("weight_gradient")
+    return lambda t: gradient(t["x"], t["y"], t["dw"], t.get("db"), geometry, algorithm)
 
 
 def _refusal(problem: Problem, scheme: KernelScheme) -> str | None:
@@ -69,11 +82,11 @@ def _tiles(batch: int, size: Extents, dilation: Extents, scheme: KernelScheme) -
 # ---- forward passes and input gradients
 
 
-def _forward_candidate(problem: Problem, index: int, scheme: KernelScheme, device: CpuDevice) -> Candidate:
+def _forward_candidate(problem: Problem, index: int, scheme: KernelScheme, device: CpuDevice) -> CpuCandidate:
     parts = _as_they_are(problem) if scheme.direct else correlations(problem)
     weight_cycles = problem.groups * sum(part.times * _weight_cycles(part, scheme, device) for part in parts)
-    return Candidate(
-        Engine.CHANNEL_LANES,
+    return CpuCandidate(
+        NAME,
         str(scheme),
         index,
         scheme.direct,
@@ -96,7 +109,7 @@ def _as_they_are(problem: Problem) -> tuple[Correlation, ...]:
 def _forward_error(problem: Problem, part: Correlation, index: int) -> float:
     scheme = schemes(problem.kind)[index]
     count = part.channels * (prod(part.taps) if scheme.direct else 1)
-    return error_of(problem, scheme.exact, count, (native.longest_sum(Engine.CHANNEL_LANES, index, count),))
+    return error_of(problem, scheme.exact, count, (native.longest_sum(NAME, index, count),))
 
 
 def forward_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:

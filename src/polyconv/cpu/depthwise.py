@@ -7,11 +7,16 @@ from math import prod
 
 import torch
 
-from ..plan.accuracy import error_of, reduction_of
+from ..accuracy import error_of, reduction_of
 from ..problem import Pass, Problem
 from . import native
-from .candidates import Candidate, Engine
+from .candidates import CpuCandidate
 from .device import CpuDevice
+from .running import Run, own_operators
+from .weights import TransformedWeights
+
+NAME = "depthwise"
+"""One channel in, a few out: nothing to sum over but taps."""
 
 SETUP_CYCLES = 5000.0
 """Of one call, to cut the work and lay out the ring of lines: more than a few pixels are worth."""
@@ -31,17 +36,21 @@ def refusal(problem: Problem) -> str | None:
     return None
 
 
-def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
+def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     """The one family of kernels."""
     why_not = refusal(problem)
-    yield Candidate(
-        Engine.DEPTHWISE,
+    yield CpuCandidate(
+        NAME,
         "direct",
         direct=True,
         cycles=SETUP_CYCLES + _cycles(problem) / device.lanes,
         error=0.0 if why_not else error_of(problem, None, _longest_sum(problem), ()),
         refusal=why_not,
     )
+
+
+def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
+    return own_operators("depthwise", problem)
 
 
 def _longest_sum(problem: Problem) -> int:

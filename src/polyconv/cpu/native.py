@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ..importing import imported
 from ..problem import Activation, PaddingMode, Problem
-from .candidates import Engine
 
 _MODULE = "polyconv.cpu._native"
 
@@ -82,7 +81,7 @@ def facts() -> dict[str, Any]:
     return said
 
 
-def plan_numbers(engine: Engine, algorithm: int) -> list[int]:
+def plan_numbers(engine: str, algorithm: int) -> list[int]:
     """What the lanes hold and which scheme, for a forward pass; zeros leave the cut of the work to the kernels."""
     return [facts()["lanes"].index(engine), algorithm, 0, 0, 0]
 
@@ -93,7 +92,7 @@ def activation_number(activation: Activation) -> int:
     return number
 
 
-def longest_sum(engine: Engine, algorithm: int, terms: int) -> int:
+def longest_sum(engine: str, algorithm: int, terms: int) -> int:
     """Of a sum over so many channels and taps: how many a forward pass adds in sequence before it begins anew."""
     length: int = _operators().longest_sum(terms, plan_numbers(engine, algorithm))
     return length

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..plan.accuracy import error_of
+from ..accuracy import error_of
 from ..problem import Problem
-from .candidates import Candidate, Engine
+from .candidates import CpuCandidate
 from .device import CpuDevice
+from .running import Run, own_operators
+from .weights import TransformedWeights
+
+NAME = "plain"
+"""Written for clarity: float64, and whatever no other kernel takes."""
 
 
-def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
+def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     """The one kernel. Its sums are in double, so that only the result is rounded."""
     cycles = problem.multiplications * 40.0 / device.lanes
-    yield Candidate(Engine.PLAIN, "direct", direct=True, cycles=cycles, error=error_of(problem, None, 1, ()))
+    yield CpuCandidate(NAME, "direct", direct=True, cycles=cycles, error=error_of(problem, None, 1, ()))
+
+
+def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
+    return own_operators("plain", problem)

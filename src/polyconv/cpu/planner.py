@@ -9,19 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from types import ModuleType
 
-from ..plan.errors import PlanError
-from ..preference import UNKNOWN, Preference
+from ..preference import Preference
 from ..problem import Pass, Problem
+from ..select import Candidate, PlanError, Selection, select, why_not
 from . import aten, channel_lanes, depthwise, native, plain, tile_lanes
 from .borders import has_border, padded
-from .candidates import Candidate, Engine
+from .candidates import CpuCandidate
 from .device import CpuDevice, this_machine
 
 CALL_CYCLES = 2000.0
 """What any call costs, so that no work at all is not free."""
 
-ENGINES = (tile_lanes, channel_lanes, depthwise, plain, aten)
+ENGINES: tuple[ModuleType, ...] = (tile_lanes, channel_lanes, depthwise, plain, aten)
+"""Modules with a ``NAME``, ``candidates(problem, device)`` and ``prepare(chosen, problem, weights)``, where ``weights``
+keeps transformed ones from call to call, or is None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +35,10 @@ class CpuPlan:
     ran: Problem
     """What the kernels are asked for: the problem, but for the input gradient of a border that of the padded image."""
     device: CpuDevice
-    chosen: Candidate
+    chosen: CpuCandidate
     reason: str
-    rejected: tuple[tuple[Candidate, str], ...]
+    candidates: tuple[Candidate, ...]
+    """All of them; their costs are cycles of one core."""
 
     @property
     def folded(self) -> bool:
@@ -44,11 +48,16 @@ class CpuPlan:
     @property
     def choice(self) -> str:
         """The chosen candidate's name, by which it can be preferred."""
-        return str(self.chosen)
+        return self.chosen.name
+
+    @property
+    def engine(self) -> ModuleType:
+        """Who computes."""
+        return next(engine for engine in ENGINES if self.chosen.engine == engine.NAME)
 
     @property
     def name(self) -> str:
-        return f"{self.chosen}, border folded" if self.folded else str(self.chosen)
+        return f"{self.choice}, border folded" if self.folded else self.choice
 
     @property
     def predicted_error(self) -> float:
@@ -56,20 +65,10 @@ class CpuPlan:
         return self.chosen.error
 
     def explain(self, *, verbose: bool = False) -> str:
-        """The plan in words: what runs, and why others do not: the three next best, or all (verbose)."""
-        lines = [
-            str(self.problem),
-            f"  runs {self.name} on {self.device.instruction_set}: {self.reason}; "
-            f"predicted error {self.predicted_error:.1e}",
-        ]
-        able = sorted((pair for pair in self.rejected if not pair[0].refusal), key=lambda pair: pair[0].cycles)
-        unable = [pair for pair in self.rejected if pair[0].refusal]
-        shown = [*able, *unable] if verbose else able[:3]
-        lines += [f"  not {candidate}: {why}" for candidate, why in shown]
-        hidden = len(self.rejected) - len(shown)
-        if hidden:
-            lines.append(f"  nor {hidden} other candidates (verbose names them)")
-        return "\n".join(lines)
+        """The plan in words: what runs, and why others do not: the next best, or all (verbose)."""
+        runs = f"  runs {self.name} on {self.device.instruction_set}: {self.reason}"
+        error = f"predicted error {self.predicted_error:.1e}"
+        return "\n".join([str(self.problem), f"{runs}; {error}", *why_not(self.candidates, verbose=verbose)])
 
 
 @lru_cache(maxsize=4096)
@@ -88,61 +87,31 @@ def plan_cpu(
     if other_axes := problem.why_not_pictures():
         raise PlanError(other_axes)
     device = device or _here()
-    ran = _ran(problem)
-    within, rejected = _weighed(problem, ran, device)
-    cost = _cost(kept_weights)
-    chosen = min(within, key=cost)
-    reason = _reason(problem, chosen, within, cost)
-    if prefer is not None:
-        named = next((candidate for candidate in within if str(candidate) == prefer.name), None)
-        if named is not None:
-            chosen, reason = named, _preferred(prefer, named, chosen, cost)
-        else:
-            why = next((why for candidate, why in rejected if str(candidate) == prefer.name), UNKNOWN)
-            reason += f" ({prefer.not_followed(why)})"
-    for other in within:
-        if other is not chosen:
-            rejected.append((other, f"estimated to take {cost(other) / cost(chosen):.2f} times as long"))
-    return CpuPlan(problem, ran, device, chosen, reason, tuple(rejected))
+    ran = padded(problem) if problem.kind is Pass.DGRAD and has_border(problem) else problem
 
+    def cost(candidate: CpuCandidate) -> float:
+        return CALL_CYCLES + candidate.cycles - (candidate.weight_cycles if kept_weights else 0.0)
 
-def contenders(problem: Problem, device: CpuDevice | None = None, *, kept_weights: bool = False) -> tuple[str, ...]:
-    """Names of the candidates that may run: they can, and keep the tolerance. The least estimated time comes first.
-
-    PyTorch's own convolution is one of them.
-    """
-    within, _ = _weighed(problem, _ran(problem), device or _here())
-    return tuple(str(candidate) for candidate in sorted(within, key=_cost(kept_weights)))
+    found = select(
+        offered(ran, device),
+        problem,
+        refusal=lambda candidate: candidate.refusal,
+        error=lambda candidate: candidate.error,
+        cost=cost,
+        prefer=prefer,
+    )
+    reason = found.preference
+    if prefer is None or found.chosen.name != prefer.name:
+        reason = _reason(problem, found, cost) + (f" ({reason})" if reason else "")
+    return CpuPlan(problem, ran, device, found.chosen, reason, found.candidates)
 
 
 def _here() -> CpuDevice:
     return this_machine(native.instruction_set() if native.is_available() else "sse4")
 
 
-def _ran(problem: Problem) -> Problem:
-    return padded(problem) if problem.kind is Pass.DGRAD and has_border(problem) else problem
-
-
-def _weighed(problem: Problem, ran: Problem, device: CpuDevice) -> tuple[list[Candidate], list[tuple[Candidate, str]]]:
-    """The candidates that may run, and the others with the reason."""
-    within: list[Candidate] = []
-    rejected: list[tuple[Candidate, str]] = []
-    for candidate in _candidates(ran, device):
-        if candidate.refusal is not None:
-            rejected.append((candidate, candidate.refusal))
-        elif not candidate.direct and candidate.error > problem.tolerance:
-            words = f"its predicted error {candidate.error:.1e} exceeds the tolerance {problem.tolerance:.1e}"
-            rejected.append((candidate, words))
-        else:
-            within.append(candidate)
-    return within, rejected
-
-
-def _cost(kept_weights: bool) -> Callable[[Candidate], float]:
-    return lambda candidate: CALL_CYCLES + candidate.cycles - (candidate.weight_cycles if kept_weights else 0.0)
-
-
-def _candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
+def offered(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
+    """Every candidate of every engine that has kernels for the problem's dtype."""
     if not native.is_available() or problem.dtype not in ("float32", "float64"):
         yield from aten.candidates(problem, device)
     elif problem.dtype == "float64":
@@ -152,21 +121,15 @@ def _candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
             yield from engine.candidates(problem, device)
 
 
-def _reason(problem: Problem, chosen: Candidate, within: list[Candidate], cost: Callable[[Candidate], float]) -> str:
+def _reason(problem: Problem, found: Selection[CpuCandidate], cost: Callable[[CpuCandidate], float]) -> str:
     """Why the chosen one, in a few words."""
-    if len(within) == 1:
-        alone = chosen.engine is Engine.ATEN
+    chosen = found.chosen
+    if len(found.able) == 1:
+        alone = chosen.engine == aten.NAME
         return aten.why_alone(problem) if alone else f"{problem.dtype} is for checking, not for speed"
-    direct = [c for c in within if c.direct and c is not chosen and c.engine is not Engine.PLAIN]
+    direct = [c for c in found.able if c.direct and c is not chosen and c.engine != plain.NAME]
     if not direct:
         return "the least estimated time"
     ratio = min(map(cost, direct)) / cost(chosen)
     what = "the next direct one" if chosen.direct else "direct summation"
     return f"estimated {ratio:.1f} times as fast as {what}"
-
-
-def _preferred(prefer: Preference, chosen: Candidate, cheapest: Candidate, cost: Callable[[Candidate], float]) -> str:
-    """Why the preferred one, and what the model thinks of it."""
-    if chosen is cheapest:
-        return f"{prefer.source}, and the least estimated time"
-    return f"{prefer.source}; estimated to take {cost(chosen) / cost(cheapest):.2f} times as long as {cheapest}"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..algebra.segments import AxisScheme, Scheme2d
-from ..plan.rounding import ceil_div
 from ..problem import Extents
+from ..rounding import ceil_div
 from . import native
 
 

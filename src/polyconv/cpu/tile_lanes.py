@@ -10,14 +10,19 @@ from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
 
-from ..plan.accuracy import error_of
-from ..plan.rounding import ceil_div
+from ..accuracy import error_of
 from ..problem import Pass, Problem
+from ..rounding import ceil_div
 from . import native
-from .candidates import Candidate, Engine
+from .candidates import CpuCandidate
 from .correlations import Correlation, correlations
 from .device import CpuDevice
+from .running import Run, common_operators
 from .schemes import KernelScheme, compiled
+from .weights import TransformedWeights
+
+NAME = "tile lanes"
+"""Cook-Toom or direct, lanes of vectors hold tiles: large maps."""
 
 
 def schemes() -> tuple[KernelScheme, ...]:
@@ -34,18 +39,18 @@ def refusal(problem: Problem) -> str | None:
     return None
 
 
-def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
+def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     """Every scheme."""
     why_not = refusal(problem)
     for index, scheme in enumerate(schemes()):
         if why_not is not None:
-            yield Candidate(Engine.TILE_LANES, str(scheme), index, scheme.direct, refusal=why_not)
+            yield CpuCandidate(NAME, str(scheme), index, scheme.direct, refusal=why_not)
             continue
         parts = correlations(problem)
         weight_cycles = problem.groups * sum(part.times * transform_cycles(part, scheme, device) for part in parts)
         cycles = problem.groups * sum(part.times * scheme_cycles(part, scheme, device) for part in parts)
-        yield Candidate(
-            Engine.TILE_LANES,
+        yield CpuCandidate(
+            NAME,
             str(scheme),
             index,
             scheme.direct,
@@ -55,11 +60,15 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[Candidate]:
         )
 
 
+def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
+    return common_operators(chosen, problem, weights)
+
+
 @lru_cache(maxsize=4096)
 def _error(problem: Problem, part: Correlation, index: int) -> float:
     scheme = schemes()[index]
     count = part.channels * scheme.segments(part.taps)
-    return error_of(problem, scheme.exact, count, (native.longest_sum(Engine.TILE_LANES, index, count),))
+    return error_of(problem, scheme.exact, count, (native.longest_sum(NAME, index, count),))
 
 
 def scheme_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from .. import choices, epoch, settings
-from ..plan.cuda import contenders, plan_cuda
+from ..plan.cuda import plan_cuda
 from ..plan.device import why_too_old
 from ..plan.plan import Plan
 from ..problem import Problem
+from ..select import by_cost
 from ..tuning import Environment
 from . import driver
 from .cache import KernelCache
@@ -108,9 +109,10 @@ class CudaBackend:
         """The plan in words."""
         return self.plan(problem).explain()
 
-    def contenders(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
+    def candidates(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
         """The candidates that may run. No weights are kept on a GPU: they are transformed where they are read."""
-        return contenders(problem, self.description, settings.current().workspace_bytes)
+        plan = plan_cuda(problem, self.description, settings.current().workspace_bytes)
+        return tuple(candidate.name for candidate in by_cost(plan.candidates))
 
     def environment(self) -> Environment:
         """This GPU, its driver, and what its kernels are compiled with."""

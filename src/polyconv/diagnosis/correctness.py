@@ -15,12 +15,12 @@ from torch import Tensor
 from .. import reference, settings
 from ..backends import Backend, backend_for
 from ..cpu.planner import plan_cpu
-from ..plan.cuda import FAMILIES, choose
+from ..plan.cuda import FAMILIES, plan_within
 from ..plan.device import CudaDevice
-from ..plan.errors import PlanError
 from ..plan.plan import KernelSpec, Plan
 from ..problem import DEFAULT_TOLERANCE, Pass, Problem
 from ..scale import largest, scales
+from ..select import PlanError
 from .cases import problems
 
 FLOAT64 = 1e-12
@@ -97,25 +97,12 @@ def cpu_trials() -> Iterator[Trial]:
     for name, problem in problems(LARGER_ON_CPU).items():
         for asked in (problem, replace(problem, tolerance=0.0), replace(problem, dtype="float64")):
             plan = plan_cpu(asked)
-            engine = str(plan.chosen.engine.value)
-            yield Trial(name, asked, engine, plan.name, lambda: backend_for(torch.device("cpu")))
+            yield Trial(name, asked, plan.chosen.engine, plan.name, lambda: backend_for(torch.device("cpu")))
 
 
 def _plan_within(family: ModuleType, problem: Problem, device: CudaDevice) -> Plan:
     """The plan that one family of kernels would make of a problem."""
-    workspace = settings.current().workspace_bytes
-    way, best, _ = choose(problem, device, workspace, families=(family,))
-    schedule = way.schedule(problem, device.sms, workspace)
-    return Plan(
-        problem=problem,
-        device=device.name,
-        algorithm=best.name,
-        launches=schedule.launches,
-        workspace_bytes=schedule.workspace_bytes,
-        expected_error=best.error or 0.0,
-        cost_us=best.cost_us or 0.0,
-        candidates=(),
-    )
+    return plan_within((family,), problem, device, settings.current().workspace_bytes)
 
 
 def _short(family: ModuleType) -> str:

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ..plan import direct, gather
-from ..plan.cuda import DEFAULT_WORKSPACE
+from ..plan import gather
+from ..plan.candidates import CudaCandidate
+from ..plan.cuda import DEFAULT_WORKSPACE, GENERAL
 from ..plan.cuda import choose as cheapest
 from ..plan.device import CudaDevice
-from ..plan.direct import GatherWay, WgradWay
+from ..plan.gather import GatherCandidate
 from ..plan.plan import KernelSpec
-from ..plan.ways import Way
+from ..plan.wgrad import WgradCandidate
 from ..problem import Pass, Problem
 from .within import Launcher, Within, summed
 
@@ -39,10 +40,10 @@ def choose(problems: Iterable[Problem], device: CudaDevice) -> Choice:
     for forward in problems:
         for kind in Pass:
             problem = replace(forward, kind=kind)
-            chosen = _bounded(cheapest(problem, device)[0], problem)
+            chosen = _bounded(cheapest(problem, device).chosen, problem)
             any_tolerance = replace(problem, tolerance=0.0)
-            any_strides = cheapest(any_tolerance, device, families=(direct,))[0]
-            others = [cheapest(any_tolerance, device)[0], any_strides, *_general(any_strides)]
+            any_strides = cheapest(any_tolerance, device, families=GENERAL).chosen
+            others = [cheapest(any_tolerance, device).chosen, any_strides, *_general(any_strides)]
             best[kind].append(chosen)
             general[kind] += others
             for way in (chosen, *others):
@@ -52,16 +53,16 @@ def choose(problems: Iterable[Problem], device: CudaDevice) -> Choice:
     return Choice({kind: tuple(dict.fromkeys(best[kind] + general[kind])) for kind in Pass}, tuple(kernels))
 
 
-def _bounded(way: Way, problem: Problem) -> Launcher:
+def _bounded(way: CudaCandidate, problem: Problem) -> Launcher:
     if way.direct:
         return way
     return Within(way, problem.kernel, problem.stride, problem.dilation, summed(problem))
 
 
-def _general(way: Way) -> list[Way]:
+def _general(way: CudaCandidate) -> list[CudaCandidate]:
     """What takes over where a way refuses the strides or the sizes of a call."""
-    if isinstance(way, GatherWay) and way.loader not in (gather.ROWS_BORDERED, gather.FOLDED):
-        return [GatherWay(way.tile, gather.ROWS)]
-    if isinstance(way, WgradWay):
-        return [WgradWay(way.tile, False, way.bordered)]
+    if isinstance(way, GatherCandidate) and way.loader not in (gather.ROWS_BORDERED, gather.FOLDED):
+        return [GatherCandidate(way.tile, gather.ROWS)]
+    if isinstance(way, WgradCandidate):
+        return [WgradCandidate(way.tile, False, way.bordered)]
     return []

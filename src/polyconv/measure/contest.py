@@ -125,8 +125,8 @@ def times_of(
 ) -> dict[str, float]:
     """Seconds of one call, by candidate and for PyTorch."""
     problem, inference = decision.problem, decision.inference
-    contenders = backend.contenders(problem, inference=inference)
-    names = [*contenders[:most], *(name for name in contenders[most:] if name.endswith(", ATen"))]
+    able = backend.candidates(problem, inference=inference)
+    names = [*able[:most], *(name for name in able[most:] if name.endswith(", ATen"))]
     # Weights of their own: what is prepared of a weight is kept for one candidate at a time.
     calls: dict[str, Callable[[], object]] = {
         name: ours(problem, _operands(problem, operands, inference=inference)) for name in names

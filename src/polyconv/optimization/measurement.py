@@ -68,7 +68,7 @@ class Measurer:
             outcomes.append(contest(decision, operands, backend, self.timer, known=known))
         entries = {outcome.key: outcome.entry for outcome in outcomes}
         if fused is not None:
-            entries.update(_fused_entries(outcomes, Activation(fused), backend.contenders))
+            entries.update(_fused_entries(outcomes, Activation(fused), backend.candidates))
         chosen = {key: entry.choice for key, entry in entries.items()}
         calls: dict[str, Passes] = {
             TORCH: self._passes(layer.module, nn.Conv2d.forward, call, activation),
@@ -146,7 +146,7 @@ def _operands(module: nn.Conv2d, call: Call) -> Operands:
 
 
 def _fused_entries(
-    outcomes: list[Outcome], activation: Activation, contenders: Callable[..., tuple[str, ...]]
+    outcomes: list[Outcome], activation: Activation, candidates: Callable[..., tuple[str, ...]]
 ) -> dict[str, Entry]:
     """The same candidates for the problems with an activation: it comes after the sums, whoever sums."""
     found = {}
@@ -155,7 +155,7 @@ def _fused_entries(
         if problem.kind is not Pass.FPROP:
             continue
         fused = replace(problem, activation=activation)
-        names, choice = contenders(fused, inference=inference), outcome.entry.choice
+        names, choice = candidates(fused, inference=inference), outcome.entry.choice
         if choice.endswith(", ATen"):  # which is called what it does beside
             choice = next((name for name in names if name.endswith(", ATen")), choice)
         if choice in names:

@@ -1,10 +1,10 @@
 """From what is asked (:class:`~polyconv.problem.Problem`) to what will run (:class:`Plan`): pure Python, no GPU."""
 
 from ..preference import Preference
+from ..select import Candidate, PlanError
 from .cuda import all_kernels, plan_cuda
 from .device import DEVICES, CudaDevice
-from .errors import PlanError
-from .plan import Candidate, KernelSpec, Launch, Plan, PointerSlot
+from .plan import KernelSpec, Launch, Plan, PointerSlot
 
 __all__ = [
     "DEVICES",

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from ..algebra.lattice import DenseAxis
 from ..problem import Problem
+from ..rounding import ceil_div, round_up
 from .gather import roles
 from .layout import DIVIDEND_LIMIT
-from .rounding import ceil_div, round_up
 from .toom import ToomAxis
 
 CHUNK = 8

@@ -16,8 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from ..select import PlanError
 from .device import CudaDevice
-from .errors import PlanError
 from .plan import KernelSpec, Launch, Task
 
 LAUNCH_US = 3.0

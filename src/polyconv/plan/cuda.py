@@ -7,19 +7,21 @@ from dataclasses import replace
 from functools import lru_cache
 from types import ModuleType
 
-from ..preference import UNKNOWN, Preference
+from ..preference import Preference
 from ..problem import PaddingMode, Pass, Problem
-from . import direct, fused, pointwise_wgrad, separable, strips, toom_wgrad
+from ..select import PlanError, Selection, select
+from . import depthwise, fused, gather, pointwise_wgrad, separable, strips, toom_wgrad, wgrad
+from .candidates import CudaCandidate
 from .cost import tasks_us
 from .device import CudaDevice, why_too_old
-from .errors import PlanError
-from .plan import Candidate, KernelSpec, Plan
-from .ways import Way
+from .plan import KernelSpec, Plan
 
 DEFAULT_WORKSPACE = 64 * 2**20
 """Bytes of scratch memory that a plan may take for partial sums."""
-FAMILIES: tuple[ModuleType, ...] = (direct, strips, pointwise_wgrad, separable, fused, toom_wgrad)
-"""Modules with ``ways(problem)`` and ``all_kernels()``."""
+GENERAL: tuple[ModuleType, ...] = (gather, wgrad, depthwise)
+"""Of these families, one or another takes any problem, and any strides."""
+FAMILIES: tuple[ModuleType, ...] = (*GENERAL, strips, pointwise_wgrad, separable, fused, toom_wgrad)
+"""Modules with ``candidates(problem)`` and ``all_kernels()``."""
 
 
 def all_kernels() -> tuple[KernelSpec, ...]:
@@ -45,26 +47,30 @@ def plan_cuda(
         _check_border(problem)
         if min(problem.padding) < 0 and problem.kind is not Pass.DGRAD:
             return _plan_cropped(problem, device, workspace, prefer)
-    way, best, every = choose(problem, device, workspace, prefer=prefer)
-    schedule = way.schedule(problem, device.sms, workspace)
+    return plan_within(FAMILIES, problem, device, workspace, prefer)
+
+
+def plan_within(
+    families: tuple[ModuleType, ...],
+    problem: Problem,
+    device: CudaDevice,
+    workspace: int = DEFAULT_WORKSPACE,
+    prefer: Preference | None = None,
+) -> Plan:
+    """The plan that these families of kernels make of a problem."""
+    found = choose(problem, device, workspace, families, prefer)
+    schedule = found.chosen.schedule(problem, device.sms, workspace)
     return Plan(
         problem=problem,
         device=device.name,
-        algorithm=f"direct ({best.name})" if way.direct else best.name,
+        algorithm=f"direct ({found.chosen.name})" if found.chosen.direct else found.chosen.name,
         launches=schedule.launches,
         workspace_bytes=schedule.workspace_bytes,
-        expected_error=best.error or 0.0,
-        cost_us=best.cost_us or 0.0,
-        candidates=tuple(c if c.rejected or c is best else _compared(c, best) for c in every),
-        preference="" if prefer is None else _outcome(prefer, best, every),
+        expected_error=found.weighed.error or 0.0,
+        cost_us=found.weighed.cost or 0.0,
+        candidates=found.candidates,
+        preference=found.preference,
     )
-
-
-def contenders(problem: Problem, device: CudaDevice, workspace: int = DEFAULT_WORKSPACE) -> tuple[str, ...]:
-    """Names of the candidates that may run: they can, and keep the tolerance. The least modelled cost comes first."""
-    plan = plan_cuda(problem, device, workspace)
-    able = [c for c in plan.candidates if c.cost_us is not None]
-    return tuple(c.name for c in sorted(able, key=lambda c: c.cost_us or 0.0))
 
 
 def choose(
@@ -73,28 +79,16 @@ def choose(
     workspace: int = DEFAULT_WORKSPACE,
     families: tuple[ModuleType, ...] = FAMILIES,
     prefer: Preference | None = None,
-) -> tuple[Way, Candidate, list[Candidate]]:
-    """The way of least modelled cost among those that take the problem and keep its tolerance; and what all cost.
-
-    If the preferred one is among them, it is that one.
-    """
-    offered = list(ways(problem, families))
-    every = [_weigh(way, problem, device, workspace) for way in offered]
-    usable = [(c.cost_us or 0.0, i) for i, c in enumerate(every) if c.rejected is None]
-    if not usable:
-        reasons = "; ".join(f"{c.name}: {c.rejected}" for c in every)
-        raise PlanError(f"no CUDA kernel can run {problem}: {reasons}")
-    _, chosen = min(usable)
-    if prefer is not None:
-        chosen = next((i for _, i in usable if every[i].name == prefer.name), chosen)
-    return offered[chosen], every[chosen], every
-
-
-def _outcome(prefer: Preference, best: Candidate, every: list[Candidate]) -> str:
-    """What a plan says of a preference."""
-    if best.name == prefer.name:
-        return prefer.source
-    return prefer.not_followed(next((c.rejected for c in every if c.name == prefer.name), None) or UNKNOWN)
+) -> Selection[CudaCandidate]:
+    """What runs, of what these families offer. Costs are in microseconds."""
+    return select(
+        candidates(problem, families),
+        problem,
+        refusal=lambda way: way.refusal(problem),
+        error=lambda way: way.error(problem, device.sms, workspace),
+        cost=lambda way: tasks_us(way.tasks(problem, device.sms, workspace), device),
+        prefer=prefer,
+    )
 
 
 def _check_border(problem: Problem) -> None:
@@ -135,24 +129,7 @@ def _plan_cropped(problem: Problem, device: CudaDevice, workspace: int, prefer: 
     return replace(plan, problem=problem, launches=moved)
 
 
-def ways(problem: Problem, families: tuple[ModuleType, ...] = FAMILIES) -> Iterator[Way]:
+def candidates(problem: Problem, families: tuple[ModuleType, ...] = FAMILIES) -> Iterator[CudaCandidate]:
     """Every way that some family of kernels offers for the problem's pass."""
     for family in families:
-        yield from family.ways(problem)
-
-
-def _weigh(way: Way, problem: Problem, device: CudaDevice, workspace: int) -> Candidate:
-    refusal = way.refusal(problem)
-    if refusal is not None:
-        return Candidate(way.name, rejected=refusal)
-    error = way.error(problem, device.sms, workspace)
-    if not way.direct and error > problem.tolerance:
-        reason = f"its predicted error {error:.1e} exceeds the tolerance {problem.tolerance:.1e}"
-        return Candidate(way.name, rejected=reason, error=error)
-    return Candidate(way.name, tasks_us(way.tasks(problem, device.sms, workspace), device), error=error)
-
-
-def _compared(candidate: Candidate, best: Candidate) -> Candidate:
-    ratio = (candidate.cost_us or 0.0) / (best.cost_us or 1.0)
-    words = f"modelled {candidate.cost_us:.0f} us, {ratio:.2f}x the chosen one's"
-    return Candidate(candidate.name, candidate.cost_us, words, candidate.error)
+        yield from family.candidates(problem)

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+from ..accuracy import direct_error
 from ..algebra.lattice import Phase
 from ..problem import PaddingMode, Pass, Problem
+from ..rounding import ceil_div, round_up
 from . import layout
+from .candidates import CudaCandidate
 from .epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
-from .errors import int32
 from .gather import BORDERS, Roles, pixel_strides, roles
-from .layout import AxisPhase, DepthwiseParams, DepthwiseWgradParams, FastDivisor, HaloShape
+from .layout import AxisPhase, DepthwiseParams, DepthwiseWgradParams, FastDivisor, HaloShape, int32
 from .plan import KernelSpec, Schedule, Task, Work
-from .rounding import ceil_div, round_up
 from .tiles import CARRY, PLANE_TILES, WGRAD_TAPS, PlaneTile
 from .traffic import moved_bytes
 from .wgrad import bordered, reduction, reduction_task
@@ -120,7 +121,8 @@ def task(problem: Problem, tile: PlaneTile, sms: int) -> Task:
     walked = tiles * problem.batch * channels
     rounds = ceil_div(height * width, tile.threads) * r.channels  # of loading a tile's source
     work = Work(jobs * channels * phases, walked * phases * rounds, walked * taps, moved_bytes(problem))
-    return task_with_epilogue(problem, Task(kernel(tile), (jobs, channels, phases), work), prod(problem.y_shape))
+    launched = Task(kernel(tile), (jobs, channels, phases), work)
+    return task_with_epilogue(problem, launched, prod(problem.y_shape))
 
 
 def launches(problem: Problem, tile: PlaneTile, sms: int) -> Schedule:
@@ -264,3 +266,62 @@ def wgrad_launches(problem: Problem, cut: DepthwiseCut) -> Schedule:
     first = _wgrad_task(problem, cut).launch(bytes(p), slots, _wgrad_shared(tile, height, width))
     second = reduction(problem, cut.slices, area, cut.columns_padded)
     return Schedule((first, second), 4 * cut.slices * problem.out_channels * cut.columns_padded)
+
+
+@dataclass(frozen=True)
+class DepthwiseCandidate:
+    """fprop or dgrad, channel by channel."""
+
+    tile: PlaneTile
+    direct = True
+
+    @property
+    def name(self) -> str:
+        return kernel(self.tile).symbol
+
+    def refusal(self, problem: Problem) -> str | None:
+        return refusal(problem, roles(problem), self.tile)
+
+    def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
+        yield task(problem, self.tile, sms)
+
+    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
+        return launches(problem, self.tile, sms)
+
+    def error(self, problem: Problem, sms: int, workspace: int) -> float:
+        return direct_error(problem, sums(problem))
+
+
+@dataclass(frozen=True)
+class DepthwiseWgradCandidate:
+    """wgrad, channel by channel."""
+
+    tile: PlaneTile
+    taps: int
+    """Taps that a block sums at once."""
+    direct = True
+
+    @property
+    def name(self) -> str:
+        return wgrad_kernel(self.tile, self.taps).symbol
+
+    def refusal(self, problem: Problem) -> str | None:
+        return wgrad_refusal(problem, self.tile)
+
+    def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
+        return wgrad_tasks(problem, wgrad_cut(problem, self.tile, self.taps, sms, workspace))
+
+    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
+        return wgrad_launches(problem, wgrad_cut(problem, self.tile, self.taps, sms, workspace))
+
+    def error(self, problem: Problem, sms: int, workspace: int) -> float:
+        return direct_error(problem, wgrad_cut(problem, self.tile, self.taps, sms, workspace).sums)
+
+
+FORWARD = tuple(map(DepthwiseCandidate, PLANE_TILES))
+GRADIENTS = tuple(DepthwiseWgradCandidate(tile, taps) for tile in PLANE_TILES for taps in WGRAD_TAPS)
+
+
+def candidates(problem: Problem) -> Iterator[CudaCandidate]:
+    """Every tile, whether it takes this problem or not."""
+    yield from GRADIENTS if problem.kind is Pass.WGRAD else FORWARD

@@ -8,14 +8,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
+from ..accuracy import error_of
 from ..algebra.lattice import DenseAxis
+from ..algebra.segments import Scheme2d
 from ..problem import PaddingMode, Pass, Problem
+from ..rounding import ceil_div, round_up
 from . import layout
 from .epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
 from .gather import MANY_PHASES, MOST_GROUPS, Roles, roles
 from .layout import FastDivisor, FusedAxis, FusedParams, FusedTaps, FusedWeightsParams
 from .plan import KernelSpec, Launch, Schedule, Task, Work
-from .rounding import ceil_div, round_up
 from .toom import ToomAxis
 from .traffic import moved_bytes
 
@@ -53,20 +55,17 @@ class FusedTile:
 
 
 @dataclass(frozen=True)
-class FusedWay:
-    """F(h) x F(w) with tiles of so many written channels and units: one of :data:`WAYS`."""
+class FusedCandidate:
+    """F(h) x F(w) with tiles of so many written channels and units: one of :data:`CANDIDATES`."""
 
     h: ToomAxis
     w: ToomAxis
     tile: FusedTile
+    direct = False
 
     @property
     def name(self) -> str:
         return f"fused_f{self.h.m}{self.h.taps}_f{self.w.m}{self.w.taps}_{self.tile.k}x{self.tile.units}"
-
-    @property
-    def direct(self) -> bool:
-        return False
 
     @property
     def points(self) -> int:
@@ -248,14 +247,11 @@ class FusedWay:
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         """The largest error to be expected, relative to the output's scale."""
-        from ..algebra.segments import Scheme2d
-        from .accuracy import error_of
-
         return error_of(problem, Scheme2d(self.h.scheme(), self.w.scheme()), roles(problem).channels, ())
 
 
 @dataclass(frozen=True)
-class ResidentWay(FusedWay):
+class ResidentCandidate(FusedCandidate):
     """For few channels: their transformed source stays in shared memory, a block transforms it once."""
 
     channels: int = 16
@@ -289,24 +285,24 @@ class ResidentWay(FusedWay):
 
 F23 = ToomAxis(2, (3,))
 F43 = ToomAxis(4, (3,))
-WAYS = (
-    FusedWay(F43, F43, FusedTile(4, 8, 8, 4, 3, 2, 3, 1)),
-    FusedWay(F43, F43, FusedTile(2, 16, 8, 4, 3, 1, 3, 1)),
-    FusedWay(F23, F43, FusedTile(4, 8, 8, 4, 2, 2, 3, 1)),
-    FusedWay(F23, F23, FusedTile(4, 8, 8, 4, 2, 2, 2, 2)),
-    ResidentWay(F43, F43, FusedTile(4, 8, 8, 4, 3, 1, 1, 1, 64)),
+CANDIDATES = (
+    FusedCandidate(F43, F43, FusedTile(4, 8, 8, 4, 3, 2, 3, 1)),
+    FusedCandidate(F43, F43, FusedTile(2, 16, 8, 4, 3, 1, 3, 1)),
+    FusedCandidate(F23, F43, FusedTile(4, 8, 8, 4, 2, 2, 3, 1)),
+    FusedCandidate(F23, F23, FusedTile(4, 8, 8, 4, 2, 2, 2, 2)),
+    ResidentCandidate(F43, F43, FusedTile(4, 8, 8, 4, 3, 1, 1, 1, 64)),
 )
 
 
-def ways(problem: Problem) -> Iterator[FusedWay]:
+def candidates(problem: Problem) -> Iterator[FusedCandidate]:
     """Every way of this family."""
-    yield from WAYS
+    yield from CANDIDATES
 
 
 def all_kernels() -> Iterator[KernelSpec]:
     """Every instance that this planner can choose."""
-    yield from dict.fromkeys(spec for way in WAYS for spec in (way.weights_kernel, way.kernel))
-    yield from (kernel_with_epilogue(way.kernel) for way in WAYS)
+    yield from dict.fromkeys(spec for way in CANDIDATES for spec in (way.weights_kernel, way.kernel))
+    yield from (kernel_with_epilogue(way.kernel) for way in CANDIDATES)
 
 
 def _axis(axis: DenseAxis, tiles: int) -> FusedAxis:

@@ -9,14 +9,14 @@ from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 
+from ..accuracy import direct_error
 from ..algebra.lattice import DenseAxis, Phase, dense_axis, forward_phases, gradient_phases
 from ..problem import Extents, PaddingMode, Pass, Problem, Strides
+from ..rounding import ceil_div, round_up
 from . import layout
 from .epilogue import has_epilogue, kernel_with_epilogue, task_with_epilogue, with_epilogue
-from .errors import int32
-from .layout import DIVIDEND_LIMIT, MAX_PHASES, AxisPhase, FastDivisor, GatherParams, PackParams
+from .layout import DIVIDEND_LIMIT, MAX_PHASES, AxisPhase, FastDivisor, GatherParams, PackParams, int32
 from .plan import KernelSpec, Launch, Schedule, Task, Work
-from .rounding import ceil_div, round_up
 from .tiles import GATHER_TILES, GemmTile
 from .traffic import moved_bytes
 
@@ -27,7 +27,7 @@ MOST_GROUPS = 65535
 """Groups are the grid's y dimension."""
 MOST_PHASES = 128
 MANY_PHASES = f"a stride of more than {MOST_PHASES} phases, each of which would be launches of its own"
-"""Why ways that launch for each phase refuse: planning alone would take seconds."""
+"""Why candidates that launch for each phase refuse: planning alone would take seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,3 +480,41 @@ def dense_channels(strides: Strides, channels: int, problem: Problem) -> bool:
 
 def pixel_strides(strides: Strides, what: str) -> Extents:
     return int32(strides[2], f"the row stride of {what}"), int32(strides[3], f"the column stride of {what}")
+
+
+@dataclass(frozen=True)
+class GatherCandidate:
+    """fprop or dgrad as an implicit GEMM."""
+
+    tile: GemmTile
+    loader: LoaderKind
+    direct = True
+
+    @property
+    def name(self) -> str:
+        return kernel(self.tile, self.loader).symbol
+
+    def refusal(self, problem: Problem) -> str | None:
+        if problem.groups > MOST_GROUPS:
+            return f"more than {MOST_GROUPS} groups"
+        if self.loader is TAPS_VECTOR and DEPTH * self.tile.m // self.tile.threads < 4:
+            return "a thread gathers fewer than four channels"
+        return refusal(self.tile, self.loader, problem, roles(problem))
+
+    def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
+        return tasks(problem, self.tile, self.loader)
+
+    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
+        return launches(problem, self.tile, self.loader)
+
+    def error(self, problem: Problem, sms: int, workspace: int) -> float:
+        return direct_error(problem, sums(problem, self.loader))
+
+
+CANDIDATES = tuple(GatherCandidate(tile, loader) for loader in LOADERS for tile in GATHER_TILES)
+
+
+def candidates(problem: Problem) -> Iterator[GatherCandidate]:
+    """Every loader with every tile, whether it takes this problem or not; not for the weight gradient."""
+    if problem.kind is not Pass.WGRAD:
+        yield from CANDIDATES

@@ -12,7 +12,7 @@ from ctypes import c_int32, c_int64, c_uint32, c_uint64
 from typing import Any
 
 from ..algebra.lattice import Phase
-from .errors import PlanError
+from ..select import PlanError
 from .plan import PointerSlot
 
 MAX_PHASES = 8
@@ -21,6 +21,13 @@ DIVIDEND_LIMIT = 2**31
 """FastDivisor is exact below this; so are flattened pixel numbers."""
 
 pointer = c_uint64
+
+
+def int32(value: int, what: str) -> int:
+    """``value``, or an error that names it: the kernels hold it in 32 bits."""
+    if not -(2**31) <= value < 2**31:
+        raise PlanError(f"{what} is {value}; polyconv's CUDA kernels take at most {2**31 - 1}")
+    return value
 
 
 class Params(ctypes.Structure):

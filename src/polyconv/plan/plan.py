@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..problem import Problem
+from ..select import Candidate, why_not
 from .toom import ToomAxis
 
 Dim3 = tuple[int, int, int]
@@ -136,19 +137,6 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """One way to solve the problem, with what it would cost or why it cannot be used."""
-
-    name: str
-    cost_us: float | None = None
-    """Predicted time on the device that was planned for, by the analytic model; never a measurement."""
-    rejected: str | None = None
-    """Why this candidate does not run; ``None`` for the chosen one."""
-    error: float | None = None
-    """The largest error of any element to be expected, relative to the output's scale."""
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """The launches that solve a problem, in order, and why they were chosen."""
 
@@ -196,13 +184,5 @@ class Plan:
         return lines + [f"    {text}" + (f", {n} times" if n > 1 else "") for text, n in times.items()]
 
     def explain(self, *, verbose: bool = False) -> str:
-        """The plan in words: what runs, and why other candidates do not: the three next best, or all (verbose)."""
-        lines = self.summary()
-        others = [c for c in self.candidates if c.rejected]
-        shown = others
-        if not verbose:
-            shown = sorted((c for c in others if c.cost_us is not None), key=lambda c: c.cost_us or 0.0)[:3]
-        lines += [f"  not {c.name}: {c.rejected}" for c in shown]
-        if len(shown) < len(others):
-            lines.append(f"  nor {len(others) - len(shown)} other candidates (verbose names them)")
-        return "\n".join(lines)
+        """The plan in words: what runs, and why other candidates do not: the next best, or all (verbose)."""
+        return "\n".join([*self.summary(), *why_not(self.candidates, verbose=verbose)])

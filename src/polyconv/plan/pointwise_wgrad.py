@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..accuracy import direct_error
 from ..problem import Pass, Problem
 from . import gather, wgrad
-from .direct import direct_error
+from .candidates import CudaCandidate
 from .layout import WgradParams
 from .plan import KernelSpec, Schedule, Task
 from .tiles import SMALL, SQUARE, TALL, WIDE, GemmTile
-from .ways import Way
 
 TILES = (SQUARE, WIDE, TALL, SMALL)
 LEAST_PIXELS = 8
@@ -21,7 +21,7 @@ LEAST_PIXELS = 8
 
 
 @dataclass(frozen=True)
-class PointwiseWgradWay:
+class PointwiseWgradCandidate:
     """The weight gradient as a GEMM whose operands are rows of dense pixels."""
 
     tile: GemmTile
@@ -70,15 +70,15 @@ class PointwiseWgradWay:
         return direct_error(problem, wgrad.sums(problem, self.cut(problem, sms, workspace)))
 
 
-WAYS = tuple(map(PointwiseWgradWay, TILES))
+CANDIDATES = tuple(map(PointwiseWgradCandidate, TILES))
 
 
-def ways(problem: Problem) -> Iterator[Way]:
+def candidates(problem: Problem) -> Iterator[CudaCandidate]:
     """Every tile; only for the weight gradient of kernels of one tap."""
     if problem.kind is Pass.WGRAD and problem.kernel == (1, 1):
-        yield from WAYS
+        yield from CANDIDATES
 
 
 def all_kernels() -> Iterator[KernelSpec]:
     """Every instance that this planner can choose."""
-    yield from (way.kernel for way in WAYS)
+    yield from (way.kernel for way in CANDIDATES)

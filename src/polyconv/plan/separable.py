@@ -14,10 +14,12 @@ import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
 
+from ..accuracy import error_of
 from ..algebra.lattice import DenseAxis
+from ..algebra.segments import Scheme2d
 from ..problem import PaddingMode, Pass, Problem
+from ..rounding import ceil_div
 from . import gather, layout
 from .chain import (
     CHUNK,
@@ -28,7 +30,6 @@ from .chain import (
     segments_of,
 )
 from .epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
-from .errors import int32
 from .gather import PairKind, Roles, pixel_strides
 from .layout import (
     DIVIDEND_LIMIT,
@@ -40,13 +41,10 @@ from .layout import (
     SourcePart,
     TapPart,
     TransformWeightsParams,
+    int32,
 )
 from .plan import KernelSpec, Launch, Schedule, Task, Work
-from .rounding import ceil_div
 from .toom import ToomAxis
-
-if TYPE_CHECKING:
-    from ..algebra.segments import Scheme2d
 
 THREADS = 256
 """Of the kernels that only move and transform."""
@@ -161,7 +159,7 @@ def all_kernels() -> Iterator[KernelSpec]:
 
 
 @dataclass(frozen=True)
-class SeparableWay:
+class SeparableCandidate:
     """One pair of algorithms and the width in written channels of the matrix product's tile."""
 
     h: ToomAxis
@@ -258,7 +256,7 @@ def _refusal_of_all(problem: Problem) -> str | None:
 
 
 @lru_cache(maxsize=1024)
-def _chains(problem: Problem, way: SeparableWay) -> tuple[tuple[Chain, int], ...]:
+def _chains(problem: Problem, way: SeparableCandidate) -> tuple[tuple[Chain, int], ...]:
     """Kinds of phases that are cut into as many segments make chains of the same sizes."""
     found: dict[tuple[int, ...], tuple[PairKind, int]] = {}
     for kind in gather.roles(problem).kinds:
@@ -273,8 +271,6 @@ def _chains(problem: Problem, way: SeparableWay) -> tuple[tuple[Chain, int], ...
 @lru_cache(maxsize=1024)
 def _error(problem: Problem, h: ToomAxis, w: ToomAxis) -> float:
     """Of a pair of algorithms: that of the worst pair of phases."""
-    from .accuracy import error_of
-
     channels = gather.roles(problem).channels
     return max(
         error_of(
@@ -290,18 +286,16 @@ def _error(problem: Problem, h: ToomAxis, w: ToomAxis) -> float:
 @lru_cache(maxsize=1024)
 def _scheme(h: ToomAxis, taps_h: int, w: ToomAxis, taps_w: int) -> Scheme2d:
     """What the instances of both axes do with so many taps."""
-    from ..algebra.segments import Scheme2d
-
     return Scheme2d(fitted(h, taps_h).scheme(), fitted(w, taps_w).scheme())
 
 
-WAYS = tuple(SeparableWay(h, w, k_tile) for h in H_AXES for w in W_AXES for k_tile in k_tiles(w))
+CANDIDATES = tuple(SeparableCandidate(h, w, k_tile) for h in H_AXES for w in W_AXES for k_tile in k_tiles(w))
 
 
-def ways(problem: Problem) -> Iterator[SeparableWay]:
+def candidates(problem: Problem) -> Iterator[SeparableCandidate]:
     """Every way that may be of use for a problem: refused ones, too, so that the planner can say why."""
     if problem.kind is not Pass.WGRAD:
-        yield from WAYS
+        yield from CANDIDATES
 
 
 # ------------------------------------------------------------------------------------------------------------- launches

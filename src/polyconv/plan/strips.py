@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from ..accuracy import direct_error
 from ..problem import Extents, PaddingMode, Pair, Pass, Problem
+from ..rounding import ceil_div, round_up
 from . import layout
+from .candidates import CudaCandidate
 from .depthwise import MOST_CHANNELS
-from .direct import direct_error
 from .epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
 from .gather import pixel_strides, roles
 from .layout import DIVIDEND_LIMIT, FastDivisor, StripParams, StripWgradParams
 from .plan import KernelSpec, Schedule, Task, Work
-from .rounding import ceil_div, round_up
 from .traffic import moved_bytes
-from .ways import Way
 from .wgrad import reduction, reduction_task
 
 THREADS = 128
@@ -71,7 +71,7 @@ class StripCut:
 
 
 @dataclass(frozen=True)
-class StripWay:
+class StripCandidate:
     """fprop or dgrad, one thread per strip."""
 
     taps: Pair
@@ -203,7 +203,7 @@ def halo_steps(taps: int, stride: int) -> int:
     return ceil_div(taps, stride) - 1
 
 
-def rows_per_strip(rows: int, way: StripWay | StripWgradWay, side_by_side: int, sms: int) -> int:
+def rows_per_strip(rows: int, way: StripCandidate | StripWgradCandidate, side_by_side: int, sms: int) -> int:
     """Rows of a strip, all alike: tall strips have few halo steps, short ones are more threads, as far as it helps."""
     halo, filled = halo_steps(way.taps[0], way.stride), 3 * THREADS * way.kernel.min_blocks * sms
 
@@ -232,7 +232,7 @@ class StripWgradCut:
 
 
 @dataclass(frozen=True)
-class StripWgradWay:
+class StripWgradCandidate:
     """wgrad: all taps at once, one thread per column of a strip."""
 
     taps: Pair
@@ -324,26 +324,26 @@ class StripWgradWay:
         return direct_error(problem, sums)
 
 
-def _all(kind: Pass) -> Iterator[StripWay | StripWgradWay]:
+def _all(kind: Pass) -> Iterator[StripCandidate | StripWgradCandidate]:
     for (lanes, stride), kernels in KERNELS.items():
         for taps in kernels:
             if kind is Pass.WGRAD:
-                yield StripWgradWay(taps, stride, lanes)
+                yield StripWgradCandidate(taps, stride, lanes)
             else:
-                yield StripWay(taps, stride, lanes, scatters=kind is Pass.DGRAD and stride > 1)
+                yield StripCandidate(taps, stride, lanes, scatters=kind is Pass.DGRAD and stride > 1)
 
 
 def all_kernels() -> Iterator[KernelSpec]:
     """Every instance that this planner can choose."""
     yield from dict.fromkeys(way.kernel for kind in Pass for way in _all(kind))
-    forward = (way for way in _all(Pass.FPROP) if isinstance(way, StripWay))
+    forward = (way for way in _all(Pass.FPROP) if isinstance(way, StripCandidate))
     yield from (kernel_with_epilogue(way.kernel, way.fewer_blocks) for way in forward)
 
 
-WAYS = {kind: tuple(_all(kind)) for kind in Pass}
+CANDIDATES = {kind: tuple(_all(kind)) for kind in Pass}
 
 
-def ways(problem: Problem) -> Iterator[Way]:
+def candidates(problem: Problem) -> Iterator[CudaCandidate]:
     """What is compiled for the problem's kernel; other problems are none of this family's."""
     if problem.depthwise:
-        yield from (way for way in WAYS[problem.kind] if way.taps == problem.kernel)
+        yield from (way for way in CANDIDATES[problem.kind] if way.taps == problem.kernel)

@@ -12,21 +12,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ..algebra.error import predicted_error
 from ..algebra.lattice import DenseAxis, dense_axis
+from ..algebra.segments import Scheme2d
 from ..problem import PaddingMode, Pass, Problem
+from ..repetition import repetition_of
+from ..rounding import ceil_div, round_up
 from . import layout
 from .cost import waves
-from .errors import int32
 from .gather import pixel_strides, roles
-from .layout import (
-    MAX_CLASSES,
-    FastDivisor,
-    ToomWgradFinishParams,
-    ToomWgradParams,
-    ToomWgradSumParams,
-)
+from .layout import MAX_CLASSES, FastDivisor, ToomWgradFinishParams, ToomWgradParams, ToomWgradSumParams, int32
 from .plan import KernelSpec, Launch, Schedule, Task, Work
-from .rounding import ceil_div, round_up
 from .toom import ToomAxis
 from .traffic import moved_bytes
 
@@ -194,13 +190,13 @@ class _Work:
 
 
 @dataclass(frozen=True)
-class ToomWgradWay:
+class ToomWgradCandidate:
     """F(m, r) along both axes of the weight gradient, with one tile of channels."""
 
     h: ToomAxis
     w: ToomAxis
     tile: WgradTile
-    direct: bool = False
+    direct = False
 
     @property
     def name(self) -> str:
@@ -377,10 +373,6 @@ class ToomWgradWay:
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         """The largest error that is to be expected, relative to the scale of dw."""
-        from ..algebra.error import predicted_error
-        from ..algebra.segments import Scheme2d
-        from .repetition import repetition_of
-
         work = self.work(problem, sms, workspace)
         out_h, out_w = problem.out_size
         scheme = Scheme2d(self.h.scheme(), self.w.scheme())
@@ -402,7 +394,7 @@ def _reach(axis: DenseAxis) -> int:
     return max(c.read_first + axis.read_step * (last + axis.dilation * (c.taps - 1)) for c in axis.classes) + 1
 
 
-def ways(problem: Problem) -> Iterator[ToomWgradWay]:
+def candidates(problem: Problem) -> Iterator[ToomWgradCandidate]:
     """Every tile with the algorithms that fit the problem's taps."""
     if problem.kind is not Pass.WGRAD:
         return
@@ -411,4 +403,4 @@ def ways(problem: Problem) -> Iterator[ToomWgradWay]:
     if along_h is None or along_w is None:
         return
     for tile in tiles(along_h, along_w, len(h.classes) * len(w.classes) > 1):
-        yield ToomWgradWay(along_h, along_w, tile)
+        yield ToomWgradCandidate(along_h, along_w, tile)

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ..problem import PaddingMode, Problem
+from ..accuracy import direct_error
+from ..problem import PaddingMode, Pass, Problem
+from ..rounding import ceil_div, round_up
 from . import layout
-from .errors import int32
-from .gather import BORDERS, pixel_strides
-from .layout import DIVIDEND_LIMIT, FastDivisor, ReduceParams, WgradParams
+from .gather import BORDERS, MOST_GROUPS, dense_pixels, pixel_strides
+from .layout import DIVIDEND_LIMIT, FastDivisor, ReduceParams, WgradParams, int32
 from .plan import KernelSpec, Launch, Schedule, Task, Work
-from .rounding import ceil_div, round_up
 from .tiles import WGRAD_TILES, GemmTile
 from .traffic import moved_bytes
 
@@ -179,3 +179,56 @@ def reduction(problem: Problem, slices: int, columns: int, columns_padded: int) 
     if problem.bias:
         where["db"] = "db"
     return reduction_task(problem, slices, columns_padded).launch(bytes(p), layout.slots(ReduceParams, **where))
+
+
+@dataclass(frozen=True)
+class WgradCandidate:
+    """wgrad as an implicit GEMM."""
+
+    tile: GemmTile
+    vector: bool
+    """Four pixels of dy in one load."""
+    bordered: bool
+    direct = True
+
+    @property
+    def name(self) -> str:
+        return self._kernel.symbol
+
+    @property
+    def _kernel(self) -> KernelSpec:
+        return kernel(self.tile, self.vector, self.bordered)
+
+    def refusal(self, problem: Problem) -> str | None:
+        if problem.groups > MOST_GROUPS:
+            return f"more than {MOST_GROUPS} groups"
+        if self.bordered is not bordered(problem):
+            return f"cannot read a {problem.padding_mode} border"
+        if self.vector and not dense_pixels(problem.y_strides, problem.out_size, problem):
+            return "pixels of dy are not dense quads"
+        return None
+
+    def cut(self, problem: Problem, sms: int, workspace: int) -> WgradCut:
+        return cut(problem, self.tile, self._kernel.min_blocks, sms, workspace)
+
+    def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
+        return tasks(problem, self._kernel, self.cut(problem, sms, workspace))
+
+    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
+        return launches(problem, self._kernel, self.cut(problem, sms, workspace))
+
+    def error(self, problem: Problem, sms: int, workspace: int) -> float:
+        return direct_error(problem, sums(problem, self.cut(problem, sms, workspace)))
+
+
+CANDIDATES = {
+    border: tuple(WgradCandidate(tile, vector, border) for tile in WGRAD_TILES for vector in (True, False))
+    for border in (False, True)
+}
+"""Without and with a border of image values."""
+
+
+def candidates(problem: Problem) -> Iterator[WgradCandidate]:
+    """Every tile for the problem's border; only for the weight gradient."""
+    if problem.kind is Pass.WGRAD:
+        yield from CANDIDATES[bordered(problem)]

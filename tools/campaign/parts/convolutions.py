@@ -21,8 +21,7 @@ from campaign.tensors import BEYOND, PAST_FLOAT16, PATTERNED, POISON, Operand, S
 from polyconv import choices
 from polyconv.arguments import Geometry, normalise
 from polyconv.backends import backend_for
-from polyconv.cpu import native
-from polyconv.cpu.candidates import Engine
+from polyconv.cpu import aten, native
 from polyconv.cpu.planner import CpuPlan
 from polyconv.problem import Pass
 
@@ -160,7 +159,7 @@ class Convolution(Case):
         forced = {}
         if self.contender is not None:
             for decision in seen:
-                names = backend.contenders(decision.problem, inference=decision.inference)
+                names = backend.candidates(decision.problem, inference=decision.inference)
                 if self.is_stretched:  # what is thought to be slowest may take minutes there, and is never chosen
                     names = names[:4]
                 forced[decision.key] = names[self.contender % len(names)]
@@ -360,7 +359,7 @@ class Convolution(Case):
 
     def _check_bits(self, tensors: dict[str, Tensor], results: Results, plans: list[CpuPlan]) -> None:
         """Deterministic always; and the same for any number of threads, where the kernels are polyconv's."""
-        own = all(plan.chosen.engine is not Engine.ATEN for plan in plans)
+        own = all(plan.chosen.engine != aten.NAME for plan in plans)
         for threads in (self.threads, *((self.threads % 4 + 1,) if own else ())):
             for name, found in replace(self, threads=threads)._compute(tensors).items():
                 if not _same(found, results[name]):
@@ -474,7 +473,7 @@ class Convolution(Case):
             lines += [
                 "forced = {}",
                 "for d in seen:  # let another candidate run",
-                '    names = backend_for(torch.device("cpu")).contenders(d.problem, inference=d.inference)',
+                '    names = backend_for(torch.device("cpu")).candidates(d.problem, inference=d.inference)',
                 f"    names = names[:4] if {self.is_stretched} else names",
                 f"    forced[d.key] = names[{self.contender} % len(names)]",
                 "print(forced)",
@@ -527,7 +526,7 @@ def _worst(plans: list[CpuPlan], kind: Pass | None) -> CpuPlan | None:
 
 
 def _engine(plan: CpuPlan | None) -> str:
-    return "nobody" if plan is None else str(plan.chosen.engine)
+    return "nobody" if plan is None else plan.chosen.engine
 
 
 def _memory(tensor: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ class TuningFile:
             polyconv.conv2d(self.x, self.w)
         entries = {"another problem": Entry("some candidate", {"some candidate": 0.5}, 1.0)}
         for decision in seen:
-            named = backend.contenders(decision.problem, inference=decision.inference)[-1]
+            named = backend.candidates(decision.problem, inference=decision.inference)[-1]
             entries[decision.key] = Entry(named, {named: 1e-3}, 2e-3, mark)
         return Tuning.of(backend.environment(), entries)
 

@@ -1,10 +1,9 @@
-"""What every family of kernels offers the planner: ways to compute a problem.
+"""What every family of kernels offers the planner: a module with ``candidates(problem)`` and ``all_kernels()``.
 
-A way is a kernel (or a chain of them) with its template arguments settled and nothing else: it can be asked about any
-problem whether it takes it, how far it would stray, how much work it would be (from which plan/cost.py knows what it
-costs), and at last what to launch. Only the way that is chosen is asked that, and its launches are made of the tasks
-that it was weighed by. So the planner, the exporter and the tests treat all kernels alike, and a new family is one
-module with ``ways(problem)`` and ``all_kernels()``.
+A candidate is a kernel (or a chain of them) with its template arguments settled and nothing else. It can be asked about
+any problem whether it takes it, how far it would stray, how much work it would be (from which plan/cost.py knows what
+it costs), and at last what to launch. Only the one that is chosen is asked that, and its launches are made of the tasks
+that it was weighed by. So the planner, the exporter and the tests treat all kernels alike.
 """
 
 from __future__ import annotations
@@ -13,19 +12,12 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from ..problem import Problem
+from ..select import Weighable
 from .plan import Schedule, Task
 
 
-class Way(Protocol):
+class CudaCandidate(Weighable, Protocol):
     """One kernel, or a chain, with its template arguments."""
-
-    @property
-    def name(self) -> str:
-        """What the planner calls it."""
-
-    @property
-    def direct(self) -> bool:
-        """Whether it sums the products of the definition: allowed whatever the tolerance."""
 
     def refusal(self, problem: Problem) -> str | None:
         """Why it cannot compute this problem, or None."""

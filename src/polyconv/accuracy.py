@@ -6,10 +6,10 @@ from dataclasses import replace
 from functools import lru_cache
 from math import log, prod, sqrt
 
-from ..algebra.error import OUTPUTS, UNIT_ROUNDOFF, predicted_error
-from ..algebra.segments import Scheme2d
-from ..algebra.steps import Form
-from ..problem import Activation, Pass, Problem
+from .algebra.error import OUTPUTS, UNIT_ROUNDOFF, predicted_error
+from .algebra.segments import Scheme2d
+from .algebra.steps import Form
+from .problem import Activation, Pass, Problem
 from .repetition import repetition_of
 
 STEEPEST_SILU = 1.1
@@ -47,6 +47,12 @@ def error_of(problem: Problem, scheme: Scheme2d | None, count: int, blocks: tupl
     scale = sqrt(max(1.0, whole / reduction_of(problem)))
     error = predicted_error(scheme, whole, form=form, blocks=blocks, repetition=repetition)
     return _through_epilogue(problem, scale * error)
+
+
+def direct_error(problem: Problem, sums: tuple[int, ...]) -> float:
+    """The error of direct summation: so many products in sequence, so many of these sums in sequence, and so on."""
+    sums = tuple(max(1, length) for length in sums)  # a phase without taps sums nothing
+    return error_of(problem, None, prod(sums), sums)
 
 
 def _through_epilogue(problem: Problem, error: float) -> float:

@@ -13,8 +13,8 @@ from functools import lru_cache
 from itertools import product
 from math import inf, prod
 
-from ..algebra.error import INDEPENDENT, Repetition
-from ..problem import Pass, Problem
+from .algebra.error import INDEPENDENT, Repetition
+from .problem import Pass, Problem
 
 FEW = 5e3
 """Outputs that are counted at the least where one operand is one number, so that few of them differ: the worst of many
