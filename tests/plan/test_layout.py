@@ -95,5 +95,9 @@ def test_a_number_that_changed_does_not_compile(monkeypatch: pytest.MonkeyPatch)
         compile_kernel(toom_wgrad.SUM, "sm_70")
 
 
+def test_of_a_struct_from_elsewhere_the_size_is_asserted_whatever_it_is_called() -> None:
+    assert assertions.assertions("axpy", "Params", 16) == f"{assertions.size_assertion('Params', 16)}\n"
+
+
 def test_numbers_are_of_kernels_that_there_are() -> None:
     assert set(assertions._NUMBERS) <= {spec.stem for spec in all_kernels()}

@@ -59,7 +59,8 @@ def assertions(stem: str, params: str, params_bytes: int) -> str:
     inner, has_epilogue = _without_epilogue(params)
     numbers = {**_NUMBERS.get(stem, {}), **(_ACTIVATIONS if has_epilogue else {})}
     lines = [size_assertion(params, params_bytes)]
-    struct = getattr(layout, inner, None)
+    namespace, _, name = inner.rpartition("::")
+    struct = getattr(layout, name, None) if namespace == "polyconv" else None
     if struct is not None:
         lines += [f"POLYCONV_FIELD(polyconv::{field});" for field in _fields(struct)]
     if has_epilogue:
@@ -77,7 +78,7 @@ def size_assertion(params: str, params_bytes: int) -> str:
 def _without_epilogue(params: str) -> tuple[str, bool]:
     """The name of a kernel's own struct, and whether an epilogue's stands behind it."""
     inner = params.removeprefix("polyconv::WithEpilogue<").removesuffix(">")
-    return inner.removeprefix("polyconv::"), inner != params
+    return inner, inner != params
 
 
 def _fields(struct: type[ctypes.Structure]) -> Iterator[str]:
