@@ -3710,6 +3710,19 @@ class Schedule:
     workspace_bytes: int
 
 
+# ---- Whole numbers of tiles.
+
+
+def ceil_div(value: int, by: int) -> int:
+    """The quotient, rounded up."""
+    return -(-value // by)
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The next multiple."""
+    return ceil_div(value, multiple) * multiple
+
+
 # ---- Stride and dilation as lattices: a convolution along one axis as dense, unit-stride problems on sub-lattices.
 
 
@@ -3772,11 +3785,11 @@ def gradient_phases(inputs: int, kernel: int, stride: int, dilation: int, before
             Phase(
                 written_first=first,
                 written_step=stride,
-                count=-(-(inputs - first) // stride),
+                count=ceil_div(inputs - first, stride),
                 read_first=0 if tap is None else (first + before - tap * dilation) // stride,
                 read_step=1,
                 tap_step=tap_step,
-                taps=0 if tap is None else -(-(kernel - tap) // tap_stride),
+                taps=0 if tap is None else ceil_div(kernel - tap, tap_stride),
                 tap_first=tap or 0,
                 tap_stride=tap_stride,
             )
@@ -3834,7 +3847,7 @@ def dense_axis(phase: Phase) -> DenseAxis:
     classes = tuple(
         TapClass(
             read_first=phase.read_first + first * phase.tap_step,
-            taps=-(-(phase.taps - first) // apart),
+            taps=ceil_div(phase.taps - first, apart),
             tap_first=phase.tap_first + first * phase.tap_stride,
             tap_stride=apart * phase.tap_stride,
         )
@@ -3843,19 +3856,6 @@ def dense_axis(phase: Phase) -> DenseAxis:
     return DenseAxis(
         phase.written_first, phase.written_step, phase.count, phase.read_step, phase.tap_step // common, classes
     )
-
-
-# ---- Whole numbers of tiles.
-
-
-def ceil_div(value: int, by: int) -> int:
-    """The quotient, rounded up."""
-    return -(-value // by)
-
-
-def round_up(value: int, multiple: int) -> int:
-    """The next multiple."""
-    return ceil_div(value, multiple) * multiple
 
 
 # ---- The kernels' parameter structs, field by field as the device headers declare them.
@@ -4718,7 +4718,7 @@ class Chain:
 
     def column_tiles(self, rows: int) -> int:
         """Tiles of columns of half_gemm.cuh in a slab."""
-        return -(-rows * self.row_columns // self.columns_each)
+        return ceil_div(rows * self.row_columns, self.columns_each)
 
     def columns_filled(self, rows: int) -> int:
         """Columns of Y: whole tiles, and a few more, so that the points of H do not all lie in one bank of memory."""
@@ -5284,7 +5284,7 @@ class _Work:
     @property
     def chunks(self) -> int:
         """Of one row."""
-        return -(-self.tiles // TILE_CHUNK)
+        return ceil_div(self.tiles, TILE_CHUNK)
 
     @property
     def blocks(self) -> int:
@@ -5347,7 +5347,7 @@ class ToomWgradCandidate:
     @property
     def blocks_beyond(self) -> int:
         """Blocks of four positions, per phase, that a tile reads after its own."""
-        return -(-self.w.span // 4) - 1
+        return ceil_div(self.w.span, 4) - 1
 
     @property
     def shared_bytes(self) -> int:
@@ -5366,14 +5366,14 @@ class ToomWgradCandidate:
         tiles_h = round_up(h.count, h.dilation * self.h.m) // (h.dilation * self.h.m)
         tiles = round_up(w.count, w.dilation * 4) // (w.dilation * 4) * interleave
         rows = problem.batch * h.dilation * tiles_h * outer
-        k_tiles, c_tiles = -(-k // self.tile.k), -(-self.channels(problem) // self.tile.c)
+        k_tiles, c_tiles = ceil_div(k, self.tile.k), ceil_div(self.channels(problem), self.tile.c)
         products = len(self.h.segments) * self.h.points
         per_slice = k_tiles * c_tiles * products * problem.groups
         bytes_per_slice = 4 * self.tile.split * k_tiles * c_tiles * problem.groups * self.partial_elements
         most = max(1, min(rows, workspace // (bytes_per_slice + 4 * problem.out_channels)))
         best = min(
             (max(1, min(most, count * sms // per_slice)) for count in range(1, MOST_WAVES + 1)),
-            key=lambda slices: (round(waves(per_slice * slices, sms) * -(-rows // slices), 6), -slices),
+            key=lambda slices: (round(waves(per_slice * slices, sms) * ceil_div(rows, slices), 6), -slices),
         )
         flush = max(1, FLUSH * self.tile.split // TILE_CHUNK)
         return _Work(rows, tiles, tiles_h, interleave, outer, k_tiles, c_tiles, products, best, flush)

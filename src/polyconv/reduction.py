@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from .arguments import Geometry
 from .problem import PaddingMode, Pass, output_extent
+from .rounding import ceil_div
 
 ORDINARY = 1024
 """A stride beyond this is extreme; so is a dilation or a padding beyond this and beyond the image."""
@@ -184,8 +185,8 @@ def _without_dead_ends(axis: Axis) -> AxisReduction:
 def _outputs_that_meet(axis: Axis, tap: int) -> range:
     """The outputs whose tap lies on a pixel and not in the padding."""
     first = axis.before - tap * axis.dilation  # of the places that the stride steps over, where the image begins
-    start = max(0, -(-first // axis.stride))
-    stop = min(axis.outputs, -(-(first + axis.extent) // axis.stride))
+    start = max(0, ceil_div(first, axis.stride))
+    stop = min(axis.outputs, ceil_div(first + axis.extent, axis.stride))
     return range(start, max(start, stop))
 
 

@@ -18,6 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import gcd
 
+from ..rounding import ceil_div
+
 
 @dataclass(frozen=True, slots=True)
 class Phase:
@@ -78,11 +80,11 @@ def gradient_phases(inputs: int, kernel: int, stride: int, dilation: int, before
             Phase(
                 written_first=first,
                 written_step=stride,
-                count=-(-(inputs - first) // stride),
+                count=ceil_div(inputs - first, stride),
                 read_first=0 if tap is None else (first + before - tap * dilation) // stride,
                 read_step=1,
                 tap_step=tap_step,
-                taps=0 if tap is None else -(-(kernel - tap) // tap_stride),
+                taps=0 if tap is None else ceil_div(kernel - tap, tap_stride),
                 tap_first=tap or 0,
                 tap_stride=tap_stride,
             )
@@ -140,7 +142,7 @@ def dense_axis(phase: Phase) -> DenseAxis:
     classes = tuple(
         TapClass(
             read_first=phase.read_first + first * phase.tap_step,
-            taps=-(-(phase.taps - first) // apart),
+            taps=ceil_div(phase.taps - first, apart),
             tap_first=phase.tap_first + first * phase.tap_stride,
             tap_stride=apart * phase.tap_stride,
         )

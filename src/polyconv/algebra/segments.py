@@ -26,6 +26,8 @@ from typing import NamedTuple
 from polyconv.algebra.matrices import Matrix, Number, Vector, apply, kron, transpose
 from polyconv.algebra.toom import Bilinear, Point, cook_toom
 
+from ..rounding import ceil_div
+
 
 class Segment(NamedTuple):
     """Consecutive taps of a kernel."""
@@ -277,10 +279,10 @@ def _candidates(r: int, max_points: int, max_segments: int) -> Iterator[AxisSche
             # segments are as equal as can be.
             if longest >= m:
                 step = longest - longest % m
-                count = -(-(r - longest) // step) + 1
+                count = ceil_div(r - longest, step) + 1
                 lengths = [step] * (count - 1) + [r - (count - 1) * step]
             else:
-                count = -(-r // longest)
+                count = ceil_div(r, longest)
                 lengths = [r // count + (s < r % count) for s in range(count)]
             if count > max_segments or max(lengths) != longest:
                 continue

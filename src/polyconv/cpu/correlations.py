@@ -14,6 +14,7 @@ from math import gcd, prod
 
 from ..algebra.lattice import gradient_phases
 from ..problem import Extents, Pass, Problem
+from ..rounding import ceil_div
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def correlations(problem: Problem) -> tuple[Correlation, ...]:
         )
     common = [gcd(problem.stride[axis], problem.dilation[axis]) for axis in range(2)]
     classes = [min(problem.stride[axis] // common[axis], problem.kernel[axis]) for axis in range(2)]
-    taps = tuple(-(-problem.kernel[axis] // classes[axis]) for axis in range(2))
+    taps = tuple(ceil_div(problem.kernel[axis], classes[axis]) for axis in range(2))
     dilation = tuple(problem.dilation[axis] // common[axis] for axis in range(2))
     return (
         Correlation(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..rounding import ceil_div, round_up
+
 REGISTERS_PER_SCHEDULER = 16384
 """Each of the four schedulers of a multiprocessor has a quarter of its registers; a warp's come from one of them."""
 
@@ -38,10 +40,10 @@ def blocks_per_sm(arch: str, registers: int, threads: int, shared: int) -> int |
     limits = LIMITS.get(arch)
     if limits is None:
         return None
-    warps = -(-threads // 32)
-    registers_of_warp = -(-max(registers, 1) // 8) * 8 * 32
+    warps = ceil_div(threads, 32)
+    registers_of_warp = round_up(max(registers, 1), 8) * 32
     bound = [limits.blocks, limits.warps // warps, 4 * (REGISTERS_PER_SCHEDULER // registers_of_warp) // warps]
     taken = shared + limits.shared_reserved
     if taken:
-        bound.append(limits.shared_bytes // (-(-taken // limits.shared_unit) * limits.shared_unit))
+        bound.append(limits.shared_bytes // round_up(taken, limits.shared_unit))
     return min(bound)

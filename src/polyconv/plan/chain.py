@@ -101,7 +101,7 @@ class Chain:
 
     def column_tiles(self, rows: int) -> int:
         """Tiles of columns of half_gemm.cuh in a slab."""
-        return -(-rows * self.row_columns // self.columns_each)
+        return ceil_div(rows * self.row_columns, self.columns_each)
 
     def columns_filled(self, rows: int) -> int:
         """Columns of Y: whole tiles, and a few more, so that the points of H do not all lie in one bank of memory."""

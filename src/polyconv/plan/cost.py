@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from ..rounding import round_up
 from ..select import PlanError
 from .device import CudaDevice
 from .plan import KernelSpec, Launch, Task
@@ -130,10 +131,10 @@ def _unevenness(launch: Task | Launch, device: CudaDevice) -> float:
     if not work.blocks:
         return 1.0
     if work.tiles > work.blocks:  # persistent: blocks walk over tiles
-        return -(-work.tiles // work.blocks) * work.blocks / work.tiles
+        return round_up(work.tiles, work.blocks) / work.tiles
     slots = device.sms * launch.kernel.min_blocks
     if work.blocks <= slots:
-        return -(-work.blocks // device.sms) * device.sms / work.blocks
+        return round_up(work.blocks, device.sms) / work.blocks
     return waves(work.blocks, slots) * slots / work.blocks
 
 

@@ -97,7 +97,7 @@ def taps_of(r: Roles) -> int:
 def tiles_of(r: Roles, tile: PlaneTile) -> int:
     """Tiles of the largest phase of one plane."""
     rows, columns = max(h.count for h in r.phases_h), max(w.count for w in r.phases_w)
-    return -(-rows // tile.height) * -(-columns // tile.width)
+    return ceil_div(rows, tile.height) * ceil_div(columns, tile.width)
 
 
 def sums(problem: Problem) -> tuple[int, ...]:
@@ -190,7 +190,7 @@ def _wgrad_shared(tile: PlaneTile, height: int, width: int) -> int:
 
 
 def wgrad_tiles(problem: Problem, tile: PlaneTile) -> int:
-    return -(-problem.out_size[0] // tile.height) * -(-problem.out_size[1] // tile.width)
+    return ceil_div(problem.out_size[0], tile.height) * ceil_div(problem.out_size[1], tile.width)
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,11 +177,11 @@ class _Work:
     @property
     def chunks(self) -> int:
         """Of one row."""
-        return -(-self.tiles // TILE_CHUNK)
+        return ceil_div(self.tiles, TILE_CHUNK)
 
     @property
     def chunks_per_slice(self) -> int:
-        return -(-self.rows // self.slices) * self.chunks
+        return ceil_div(self.rows, self.slices) * self.chunks
 
     @property
     def blocks(self) -> int:
@@ -244,7 +244,7 @@ class ToomWgradCandidate:
     @property
     def blocks_beyond(self) -> int:
         """Blocks of four positions, per phase, that a tile reads after its own."""
-        return -(-self.w.span // 4) - 1
+        return ceil_div(self.w.span, 4) - 1
 
     @property
     def shared_bytes(self) -> int:
@@ -263,14 +263,14 @@ class ToomWgradCandidate:
         tiles_h = round_up(h.count, h.dilation * self.h.m) // (h.dilation * self.h.m)
         tiles = round_up(w.count, w.dilation * 4) // (w.dilation * 4) * interleave
         rows = problem.batch * h.dilation * tiles_h * outer
-        k_tiles, c_tiles = -(-k // self.tile.k), -(-self.channels(problem) // self.tile.c)
+        k_tiles, c_tiles = ceil_div(k, self.tile.k), ceil_div(self.channels(problem), self.tile.c)
         products = len(self.h.segments) * self.h.points
         per_slice = k_tiles * c_tiles * products * problem.groups
         bytes_per_slice = 4 * self.tile.split * k_tiles * c_tiles * problem.groups * self.partial_elements
         most = max(1, min(rows, workspace // (bytes_per_slice + 4 * problem.out_channels)))
         best = min(
             (max(1, min(most, count * sms // per_slice)) for count in range(1, MOST_WAVES + 1)),
-            key=lambda slices: (round(waves(per_slice * slices, sms) * -(-rows // slices), 6), -slices),
+            key=lambda slices: (round(waves(per_slice * slices, sms) * ceil_div(rows, slices), 6), -slices),
         )
         flush = max(1, FLUSH * self.tile.split // TILE_CHUNK)
         return _Work(rows, tiles, tiles_h, interleave, outer, k_tiles, c_tiles, products, best, flush)
@@ -349,7 +349,7 @@ class ToomWgradCandidate:
 
     def sums(self, work: _Work) -> tuple[int, ...]:
         """Tiles that are added in sequence, such sums in a slice, slices in a group; what is left is added at last."""
-        return work.flush * TILE_CHUNK // self.tile.split, -(-work.chunks_per_slice // work.flush), SLICES_PER_GROUP
+        return work.flush * TILE_CHUNK // self.tile.split, ceil_div(work.chunks_per_slice, work.flush), SLICES_PER_GROUP
 
     def _finish(self, problem: Problem, work: _Work, task: Task, bias_at: int) -> Launch:
         h, w = lattices(problem)
