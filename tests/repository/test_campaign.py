@@ -189,10 +189,15 @@ def test_a_journal_is_gone_on_with(parts: Path, tmp_path: Path) -> None:
     assert "was begun with --seed 0" in refused.stderr
 
 
+def heed_interrupts() -> None:
+    """A shell lets commands in the background ignore Ctrl-C, and what they start does so, too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_an_interrupt_prints_the_summary_and_the_case_comes_again(parts: Path, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     command = [sys.executable, ROOT / "tools/campaign", "--parts", parts, "slow", "--journal", journal]
-    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True, preexec_fn=heed_interrupts)
     file, end = journal / "slow.jsonl", time.monotonic() + 60
     while not (file.exists() and '"begin": 3' in file.read_text()):
         assert time.monotonic() < end
