@@ -49,7 +49,16 @@ class Moves(Protocol):
     def dilation(self) -> Extents: ...
 
 
-class Pass(str, Enum):
+class Word(str, Enum):
+    """One of a few words: equal to its text, and printed as it."""
+
+    __hash__ = str.__hash__  # of the value, as equality is; and not in Python, because problems are keys everywhere
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class Pass(Word):
     """Which of the three passes of a convolution is asked for."""
 
     FPROP = "fprop"
@@ -59,13 +68,8 @@ class Pass(str, Enum):
     WGRAD = "wgrad"
     """Gradient of the weight (and of the bias) from the input and the gradient of the output."""
 
-    __hash__ = str.__hash__  # of the value, as equality is; and not in Python, because problems are keys everywhere
 
-    def __str__(self) -> str:
-        return self.value
-
-
-class PaddingMode(str, Enum):
+class PaddingMode(Word):
     """What stands outside the image. Named as in ``torch.nn.Conv2d``."""
 
     ZEROS = "zeros"
@@ -73,23 +77,13 @@ class PaddingMode(str, Enum):
     REPLICATE = "replicate"
     CIRCULAR = "circular"
 
-    __hash__ = str.__hash__  # of the value, as equality is; and not in Python, because problems are keys everywhere
 
-    def __str__(self) -> str:
-        return self.value
-
-
-class Activation(str, Enum):
+class Activation(Word):
     """What a forward pass applies to its sums before it stores them."""
 
     NONE = "none"
     RELU = "relu"
     SILU = "silu"
-
-    __hash__ = str.__hash__  # of the value, as equality is; and not in Python, because problems are keys everywhere
-
-    def __str__(self) -> str:
-        return self.value
 
 
 def output_extent(extent: int, before: int, after: int, kernel: int, stride: int, dilation: int) -> int:

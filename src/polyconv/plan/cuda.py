@@ -8,7 +8,7 @@ from functools import lru_cache
 from types import ModuleType
 
 from ..preference import Preference
-from ..problem import PaddingMode, Pass, Problem
+from ..problem import AXES, PaddingMode, Pass, Problem
 from ..select import PlanError, Selection, select
 from . import depthwise, fused, gather, pointwise_wgrad, separable, strips, toom_wgrad, wgrad
 from .candidates import CudaCandidate
@@ -93,7 +93,7 @@ def choose(
 
 def _check_border(problem: Problem) -> None:
     """Raise unless what negative sides leave of the image has the pixels that the border is made of."""
-    for axis, name in enumerate(("height", "width")):
+    for axis, name in enumerate(AXES[problem.rank]):
         before, after = problem.padding[2 * axis : 2 * axis + 2]
         left, widest = problem.in_size[axis] + min(before, 0) + min(after, 0), max(before, after, 0)
         needed = {PaddingMode.REFLECT: widest + 1, PaddingMode.CIRCULAR: max(widest, 1)}.get(problem.padding_mode, 1)
