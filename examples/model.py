@@ -3601,6 +3601,10 @@ class ToomAxis:
         """The C++ name of the emitted transforms."""
         return "Toom" + "_".join(map(str, (self.m, *self.segments, self.tiles)))
 
+    @property
+    def cpp(self) -> str:
+        return f"polyconv::{self.struct}"
+
 
 # ---- What will run: the answer of the planner to a Problem.
 
@@ -3627,6 +3631,42 @@ class KernelSpec:
     """Fast algorithms whose transforms the body names; their text is emitted from the exact matrices."""
     twin: str = ""
     """Of a kernel with an epilogue: the symbol of the one without, whose counts hold for both (plan/cost.py)."""
+
+    @classmethod
+    def of(
+        cls,
+        struct: type[ctypes.Structure],
+        function: str,
+        *arguments: object,
+        threads: int,
+        symbol: str = "",
+        stem: str = "",
+        min_blocks: int = 1,
+        axes: tuple[ToomAxis, ...] = (),
+    ) -> KernelSpec:
+        """One of our own: it hands a struct of plan/layout.py to a function, or to a template with its arguments.
+
+        Unless something else is said, header and entry point are called after the function, and the axes are those
+        among the arguments.
+        """
+        template = f"<{', '.join(map(_cpp, arguments))}>" if arguments else ""
+        return cls(
+            stem=stem or function,
+            symbol=symbol or function,
+            body=f"polyconv::{function}{template}(params);",
+            params=f"polyconv::{struct.__name__}",
+            params_bytes=ctypes.sizeof(struct),
+            threads=threads,
+            min_blocks=min_blocks,
+            axes=axes or tuple(argument for argument in arguments if isinstance(argument, ToomAxis)),
+        )
+
+
+def _cpp(argument: object) -> str:
+    """A template argument: a number, a flag, a text, or something that knows what it is called."""
+    if isinstance(argument, bool):
+        return "true" if argument else "false"
+    return str(getattr(argument, "cpp", argument))
 
 
 @dataclass(frozen=True)
@@ -3879,6 +3919,17 @@ class Params(ctypes.Structure):
                 f"{name} of {type(self).__name__} is {value}: more than its field in the CUDA kernels holds"
             )
 
+    def place(self, name: str, strides: Strides, what: str) -> None:
+        """Fill in the strides of a tensor, whose fields begin with ``name``; in an error it is called ``what``."""
+        every = (*strides[:2], *pixel_strides(strides, what))
+        for axis, stride in zip(("batch", "channel", "row", "column"), every, strict=True):
+            setattr(self, f"{name}_{axis}", stride)
+
+
+def pixel_strides(strides: Strides, what: str) -> Extents:
+    """From row to row and from column to column, which the kernels hold in 32 bits."""
+    return int32(strides[2], f"the row stride of {what}"), int32(strides[3], f"the column stride of {what}")
+
 
 class FastDivisor(Params):
     """Division by an invariant as one high multiplication and a shift, exact for dividends below 2^31."""
@@ -4076,13 +4127,43 @@ class ToomWgradFinishParams(Params):
     ]
 
 
-def layout_slots(struct: type[ctypes.Structure], **buffers: str | tuple[str, int]) -> tuple[PointerSlot, ...]:
-    """Pointer fields of a struct and the buffer (with a byte offset) that each one points into."""
+def set_phases(p: Params, h: tuple[Phase, ...], w: tuple[Phase, ...]) -> None:
+    """Fill in the phases of one launch. Those of an axis all have the same step from tap to tap."""
+    for i, phase in enumerate(h):
+        p.phase_h[i] = AxisPhase.of(phase)
+    for i, phase in enumerate(w):
+        p.phase_w[i] = AxisPhase.of(phase)
+    p.phases_w, p.tap_step_h, p.tap_step_w = len(w), h[0].tap_step, w[0].tap_step
+
+
+def layout_slots(struct: type[ctypes.Structure], **buffers: str | tuple[str, int] | None) -> tuple[PointerSlot, ...]:
+    """Pointer fields of a struct and the buffer (with a byte offset) that each one points into; None: it stays null."""
     found = []
     for name, buffer in buffers.items():
-        where, offset = buffer if isinstance(buffer, tuple) else (buffer, 0)
-        found.append(PointerSlot(getattr(struct, name).offset, where, offset))
+        if buffer is not None:
+            where, offset = buffer if isinstance(buffer, tuple) else (buffer, 0)
+            found.append(PointerSlot(getattr(struct, name).offset, where, offset))
     return tuple(found)
+
+
+# ---- What every family of kernels offers the planner: a module with ``candidates(problem)`` and ``all_kernels()``.
+
+
+class DirectCandidate:
+    """One kernel that sums the products of the definition, which any tolerance allows; it is called what its kernel is.
+
+    A kernel may have others after it: one that adds up partial sums.
+    """
+
+    direct = True
+
+    @property
+    def kernel(self) -> KernelSpec:
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        return self.kernel.symbol
 
 
 # ---- What runs after the sums: nothing but a bias.
@@ -4190,22 +4271,24 @@ class Roles:
     """Which tensor plays which part: fprop gathers x and writes y, dgrad gathers y and writes x."""
 
     source: str
-    written: str
     source_size: Extents
-    written_size: Extents
     source_strides: Strides
-    written_strides: Strides
     channels: int
     """Source channels of a group."""
+    w_channel: int
+    """Element stride of the weight per source channel."""
+    written: str
+    written_size: Extents
+    written_strides: Strides
     outputs: int
     """Written channels of a group."""
     w_output: int
     """Element stride of the weight per written channel."""
-    w_channel: int
-    """Element stride of the weight per source channel."""
     phases_h: tuple[Phase, ...]
     phases_w: tuple[Phase, ...]
     border: PaddingMode
+    bias: str | None
+    """The buffer of the bias, if it is added."""
 
     @property
     def many_phases(self) -> bool:
@@ -4248,23 +4331,12 @@ def roles(problem: Problem) -> Roles:
     border = problem.padding_mode if any(problem.padding) else PaddingMode.ZEROS
     (r, s), (sh, sw), (dh, dw) = problem.kernel, problem.stride, problem.dilation
     k_stride, c_stride, _, _ = problem.w_strides
+    x = "x", problem.in_size, problem.x_strides, channels, c_stride
+    y = "y", problem.out_size, problem.y_strides, outputs, k_stride
     if problem.kind is Pass.FPROP:
-        out_h, out_w = problem.out_size
-        return Roles(
-            "x",
-            "y",
-            problem.in_size,
-            problem.out_size,
-            problem.x_strides,
-            problem.y_strides,
-            channels,
-            outputs,
-            k_stride,
-            c_stride,
-            forward_phases(out_h, r, sh, dh, top),
-            forward_phases(out_w, s, sw, dw, left),
-            border,
-        )
+        (out_h, out_w), bias = problem.out_size, "bias" if problem.bias else None
+        phases_h, phases_w = forward_phases(out_h, r, sh, dh, top), forward_phases(out_w, s, sw, dw, left)
+        return Roles(*x, *y, phases_h, phases_w, border, bias)
     in_h, in_w = problem.in_size
     if border is PaddingMode.ZEROS:
         phases_h, phases_w = gradient_phases(in_h, r, sh, dh, top), gradient_phases(in_w, s, sw, dw, left)
@@ -4272,126 +4344,35 @@ def roles(problem: Problem) -> Roles:
         # A pixel's images outside fall into other residues of the stride than the pixel: every tap is tried.
         phases_h = (Phase(0, 1, in_h, 0, 1, -dh, r, 0, 1),)
         phases_w = (Phase(0, 1, in_w, 0, 1, -dw, s, 0, 1),)
-    return Roles(
-        "y",
-        "x",
-        problem.out_size,
-        problem.in_size,
-        problem.y_strides,
-        problem.x_strides,
-        outputs,
-        channels,
-        c_stride,
-        k_stride,
-        phases_h,
-        phases_w,
-        border,
-    )
+    return Roles(*y, *x, phases_h, phases_w, border, None)
 
 
 @dataclass(frozen=True)
 class LoaderKind:
-    """One way to gather (a loader of gather_gemm.cuh) and what it costs per element."""
+    """One way to gather (gather_loaders.cuh)."""
 
     name: str
-    call: str
-    """C++ call with ``{tile}`` to fill in."""
+    types: tuple[str, ...]
+    """Template arguments after the tile, with ``{tile}`` to fill in."""
     weight: int
     """How many registers it carries: 0 few, 1 more, 2 many."""
     tabulated: bool
-    gather_instructions: float
     epilogue_tiles: tuple[str, ...]
     """Tiles that have a twin with an epilogue: those that the planner chooses for forward passes of known networks."""
+    function: str = "gather_gemm"
 
 
-TAPS = LoaderKind(
-    "taps",
-    "polyconv::gather_gemm<{tile}, polyconv::TapMajorLoader<{tile}, false>>(params);",
-    0,
-    False,
-    2.5,
-    ("128x128", "128x64", "256x32", "64x64", "64x32", "256x16", "256x8"),
-)
-TAPS_VECTOR = LoaderKind(
-    "taps_vector",
-    "polyconv::gather_gemm<{tile}, polyconv::TapMajorLoader<{tile}, true>>(params);",
-    1,
-    False,
-    1.0,
-    ("128x128", "128x64", "256x32", "64x64"),
-)
-POINTWISE = LoaderKind(
-    "pointwise",
-    "polyconv::gather_gemm<{tile}, polyconv::PointwiseLoader<{tile}>>(params);",
-    1,
-    False,
-    0.5,
-    ("128x128", "128x64", "256x32", "64x64", "256x8"),
-)
-ROWS = LoaderKind(
-    "rows",
-    "polyconv::gather_gemm<{tile}, polyconv::RowLoader<{tile}, polyconv::Gather::kZeros>>(params);",
-    1,
-    True,
-    9.0,
-    ("128x128", "128x64", "256x32", "64x64", "256x8"),
-)
+_MOST = ("128x128", "128x64", "256x32", "64x64")
+TAPS = LoaderKind("taps", ("TapMajorLoader<{tile}, false>",), 0, False, (*_MOST, "64x32", "256x16", "256x8"))
+TAPS_VECTOR = LoaderKind("taps_vector", ("TapMajorLoader<{tile}, true>",), 1, False, _MOST)
+POINTWISE = LoaderKind("pointwise", ("PointwiseLoader<{tile}>",), 1, False, (*_MOST, "256x8"))
+ROWS = LoaderKind("rows", ("RowLoader<{tile}, polyconv::Gather::kZeros>",), 1, True, (*_MOST, "256x8"))
 ROWS_BORDERED = LoaderKind(
-    "rows_bordered",
-    "polyconv::gather_gemm<{tile}, polyconv::RowLoader<{tile}, polyconv::Gather::kBordered>>(params);",
-    1,
-    True,
-    24.0,
-    ("128x64", "64x64", "256x8"),
+    "rows_bordered", ("RowLoader<{tile}, polyconv::Gather::kBordered>",), 1, True, ("128x64", "64x64", "256x8")
 )
-FOLDED = LoaderKind("folded", "polyconv::gather_folded<{tile}>(params);", 2, True, 30.0, ())
+FOLDED = LoaderKind("folded", (), 2, True, (), "gather_folded")
 
-
-@lru_cache(maxsize=1024)
-def gather_kernel(tile: GemmTile, loader: LoaderKind) -> KernelSpec:
-    return KernelSpec(
-        stem="gather_gemm",
-        symbol=f"gather_{loader.name}_{tile.name}",
-        body=loader.call.format(tile=tile.cpp),
-        params="polyconv::GatherParams",
-        params_bytes=ctypes.sizeof(GatherParams),
-        threads=tile.threads,
-        min_blocks=tile.min_blocks(loader.weight),
-    )
-
-
-PACK = KernelSpec(
-    stem="pack_weights",
-    symbol="pack_weights",
-    body="polyconv::pack_weights(params);",
-    params="polyconv::PackParams",
-    params_bytes=ctypes.sizeof(PackParams),
-    threads=256,
-)
-
-
-def refusal(tile: GemmTile, loader: LoaderKind, problem: Problem, r: Roles) -> str | None:
-    """Why a loader cannot gather this problem on this tile, or None."""
-    if has_epilogue(problem) and tile.name not in loader.epilogue_tiles:
-        return "stores its sums as they are, without an activation or a residual"
-    zeros = r.border is PaddingMode.ZEROS
-    if loader is FOLDED:
-        return None if problem.kind is Pass.DGRAD and not zeros else "only for the gradient of a border of image values"
-    if loader is ROWS_BORDERED:
-        return None if problem.kind is Pass.FPROP and not zeros else "only for a border of image values"
-    if not zeros:
-        return f"cannot read a {r.border} border"
-    if loader is ROWS:
-        return None
-    if loader is POINTWISE:
-        if problem.kernel != (1, 1) or problem.stride != (1, 1) or any(problem.padding):
-            return "only for 1x1 kernels with stride 1 and no padding"
-        return None if dense_pixels(r.source_strides, r.source_size, problem) else "pixels are not dense quads"
-    if r.channels % DEPTH:
-        return f"{r.channels} source channels per group are not a multiple of {DEPTH}"
-    if loader is TAPS_VECTOR and not dense_channels(r.source_strides, r.channels, problem):
-        return "channels are not dense quads"
-    return None
+PACK = KernelSpec.of(PackParams, "pack_weights", threads=256)
 
 
 @dataclass(frozen=True)
@@ -4404,15 +4385,10 @@ class _PhaseTables:
     rows: int
 
     def fill(self, params: GatherParams | PackParams) -> None:
-        for i, phase in enumerate(self.h):
-            params.phase_h[i] = AxisPhase.of(phase)
-        for i, phase in enumerate(self.w):
-            params.phase_w[i] = AxisPhase.of(phase)
+        set_phases(params, self.h, self.w)
         for i, row in enumerate(self.first_rows):
             params.first_row[i] = row
-        params.phases_w = len(self.w)
         params.packed_rows = int32(self.rows, "the number of weight rows (taps times channels)")
-        params.tap_step_h, params.tap_step_w = self.h[0].tap_step, self.w[0].tap_step
 
 
 @lru_cache(maxsize=1024)
@@ -4448,132 +4424,6 @@ class _Slab:
         return max(0, min(self.lines, phase.count - self.first_line))
 
 
-def _slabs(problem: Problem, r: Roles, tables: _PhaseTables, tile: GemmTile) -> Iterator[_Slab]:
-    """Flattened pixels must stay below 2^31: first whole images per launch, then rows of one image."""
-    most_rows, most_columns = max(h.count for h in tables.h), max(w.count for w in tables.w)
-    limit = (DIVIDEND_LIMIT - 1) // ceil_div(r.outputs, tile.n) // tile.m * tile.m
-    images = min(problem.batch, max(1, limit // (most_rows * most_columns)))
-    lines = most_rows if images > 1 else min(most_rows, limit // most_columns)
-    for first_image in range(0, problem.batch, images):
-        for first_line in range(0, most_rows, max(lines, 1)):
-            yield _Slab(first_image, min(images, problem.batch - first_image), first_line, lines)
-
-
-def gather_launches(problem: Problem, tile: GemmTile, loader: LoaderKind) -> Schedule:
-    """The launches of one candidate."""
-    r = roles(problem)
-    found: list[Launch] = []
-    workspace = 0
-    for tables in _tables(problem):
-        table_at = workspace
-        packed_at = round_up(table_at + (16 * tables.rows if loader.tabulated else 0), 256)
-        # One step of slack: the kernel's last load goes past the last row, and its values are not used.
-        packed = 4 * (problem.groups * tables.rows + DEPTH) * round_up(r.outputs, tile.n)
-        workspace = round_up(packed_at + packed, 256)
-        if tables.rows:
-            found.append(_pack(problem, r, tables, tile, loader, table_at, packed_at))
-        found += _gather(problem, r, tables, tile, loader, table_at, packed_at)
-    return Schedule(tuple(found), workspace)
-
-
-def _pack_task(problem: Problem, r: Roles, tables: _PhaseTables, tile: GemmTile) -> Task:
-    outputs_padded = round_up(r.outputs, tile.n)
-    output_tiles = int32(ceil_div(outputs_padded, 32) * problem.groups, "the number of weight tiles")
-    grid = (output_tiles, ceil_div(r.channels, 8), len(tables.first_rows))
-    blocks, elements = grid[0] * grid[1] * grid[2], problem.groups * tables.rows * outputs_padded
-    taps = sum(h.taps for h in tables.h) * sum(w.taps for w in tables.w)
-    return Task(PACK, grid, Work(blocks, blocks, grid[0] * grid[1] * taps, 8 * elements))
-
-
-def _pack(
-    problem: Problem,
-    r: Roles,
-    tables: _PhaseTables,
-    tile: GemmTile,
-    loader: LoaderKind,
-    table_at: int,
-    packed_at: int,
-) -> Launch:
-    outputs_padded = round_up(r.outputs, tile.n)
-    p = PackParams(channels=r.channels, outputs=r.outputs, outputs_padded=outputs_padded)
-    tables.fill(p)
-    p.w_group = problem.channels_per_group[1] * problem.w_strides[0]
-    p.w_output, p.w_channel = r.w_output, r.w_channel
-    p.w_row, p.w_column = problem.w_strides[2:]
-    p.output_tiles = ceil_div(outputs_padded, 32)
-    p.table_channel = r.source_strides[1]
-    if loader is ROWS:  # the other row loaders fold the coordinate first and add rows and columns themselves
-        p.table_row, p.table_column = pixel_strides(r.source_strides, r.source)
-    where = {"packed": ("workspace", packed_at)}
-    if loader.tabulated:
-        where["table"] = ("workspace", table_at)
-    return _pack_task(problem, r, tables, tile).launch(bytes(p), layout_slots(PackParams, w="w", **where))
-
-
-def _gather_task(
-    problem: Problem, r: Roles, tables: _PhaseTables, slab: _Slab, tile: GemmTile, loader: LoaderKind
-) -> Task:
-    channel_tiles = ceil_div(r.outputs, tile.n)
-    most_rows, most_columns = max(h.count for h in tables.h), max(w.count for w in tables.w)
-    tiles = ceil_div(slab.images * min(slab.lines, most_rows) * most_columns, tile.m) * channel_tiles
-    blocks = steps = 0
-    for h in tables.h:
-        pixels = slab.images * slab.lines_of(h)
-        for w in tables.w:
-            here = ceil_div(pixels * w.count, tile.m) * channel_tiles * problem.groups
-            blocks, steps = blocks + here, steps + here * ceil_div(h.taps * w.taps * r.channels, DEPTH)
-    part = slab.images * min(slab.lines, most_rows) / (problem.batch * most_rows)
-    packed = 4 * problem.groups * tables.rows * round_up(r.outputs, tile.n)
-    work = Work(blocks, blocks, steps, int(part * moved_bytes(problem)) + packed)
-    task = Task(gather_kernel(tile, loader), (tiles, problem.groups, len(tables.first_rows)), work)
-    return task_with_epilogue(problem, task, int(part * prod(problem.y_shape)))
-
-
-def _gather(
-    problem: Problem,
-    r: Roles,
-    tables: _PhaseTables,
-    tile: GemmTile,
-    loader: LoaderKind,
-    table_at: int,
-    packed_at: int,
-) -> Iterator[Launch]:
-    outputs_padded = round_up(r.outputs, tile.n)
-    p = GatherParams(channels=r.channels, outputs=r.outputs, outputs_padded=outputs_padded)
-    tables.fill(p)
-    p.source_batch, p.source_channel = r.source_strides[:2]
-    p.source_channel_bytes = 4 * p.source_channel
-    p.packed_step_bytes = 4 * DEPTH * outputs_padded
-    p.next_tap_bytes = 4 * (p.tap_step_w * r.source_strides[3] - r.channels * p.source_channel)
-    p.written_batch, p.written_channel = r.written_strides[:2]
-    p.source_row, p.source_column = pixel_strides(r.source_strides, r.source)
-    p.written_row, p.written_column = pixel_strides(r.written_strides, r.written)
-    p.source_height, p.source_width = r.source_size
-    p.channel_tiles = FastDivisor.of(ceil_div(r.outputs, tile.n))
-    p.written_vector = _written_vector(problem, r)
-    p.border = BORDERS[r.border]
-    crop_top, crop_bottom, crop_left, crop_right = (max(-side, 0) for side in problem.padding)
-    p.image_top, p.image_left = crop_top, crop_left
-    p.image_height = r.written_size[0] - crop_top - crop_bottom
-    p.image_width = r.written_size[1] - crop_left - crop_right
-    p.pad_top, p.pad_bottom, p.pad_left, p.pad_right = (max(side, 0) for side in problem.padding)
-    p.stride_h, p.stride_w = FastDivisor.of(problem.stride[0]), FastDivisor.of(problem.stride[1])
-    where: dict[str, str | tuple[str, int]] = {"source": r.source, "packed": ("workspace", packed_at)}
-    if loader.tabulated:
-        where["table"] = ("workspace", table_at)
-    if problem.kind is Pass.FPROP and problem.bias:
-        where["bias"] = "bias"
-    for slab in _slabs(problem, r, tables, tile):
-        p.batch = slab.images
-        for i, h in enumerate(tables.h):
-            p.phase_h[i] = AxisPhase.of(h.cut(min(slab.first_line, h.count), slab.lines))
-            p.phase_h[i].count.divisor = slab.lines_of(h)
-        where["source"] = (r.source, 4 * slab.first_image * r.source_strides[0])
-        where["written"] = (r.written, 4 * slab.first_image * r.written_strides[0])
-        task = _gather_task(problem, r, tables, slab, tile, loader)
-        yield with_epilogue(problem, task.launch(bytes(p), layout_slots(GatherParams, **where)))
-
-
 def _written_vector(problem: Problem, r: Roles) -> int:
     """How the epilogue may store: 1 four pixels, 2 four channels, 0 one element at a time."""
     if len(r.phases_h) * len(r.phases_w) == 1 and dense_pixels(r.written_strides, r.written_size, problem):
@@ -4593,31 +4443,160 @@ def dense_channels(strides: Strides, channels: int, problem: Problem) -> bool:
     return channel == 1 and quads and problem.vector_aligned
 
 
-def pixel_strides(strides: Strides, what: str) -> Extents:
-    return int32(strides[2], f"the row stride of {what}"), int32(strides[3], f"the column stride of {what}")
-
-
 @dataclass(frozen=True)
-class GatherCandidate:
+class GatherCandidate(DirectCandidate):
     """fprop or dgrad as an implicit GEMM."""
 
     tile: GemmTile
     loader: LoaderKind
-    direct = True
 
-    @property
-    def name(self) -> str:
-        return gather_kernel(self.tile, self.loader).symbol
+    @cached_property
+    def kernel(self) -> KernelSpec:
+        tile, loader = self.tile, self.loader
+        return KernelSpec.of(
+            GatherParams,
+            loader.function,
+            tile,
+            *(f"polyconv::{name.format(tile=tile.cpp)}" for name in loader.types),
+            stem="gather_gemm",
+            symbol=f"gather_{loader.name}_{tile.name}",
+            threads=tile.threads,
+            min_blocks=tile.min_blocks(loader.weight),
+        )
 
     def refusal(self, problem: Problem) -> str | None:
+        r, loader = roles(problem), self.loader
         if problem.groups > MOST_GROUPS:
             return f"more than {MOST_GROUPS} groups"
-        if self.loader is TAPS_VECTOR and DEPTH * self.tile.m // self.tile.threads < 4:
+        if loader is TAPS_VECTOR and DEPTH * self.tile.m // self.tile.threads < 4:
             return "a thread gathers fewer than four channels"
-        return refusal(self.tile, self.loader, problem, roles(problem))
+        if has_epilogue(problem) and self.tile.name not in loader.epilogue_tiles:
+            return "stores its sums as they are, without an activation or a residual"
+        zeros = r.border is PaddingMode.ZEROS
+        if loader is FOLDED:
+            folds = problem.kind is Pass.DGRAD and not zeros
+            return None if folds else "only for the gradient of a border of image values"
+        if loader is ROWS_BORDERED:
+            return None if problem.kind is Pass.FPROP and not zeros else "only for a border of image values"
+        if not zeros:
+            return f"cannot read a {r.border} border"
+        if loader is ROWS:
+            return None
+        if loader is POINTWISE:
+            if problem.kernel != (1, 1) or problem.stride != (1, 1) or any(problem.padding):
+                return "only for 1x1 kernels with stride 1 and no padding"
+            return None if dense_pixels(r.source_strides, r.source_size, problem) else "pixels are not dense quads"
+        if r.channels % DEPTH:
+            return f"{r.channels} source channels per group are not a multiple of {DEPTH}"
+        if loader is TAPS_VECTOR and not dense_channels(r.source_strides, r.channels, problem):
+            return "channels are not dense quads"
+        return None
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
-        return gather_launches(problem, self.tile, self.loader)
+        """For all phases that fit into one launch: their weights are packed, then the slabs gather."""
+        r = roles(problem)
+        found: list[Launch] = []
+        used = 0
+        for tables in _tables(problem):
+            table = ("workspace", used) if self.loader.tabulated else None
+            packed = ("workspace", round_up(used + (16 * tables.rows if self.loader.tabulated else 0), 256))
+            # One step of slack: the kernel's last load goes past the last row, and its values are not used.
+            packed_bytes = 4 * (problem.groups * tables.rows + DEPTH) * self._outputs_padded(r)
+            used = round_up(packed[1] + packed_bytes, 256)
+            if tables.rows:
+                found.append(self._pack(problem, r, tables, table, packed))
+            found += self._gather(problem, r, tables, table, packed)
+        return Schedule(tuple(found), used)
+
+    def _outputs_padded(self, r: Roles) -> int:
+        return round_up(r.outputs, self.tile.n)
+
+    def _slabs(self, problem: Problem, r: Roles, tables: _PhaseTables) -> Iterator[_Slab]:
+        """Flattened pixels must stay below 2^31: first whole images per launch, then rows of one image."""
+        most_rows, most_columns = max(h.count for h in tables.h), max(w.count for w in tables.w)
+        limit = (DIVIDEND_LIMIT - 1) // ceil_div(r.outputs, self.tile.n) // self.tile.m * self.tile.m
+        images = min(problem.batch, max(1, limit // (most_rows * most_columns)))
+        lines = most_rows if images > 1 else min(most_rows, limit // most_columns)
+        for first_image in range(0, problem.batch, images):
+            for first_line in range(0, most_rows, max(lines, 1)):
+                yield _Slab(first_image, min(images, problem.batch - first_image), first_line, lines)
+
+    def _pack_task(self, problem: Problem, r: Roles, tables: _PhaseTables) -> Task:
+        outputs_padded = self._outputs_padded(r)
+        output_tiles = int32(ceil_div(outputs_padded, 32) * problem.groups, "the number of weight tiles")
+        grid = (output_tiles, ceil_div(r.channels, 8), len(tables.first_rows))
+        blocks, elements = grid[0] * grid[1] * grid[2], problem.groups * tables.rows * outputs_padded
+        taps = sum(h.taps for h in tables.h) * sum(w.taps for w in tables.w)
+        return Task(PACK, grid, Work(blocks, blocks, grid[0] * grid[1] * taps, 8 * elements))
+
+    def _pack(
+        self, problem: Problem, r: Roles, tables: _PhaseTables, table: tuple[str, int] | None, packed: tuple[str, int]
+    ) -> Launch:
+        outputs_padded = self._outputs_padded(r)
+        p = PackParams(channels=r.channels, outputs=r.outputs, outputs_padded=outputs_padded)
+        tables.fill(p)
+        p.w_group = problem.channels_per_group[1] * problem.w_strides[0]
+        p.w_output, p.w_channel = r.w_output, r.w_channel
+        p.w_row, p.w_column = problem.w_strides[2:]
+        p.output_tiles = ceil_div(outputs_padded, 32)
+        p.table_channel = r.source_strides[1]
+        if self.loader is ROWS:  # the other row loaders fold the coordinate first and add rows and columns themselves
+            p.table_row, p.table_column = pixel_strides(r.source_strides, r.source)
+        slots = layout_slots(PackParams, w="w", packed=packed, table=table)
+        return self._pack_task(problem, r, tables).launch(bytes(p), slots)
+
+    def _gather_task(self, problem: Problem, r: Roles, tables: _PhaseTables, slab: _Slab) -> Task:
+        tile = self.tile
+        channel_tiles = ceil_div(r.outputs, tile.n)
+        most_rows, most_columns = max(h.count for h in tables.h), max(w.count for w in tables.w)
+        tiles = ceil_div(slab.images * min(slab.lines, most_rows) * most_columns, tile.m) * channel_tiles
+        blocks = steps = 0
+        for h in tables.h:
+            pixels = slab.images * slab.lines_of(h)
+            for w in tables.w:
+                here = ceil_div(pixels * w.count, tile.m) * channel_tiles * problem.groups
+                blocks, steps = blocks + here, steps + here * ceil_div(h.taps * w.taps * r.channels, DEPTH)
+        part = slab.images * min(slab.lines, most_rows) / (problem.batch * most_rows)
+        packed = 4 * problem.groups * tables.rows * self._outputs_padded(r)
+        work = Work(blocks, blocks, steps, int(part * moved_bytes(problem)) + packed)
+        task = Task(self.kernel, (tiles, problem.groups, len(tables.first_rows)), work)
+        return task_with_epilogue(problem, task, int(part * prod(problem.y_shape)))
+
+    def _gather(
+        self, problem: Problem, r: Roles, tables: _PhaseTables, table: tuple[str, int] | None, packed: tuple[str, int]
+    ) -> Iterator[Launch]:
+        outputs_padded = self._outputs_padded(r)
+        p = GatherParams(channels=r.channels, outputs=r.outputs, outputs_padded=outputs_padded)
+        tables.fill(p)
+        p.place("source", r.source_strides, r.source)
+        p.place("written", r.written_strides, r.written)
+        p.source_height, p.source_width = r.source_size
+        p.source_channel_bytes = 4 * p.source_channel
+        p.packed_step_bytes = 4 * DEPTH * outputs_padded
+        p.next_tap_bytes = 4 * (p.tap_step_w * r.source_strides[3] - r.channels * p.source_channel)
+        p.channel_tiles = FastDivisor.of(ceil_div(r.outputs, self.tile.n))
+        p.written_vector = _written_vector(problem, r)
+        p.border = BORDERS[r.border]
+        crop_top, crop_bottom, crop_left, crop_right = (max(-side, 0) for side in problem.padding)
+        p.image_top, p.image_left = crop_top, crop_left
+        p.image_height = r.written_size[0] - crop_top - crop_bottom
+        p.image_width = r.written_size[1] - crop_left - crop_right
+        p.pad_top, p.pad_bottom, p.pad_left, p.pad_right = (max(side, 0) for side in problem.padding)
+        p.stride_h, p.stride_w = FastDivisor.of(problem.stride[0]), FastDivisor.of(problem.stride[1])
+        for slab in self._slabs(problem, r, tables):
+            p.batch = slab.images
+            for i, h in enumerate(tables.h):
+                p.phase_h[i] = AxisPhase.of(h.cut(min(slab.first_line, h.count), slab.lines))
+                p.phase_h[i].count.divisor = slab.lines_of(h)
+            slots = layout_slots(
+                GatherParams,
+                source=(r.source, 4 * slab.first_image * r.source_strides[0]),
+                packed=packed,
+                table=table,
+                bias=r.bias,
+                written=(r.written, 4 * slab.first_image * r.written_strides[0]),
+            )
+            yield with_epilogue(problem, self._gather_task(problem, r, tables, slab).launch(bytes(p), slots))
 
 
 # ---- The sizes of one chain of separable launches: how the four kernels of kernels/half_layout.cuh cut their work.
@@ -4787,57 +4766,29 @@ def axis_refusal(axis: ToomAxis, taps: int) -> str | None:
 
 @lru_cache(maxsize=1024)
 def transform_kernel(h: ToomAxis, vector: int) -> KernelSpec:
-    return KernelSpec(
-        stem="half_transform",
-        symbol=f"half_transform_{h.struct.lower()}_by{vector}",
-        body=f"polyconv::half_transform<polyconv::{h.struct}, {vector}>(params);",
-        params="polyconv::HalfTransformParams",
-        params_bytes=ctypes.sizeof(HalfTransformParams),
-        threads=THREADS,
-        min_blocks=2,
-        axes=(h,),
-    )
+    symbol = f"half_transform_{h.struct.lower()}_by{vector}"
+    return KernelSpec.of(HalfTransformParams, "half_transform", h, vector, symbol=symbol, threads=THREADS, min_blocks=2)
 
 
 @lru_cache(maxsize=1024)
 def inverse_kernel(h: ToomAxis, vector: int) -> KernelSpec:
-    return KernelSpec(
-        stem="half_inverse",
-        symbol=f"half_inverse_{h.struct.lower()}_by{vector}",
-        body=f"polyconv::half_inverse<polyconv::{h.struct}, {vector}>(params);",
-        params="polyconv::HalfInverseParams",
-        params_bytes=ctypes.sizeof(HalfInverseParams),
-        threads=INVERSE_THREADS,
-        min_blocks=5,
-        axes=(h,),
+    symbol = f"half_inverse_{h.struct.lower()}_by{vector}"
+    return KernelSpec.of(
+        HalfInverseParams, "half_inverse", h, vector, symbol=symbol, threads=INVERSE_THREADS, min_blocks=5
     )
 
 
 @lru_cache(maxsize=1024)
 def weights_kernel(h: ToomAxis, w: ToomAxis) -> KernelSpec:
-    return KernelSpec(
-        stem="transform_weights",
-        symbol=f"transform_weights_{h.struct.lower()}_{w.struct.lower()}",
-        body=f"polyconv::transform_weights<polyconv::{h.struct}, polyconv::{w.struct}>(params);",
-        params="polyconv::TransformWeightsParams",
-        params_bytes=ctypes.sizeof(TransformWeightsParams),
-        threads=WEIGHT_THREADS,
-        axes=(h, w),
-    )
+    symbol = f"transform_weights_{h.struct.lower()}_{w.struct.lower()}"
+    return KernelSpec.of(TransformWeightsParams, "transform_weights", h, w, symbol=symbol, threads=WEIGHT_THREADS)
 
 
 @lru_cache(maxsize=1024)
 def gemm_kernel(w: ToomAxis, k_tile: int) -> KernelSpec:
-    return KernelSpec(
-        stem="half_gemm",
-        symbol=f"half_gemm_{w.struct.lower()}_{k_tile}",
-        body=f"polyconv::half_gemm<polyconv::{w.struct}, {k_tile}>(params);",
-        params="polyconv::HalfGemmParams",
-        params_bytes=ctypes.sizeof(HalfGemmParams),
-        threads=32 * w.points,
-        min_blocks=gemm_blocks(w, k_tile),
-        axes=(w,),
-    )
+    symbol = f"half_gemm_{w.struct.lower()}_{k_tile}"
+    threads, blocks = 32 * w.points, gemm_blocks(w, k_tile)
+    return KernelSpec.of(HalfGemmParams, "half_gemm", w, k_tile, symbol=symbol, threads=threads, min_blocks=blocks)
 
 
 @dataclass(frozen=True)
@@ -5029,8 +4980,6 @@ def _transform(task: Task, r: Roles, chain: Chain, rows: int, source_at: int) ->
     h, w = chain.h, chain.w
     channels = chain.chunks * CHUNK
     p = HalfTransformParams(
-        source_batch=r.source_strides[0],
-        source_channel=r.source_strides[1],
         items=chain.items(rows),
         vectors=FastDivisor.of(chain.vectors),
         pitch=FastDivisor.of(chain.pitch),
@@ -5047,7 +4996,7 @@ def _transform(task: Task, r: Roles, chain: Chain, rows: int, source_at: int) ->
         read_step_w=w.read_step,
         outputs_w=chain.way_w.outputs,
     )
-    p.source_row, p.source_column = pixel_strides(r.source_strides, r.source)
+    p.place("source", r.source_strides, r.source)
     for segment in range(chain.segments_h):
         for number in range(len(h.classes)):
             shift = h.read_step * h.dilation * segment * chain.way_h.m
@@ -5091,8 +5040,6 @@ def _inverse(task: Task, problem: Problem, r: Roles, chain: Chain, rows: int, wr
     parts = chain.way_w.tiles
     stretch = cut.columns * chain.way_w.outputs
     p = HalfInverseParams(
-        written_batch=r.written_strides[0],
-        written_channel=r.written_strides[1],
         outputs=chain.outputs,
         lines=cut.lines,
         stretch_columns=cut.columns,
@@ -5117,7 +5064,7 @@ def _inverse(task: Task, problem: Problem, r: Roles, chain: Chain, rows: int, wr
         written_first_w=w.written_first,
         written_step_w=w.written_step,
     )
-    p.written_row, p.written_column = pixel_strides(r.written_strides, r.written)
+    p.place("written", r.written_strides, r.written)
     p.vector = (
         problem.vector_aligned
         and p.written_column == 1
@@ -5126,11 +5073,8 @@ def _inverse(task: Task, problem: Problem, r: Roles, chain: Chain, rows: int, wr
         and stretch % 4 == 0
         and all(stride % 4 == 0 for stride in r.written_strides[:3])
     )
-    where: dict[str, str | tuple[str, int]] = {"y": ("workspace", written_at), "written": r.written}
-    if problem.kind is Pass.FPROP and problem.bias:
-        where["bias"] = "bias"
-    shared = 4 * cut.lines * chain.way_h.m * stretch
-    return with_epilogue(problem, task.launch(bytes(p), layout_slots(HalfInverseParams, **where), shared))
+    slots = layout_slots(HalfInverseParams, y=("workspace", written_at), written=r.written, bias=r.bias)
+    return with_epilogue(problem, task.launch(bytes(p), slots, 4 * cut.lines * chain.way_h.m * stretch))
 
 
 # ---- What a schedule would take: from counted instructions and bytes, and the device's figures. Never a measurement.
@@ -5211,41 +5155,19 @@ def tiles(h: ToomAxis, w: ToomAxis, classed: bool) -> tuple[WgradTile, ...]:
 
 
 @lru_cache(maxsize=1024)
-def toom_wgrad_kernel(h: ToomAxis, w: ToomAxis, tile: WgradTile, classed: bool) -> KernelSpec:
-    strided = "_strided" if classed else ""
-    return KernelSpec(
-        stem="toom_wgrad",
-        symbol=f"toom_wgrad_{h.struct}_{w.struct}_{tile.name}{strided}",
-        body=f"polyconv::toom_wgrad<polyconv::{h.struct}, polyconv::{w.struct}, {tile.cpp}, "
-        f"{'true' if classed else 'false'}>(params);",
-        params="polyconv::ToomWgradParams",
-        params_bytes=ctypes.sizeof(ToomWgradParams),
-        threads=32 * w.points * tile.warps_per_point,
-        axes=(h, w),
-    )
+def kernel(h: ToomAxis, w: ToomAxis, tile: WgradTile, classed: bool) -> KernelSpec:
+    symbol = f"toom_wgrad_{h.struct}_{w.struct}_{tile.name}" + "_strided" * classed
+    threads = 32 * w.points * tile.warps_per_point
+    return KernelSpec.of(ToomWgradParams, "toom_wgrad", h, w, tile, classed, symbol=symbol, threads=threads)
 
 
-SUM = KernelSpec(
-    stem="toom_wgrad_finish",
-    symbol="toom_wgrad_sum",
-    body="polyconv::toom_wgrad_sum(params);",
-    params="polyconv::ToomWgradSumParams",
-    params_bytes=ctypes.sizeof(ToomWgradSumParams),
-    threads=256,
-)
+SUM = KernelSpec.of(ToomWgradSumParams, "toom_wgrad_sum", stem="toom_wgrad_finish", threads=256)
 
 
 @lru_cache(maxsize=1024)
 def finish_kernel(h: ToomAxis, w: ToomAxis) -> KernelSpec:
-    return KernelSpec(
-        stem="toom_wgrad_finish",
-        symbol=f"toom_wgrad_finish_{h.struct}_{w.struct}",
-        body=f"polyconv::toom_wgrad_finish<polyconv::{h.struct}, polyconv::{w.struct}>(params);",
-        params="polyconv::ToomWgradFinishParams",
-        params_bytes=ctypes.sizeof(ToomWgradFinishParams),
-        threads=128,
-        axes=(h, w),
-    )
+    symbol = f"toom_wgrad_finish_{h.struct}_{w.struct}"
+    return KernelSpec.of(ToomWgradFinishParams, "toom_wgrad_finish", h, w, symbol=symbol, threads=128)
 
 
 @lru_cache(maxsize=4096)
@@ -5331,7 +5253,7 @@ class ToomWgradCandidate:
 
     def spec(self, problem: Problem) -> KernelSpec:
         h, w = lattices(problem)
-        return toom_wgrad_kernel(self.h, self.w, self.tile, len(h.classes) * len(w.classes) > 1)
+        return kernel(self.h, self.w, self.tile, len(h.classes) * len(w.classes) > 1)
 
     @property
     def partial_elements(self) -> int:
@@ -5405,9 +5327,8 @@ class ToomWgradCandidate:
         int32(work.rows * work.chunks, "the number of tiles")
         p = ToomWgradParams(channels=channels, outputs=k, count_h=h.count, count_w=w.count)
         p.x_batch, p.x_channel, _, _ = problem.x_strides
-        p.dy_batch, p.dy_channel, _, _ = problem.y_strides
+        p.place("dy", problem.y_strides, "the gradient of y")
         x_row, x_column = pixel_strides(problem.x_strides, "x")
-        p.dy_row, p.dy_column = pixel_strides(problem.y_strides, "the gradient of y")
         p.x_row = int32(x_row * h.read_step, "the row stride of x")
         p.x_column = int32(x_column * w.read_step, "the column stride of x")
         p.x_next_row, p.dy_next_row = 4 * p.x_row * h.dilation, 4 * p.dy_row * h.dilation
@@ -5430,18 +5351,17 @@ class ToomWgradCandidate:
         p.classes, p.classes_w = FastDivisor.of(classes), FastDivisor.of(len(w.classes))
 
         bias_at = 4 * self._elements(problem, work) * work.slices * self.tile.split
-        where: dict[str, str | tuple[str, int]] = {"x": "x", "dy": "y", "partial": "workspace"}
-        if problem.bias:
-            where["bias_partial"] = ("workspace", bias_at)
+        bias_partial = ("workspace", bias_at) if problem.bias else None
+        slots = layout_slots(ToomWgradParams, x="x", dy="y", partial="workspace", bias_partial=bias_partial)
         first, *between, last = self._tasks(problem, work)
-        found = [first.launch(bytes(p), layout_slots(ToomWgradParams, **where), self.shared_bytes)]
+        found = [first.launch(bytes(p), slots, self.shared_bytes)]
         for task in between:
             s = ToomWgradSumParams(elements=self._elements(problem, work), slices=work.slices * self.tile.split)
             found.append(task.launch(bytes(s), layout_slots(ToomWgradSumParams, partial="workspace")))
-        found.append(self._finish(problem, work, last, bias_at))
+        found.append(self._finish(problem, work, last, bias_partial))
         return Schedule(tuple(found), bias_at + 4 * work.slices * problem.out_channels * problem.bias)
 
-    def _finish(self, problem: Problem, work: _Work, task: Task, bias_at: int) -> Launch:
+    def _finish(self, problem: Problem, work: _Work, task: Task, bias_partial: tuple[str, int] | None) -> Launch:
         h, w = lattices(problem)
         channels, k = self.channels(problem), problem.channels_per_group[1]
         p = ToomWgradFinishParams(slices=work.slices, outputs=k, all_outputs=problem.out_channels)
@@ -5456,10 +5376,9 @@ class ToomWgradCandidate:
             p.taps_h[i], p.tap_first_h[i], p.tap_stride_h = tap_class.taps, tap_class.tap_first, tap_class.tap_stride
         for i, tap_class in enumerate(w.classes):
             p.taps_w[i], p.tap_first_w[i], p.tap_stride_w = tap_class.taps, tap_class.tap_first, tap_class.tap_stride
-        where: dict[str, str | tuple[str, int]] = {"partial": "workspace", "dw": "dw"}
-        if problem.bias:
-            where.update(bias_partial=("workspace", bias_at), db="db")
-        return task.launch(bytes(p), layout_slots(ToomWgradFinishParams, **where))
+        db = "db" if problem.bias else None
+        slots = layout_slots(ToomWgradFinishParams, partial="workspace", dw="dw", bias_partial=bias_partial, db=db)
+        return task.launch(bytes(p), slots)
 
 
 def _reach(axis: DenseAxis) -> int:
@@ -5475,29 +5394,7 @@ MOST_PIXELS_PER_SLICE = 16384
 MOST_SLICES = 65535
 """Slices are the grid's z dimension."""
 
-
-@lru_cache(maxsize=1024)
-def wgrad_kernel(tile: GemmTile, vector: bool, bordered: bool) -> KernelSpec:
-    flags = f"{'true' if vector else 'false'}, {'true' if bordered else 'false'}"
-    return KernelSpec(
-        stem="wgrad_gemm",
-        symbol=f"wgrad_{tile.name}" + "_vector" * vector + "_bordered" * bordered,
-        body=f"polyconv::wgrad_gemm<{tile.cpp}, {flags}>(params);",
-        params="polyconv::WgradParams",
-        params_bytes=ctypes.sizeof(WgradParams),
-        threads=tile.threads,
-        min_blocks=tile.min_blocks(weight=0 if tile.threads == 256 and vector and not bordered else 1),
-    )
-
-
-REDUCE = KernelSpec(
-    stem="reduce_partials",
-    symbol="reduce_partials",
-    body="polyconv::reduce_partials(params);",
-    params="polyconv::ReduceParams",
-    params_bytes=ctypes.sizeof(ReduceParams),
-    threads=256,
-)
+REDUCE = KernelSpec.of(ReduceParams, "reduce_partials", threads=256)
 
 
 def bordered(problem: Problem) -> bool:
@@ -5520,77 +5417,16 @@ class WgradCut:
     images: int
     """Of one launch: flattened pixels must stay below 2^31. Each launch has slices of its own."""
 
+    def parts(self, problem: Problem) -> Iterator[tuple[int, int, int]]:
+        """Of each launch its first image, its pixels and its slices."""
+        out_h, out_w = problem.out_size
+        for first_image in range(0, problem.batch, self.images):
+            pixels = min(self.images, problem.batch - first_image) * out_h * out_w
+            yield first_image, pixels, ceil_div(pixels, self.pixels_per_slice)
 
-def cut(problem: Problem, tile: GemmTile, resident: int, sms: int, workspace: int) -> WgradCut:
-    """Enough slices to fill the device evenly and to keep each sum short, few enough for the workspace."""
-    out_h, out_w = problem.out_size
-    pixels = problem.batch * out_h * out_w
-    columns = wgrad_columns_of(problem) + problem.bias
-    columns_padded = round_up(columns, 4)
-    k_tiles, column_tiles = ceil_div(problem.channels_per_group[1], tile.m), ceil_div(columns, tile.n)
-    wanted = max(
-        ceil_div(pixels, MOST_PIXELS_PER_SLICE), ceil_div(2 * sms * resident, k_tiles * column_tiles * problem.groups)
-    )
-    most = min(max(1, workspace // (4 * problem.out_channels * columns_padded)), max(1, pixels // 64), MOST_SLICES)
-    pixels_per_slice = round_up(ceil_div(pixels, min(wanted, most)), 8)
-    int32(out_h * out_w + pixels_per_slice, "the number of pixels of one image of y")
-    images = min(problem.batch, max(1, (DIVIDEND_LIMIT - 1 - pixels_per_slice) // (out_h * out_w)))
-    return WgradCut(k_tiles, column_tiles, columns_padded, pixels_per_slice, images)
-
-
-def _parts(problem: Problem, cut: WgradCut) -> Iterator[tuple[int, int, int]]:
-    """Of each launch its first image, its pixels and its slices."""
-    out_h, out_w = problem.out_size
-    for first_image in range(0, problem.batch, cut.images):
-        pixels = min(cut.images, problem.batch - first_image) * out_h * out_w
-        yield first_image, pixels, ceil_div(pixels, cut.pixels_per_slice)
-
-
-def slices_of(problem: Problem, cut: WgradCut) -> int:
-    return sum(slices for _, _, slices in _parts(problem, cut))
-
-
-def _task(problem: Problem, spec: KernelSpec, cut: WgradCut, pixels: int, slices: int) -> Task:
-    grid = (cut.k_tiles * cut.column_tiles, problem.groups, slices)
-    blocks = grid[0] * grid[1] * slices
-    part = pixels / (problem.batch * problem.out_size[0] * problem.out_size[1])
-    moved = int(part * moved_bytes(problem)) + 4 * slices * problem.out_channels * cut.columns_padded
-    return Task(spec, grid, Work(blocks, blocks, ceil_div(pixels, 8) * grid[0] * grid[1], moved))
-
-
-def wgrad_launches(problem: Problem, spec: KernelSpec, cut: WgradCut) -> Schedule:
-    """The launches of one candidate: the partial sums, then their reduction."""
-    channels, k = problem.channels_per_group
-    columns = wgrad_columns_of(problem)
-    out_h, out_w = problem.out_size
-    p = WgradParams(height=problem.in_size[0], width=problem.in_size[1], k=k, channels=channels, groups=problem.groups)
-    p.columns, p.columns_padded, p.bias = int32(columns, "channels times kernel area"), cut.columns_padded, problem.bias
-    p.x_batch, p.x_channel = problem.x_strides[:2]
-    p.dy_batch, p.dy_channel = problem.y_strides[:2]
-    p.x_row, p.x_column = pixel_strides(problem.x_strides, "x")
-    p.dy_row, p.dy_column = pixel_strides(problem.y_strides, "the gradient of y")
-    p.border = BORDERS[problem.padding_mode] if bordered(problem) else 0
-    p.stride_h, p.stride_w = problem.stride
-    p.dilation_h, p.dilation_w = problem.dilation
-    p.pad_top, p.pad_left = problem.padding[0], problem.padding[2]
-    p.k_tiles, p.out_height, p.out_width = FastDivisor.of(cut.k_tiles), FastDivisor.of(out_h), FastDivisor.of(out_w)
-    p.kernel_area = FastDivisor.of(problem.kernel[0] * problem.kernel[1])
-    p.kernel_width = FastDivisor.of(problem.kernel[1])
-    p.pixels_per_slice = cut.pixels_per_slice
-    found = []
-    scratch = 0
-    for first_image, pixels, slices in _parts(problem, cut):
-        p.pixels = pixels
-        where = {
-            "x": ("x", 4 * first_image * problem.x_strides[0]),
-            "dy": ("y", 4 * first_image * problem.y_strides[0]),
-            "partial": ("workspace", scratch),
-        }
-        task = _task(problem, spec, cut, pixels, slices)
-        found.append(task.launch(bytes(p), layout_slots(WgradParams, **where)))
-        scratch += 4 * slices * problem.out_channels * cut.columns_padded
-    found.append(reduction(problem, slices_of(problem, cut), columns, cut.columns_padded))
-    return Schedule(tuple(found), scratch)
+    def slices(self, problem: Problem) -> int:
+        """Of all launches."""
+        return sum(slices for _, _, slices in self.parts(problem))
 
 
 def reduction_task(problem: Problem, slices: int, columns_padded: int) -> Task:
@@ -5607,29 +5443,98 @@ def reduction(problem: Problem, slices: int, columns: int, columns_padded: int) 
     p.columns_padded = FastDivisor.of(columns_padded)
     p.kernel_area = FastDivisor.of(problem.kernel[0] * problem.kernel[1])
     p.kernel_width = FastDivisor.of(problem.kernel[1])
-    where = {"partial": "workspace", "dw": "dw"}
-    if problem.bias:
-        where["db"] = "db"
-    return reduction_task(problem, slices, columns_padded).launch(bytes(p), layout_slots(ReduceParams, **where))
+    slots = layout_slots(ReduceParams, partial="workspace", dw="dw", db="db" if problem.bias else None)
+    return reduction_task(problem, slices, columns_padded).launch(bytes(p), slots)
 
 
 @dataclass(frozen=True)
-class WgradCandidate:
-    """wgrad as an implicit GEMM."""
+class PixelGemm(DirectCandidate):
+    """wgrad as a GEMM over pixels, whatever its kernel does to read them."""
 
     tile: GemmTile
+
+    @property
+    def resident(self) -> int:
+        """Blocks per multiprocessor that the slices are to fill."""
+        return self.kernel.min_blocks
+
+    def cut(self, problem: Problem, sms: int, workspace: int) -> WgradCut:
+        """Enough slices to fill the device evenly and to keep each sum short, few enough for the workspace."""
+        out_h, out_w = problem.out_size
+        pixels = problem.batch * out_h * out_w
+        columns = wgrad_columns_of(problem) + problem.bias
+        columns_padded = round_up(columns, 4)
+        k_tiles, column_tiles = ceil_div(problem.channels_per_group[1], self.tile.m), ceil_div(columns, self.tile.n)
+        filling = ceil_div(2 * sms * self.resident, k_tiles * column_tiles * problem.groups)
+        wanted = max(ceil_div(pixels, MOST_PIXELS_PER_SLICE), filling)
+        most = min(max(1, workspace // (4 * problem.out_channels * columns_padded)), max(1, pixels // 64), MOST_SLICES)
+        pixels_per_slice = round_up(ceil_div(pixels, min(wanted, most)), 8)
+        int32(out_h * out_w + pixels_per_slice, "the number of pixels of one image of y")
+        images = min(problem.batch, max(1, (DIVIDEND_LIMIT - 1 - pixels_per_slice) // (out_h * out_w)))
+        return WgradCut(k_tiles, column_tiles, columns_padded, pixels_per_slice, images)
+
+    def _task(self, problem: Problem, cut: WgradCut, pixels: int, slices: int) -> Task:
+        grid = (cut.k_tiles * cut.column_tiles, problem.groups, slices)
+        blocks = grid[0] * grid[1] * slices
+        part = pixels / (problem.batch * problem.out_size[0] * problem.out_size[1])
+        moved = int(part * moved_bytes(problem)) + 4 * slices * problem.out_channels * cut.columns_padded
+        return Task(self.kernel, grid, Work(blocks, blocks, ceil_div(pixels, 8) * grid[0] * grid[1], moved))
+
+    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
+        """The partial sums, then their reduction."""
+        cut = self.cut(problem, sms, workspace)
+        channels, k = problem.channels_per_group
+        columns = wgrad_columns_of(problem)
+        out_h, out_w = problem.out_size
+        p = WgradParams(height=problem.in_size[0], width=problem.in_size[1], k=k, channels=channels)
+        p.groups, p.columns, p.bias = problem.groups, int32(columns, "channels times kernel area"), problem.bias
+        p.place("x", problem.x_strides, "x")
+        p.place("dy", problem.y_strides, "the gradient of y")
+        p.border = BORDERS[problem.padding_mode] if bordered(problem) else 0
+        p.stride_h, p.stride_w = problem.stride
+        p.dilation_h, p.dilation_w = problem.dilation
+        p.pad_top, p.pad_left = problem.padding[0], problem.padding[2]
+        p.k_tiles, p.out_height, p.out_width = FastDivisor.of(cut.k_tiles), FastDivisor.of(out_h), FastDivisor.of(out_w)
+        p.kernel_area = FastDivisor.of(problem.kernel[0] * problem.kernel[1])
+        p.kernel_width = FastDivisor.of(problem.kernel[1])
+        p.columns_padded, p.pixels_per_slice = cut.columns_padded, cut.pixels_per_slice
+        found = []
+        scratch = 0
+        for first_image, pixels, slices in cut.parts(problem):
+            p.pixels = pixels
+            slots = layout_slots(
+                WgradParams,
+                x=("x", 4 * first_image * problem.x_strides[0]),
+                dy=("y", 4 * first_image * problem.y_strides[0]),
+                partial=("workspace", scratch),
+            )
+            found.append(self._task(problem, cut, pixels, slices).launch(bytes(p), slots))
+            scratch += 4 * slices * problem.out_channels * cut.columns_padded
+        found.append(reduction(problem, cut.slices(problem), columns, cut.columns_padded))
+        return Schedule(tuple(found), scratch)
+
+
+@dataclass(frozen=True)
+class WgradCandidate(PixelGemm):
+    """wgrad as an implicit GEMM."""
+
     vector: bool
     """Four pixels of dy in one load."""
     bordered: bool
-    direct = True
 
-    @property
-    def name(self) -> str:
-        return self._kernel.symbol
-
-    @property
-    def _kernel(self) -> KernelSpec:
-        return wgrad_kernel(self.tile, self.vector, self.bordered)
+    @cached_property
+    def kernel(self) -> KernelSpec:
+        tile, lean = self.tile, self.tile.threads == 256 and self.vector and not self.bordered
+        return KernelSpec.of(
+            WgradParams,
+            "wgrad_gemm",
+            tile,
+            self.vector,
+            self.bordered,
+            symbol=f"wgrad_{tile.name}" + "_vector" * self.vector + "_bordered" * self.bordered,
+            threads=tile.threads,
+            min_blocks=tile.min_blocks(weight=0 if lean else 1),
+        )
 
     def refusal(self, problem: Problem) -> str | None:
         if problem.groups > MOST_GROUPS:
@@ -5639,12 +5544,6 @@ class WgradCandidate:
         if self.vector and not dense_pixels(problem.y_strides, problem.out_size, problem):
             return "pixels of dy are not dense quads"
         return None
-
-    def cut(self, problem: Problem, sms: int, workspace: int) -> WgradCut:
-        return cut(problem, self.tile, self._kernel.min_blocks, sms, workspace)
-
-    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
-        return wgrad_launches(problem, self._kernel, self.cut(problem, sms, workspace))
 
 
 # ---- A fast way inside an exported file: only where its error is known to be within the tolerance.

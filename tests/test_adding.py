@@ -39,7 +39,7 @@ TOYS = tuple(ToyCandidate(tile, gather.ROWS) for tile in gather.GATHER_TILES)
 
 
 def toy_kernels() -> Iterator[KernelSpec]:
-    return (gather.kernel(toy.tile, toy.loader) for toy in TOYS)
+    return (toy.kernel for toy in TOYS)
 
 
 FAMILY = SimpleNamespace(

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from ..accuracy import direct_error
 from ..problem import Problem
 from ..select import Weighable
-from .plan import Schedule, Task
+from .plan import KernelSpec, Schedule, Task
 
 
 class CudaCandidate(Weighable, Protocol):
@@ -30,3 +31,27 @@ class CudaCandidate(Weighable, Protocol):
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         """The largest error of any element to be expected, relative to the output's scale."""
+
+
+class DirectCandidate:
+    """One kernel that sums the products of the definition, which any tolerance allows; it is called what its kernel is.
+
+    A kernel may have others after it: one that adds up partial sums.
+    """
+
+    direct = True
+
+    @property
+    def kernel(self) -> KernelSpec:
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        return self.kernel.symbol
+
+    def sums(self, problem: Problem, sms: int, workspace: int) -> tuple[int, ...]:
+        """How one element of the result is summed: so many products in sequence, so many of these sums, and so on."""
+        raise NotImplementedError
+
+    def error(self, problem: Problem, sms: int, workspace: int) -> float:
+        return direct_error(problem, self.sums(problem, sms, workspace))

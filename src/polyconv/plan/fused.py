@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
@@ -91,31 +90,31 @@ class FusedCandidate:
     @cached_property
     def kernel(self) -> KernelSpec:
         t = self.tile
-        tile = ", ".join(map(str, (t.lanes_k, t.lanes_u, t.thread_k, t.thread_u, t.each, t.chunk, t.meet)))
-        return KernelSpec(
-            stem="fused",
+        return self._instance(
+            "fused", "FusedTile", t.lanes_k, t.lanes_u, t.thread_k, t.thread_u, t.each, t.chunk, t.meet
+        )
+
+    def _instance(self, function: str, tile: str, *sizes: int) -> KernelSpec:
+        arguments = ", ".join((self.h.cpp, self.w.cpp, *map(str, sizes)))
+        return KernelSpec.of(
+            FusedParams,
+            function,
+            f"polyconv::{tile}<{arguments}>",
             symbol=self.name,
-            body=f"polyconv::fused<polyconv::FusedTile<polyconv::{self.h.struct}, polyconv::{self.w.struct}, {tile}>>"
-            "(params);",
-            params="polyconv::FusedParams",
-            params_bytes=ctypes.sizeof(FusedParams),
             threads=self.threads,
-            min_blocks=t.min_blocks,
+            min_blocks=self.tile.min_blocks,
             axes=(self.h, self.w),
         )
 
     @cached_property
     def weights_kernel(self) -> KernelSpec:
         t = self.tile
-        lanes = f"{32 // (t.lanes_k * t.lanes_u)}, {t.each}, {t.lanes_k}, {t.thread_k}"
-        return KernelSpec(
-            stem="fused_weights",
+        return KernelSpec.of(
+            FusedWeightsParams,
+            "fused_weights",
+            *(self.h, self.w, 32 // (t.lanes_k * t.lanes_u), t.each, t.lanes_k, t.thread_k),
             symbol=f"fused_weights_f{self.h.m}{self.h.taps}_f{self.w.m}{self.w.taps}_{t.k}x{t.each}",
-            body=f"polyconv::fused_weights<polyconv::{self.h.struct}, polyconv::{self.w.struct}, {lanes}>(params);",
-            params="polyconv::FusedWeightsParams",
-            params_bytes=ctypes.sizeof(FusedWeightsParams),
             threads=t.k,
-            axes=(self.h, self.w),
         )
 
     def refusal(self, problem: Problem) -> str | None:
@@ -235,15 +234,10 @@ class FusedCandidate:
         p.k_splits = FastDivisor.of(ceil_div(p.k_tiles, p.k_tiles_each))
         tiles_h, tiles_w = self._tiles(h, w)
         p.h, p.w = _axis(h, tiles_h), _axis(w, tiles_w)
-        where: dict[str, str | tuple[str, int]] = {
-            "source": r.source,
-            "weights": ("workspace", at),
-            "written": r.written,
-        }
-        if problem.kind is Pass.FPROP and problem.bias:
-            where["bias"] = "bias"
+        weights = ("workspace", at)
+        slots = layout.slots(FusedParams, source=r.source, weights=weights, written=r.written, bias=r.bias)
         task = self._convolve_task(problem, r, h, w, sms)
-        return with_epilogue(problem, task.launch(bytes(p), layout.slots(FusedParams, **where), self.shared))
+        return with_epilogue(problem, task.launch(bytes(p), slots, self.shared))
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         """The largest error to be expected, relative to the output's scale."""
@@ -269,12 +263,7 @@ class ResidentCandidate(FusedCandidate):
 
     @cached_property
     def kernel(self) -> KernelSpec:
-        return replace(
-            super().kernel,
-            stem="fused_resident",
-            body=f"polyconv::fused_resident<polyconv::ResidentTile<polyconv::{self.h.struct}, "
-            f"polyconv::{self.w.struct}, {self.tile.columns}, {self.channels}>>(params);",
-        )
+        return self._instance("fused_resident", "ResidentTile", self.tile.columns, self.channels)
 
     def refusal(self, problem: Problem) -> str | None:
         refused = super().refusal(problem)

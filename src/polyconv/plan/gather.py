@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 
-from ..accuracy import direct_error
 from ..algebra.lattice import DenseAxis, Phase, dense_axis, forward_phases, gradient_phases
 from ..problem import Extents, PaddingMode, Pass, Problem, Strides
 from ..rounding import ceil_div, round_up
 from . import layout
+from .candidates import DirectCandidate
 from .epilogue import has_epilogue, kernel_with_epilogue, task_with_epilogue, with_epilogue
 from .layout import DIVIDEND_LIMIT, MAX_PHASES, AxisPhase, FastDivisor, GatherParams, PackParams, int32
 from .plan import KernelSpec, Launch, Schedule, Task, Work
@@ -44,22 +43,24 @@ class Roles:
     """Which tensor plays which part: fprop gathers x and writes y, dgrad gathers y and writes x."""
 
     source: str
-    written: str
     source_size: Extents
-    written_size: Extents
     source_strides: Strides
-    written_strides: Strides
     channels: int
     """Source channels of a group."""
+    w_channel: int
+    """Element stride of the weight per source channel."""
+    written: str
+    written_size: Extents
+    written_strides: Strides
     outputs: int
     """Written channels of a group."""
     w_output: int
     """Element stride of the weight per written channel."""
-    w_channel: int
-    """Element stride of the weight per source channel."""
     phases_h: tuple[Phase, ...]
     phases_w: tuple[Phase, ...]
     border: PaddingMode
+    bias: str | None
+    """The buffer of the bias, if it is added."""
 
     @property
     def many_phases(self) -> bool:
@@ -102,23 +103,12 @@ def roles(problem: Problem) -> Roles:
     border = problem.padding_mode if any(problem.padding) else PaddingMode.ZEROS
     (r, s), (sh, sw), (dh, dw) = problem.kernel, problem.stride, problem.dilation
     k_stride, c_stride, _, _ = problem.w_strides
+    x = "x", problem.in_size, problem.x_strides, channels, c_stride
+    y = "y", problem.out_size, problem.y_strides, outputs, k_stride
     if problem.kind is Pass.FPROP:
-        out_h, out_w = problem.out_size
-        return Roles(
-            "x",
-            "y",
-            problem.in_size,
-            problem.out_size,
-            problem.x_strides,
-            problem.y_strides,
-            channels,
-            outputs,
-            k_stride,
-            c_stride,
-            forward_phases(out_h, r, sh, dh, top),
-            forward_phases(out_w, s, sw, dw, left),
-            border,
-        )
+        (out_h, out_w), bias = problem.out_size, "bias" if problem.bias else None
+        phases_h, phases_w = forward_phases(out_h, r, sh, dh, top), forward_phases(out_w, s, sw, dw, left)
+        return Roles(*x, *y, phases_h, phases_w, border, bias)
     in_h, in_w = problem.in_size
     if border is PaddingMode.ZEROS:
         phases_h, phases_w = gradient_phases(in_h, r, sh, dh, top), gradient_phases(in_w, s, sw, dw, left)
@@ -126,137 +116,36 @@ def roles(problem: Problem) -> Roles:
         # A pixel's images outside fall into other residues of the stride than the pixel: every tap is tried.
         phases_h = (Phase(0, 1, in_h, 0, 1, -dh, r, 0, 1),)
         phases_w = (Phase(0, 1, in_w, 0, 1, -dw, s, 0, 1),)
-    return Roles(
-        "y",
-        "x",
-        problem.out_size,
-        problem.in_size,
-        problem.y_strides,
-        problem.x_strides,
-        outputs,
-        channels,
-        c_stride,
-        k_stride,
-        phases_h,
-        phases_w,
-        border,
-    )
+    return Roles(*y, *x, phases_h, phases_w, border, None)
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderKind:
-    """One way to gather (a loader of gather_gemm.cuh) and what it costs per element."""
+    """One way to gather (gather_loaders.cuh)."""
 
     name: str
-    call: str
-    """C++ call with ``{tile}`` to fill in."""
+    types: tuple[str, ...]
+    """Template arguments after the tile, with ``{tile}`` to fill in."""
     weight: int
     """How many registers it carries: 0 few, 1 more, 2 many."""
     tabulated: bool
-    gather_instructions: float
     epilogue_tiles: tuple[str, ...]
     """Tiles that have a twin with an epilogue: those that the planner chooses for forward passes of known networks."""
+    function: str = "gather_gemm"
 
 
-TAPS = LoaderKind(
-    "taps",
-    "polyconv::gather_gemm<{tile}, polyconv::TapMajorLoader<{tile}, false>>(params);",
-    0,
-    False,
-    2.5,
-    ("128x128", "128x64", "256x32", "64x64", "64x32", "256x16", "256x8"),
-)
-TAPS_VECTOR = LoaderKind(
-    "taps_vector",
-    "polyconv::gather_gemm<{tile}, polyconv::TapMajorLoader<{tile}, true>>(params);",
-    1,
-    False,
-    1.0,
-    ("128x128", "128x64", "256x32", "64x64"),
-)
-POINTWISE = LoaderKind(
-    "pointwise",
-    "polyconv::gather_gemm<{tile}, polyconv::PointwiseLoader<{tile}>>(params);",
-    1,
-    False,
-    0.5,
-    ("128x128", "128x64", "256x32", "64x64", "256x8"),
-)
-ROWS = LoaderKind(
-    "rows",
-    "polyconv::gather_gemm<{tile}, polyconv::RowLoader<{tile}, polyconv::Gather::kZeros>>(params);",
-    1,
-    True,
-    9.0,
-    ("128x128", "128x64", "256x32", "64x64", "256x8"),
-)
+_MOST = ("128x128", "128x64", "256x32", "64x64")
+TAPS = LoaderKind("taps", ("TapMajorLoader<{tile}, false>",), 0, False, (*_MOST, "64x32", "256x16", "256x8"))
+TAPS_VECTOR = LoaderKind("taps_vector", ("TapMajorLoader<{tile}, true>",), 1, False, _MOST)
+POINTWISE = LoaderKind("pointwise", ("PointwiseLoader<{tile}>",), 1, False, (*_MOST, "256x8"))
+ROWS = LoaderKind("rows", ("RowLoader<{tile}, polyconv::Gather::kZeros>",), 1, True, (*_MOST, "256x8"))
 ROWS_BORDERED = LoaderKind(
-    "rows_bordered",
-    "polyconv::gather_gemm<{tile}, polyconv::RowLoader<{tile}, polyconv::Gather::kBordered>>(params);",
-    1,
-    True,
-    24.0,
-    ("128x64", "64x64", "256x8"),
+    "rows_bordered", ("RowLoader<{tile}, polyconv::Gather::kBordered>",), 1, True, ("128x64", "64x64", "256x8")
 )
-FOLDED = LoaderKind("folded", "polyconv::gather_folded<{tile}>(params);", 2, True, 30.0, ())
+FOLDED = LoaderKind("folded", (), 2, True, (), "gather_folded")
 LOADERS = (TAPS, TAPS_VECTOR, POINTWISE, ROWS, ROWS_BORDERED, FOLDED)
 
-
-@lru_cache(maxsize=1024)
-def kernel(tile: GemmTile, loader: LoaderKind) -> KernelSpec:
-    return KernelSpec(
-        stem="gather_gemm",
-        symbol=f"gather_{loader.name}_{tile.name}",
-        body=loader.call.format(tile=tile.cpp),
-        params="polyconv::GatherParams",
-        params_bytes=ctypes.sizeof(GatherParams),
-        threads=tile.threads,
-        min_blocks=tile.min_blocks(loader.weight),
-    )
-
-
-PACK = KernelSpec(
-    stem="pack_weights",
-    symbol="pack_weights",
-    body="polyconv::pack_weights(params);",
-    params="polyconv::PackParams",
-    params_bytes=ctypes.sizeof(PackParams),
-    threads=256,
-)
-
-
-def all_kernels() -> Iterator[KernelSpec]:
-    """Every instance that this planner can choose."""
-    yield PACK
-    for tile in GATHER_TILES:
-        for loader in LOADERS:
-            yield kernel(tile, loader)
-            if tile.name in loader.epilogue_tiles:
-                yield kernel_with_epilogue(kernel(tile, loader))
-
-
-def refusal(tile: GemmTile, loader: LoaderKind, problem: Problem, r: Roles) -> str | None:
-    """Why a loader cannot gather this problem on this tile, or None."""
-    if has_epilogue(problem) and tile.name not in loader.epilogue_tiles:
-        return "stores its sums as they are, without an activation or a residual"
-    zeros = r.border is PaddingMode.ZEROS
-    if loader is FOLDED:
-        return None if problem.kind is Pass.DGRAD and not zeros else "only for the gradient of a border of image values"
-    if loader is ROWS_BORDERED:
-        return None if problem.kind is Pass.FPROP and not zeros else "only for a border of image values"
-    if not zeros:
-        return f"cannot read a {r.border} border"
-    if loader is ROWS:
-        return None
-    if loader is POINTWISE:
-        if problem.kernel != (1, 1) or problem.stride != (1, 1) or any(problem.padding):
-            return "only for 1x1 kernels with stride 1 and no padding"
-        return None if dense_pixels(r.source_strides, r.source_size, problem) else "pixels are not dense quads"
-    if r.channels % DEPTH:
-        return f"{r.channels} source channels per group are not a multiple of {DEPTH}"
-    if loader is TAPS_VECTOR and not dense_channels(r.source_strides, r.channels, problem):
-        return "channels are not dense quads"
-    return None
+PACK = KernelSpec.of(PackParams, "pack_weights", threads=256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,15 +158,10 @@ class _PhaseTables:
     rows: int
 
     def fill(self, params: GatherParams | PackParams) -> None:
-        for i, phase in enumerate(self.h):
-            params.phase_h[i] = AxisPhase.of(phase)
-        for i, phase in enumerate(self.w):
-            params.phase_w[i] = AxisPhase.of(phase)
+        layout.set_phases(params, self.h, self.w)
         for i, row in enumerate(self.first_rows):
             params.first_row[i] = row
-        params.phases_w = len(self.w)
         params.packed_rows = int32(self.rows, "the number of weight rows (taps times channels)")
-        params.tap_step_h, params.tap_step_w = self.h[0].tap_step, self.w[0].tap_step
 
 
 @lru_cache(maxsize=1024)
@@ -313,152 +197,6 @@ class _Slab:
         return max(0, min(self.lines, phase.count - self.first_line))
 
 
-def _slabs(problem: Problem, r: Roles, tables: _PhaseTables, tile: GemmTile) -> Iterator[_Slab]:
-    """Flattened pixels must stay below 2^31: first whole images per launch, then rows of one image."""
-    most_rows, most_columns = max(h.count for h in tables.h), max(w.count for w in tables.w)
-    limit = (DIVIDEND_LIMIT - 1) // ceil_div(r.outputs, tile.n) // tile.m * tile.m
-    images = min(problem.batch, max(1, limit // (most_rows * most_columns)))
-    lines = most_rows if images > 1 else min(most_rows, limit // most_columns)
-    for first_image in range(0, problem.batch, images):
-        for first_line in range(0, most_rows, max(lines, 1)):
-            yield _Slab(first_image, min(images, problem.batch - first_image), first_line, lines)
-
-
-def sums(problem: Problem, loader: LoaderKind) -> tuple[int, ...]:
-    """How one element of the result is summed: so many products in sequence."""
-    r = roles(problem)
-    longest = max(h.taps for h in r.phases_h) * max(w.taps for w in r.phases_w) * r.channels
-    if loader is FOLDED:
-        top, bottom, left, right = (max(side, 0) for side in problem.padding)
-        longest *= (1 + max(2, top + bottom)) * (1 + max(2, left + right))
-    return (longest + problem.bias,)
-
-
-def tasks(problem: Problem, tile: GemmTile, loader: LoaderKind) -> Iterator[Task]:
-    """What one candidate launches, in counts."""
-    r = roles(problem)
-    for tables in _tables(problem):
-        if tables.rows:
-            yield _pack_task(problem, r, tables, tile)
-        for slab in _slabs(problem, r, tables, tile):
-            yield _gather_task(problem, r, tables, slab, tile, loader)
-
-
-def launches(problem: Problem, tile: GemmTile, loader: LoaderKind) -> Schedule:
-    """The launches of one candidate."""
-    r = roles(problem)
-    found: list[Launch] = []
-    workspace = 0
-    for tables in _tables(problem):
-        table_at = workspace
-        packed_at = round_up(table_at + (16 * tables.rows if loader.tabulated else 0), 256)
-        # One step of slack: the kernel's last load goes past the last row, and its values are not used.
-        packed = 4 * (problem.groups * tables.rows + DEPTH) * round_up(r.outputs, tile.n)
-        workspace = round_up(packed_at + packed, 256)
-        if tables.rows:
-            found.append(_pack(problem, r, tables, tile, loader, table_at, packed_at))
-        found += _gather(problem, r, tables, tile, loader, table_at, packed_at)
-    return Schedule(tuple(found), workspace)
-
-
-def _pack_task(problem: Problem, r: Roles, tables: _PhaseTables, tile: GemmTile) -> Task:
-    outputs_padded = round_up(r.outputs, tile.n)
-    output_tiles = int32(ceil_div(outputs_padded, 32) * problem.groups, "the number of weight tiles")
-    grid = (output_tiles, ceil_div(r.channels, 8), len(tables.first_rows))
-    blocks, elements = grid[0] * grid[1] * grid[2], problem.groups * tables.rows * outputs_padded
-    taps = sum(h.taps for h in tables.h) * sum(w.taps for w in tables.w)
-    return Task(PACK, grid, Work(blocks, blocks, grid[0] * grid[1] * taps, 8 * elements))
-
-
-def _pack(
-    problem: Problem,
-    r: Roles,
-    tables: _PhaseTables,
-    tile: GemmTile,
-    loader: LoaderKind,
-    table_at: int,
-    packed_at: int,
-) -> Launch:
-    outputs_padded = round_up(r.outputs, tile.n)
-    p = PackParams(channels=r.channels, outputs=r.outputs, outputs_padded=outputs_padded)
-    tables.fill(p)
-    p.w_group = problem.channels_per_group[1] * problem.w_strides[0]
-    p.w_output, p.w_channel = r.w_output, r.w_channel
-    p.w_row, p.w_column = problem.w_strides[2:]
-    p.output_tiles = ceil_div(outputs_padded, 32)
-    p.table_channel = r.source_strides[1]
-    if loader is ROWS:  # the other row loaders fold the coordinate first and add rows and columns themselves
-        p.table_row, p.table_column = pixel_strides(r.source_strides, r.source)
-    where = {"packed": ("workspace", packed_at)}
-    if loader.tabulated:
-        where["table"] = ("workspace", table_at)
-    return _pack_task(problem, r, tables, tile).launch(bytes(p), layout.slots(PackParams, w="w", **where))
-
-
-def _gather_task(
-    problem: Problem, r: Roles, tables: _PhaseTables, slab: _Slab, tile: GemmTile, loader: LoaderKind
-) -> Task:
-    channel_tiles = ceil_div(r.outputs, tile.n)
-    most_rows, most_columns = max(h.count for h in tables.h), max(w.count for w in tables.w)
-    tiles = ceil_div(slab.images * min(slab.lines, most_rows) * most_columns, tile.m) * channel_tiles
-    blocks = steps = 0
-    for h in tables.h:
-        pixels = slab.images * slab.lines_of(h)
-        for w in tables.w:
-            here = ceil_div(pixels * w.count, tile.m) * channel_tiles * problem.groups
-            blocks, steps = blocks + here, steps + here * ceil_div(h.taps * w.taps * r.channels, DEPTH)
-    part = slab.images * min(slab.lines, most_rows) / (problem.batch * most_rows)
-    packed = 4 * problem.groups * tables.rows * round_up(r.outputs, tile.n)
-    work = Work(blocks, blocks, steps, int(part * moved_bytes(problem)) + packed)
-    task = Task(kernel(tile, loader), (tiles, problem.groups, len(tables.first_rows)), work)
-    return task_with_epilogue(problem, task, int(part * prod(problem.y_shape)))
-
-
-def _gather(
-    problem: Problem,
-    r: Roles,
-    tables: _PhaseTables,
-    tile: GemmTile,
-    loader: LoaderKind,
-    table_at: int,
-    packed_at: int,
-) -> Iterator[Launch]:
-    outputs_padded = round_up(r.outputs, tile.n)
-    p = GatherParams(channels=r.channels, outputs=r.outputs, outputs_padded=outputs_padded)
-    tables.fill(p)
-    p.source_batch, p.source_channel = r.source_strides[:2]
-    p.source_channel_bytes = 4 * p.source_channel
-    p.packed_step_bytes = 4 * DEPTH * outputs_padded
-    p.next_tap_bytes = 4 * (p.tap_step_w * r.source_strides[3] - r.channels * p.source_channel)
-    p.written_batch, p.written_channel = r.written_strides[:2]
-    p.source_row, p.source_column = pixel_strides(r.source_strides, r.source)
-    p.written_row, p.written_column = pixel_strides(r.written_strides, r.written)
-    p.source_height, p.source_width = r.source_size
-    p.channel_tiles = FastDivisor.of(ceil_div(r.outputs, tile.n))
-    p.written_vector = _written_vector(problem, r)
-    p.border = BORDERS[r.border]
-    crop_top, crop_bottom, crop_left, crop_right = (max(-side, 0) for side in problem.padding)
-    p.image_top, p.image_left = crop_top, crop_left
-    p.image_height = r.written_size[0] - crop_top - crop_bottom
-    p.image_width = r.written_size[1] - crop_left - crop_right
-    p.pad_top, p.pad_bottom, p.pad_left, p.pad_right = (max(side, 0) for side in problem.padding)
-    p.stride_h, p.stride_w = FastDivisor.of(problem.stride[0]), FastDivisor.of(problem.stride[1])
-    where: dict[str, str | tuple[str, int]] = {"source": r.source, "packed": ("workspace", packed_at)}
-    if loader.tabulated:
-        where["table"] = ("workspace", table_at)
-    if problem.kind is Pass.FPROP and problem.bias:
-        where["bias"] = "bias"
-    for slab in _slabs(problem, r, tables, tile):
-        p.batch = slab.images
-        for i, h in enumerate(tables.h):
-            p.phase_h[i] = AxisPhase.of(h.cut(min(slab.first_line, h.count), slab.lines))
-            p.phase_h[i].count.divisor = slab.lines_of(h)
-        where["source"] = (r.source, 4 * slab.first_image * r.source_strides[0])
-        where["written"] = (r.written, 4 * slab.first_image * r.written_strides[0])
-        task = _gather_task(problem, r, tables, slab, tile, loader)
-        yield with_epilogue(problem, task.launch(bytes(p), layout.slots(GatherParams, **where)))
-
-
 def _written_vector(problem: Problem, r: Roles) -> int:
     """How the epilogue may store: 1 four pixels, 2 four channels, 0 one element at a time."""
     if len(r.phases_h) * len(r.phases_w) == 1 and dense_pixels(r.written_strides, r.written_size, problem):
@@ -478,37 +216,176 @@ def dense_channels(strides: Strides, channels: int, problem: Problem) -> bool:
     return channel == 1 and quads and problem.vector_aligned
 
 
-def pixel_strides(strides: Strides, what: str) -> Extents:
-    return int32(strides[2], f"the row stride of {what}"), int32(strides[3], f"the column stride of {what}")
-
-
 @dataclass(frozen=True)
-class GatherCandidate:
+class GatherCandidate(DirectCandidate):
     """fprop or dgrad as an implicit GEMM."""
 
     tile: GemmTile
     loader: LoaderKind
-    direct = True
 
-    @property
-    def name(self) -> str:
-        return kernel(self.tile, self.loader).symbol
+    @cached_property
+    def kernel(self) -> KernelSpec:
+        tile, loader = self.tile, self.loader
+        return KernelSpec.of(
+            GatherParams,
+            loader.function,
+            tile,
+            *(f"polyconv::{name.format(tile=tile.cpp)}" for name in loader.types),
+            stem="gather_gemm",
+            symbol=f"gather_{loader.name}_{tile.name}",
+            threads=tile.threads,
+            min_blocks=tile.min_blocks(loader.weight),
+        )
 
     def refusal(self, problem: Problem) -> str | None:
+        r, loader = roles(problem), self.loader
         if problem.groups > MOST_GROUPS:
             return f"more than {MOST_GROUPS} groups"
-        if self.loader is TAPS_VECTOR and DEPTH * self.tile.m // self.tile.threads < 4:
+        if loader is TAPS_VECTOR and DEPTH * self.tile.m // self.tile.threads < 4:
             return "a thread gathers fewer than four channels"
-        return refusal(self.tile, self.loader, problem, roles(problem))
+        if has_epilogue(problem) and self.tile.name not in loader.epilogue_tiles:
+            return "stores its sums as they are, without an activation or a residual"
+        zeros = r.border is PaddingMode.ZEROS
+        if loader is FOLDED:
+            folds = problem.kind is Pass.DGRAD and not zeros
+            return None if folds else "only for the gradient of a border of image values"
+        if loader is ROWS_BORDERED:
+            return None if problem.kind is Pass.FPROP and not zeros else "only for a border of image values"
+        if not zeros:
+            return f"cannot read a {r.border} border"
+        if loader is ROWS:
+            return None
+        if loader is POINTWISE:
+            if problem.kernel != (1, 1) or problem.stride != (1, 1) or any(problem.padding):
+                return "only for 1x1 kernels with stride 1 and no padding"
+            return None if dense_pixels(r.source_strides, r.source_size, problem) else "pixels are not dense quads"
+        if r.channels % DEPTH:
+            return f"{r.channels} source channels per group are not a multiple of {DEPTH}"
+        if loader is TAPS_VECTOR and not dense_channels(r.source_strides, r.channels, problem):
+            return "channels are not dense quads"
+        return None
+
+    def sums(self, problem: Problem, sms: int, workspace: int) -> tuple[int, ...]:
+        r = roles(problem)
+        longest = max(h.taps for h in r.phases_h) * max(w.taps for w in r.phases_w) * r.channels
+        if self.loader is FOLDED:
+            top, bottom, left, right = (max(side, 0) for side in problem.padding)
+            longest *= (1 + max(2, top + bottom)) * (1 + max(2, left + right))
+        return (longest + problem.bias,)
 
     def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
-        return tasks(problem, self.tile, self.loader)
+        r = roles(problem)
+        for tables in _tables(problem):
+            if tables.rows:
+                yield self._pack_task(problem, r, tables)
+            for slab in self._slabs(problem, r, tables):
+                yield self._gather_task(problem, r, tables, slab)
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
-        return launches(problem, self.tile, self.loader)
+        """For all phases that fit into one launch: their weights are packed, then the slabs gather."""
+        r = roles(problem)
+        found: list[Launch] = []
+        used = 0
+        for tables in _tables(problem):
+            table = ("workspace", used) if self.loader.tabulated else None
+            packed = ("workspace", round_up(used + (16 * tables.rows if self.loader.tabulated else 0), 256))
+            # One step of slack: the kernel's last load goes past the last row, and its values are not used.
+            packed_bytes = 4 * (problem.groups * tables.rows + DEPTH) * self._outputs_padded(r)
+            used = round_up(packed[1] + packed_bytes, 256)
+            if tables.rows:
+                found.append(self._pack(problem, r, tables, table, packed))
+            found += self._gather(problem, r, tables, table, packed)
+        return Schedule(tuple(found), used)
 
-    def error(self, problem: Problem, sms: int, workspace: int) -> float:
-        return direct_error(problem, sums(problem, self.loader))
+    def _outputs_padded(self, r: Roles) -> int:
+        return round_up(r.outputs, self.tile.n)
+
+    def _slabs(self, problem: Problem, r: Roles, tables: _PhaseTables) -> Iterator[_Slab]:
+        """Flattened pixels must stay below 2^31: first whole images per launch, then rows of one image."""
+        most_rows, most_columns = max(h.count for h in tables.h), max(w.count for w in tables.w)
+        limit = (DIVIDEND_LIMIT - 1) // ceil_div(r.outputs, self.tile.n) // self.tile.m * self.tile.m
+        images = min(problem.batch, max(1, limit // (most_rows * most_columns)))
+        lines = most_rows if images > 1 else min(most_rows, limit // most_columns)
+        for first_image in range(0, problem.batch, images):
+            for first_line in range(0, most_rows, max(lines, 1)):
+                yield _Slab(first_image, min(images, problem.batch - first_image), first_line, lines)
+
+    def _pack_task(self, problem: Problem, r: Roles, tables: _PhaseTables) -> Task:
+        outputs_padded = self._outputs_padded(r)
+        output_tiles = int32(ceil_div(outputs_padded, 32) * problem.groups, "the number of weight tiles")
+        grid = (output_tiles, ceil_div(r.channels, 8), len(tables.first_rows))
+        blocks, elements = grid[0] * grid[1] * grid[2], problem.groups * tables.rows * outputs_padded
+        taps = sum(h.taps for h in tables.h) * sum(w.taps for w in tables.w)
+        return Task(PACK, grid, Work(blocks, blocks, grid[0] * grid[1] * taps, 8 * elements))
+
+    def _pack(
+        self, problem: Problem, r: Roles, tables: _PhaseTables, table: tuple[str, int] | None, packed: tuple[str, int]
+    ) -> Launch:
+        outputs_padded = self._outputs_padded(r)
+        p = PackParams(channels=r.channels, outputs=r.outputs, outputs_padded=outputs_padded)
+        tables.fill(p)
+        p.w_group = problem.channels_per_group[1] * problem.w_strides[0]
+        p.w_output, p.w_channel = r.w_output, r.w_channel
+        p.w_row, p.w_column = problem.w_strides[2:]
+        p.output_tiles = ceil_div(outputs_padded, 32)
+        p.table_channel = r.source_strides[1]
+        if self.loader is ROWS:  # the other row loaders fold the coordinate first and add rows and columns themselves
+            p.table_row, p.table_column = layout.pixel_strides(r.source_strides, r.source)
+        slots = layout.slots(PackParams, w="w", packed=packed, table=table)
+        return self._pack_task(problem, r, tables).launch(bytes(p), slots)
+
+    def _gather_task(self, problem: Problem, r: Roles, tables: _PhaseTables, slab: _Slab) -> Task:
+        tile = self.tile
+        channel_tiles = ceil_div(r.outputs, tile.n)
+        most_rows, most_columns = max(h.count for h in tables.h), max(w.count for w in tables.w)
+        tiles = ceil_div(slab.images * min(slab.lines, most_rows) * most_columns, tile.m) * channel_tiles
+        blocks = steps = 0
+        for h in tables.h:
+            pixels = slab.images * slab.lines_of(h)
+            for w in tables.w:
+                here = ceil_div(pixels * w.count, tile.m) * channel_tiles * problem.groups
+                blocks, steps = blocks + here, steps + here * ceil_div(h.taps * w.taps * r.channels, DEPTH)
+        part = slab.images * min(slab.lines, most_rows) / (problem.batch * most_rows)
+        packed = 4 * problem.groups * tables.rows * self._outputs_padded(r)
+        work = Work(blocks, blocks, steps, int(part * moved_bytes(problem)) + packed)
+        task = Task(self.kernel, (tiles, problem.groups, len(tables.first_rows)), work)
+        return task_with_epilogue(problem, task, int(part * prod(problem.y_shape)))
+
+    def _gather(
+        self, problem: Problem, r: Roles, tables: _PhaseTables, table: tuple[str, int] | None, packed: tuple[str, int]
+    ) -> Iterator[Launch]:
+        outputs_padded = self._outputs_padded(r)
+        p = GatherParams(channels=r.channels, outputs=r.outputs, outputs_padded=outputs_padded)
+        tables.fill(p)
+        p.place("source", r.source_strides, r.source)
+        p.place("written", r.written_strides, r.written)
+        p.source_height, p.source_width = r.source_size
+        p.source_channel_bytes = 4 * p.source_channel
+        p.packed_step_bytes = 4 * DEPTH * outputs_padded
+        p.next_tap_bytes = 4 * (p.tap_step_w * r.source_strides[3] - r.channels * p.source_channel)
+        p.channel_tiles = FastDivisor.of(ceil_div(r.outputs, self.tile.n))
+        p.written_vector = _written_vector(problem, r)
+        p.border = BORDERS[r.border]
+        crop_top, crop_bottom, crop_left, crop_right = (max(-side, 0) for side in problem.padding)
+        p.image_top, p.image_left = crop_top, crop_left
+        p.image_height = r.written_size[0] - crop_top - crop_bottom
+        p.image_width = r.written_size[1] - crop_left - crop_right
+        p.pad_top, p.pad_bottom, p.pad_left, p.pad_right = (max(side, 0) for side in problem.padding)
+        p.stride_h, p.stride_w = FastDivisor.of(problem.stride[0]), FastDivisor.of(problem.stride[1])
+        for slab in self._slabs(problem, r, tables):
+            p.batch = slab.images
+            for i, h in enumerate(tables.h):
+                p.phase_h[i] = AxisPhase.of(h.cut(min(slab.first_line, h.count), slab.lines))
+                p.phase_h[i].count.divisor = slab.lines_of(h)
+            slots = layout.slots(
+                GatherParams,
+                source=(r.source, 4 * slab.first_image * r.source_strides[0]),
+                packed=packed,
+                table=table,
+                bias=r.bias,
+                written=(r.written, 4 * slab.first_image * r.written_strides[0]),
+            )
+            yield with_epilogue(problem, self._gather_task(problem, r, tables, slab).launch(bytes(p), slots))
 
 
 CANDIDATES = tuple(GatherCandidate(tile, loader) for loader in LOADERS for tile in GATHER_TILES)
@@ -518,3 +395,12 @@ def candidates(problem: Problem) -> Iterator[GatherCandidate]:
     """Every loader with every tile, whether it takes this problem or not; not for the weight gradient."""
     if problem.kind is not Pass.WGRAD:
         yield from CANDIDATES
+
+
+def all_kernels() -> Iterator[KernelSpec]:
+    """Every instance that this planner can choose."""
+    yield PACK
+    for candidate in CANDIDATES:
+        yield candidate.kernel
+        if candidate.tile.name in candidate.loader.epilogue_tiles:
+            yield kernel_with_epilogue(candidate.kernel)

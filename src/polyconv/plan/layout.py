@@ -12,6 +12,7 @@ from ctypes import c_int32, c_int64, c_uint32, c_uint64
 from typing import Any
 
 from ..algebra.lattice import Phase
+from ..problem import Extents, Strides
 from ..select import PlanError
 from .plan import PointerSlot
 
@@ -39,6 +40,17 @@ class Params(ctypes.Structure):
             raise PlanError(
                 f"{name} of {type(self).__name__} is {value}: more than its field in the CUDA kernels holds"
             )
+
+    def place(self, name: str, strides: Strides, what: str) -> None:
+        """Fill in the strides of a tensor, whose fields begin with ``name``; in an error it is called ``what``."""
+        every = (*strides[:2], *pixel_strides(strides, what))
+        for axis, stride in zip(("batch", "channel", "row", "column"), every, strict=True):
+            setattr(self, f"{name}_{axis}", stride)
+
+
+def pixel_strides(strides: Strides, what: str) -> Extents:
+    """From row to row and from column to column, which the kernels hold in 32 bits."""
+    return int32(strides[2], f"the row stride of {what}"), int32(strides[3], f"the column stride of {what}")
 
 
 class FastDivisor(Params):
@@ -340,10 +352,20 @@ class ToomWgradFinishParams(Params):
     ]
 
 
-def slots(struct: type[ctypes.Structure], **buffers: str | tuple[str, int]) -> tuple[PointerSlot, ...]:
-    """Pointer fields of a struct and the buffer (with a byte offset) that each one points into."""
+def set_phases(p: Params, h: tuple[Phase, ...], w: tuple[Phase, ...]) -> None:
+    """Fill in the phases of one launch. Those of an axis all have the same step from tap to tap."""
+    for i, phase in enumerate(h):
+        p.phase_h[i] = AxisPhase.of(phase)
+    for i, phase in enumerate(w):
+        p.phase_w[i] = AxisPhase.of(phase)
+    p.phases_w, p.tap_step_h, p.tap_step_w = len(w), h[0].tap_step, w[0].tap_step
+
+
+def slots(struct: type[ctypes.Structure], **buffers: str | tuple[str, int] | None) -> tuple[PointerSlot, ...]:
+    """Pointer fields of a struct and the buffer (with a byte offset) that each one points into; None: it stays null."""
     found = []
     for name, buffer in buffers.items():
-        where, offset = buffer if isinstance(buffer, tuple) else (buffer, 0)
-        found.append(PointerSlot(getattr(struct, name).offset, where, offset))
+        if buffer is not None:
+            where, offset = buffer if isinstance(buffer, tuple) else (buffer, 0)
+            found.append(PointerSlot(getattr(struct, name).offset, where, offset))
     return tuple(found)

@@ -7,6 +7,7 @@ compared, cached for every later call with the same problem, executed by the emu
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -38,6 +39,35 @@ class KernelSpec:
     twin: str = ""
     """Of a kernel with an epilogue: the symbol of the one without, whose counts hold for both (plan/cost.py)."""
 
+    @classmethod
+    def of(
+        cls,
+        struct: type[ctypes.Structure],
+        function: str,
+        *arguments: object,
+        threads: int,
+        symbol: str = "",
+        stem: str = "",
+        min_blocks: int = 1,
+        axes: tuple[ToomAxis, ...] = (),
+    ) -> KernelSpec:
+        """One of our own: it hands a struct of plan/layout.py to a function, or to a template with its arguments.
+
+        Unless something else is said, header and entry point are called after the function, and the axes are those
+        among the arguments.
+        """
+        template = f"<{', '.join(map(_cpp, arguments))}>" if arguments else ""
+        return cls(
+            stem=stem or function,
+            symbol=symbol or function,
+            body=f"polyconv::{function}{template}(params);",
+            params=f"polyconv::{struct.__name__}",
+            params_bytes=ctypes.sizeof(struct),
+            threads=threads,
+            min_blocks=min_blocks,
+            axes=axes or tuple(argument for argument in arguments if isinstance(argument, ToomAxis)),
+        )
+
     def source(self) -> str:
         """Text that instantiates the kernel, asserts that it was planned for as it is, and nothing else."""
         from .assertions import assertions
@@ -56,6 +86,13 @@ class KernelSpec:
             f"  {self.body}\n"
             f"}}\n"
         )
+
+
+def _cpp(argument: object) -> str:
+    """A template argument: a number, a flag, a text, or something that knows what it is called."""
+    if isinstance(argument, bool):
+        return "true" if argument else "false"
+    return str(getattr(argument, "cpp", argument))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..accuracy import direct_error
 from ..problem import Pass, Problem
-from . import gather, wgrad
 from .candidates import CudaCandidate
+from .gather import MOST_GROUPS, dense_pixels
 from .layout import WgradParams
-from .plan import KernelSpec, Schedule, Task
-from .tiles import SMALL, SQUARE, TALL, WIDE, GemmTile
+from .plan import KernelSpec
+from .tiles import SMALL, SQUARE, TALL, WIDE
+from .wgrad import PixelGemm, WgradCandidate
 
 TILES = (SQUARE, WIDE, TALL, SMALL)
 LEAST_PIXELS = 8
@@ -21,53 +20,36 @@ LEAST_PIXELS = 8
 
 
 @dataclass(frozen=True)
-class PointwiseWgradCandidate:
+class PointwiseWgradCandidate(PixelGemm):
     """The weight gradient as a GEMM whose operands are rows of dense pixels."""
-
-    tile: GemmTile
-    direct = True
-
-    @property
-    def name(self) -> str:
-        return self.kernel.symbol
 
     @cached_property
     def kernel(self) -> KernelSpec:
-        return KernelSpec(
-            stem="pointwise_wgrad",
+        return KernelSpec.of(
+            WgradParams,
+            "pointwise_wgrad",
+            self.tile,
             symbol=f"pointwise_wgrad_{self.tile.name}",
-            body=f"polyconv::pointwise_wgrad<{self.tile.cpp}>(params);",
-            params="polyconv::WgradParams",
-            params_bytes=ctypes.sizeof(WgradParams),
             threads=self.tile.threads,
             min_blocks=self.tile.min_blocks(weight=0),
         )
 
+    @cached_property
+    def resident(self) -> int:
+        """As of the general kernel, in whose place this one runs."""
+        return WgradCandidate(self.tile, vector=True, bordered=False).resident
+
     def refusal(self, problem: Problem) -> str | None:
         if problem.kernel != (1, 1) or problem.stride != (1, 1) or any(problem.padding):
             return "not pointwise"
-        if problem.groups > gather.MOST_GROUPS:
-            return f"more than {gather.MOST_GROUPS} groups"
+        if problem.groups > MOST_GROUPS:
+            return f"more than {MOST_GROUPS} groups"
         size = problem.in_size
-        if not all(gather.dense_pixels(strides, size, problem) for strides in (problem.x_strides, problem.y_strides)):
+        if not all(dense_pixels(strides, size, problem) for strides in (problem.x_strides, problem.y_strides)):
             return "pixels of x or of dy are not dense quads"
         if size[0] * size[1] < LEAST_PIXELS:
             return f"images of fewer than {LEAST_PIXELS} pixels"
         return None
-
-    def cut(self, problem: Problem, sms: int, workspace: int) -> wgrad.WgradCut:
-        """As for the general kernel, in whose place this one runs."""
-        resident = wgrad.kernel(self.tile, True, False).min_blocks
-        return wgrad.cut(problem, self.tile, resident, sms, workspace)
-
-    def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
-        return wgrad.tasks(problem, self.kernel, self.cut(problem, sms, workspace))
-
-    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
-        return wgrad.launches(problem, self.kernel, self.cut(problem, sms, workspace))
-
-    def error(self, problem: Problem, sms: int, workspace: int) -> float:
-        return direct_error(problem, wgrad.sums(problem, self.cut(problem, sms, workspace)))
 
 
 CANDIDATES = tuple(map(PointwiseWgradCandidate, TILES))
@@ -81,4 +63,4 @@ def candidates(problem: Problem) -> Iterator[CudaCandidate]:
 
 def all_kernels() -> Iterator[KernelSpec]:
     """Every instance that this planner can choose."""
-    yield from (way.kernel for way in CANDIDATES)
+    yield from (candidate.kernel for candidate in CANDIDATES)

@@ -10,7 +10,6 @@ make is a number: along W they are further steps of the same sum, along H furthe
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -21,16 +20,9 @@ from ..algebra.segments import Scheme2d
 from ..problem import PaddingMode, Pass, Problem
 from ..rounding import ceil_div
 from . import gather, layout
-from .chain import (
-    CHUNK,
-    INVERSE_THREADS,
-    Chain,
-    gemm_blocks,
-    gemm_shared,
-    segments_of,
-)
+from .chain import CHUNK, INVERSE_THREADS, Chain, gemm_blocks, gemm_shared, segments_of
 from .epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
-from .gather import PairKind, Roles, pixel_strides
+from .gather import PairKind, Roles
 from .layout import (
     DIVIDEND_LIMIT,
     MAX_PARTS,
@@ -88,57 +80,29 @@ def axis_refusal(axis: ToomAxis, taps: int) -> str | None:
 
 @lru_cache(maxsize=1024)
 def transform_kernel(h: ToomAxis, vector: int) -> KernelSpec:
-    return KernelSpec(
-        stem="half_transform",
-        symbol=f"half_transform_{h.struct.lower()}_by{vector}",
-        body=f"polyconv::half_transform<polyconv::{h.struct}, {vector}>(params);",
-        params="polyconv::HalfTransformParams",
-        params_bytes=ctypes.sizeof(HalfTransformParams),
-        threads=THREADS,
-        min_blocks=2,
-        axes=(h,),
-    )
+    symbol = f"half_transform_{h.struct.lower()}_by{vector}"
+    return KernelSpec.of(HalfTransformParams, "half_transform", h, vector, symbol=symbol, threads=THREADS, min_blocks=2)
 
 
 @lru_cache(maxsize=1024)
 def inverse_kernel(h: ToomAxis, vector: int) -> KernelSpec:
-    return KernelSpec(
-        stem="half_inverse",
-        symbol=f"half_inverse_{h.struct.lower()}_by{vector}",
-        body=f"polyconv::half_inverse<polyconv::{h.struct}, {vector}>(params);",
-        params="polyconv::HalfInverseParams",
-        params_bytes=ctypes.sizeof(HalfInverseParams),
-        threads=INVERSE_THREADS,
-        min_blocks=5,
-        axes=(h,),
+    symbol = f"half_inverse_{h.struct.lower()}_by{vector}"
+    return KernelSpec.of(
+        HalfInverseParams, "half_inverse", h, vector, symbol=symbol, threads=INVERSE_THREADS, min_blocks=5
     )
 
 
 @lru_cache(maxsize=1024)
 def weights_kernel(h: ToomAxis, w: ToomAxis) -> KernelSpec:
-    return KernelSpec(
-        stem="transform_weights",
-        symbol=f"transform_weights_{h.struct.lower()}_{w.struct.lower()}",
-        body=f"polyconv::transform_weights<polyconv::{h.struct}, polyconv::{w.struct}>(params);",
-        params="polyconv::TransformWeightsParams",
-        params_bytes=ctypes.sizeof(TransformWeightsParams),
-        threads=WEIGHT_THREADS,
-        axes=(h, w),
-    )
+    symbol = f"transform_weights_{h.struct.lower()}_{w.struct.lower()}"
+    return KernelSpec.of(TransformWeightsParams, "transform_weights", h, w, symbol=symbol, threads=WEIGHT_THREADS)
 
 
 @lru_cache(maxsize=1024)
 def gemm_kernel(w: ToomAxis, k_tile: int) -> KernelSpec:
-    return KernelSpec(
-        stem="half_gemm",
-        symbol=f"half_gemm_{w.struct.lower()}_{k_tile}",
-        body=f"polyconv::half_gemm<polyconv::{w.struct}, {k_tile}>(params);",
-        params="polyconv::HalfGemmParams",
-        params_bytes=ctypes.sizeof(HalfGemmParams),
-        threads=32 * w.points,
-        min_blocks=gemm_blocks(w, k_tile),
-        axes=(w,),
-    )
+    symbol = f"half_gemm_{w.struct.lower()}_{k_tile}"
+    threads, blocks = 32 * w.points, gemm_blocks(w, k_tile)
+    return KernelSpec.of(HalfGemmParams, "half_gemm", w, k_tile, symbol=symbol, threads=threads, min_blocks=blocks)
 
 
 def all_kernels() -> Iterator[KernelSpec]:
@@ -403,8 +367,6 @@ def _transform(task: Task, r: Roles, chain: Chain, rows: int, source_at: int) ->
     h, w = chain.h, chain.w
     channels = chain.chunks * CHUNK
     p = HalfTransformParams(
-        source_batch=r.source_strides[0],
-        source_channel=r.source_strides[1],
         items=chain.items(rows),
         vectors=FastDivisor.of(chain.vectors),
         pitch=FastDivisor.of(chain.pitch),
@@ -421,7 +383,7 @@ def _transform(task: Task, r: Roles, chain: Chain, rows: int, source_at: int) ->
         read_step_w=w.read_step,
         outputs_w=chain.way_w.outputs,
     )
-    p.source_row, p.source_column = pixel_strides(r.source_strides, r.source)
+    p.place("source", r.source_strides, r.source)
     for segment in range(chain.segments_h):
         for number in range(len(h.classes)):
             shift = h.read_step * h.dilation * segment * chain.way_h.m
@@ -465,8 +427,6 @@ def _inverse(task: Task, problem: Problem, r: Roles, chain: Chain, rows: int, wr
     parts = chain.way_w.tiles
     stretch = cut.columns * chain.way_w.outputs
     p = HalfInverseParams(
-        written_batch=r.written_strides[0],
-        written_channel=r.written_strides[1],
         outputs=chain.outputs,
         lines=cut.lines,
         stretch_columns=cut.columns,
@@ -491,7 +451,7 @@ def _inverse(task: Task, problem: Problem, r: Roles, chain: Chain, rows: int, wr
         written_first_w=w.written_first,
         written_step_w=w.written_step,
     )
-    p.written_row, p.written_column = pixel_strides(r.written_strides, r.written)
+    p.place("written", r.written_strides, r.written)
     p.vector = (
         problem.vector_aligned
         and p.written_column == 1
@@ -500,8 +460,5 @@ def _inverse(task: Task, problem: Problem, r: Roles, chain: Chain, rows: int, wr
         and stretch % 4 == 0
         and all(stride % 4 == 0 for stride in r.written_strides[:3])
     )
-    where: dict[str, str | tuple[str, int]] = {"y": ("workspace", written_at), "written": r.written}
-    if problem.kind is Pass.FPROP and problem.bias:
-        where["bias"] = "bias"
-    shared = 4 * cut.lines * chain.way_h.m * stretch
-    return with_epilogue(problem, task.launch(bytes(p), layout.slots(HalfInverseParams, **where), shared))
+    slots = layout.slots(HalfInverseParams, y=("workspace", written_at), written=r.written, bias=r.bias)
+    return with_epilogue(problem, task.launch(bytes(p), slots, 4 * cut.lines * chain.way_h.m * stretch))

@@ -7,21 +7,19 @@ to the general kernels of plan/depthwise.py.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from ..accuracy import direct_error
 from ..problem import Extents, PaddingMode, Pair, Pass, Problem
 from ..rounding import ceil_div, round_up
 from . import layout
-from .candidates import CudaCandidate
+from .candidates import CudaCandidate, DirectCandidate
 from .depthwise import MOST_CHANNELS
 from .epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
-from .gather import pixel_strides, roles
-from .layout import DIVIDEND_LIMIT, FastDivisor, StripParams, StripWgradParams
+from .gather import roles
+from .layout import DIVIDEND_LIMIT, FastDivisor, Params, StripParams, StripWgradParams
 from .plan import KernelSpec, Schedule, Task, Work
 from .traffic import moved_bytes
 from .wgrad import reduction, reduction_task
@@ -43,18 +41,62 @@ KERNELS: dict[tuple[str, int], tuple[Pair, ...]] = {
 """Lanes and the stride along both axes -> the kernels that are compiled for them."""
 
 
-def _variant(stem: str, taps: Pair, stride: int, lanes: str) -> str:
-    symbol = f"{stem}_{taps[0]}x{taps[1]}"
-    return symbol + f"_stride{stride}" * (stride > 1) + "_channels_last" * (lanes == CHANNELS)
+@dataclass(frozen=True)
+class _Strips(DirectCandidate):
+    """A kernel that is compiled for one size, with one thread per strip."""
 
+    taps: Pair
+    stride: int
+    lanes: str
 
-def _fitting(blocks: tuple[int, int, int], taps: int) -> int:
-    """Blocks per multiprocessor that leave registers enough for up to 9, 25 and 49 taps."""
-    return blocks[0] if taps <= 9 else blocks[1] if taps <= 25 else blocks[2]
+    def _instance(
+        self, struct: type[Params], stem: str, blocks: tuple[int, int, int], *arguments: object
+    ) -> KernelSpec:
+        """For so many blocks per multiprocessor as leave registers enough for up to 9, 25 and 49 taps."""
+        (h, w), (few, some, many) = self.taps, blocks
+        strided, channels_last = (
+            f"_stride{self.stride}" * (self.stride > 1),
+            "_channels_last" * (self.lanes == CHANNELS),
+        )
+        return KernelSpec.of(
+            struct,
+            stem,
+            *(h, w, self.stride, f"polyconv::Lanes::k{self.lanes.capitalize()}", *arguments),
+            symbol=f"{stem}_{h}x{w}{strided}{channels_last}",
+            threads=THREADS,
+            min_blocks=few if h * w <= 9 else some if h * w <= 25 else many,
+        )
 
+    @property
+    def halo_steps(self) -> int:
+        """Steps of a strip beyond its rows: they open its first outputs, or complete its last ones."""
+        return ceil_div(self.taps[0], self.stride) - 1
 
-def _arguments(taps: Pair, stride: int, lanes: str) -> str:
-    return f"{taps[0]}, {taps[1]}, {stride}, polyconv::Lanes::k{lanes.capitalize()}"
+    def refusal(self, problem: Problem) -> str | None:
+        taps = self.taps
+        if not problem.depthwise:
+            return f"{problem.in_channels} input channels in {problem.groups} groups are not depthwise"
+        if problem.kernel != taps or problem.stride != (self.stride, self.stride):
+            return f"made for a kernel of {taps[0]}x{taps[1]} with stride {self.stride}"
+        if any(problem.dilation[axis] > 1 and taps[axis] > 1 for axis in (0, 1)):
+            return "the taps are not neighbours"
+        if problem.padding_mode is not PaddingMode.ZEROS and any(problem.padding):
+            return f"a {problem.padding_mode} border"
+        inner = 3 if self.lanes == COLUMNS else 1
+        if any(strides[inner] != 1 for strides in (problem.x_strides, problem.y_strides)):
+            return f"{self.lanes} are not neighbours in memory"
+        return None
+
+    def rows_per_strip(self, rows: int, side_by_side: int, sms: int) -> int:
+        """All alike: tall strips have few halo steps, short ones are more threads, as far as it helps."""
+        filled = 3 * THREADS * self.kernel.min_blocks * sms
+
+        def cost(most: int) -> float:
+            strips = ceil_div(rows, most)
+            return (ceil_div(rows, strips) + self.halo_steps) * max(side_by_side * strips, filled)
+
+        most = min(range(MOST_ROWS, LEAST_ROWS - 1, -1), key=cost)
+        return ceil_div(rows, ceil_div(rows, most))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,33 +113,17 @@ class StripCut:
 
 
 @dataclass(frozen=True)
-class StripCandidate:
+class StripCandidate(_Strips):
     """fprop or dgrad, one thread per strip."""
 
-    taps: Pair
-    stride: int
-    lanes: str
     scatters: bool
     """dgrad of a strided convolution: each position writes a cell of stride x stride elements."""
-    direct = True
-
-    @property
-    def name(self) -> str:
-        return self.kernel.symbol
 
     @cached_property
     def kernel(self) -> KernelSpec:
-        (h, w), stem = self.taps, "depthwise_scatter" if self.scatters else "depthwise_strip"
         wide = self._columns > 1
-        return KernelSpec(
-            stem=stem,
-            symbol=_variant(stem, self.taps, self.stride, self.lanes),
-            body=f"polyconv::{stem}<{_arguments(self.taps, self.stride, self.lanes)}>(params);",
-            params="polyconv::StripParams",
-            params_bytes=ctypes.sizeof(StripParams),
-            threads=THREADS,
-            min_blocks=_fitting((8, 6 if self.scatters or wide else 8, 3 if wide else 5), h * w),
-        )
+        blocks = 8, 6 if self.scatters or wide else 8, 3 if wide else 5
+        return self._instance(StripParams, "depthwise_scatter" if self.scatters else "depthwise_strip", blocks)
 
     @property
     def fewer_blocks(self) -> int:
@@ -105,7 +131,7 @@ class StripCandidate:
         return int(self._columns > 1 and 9 < self.taps[0] * self.taps[1] <= 25)
 
     def refusal(self, problem: Problem) -> str | None:
-        reason = _refusal(problem, self.taps, self.stride, self.lanes)
+        reason = super().refusal(problem)
         if reason is not None:
             return reason
         if self.scatters != (problem.kind is Pass.DGRAD and self.stride > 1):
@@ -135,14 +161,14 @@ class StripCandidate:
         rows, columns = self._positions(problem)
         column_strips = ceil_div(columns, self._columns)
         side_by_side = column_strips * problem.batch * problem.groups * roles(problem).outputs
-        rows_each = rows_per_strip(rows, self, side_by_side, sms)
+        rows_each = self.rows_per_strip(rows, side_by_side, sms)
         row_strips = ceil_div(rows, rows_each)
         return StripCut(rows_each, row_strips, column_strips, side_by_side * row_strips)
 
     def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
         cut = self.cut(problem, sms)
         blocks = ceil_div(cut.strips, THREADS)
-        steps = blocks * (cut.rows_per_strip + halo_steps(self.taps[0], self.stride))
+        steps = blocks * (cut.rows_per_strip + self.halo_steps)
         task = Task(self.kernel, (blocks, 1, 1), Work(blocks, blocks, steps, moved_bytes(problem)))
         yield task_with_epilogue(problem, task, prod(problem.y_shape), self.fewer_blocks)
 
@@ -152,10 +178,8 @@ class StripCandidate:
         rows, columns = self._positions(problem)
         cut = self.cut(problem, sms)
         p = StripParams(rows=rows, columns=columns, rows_per_strip=cut.rows_per_strip, strips=cut.strips)
-        p.source_batch, p.source_channel = r.source_strides[:2]
-        p.written_batch, p.written_channel = r.written_strides[:2]
-        p.source_row, p.source_column = pixel_strides(r.source_strides, r.source)
-        p.written_row, p.written_column = pixel_strides(r.written_strides, r.written)
+        p.place("source", r.source_strides, r.source)
+        p.place("written", r.written_strides, r.written)
         p.source_height, p.source_width = r.source_size
         p.written_height, p.written_width = r.written_size
         p.w_channel, p.w_row, p.w_column = problem.w_strides[0], problem.w_strides[2], problem.w_strides[3]
@@ -173,46 +197,12 @@ class StripCandidate:
             p.first_row, p.first_column = -top, -left
         p.column_strips, p.row_strips = FastDivisor.of(cut.column_strips), FastDivisor.of(cut.row_strips)
         p.channels, p.multiplier = FastDivisor.of(problem.groups * r.outputs), FastDivisor.of(r.outputs)
-        where = {"source": r.source, "w": "w", "written": r.written}
-        if problem.kind is Pass.FPROP and problem.bias:
-            where["bias"] = "bias"
+        slots = layout.slots(StripParams, source=r.source, w="w", written=r.written, bias=r.bias)
         (task,) = self.tasks(problem, sms, workspace)
-        return Schedule((with_epilogue(problem, task.launch(bytes(p), layout.slots(StripParams, **where))),), 0)
+        return Schedule((with_epilogue(problem, task.launch(bytes(p), slots)),), 0)
 
-    def error(self, problem: Problem, sms: int, workspace: int) -> float:
-        return direct_error(problem, (self.taps[0] * self.taps[1] + problem.bias,))
-
-
-def _refusal(problem: Problem, taps: Pair, stride: int, lanes: str) -> str | None:
-    if not problem.depthwise:
-        return f"{problem.in_channels} input channels in {problem.groups} groups are not depthwise"
-    if problem.kernel != taps or problem.stride != (stride, stride):
-        return f"made for a kernel of {taps[0]}x{taps[1]} with stride {stride}"
-    if any(problem.dilation[axis] > 1 and taps[axis] > 1 for axis in (0, 1)):
-        return "the taps are not neighbours"
-    if problem.padding_mode is not PaddingMode.ZEROS and any(problem.padding):
-        return f"a {problem.padding_mode} border"
-    inner = 3 if lanes == COLUMNS else 1
-    if any(strides[inner] != 1 for strides in (problem.x_strides, problem.y_strides)):
-        return f"{lanes} are not neighbours in memory"
-    return None
-
-
-def halo_steps(taps: int, stride: int) -> int:
-    """Steps of a strip beyond its rows: they open its first outputs, or complete its last ones."""
-    return ceil_div(taps, stride) - 1
-
-
-def rows_per_strip(rows: int, way: StripCandidate | StripWgradCandidate, side_by_side: int, sms: int) -> int:
-    """Rows of a strip, all alike: tall strips have few halo steps, short ones are more threads, as far as it helps."""
-    halo, filled = halo_steps(way.taps[0], way.stride), 3 * THREADS * way.kernel.min_blocks * sms
-
-    def cost(most: int) -> float:
-        strips = ceil_div(rows, most)
-        return (ceil_div(rows, strips) + halo) * max(side_by_side * strips, filled)
-
-    most = min(range(MOST_ROWS, LEAST_ROWS - 1, -1), key=cost)
-    return ceil_div(rows, ceil_div(rows, most))
+    def sums(self, problem: Problem, sms: int, workspace: int) -> tuple[int, ...]:
+        return (self.taps[0] * self.taps[1] + problem.bias,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,34 +222,16 @@ class StripWgradCut:
 
 
 @dataclass(frozen=True)
-class StripWgradCandidate:
+class StripWgradCandidate(_Strips):
     """wgrad: all taps at once, one thread per column of a strip."""
-
-    taps: Pair
-    stride: int
-    lanes: str
-    direct = True
-
-    @property
-    def name(self) -> str:
-        return self.kernel.symbol
 
     @cached_property
     def kernel(self) -> KernelSpec:
-        h, w = self.taps
-        arguments = _arguments(self.taps, self.stride, self.lanes)
-        return KernelSpec(
-            stem="depthwise_strip_wgrad",
-            symbol=_variant("depthwise_strip_wgrad", self.taps, self.stride, self.lanes),
-            body=f"polyconv::depthwise_strip_wgrad<{arguments}, {THREADS}>(params);",
-            params="polyconv::StripWgradParams",
-            params_bytes=ctypes.sizeof(StripWgradParams),
-            threads=THREADS,
-            min_blocks=_fitting((8, 4 if self.stride == 1 else 3, 3), h * w),
-        )
+        blocks = 8, 4 if self.stride == 1 else 3, 3
+        return self._instance(StripWgradParams, "depthwise_strip_wgrad", blocks, THREADS)
 
     def refusal(self, problem: Problem) -> str | None:
-        reason = _refusal(problem, self.taps, self.stride, self.lanes)
+        reason = super().refusal(problem)
         if reason is None and problem.out_channels > MOST_CHANNELS:
             reason = f"more than {MOST_CHANNELS} channels"
         if reason is None and problem.batch * problem.out_size[1] * problem.out_size[0] >= DIVIDEND_LIMIT:
@@ -270,7 +242,7 @@ class StripWgradCandidate:
         """As many rounds of a block as leave 32 blocks per multiprocessor, and partial sums that fit the workspace."""
         (rows, columns), channels = problem.out_size, problem.out_channels
         columns_padded = round_up(self.taps[0] * self.taps[1] + problem.bias, 4)
-        rows_each = rows_per_strip(rows, self, columns * problem.batch * channels, sms)
+        rows_each = self.rows_per_strip(rows, columns * problem.batch * channels, sms)
         row_strips = ceil_div(rows, rows_each)
         strips = problem.batch * row_strips * columns
         at_once, channels_at_once = (THREADS, 1) if self.lanes == COLUMNS else (THREADS // 32, 32)
@@ -292,7 +264,7 @@ class StripWgradCandidate:
         work = Work(
             cut.slices * cut.channel_blocks,
             walked,
-            walked * (cut.rows_per_strip + halo_steps(self.taps[0], self.stride)),
+            walked * (cut.rows_per_strip + self.halo_steps),
             moved_bytes(problem) + 4 * cut.slices * problem.out_channels * cut.columns_padded,
         )
         return Task(self.kernel, (cut.slices, cut.channel_blocks, 1), work)
@@ -304,10 +276,8 @@ class StripWgradCandidate:
         p = StripWgradParams(height=problem.in_size[0], width=problem.in_size[1], channels=channels)
         p.rows, p.rows_per_strip = rows, cut.rows_per_strip
         p.columns_padded, p.bias = cut.columns_padded, problem.bias
-        p.x_batch, p.x_channel = problem.x_strides[:2]
-        p.dy_batch, p.dy_channel = problem.y_strides[:2]
-        p.x_row, p.x_column = pixel_strides(problem.x_strides, "x")
-        p.dy_row, p.dy_column = pixel_strides(problem.y_strides, "the gradient of y")
+        p.place("x", problem.x_strides, "x")
+        p.place("dy", problem.y_strides, "the gradient of y")
         p.pad_top, p.pad_left = problem.padding[0], problem.padding[2]
         p.column_strips, p.row_strips = FastDivisor.of(columns), FastDivisor.of(cut.row_strips)
         p.multiplier = FastDivisor.of(problem.channels_per_group[1])
@@ -317,11 +287,11 @@ class StripWgradCandidate:
         second = reduction(problem, cut.slices, self.taps[0] * self.taps[1], cut.columns_padded)
         return Schedule((first, second), 4 * cut.slices * channels * cut.columns_padded)
 
-    def error(self, problem: Problem, sms: int, workspace: int) -> float:
+    def sums(self, problem: Problem, sms: int, workspace: int) -> tuple[int, ...]:
+        """In a thread, across a warp whose lanes are columns, across warps, over slices."""
         cut = self.cut(problem, sms, workspace)
         in_warp = (2, 2, 2, 2, 2) if self.lanes == COLUMNS else ()
-        sums = (cut.rows_per_strip * cut.rounds_per_slice, *in_warp, THREADS // 32, cut.slices)
-        return direct_error(problem, sums)
+        return (cut.rows_per_strip * cut.rounds_per_slice, *in_warp, THREADS // 32, cut.slices)
 
 
 def _all(kind: Pass) -> Iterator[StripCandidate | StripWgradCandidate]:

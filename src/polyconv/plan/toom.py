@@ -72,6 +72,10 @@ class ToomAxis:
         """The C++ name of the emitted transforms."""
         return "Toom" + "_".join(map(str, (self.m, *self.segments, self.tiles)))
 
+    @property
+    def cpp(self) -> str:
+        return f"polyconv::{self.struct}"
+
     def scheme(self) -> AxisScheme:
         """The exact algorithm."""
         return _scheme(self)

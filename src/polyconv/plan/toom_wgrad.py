@@ -7,7 +7,6 @@ since all products of a row run at about the same time). Scratch memory holds no
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +19,7 @@ from ..repetition import repetition_of
 from ..rounding import ceil_div, round_up
 from . import layout
 from .cost import waves
-from .gather import pixel_strides, roles
+from .gather import roles
 from .layout import MAX_CLASSES, FastDivisor, ToomWgradFinishParams, ToomWgradParams, ToomWgradSumParams, int32
 from .plan import KernelSpec, Launch, Schedule, Task, Work
 from .toom import ToomAxis
@@ -100,40 +99,18 @@ def tiles(h: ToomAxis, w: ToomAxis, classed: bool) -> tuple[WgradTile, ...]:
 
 @lru_cache(maxsize=1024)
 def kernel(h: ToomAxis, w: ToomAxis, tile: WgradTile, classed: bool) -> KernelSpec:
-    strided = "_strided" if classed else ""
-    return KernelSpec(
-        stem="toom_wgrad",
-        symbol=f"toom_wgrad_{h.struct}_{w.struct}_{tile.name}{strided}",
-        body=f"polyconv::toom_wgrad<polyconv::{h.struct}, polyconv::{w.struct}, {tile.cpp}, "
-        f"{'true' if classed else 'false'}>(params);",
-        params="polyconv::ToomWgradParams",
-        params_bytes=ctypes.sizeof(ToomWgradParams),
-        threads=32 * w.points * tile.warps_per_point,
-        axes=(h, w),
-    )
+    symbol = f"toom_wgrad_{h.struct}_{w.struct}_{tile.name}" + "_strided" * classed
+    threads = 32 * w.points * tile.warps_per_point
+    return KernelSpec.of(ToomWgradParams, "toom_wgrad", h, w, tile, classed, symbol=symbol, threads=threads)
 
 
-SUM = KernelSpec(
-    stem="toom_wgrad_finish",
-    symbol="toom_wgrad_sum",
-    body="polyconv::toom_wgrad_sum(params);",
-    params="polyconv::ToomWgradSumParams",
-    params_bytes=ctypes.sizeof(ToomWgradSumParams),
-    threads=256,
-)
+SUM = KernelSpec.of(ToomWgradSumParams, "toom_wgrad_sum", stem="toom_wgrad_finish", threads=256)
 
 
 @lru_cache(maxsize=1024)
 def finish_kernel(h: ToomAxis, w: ToomAxis) -> KernelSpec:
-    return KernelSpec(
-        stem="toom_wgrad_finish",
-        symbol=f"toom_wgrad_finish_{h.struct}_{w.struct}",
-        body=f"polyconv::toom_wgrad_finish<polyconv::{h.struct}, polyconv::{w.struct}>(params);",
-        params="polyconv::ToomWgradFinishParams",
-        params_bytes=ctypes.sizeof(ToomWgradFinishParams),
-        threads=128,
-        axes=(h, w),
-    )
+    symbol = f"toom_wgrad_finish_{h.struct}_{w.struct}"
+    return KernelSpec.of(ToomWgradFinishParams, "toom_wgrad_finish", h, w, symbol=symbol, threads=128)
 
 
 def all_kernels() -> Iterator[KernelSpec]:
@@ -311,9 +288,8 @@ class ToomWgradCandidate:
         int32(work.rows * work.chunks, "the number of tiles")
         p = ToomWgradParams(channels=channels, outputs=k, count_h=h.count, count_w=w.count)
         p.x_batch, p.x_channel, _, _ = problem.x_strides
-        p.dy_batch, p.dy_channel, _, _ = problem.y_strides
-        x_row, x_column = pixel_strides(problem.x_strides, "x")
-        p.dy_row, p.dy_column = pixel_strides(problem.y_strides, "the gradient of y")
+        p.place("dy", problem.y_strides, "the gradient of y")
+        x_row, x_column = layout.pixel_strides(problem.x_strides, "x")
         p.x_row = int32(x_row * h.read_step, "the row stride of x")
         p.x_column = int32(x_column * w.read_step, "the column stride of x")
         p.x_next_row, p.dy_next_row = 4 * p.x_row * h.dilation, 4 * p.dy_row * h.dilation
@@ -336,28 +312,27 @@ class ToomWgradCandidate:
         p.classes, p.classes_w = FastDivisor.of(classes), FastDivisor.of(len(w.classes))
 
         bias_at = 4 * self._elements(problem, work) * work.slices * self.tile.split
-        where: dict[str, str | tuple[str, int]] = {"x": "x", "dy": "y", "partial": "workspace"}
-        if problem.bias:
-            where["bias_partial"] = ("workspace", bias_at)
+        bias_partial = ("workspace", bias_at) if problem.bias else None
+        slots = layout.slots(ToomWgradParams, x="x", dy="y", partial="workspace", bias_partial=bias_partial)
         first, *between, last = self._tasks(problem, work)
-        found = [first.launch(bytes(p), layout.slots(ToomWgradParams, **where), self.shared_bytes)]
+        found = [first.launch(bytes(p), slots, self.shared_bytes)]
         for task in between:
             s = ToomWgradSumParams(elements=self._elements(problem, work), slices=work.slices * self.tile.split)
             found.append(task.launch(bytes(s), layout.slots(ToomWgradSumParams, partial="workspace")))
-        found.append(self._finish(problem, work, last, bias_at))
+        found.append(self._finish(problem, work, last, bias_partial))
         return Schedule(tuple(found), bias_at + 4 * work.slices * problem.out_channels * problem.bias)
 
     def sums(self, work: _Work) -> tuple[int, ...]:
         """Tiles that are added in sequence, such sums in a slice, slices in a group; what is left is added at last."""
         return work.flush * TILE_CHUNK // self.tile.split, ceil_div(work.chunks_per_slice, work.flush), SLICES_PER_GROUP
 
-    def _finish(self, problem: Problem, work: _Work, task: Task, bias_at: int) -> Launch:
+    def _finish(self, problem: Problem, work: _Work, task: Task, bias_partial: tuple[str, int] | None) -> Launch:
         h, w = lattices(problem)
         channels, k = self.channels(problem), problem.channels_per_group[1]
         p = ToomWgradFinishParams(slices=work.slices, outputs=k, all_outputs=problem.out_channels)
         p.pairs = problem.out_channels * channels
         p.dw_k, p.dw_channel, _, _ = problem.w_strides
-        p.dw_row, p.dw_column = pixel_strides(problem.w_strides, "the weight")
+        p.dw_row, p.dw_column = layout.pixel_strides(problem.w_strides, "the weight")
         p.channels, p.outputs_divisor = FastDivisor.of(channels), FastDivisor.of(k)
         p.tile_k, p.tile_c = FastDivisor.of(self.tile.k), FastDivisor.of(self.tile.c)
         p.k_tiles, p.channel_tiles = work.k_tiles, work.k_tiles * work.c_tiles
@@ -366,10 +341,9 @@ class ToomWgradCandidate:
             p.taps_h[i], p.tap_first_h[i], p.tap_stride_h = tap_class.taps, tap_class.tap_first, tap_class.tap_stride
         for i, tap_class in enumerate(w.classes):
             p.taps_w[i], p.tap_first_w[i], p.tap_stride_w = tap_class.taps, tap_class.tap_first, tap_class.tap_stride
-        where: dict[str, str | tuple[str, int]] = {"partial": "workspace", "dw": "dw"}
-        if problem.bias:
-            where.update(bias_partial=("workspace", bias_at), db="db")
-        return task.launch(bytes(p), layout.slots(ToomWgradFinishParams, **where))
+        db = "db" if problem.bias else None
+        slots = layout.slots(ToomWgradFinishParams, partial="workspace", dw="dw", bias_partial=bias_partial, db=db)
+        return task.launch(bytes(p), slots)
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         """The largest error that is to be expected, relative to the scale of dw."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 
-from ..accuracy import direct_error
 from ..problem import PaddingMode, Pass, Problem
 from ..rounding import ceil_div, round_up
 from . import layout
-from .gather import BORDERS, MOST_GROUPS, dense_pixels, pixel_strides
+from .candidates import DirectCandidate
+from .gather import BORDERS, MOST_GROUPS, dense_pixels
 from .layout import DIVIDEND_LIMIT, FastDivisor, ReduceParams, WgradParams, int32
 from .plan import KernelSpec, Launch, Schedule, Task, Work
 from .tiles import WGRAD_TILES, GemmTile
@@ -23,37 +22,7 @@ MOST_SLICES = 65535
 """Slices are the grid's z dimension."""
 
 
-@lru_cache(maxsize=1024)
-def kernel(tile: GemmTile, vector: bool, bordered: bool) -> KernelSpec:
-    flags = f"{'true' if vector else 'false'}, {'true' if bordered else 'false'}"
-    return KernelSpec(
-        stem="wgrad_gemm",
-        symbol=f"wgrad_{tile.name}" + "_vector" * vector + "_bordered" * bordered,
-        body=f"polyconv::wgrad_gemm<{tile.cpp}, {flags}>(params);",
-        params="polyconv::WgradParams",
-        params_bytes=ctypes.sizeof(WgradParams),
-        threads=tile.threads,
-        min_blocks=tile.min_blocks(weight=0 if tile.threads == 256 and vector and not bordered else 1),
-    )
-
-
-REDUCE = KernelSpec(
-    stem="reduce_partials",
-    symbol="reduce_partials",
-    body="polyconv::reduce_partials(params);",
-    params="polyconv::ReduceParams",
-    params_bytes=ctypes.sizeof(ReduceParams),
-    threads=256,
-)
-
-
-def all_kernels() -> Iterator[KernelSpec]:
-    """Every instance that this planner can choose."""
-    yield REDUCE
-    for tile in WGRAD_TILES:
-        for vector in (False, True):
-            for bordered in (False, True):
-                yield kernel(tile, vector, bordered)
+REDUCE = KernelSpec.of(ReduceParams, "reduce_partials", threads=256)
 
 
 def bordered(problem: Problem) -> bool:
@@ -76,89 +45,16 @@ class WgradCut:
     images: int
     """Of one launch: flattened pixels must stay below 2^31. Each launch has slices of its own."""
 
+    def parts(self, problem: Problem) -> Iterator[tuple[int, int, int]]:
+        """Of each launch its first image, its pixels and its slices."""
+        out_h, out_w = problem.out_size
+        for first_image in range(0, problem.batch, self.images):
+            pixels = min(self.images, problem.batch - first_image) * out_h * out_w
+            yield first_image, pixels, ceil_div(pixels, self.pixels_per_slice)
 
-def cut(problem: Problem, tile: GemmTile, resident: int, sms: int, workspace: int) -> WgradCut:
-    """Enough slices to fill the device evenly and to keep each sum short, few enough for the workspace."""
-    out_h, out_w = problem.out_size
-    pixels = problem.batch * out_h * out_w
-    columns = columns_of(problem) + problem.bias
-    columns_padded = round_up(columns, 4)
-    k_tiles, column_tiles = ceil_div(problem.channels_per_group[1], tile.m), ceil_div(columns, tile.n)
-    wanted = max(
-        ceil_div(pixels, MOST_PIXELS_PER_SLICE), ceil_div(2 * sms * resident, k_tiles * column_tiles * problem.groups)
-    )
-    most = min(max(1, workspace // (4 * problem.out_channels * columns_padded)), max(1, pixels // 64), MOST_SLICES)
-    pixels_per_slice = round_up(ceil_div(pixels, min(wanted, most)), 8)
-    int32(out_h * out_w + pixels_per_slice, "the number of pixels of one image of y")
-    images = min(problem.batch, max(1, (DIVIDEND_LIMIT - 1 - pixels_per_slice) // (out_h * out_w)))
-    return WgradCut(k_tiles, column_tiles, columns_padded, pixels_per_slice, images)
-
-
-def _parts(problem: Problem, cut: WgradCut) -> Iterator[tuple[int, int, int]]:
-    """Of each launch its first image, its pixels and its slices."""
-    out_h, out_w = problem.out_size
-    for first_image in range(0, problem.batch, cut.images):
-        pixels = min(cut.images, problem.batch - first_image) * out_h * out_w
-        yield first_image, pixels, ceil_div(pixels, cut.pixels_per_slice)
-
-
-def slices_of(problem: Problem, cut: WgradCut) -> int:
-    return sum(slices for _, _, slices in _parts(problem, cut))
-
-
-def sums(problem: Problem, cut: WgradCut) -> tuple[int, ...]:
-    """How one weight is summed: so many pixels in sequence, so many slices in sequence."""
-    return cut.pixels_per_slice, slices_of(problem, cut)
-
-
-def tasks(problem: Problem, spec: KernelSpec, cut: WgradCut) -> Iterator[Task]:
-    """What one candidate launches, in counts."""
-    for _, pixels, slices in _parts(problem, cut):
-        yield _task(problem, spec, cut, pixels, slices)
-    yield reduction_task(problem, slices_of(problem, cut), cut.columns_padded)
-
-
-def _task(problem: Problem, spec: KernelSpec, cut: WgradCut, pixels: int, slices: int) -> Task:
-    grid = (cut.k_tiles * cut.column_tiles, problem.groups, slices)
-    blocks = grid[0] * grid[1] * slices
-    part = pixels / (problem.batch * problem.out_size[0] * problem.out_size[1])
-    moved = int(part * moved_bytes(problem)) + 4 * slices * problem.out_channels * cut.columns_padded
-    return Task(spec, grid, Work(blocks, blocks, ceil_div(pixels, 8) * grid[0] * grid[1], moved))
-
-
-def launches(problem: Problem, spec: KernelSpec, cut: WgradCut) -> Schedule:
-    """The launches of one candidate: the partial sums, then their reduction."""
-    channels, k = problem.channels_per_group
-    columns = columns_of(problem)
-    out_h, out_w = problem.out_size
-    p = WgradParams(height=problem.in_size[0], width=problem.in_size[1], k=k, channels=channels, groups=problem.groups)
-    p.columns, p.columns_padded, p.bias = int32(columns, "channels times kernel area"), cut.columns_padded, problem.bias
-    p.x_batch, p.x_channel = problem.x_strides[:2]
-    p.dy_batch, p.dy_channel = problem.y_strides[:2]
-    p.x_row, p.x_column = pixel_strides(problem.x_strides, "x")
-    p.dy_row, p.dy_column = pixel_strides(problem.y_strides, "the gradient of y")
-    p.border = BORDERS[problem.padding_mode] if bordered(problem) else 0
-    p.stride_h, p.stride_w = problem.stride
-    p.dilation_h, p.dilation_w = problem.dilation
-    p.pad_top, p.pad_left = problem.padding[0], problem.padding[2]
-    p.k_tiles, p.out_height, p.out_width = FastDivisor.of(cut.k_tiles), FastDivisor.of(out_h), FastDivisor.of(out_w)
-    p.kernel_area = FastDivisor.of(problem.kernel[0] * problem.kernel[1])
-    p.kernel_width = FastDivisor.of(problem.kernel[1])
-    p.pixels_per_slice = cut.pixels_per_slice
-    found = []
-    scratch = 0
-    for first_image, pixels, slices in _parts(problem, cut):
-        p.pixels = pixels
-        where = {
-            "x": ("x", 4 * first_image * problem.x_strides[0]),
-            "dy": ("y", 4 * first_image * problem.y_strides[0]),
-            "partial": ("workspace", scratch),
-        }
-        task = _task(problem, spec, cut, pixels, slices)
-        found.append(task.launch(bytes(p), layout.slots(WgradParams, **where)))
-        scratch += 4 * slices * problem.out_channels * cut.columns_padded
-    found.append(reduction(problem, slices_of(problem, cut), columns, cut.columns_padded))
-    return Schedule(tuple(found), scratch)
+    def slices(self, problem: Problem) -> int:
+        """Of all launches."""
+        return sum(slices for _, _, slices in self.parts(problem))
 
 
 def reduction_task(problem: Problem, slices: int, columns_padded: int) -> Task:
@@ -175,29 +71,109 @@ def reduction(problem: Problem, slices: int, columns: int, columns_padded: int) 
     p.columns_padded = FastDivisor.of(columns_padded)
     p.kernel_area = FastDivisor.of(problem.kernel[0] * problem.kernel[1])
     p.kernel_width = FastDivisor.of(problem.kernel[1])
-    where = {"partial": "workspace", "dw": "dw"}
-    if problem.bias:
-        where["db"] = "db"
-    return reduction_task(problem, slices, columns_padded).launch(bytes(p), layout.slots(ReduceParams, **where))
+    slots = layout.slots(ReduceParams, partial="workspace", dw="dw", db="db" if problem.bias else None)
+    return reduction_task(problem, slices, columns_padded).launch(bytes(p), slots)
 
 
 @dataclass(frozen=True)
-class WgradCandidate:
-    """wgrad as an implicit GEMM."""
+class PixelGemm(DirectCandidate):
+    """wgrad as a GEMM over pixels, whatever its kernel does to read them."""
 
     tile: GemmTile
+
+    @property
+    def resident(self) -> int:
+        """Blocks per multiprocessor that the slices are to fill."""
+        return self.kernel.min_blocks
+
+    def cut(self, problem: Problem, sms: int, workspace: int) -> WgradCut:
+        """Enough slices to fill the device evenly and to keep each sum short, few enough for the workspace."""
+        out_h, out_w = problem.out_size
+        pixels = problem.batch * out_h * out_w
+        columns = columns_of(problem) + problem.bias
+        columns_padded = round_up(columns, 4)
+        k_tiles, column_tiles = ceil_div(problem.channels_per_group[1], self.tile.m), ceil_div(columns, self.tile.n)
+        filling = ceil_div(2 * sms * self.resident, k_tiles * column_tiles * problem.groups)
+        wanted = max(ceil_div(pixels, MOST_PIXELS_PER_SLICE), filling)
+        most = min(max(1, workspace // (4 * problem.out_channels * columns_padded)), max(1, pixels // 64), MOST_SLICES)
+        pixels_per_slice = round_up(ceil_div(pixels, min(wanted, most)), 8)
+        int32(out_h * out_w + pixels_per_slice, "the number of pixels of one image of y")
+        images = min(problem.batch, max(1, (DIVIDEND_LIMIT - 1 - pixels_per_slice) // (out_h * out_w)))
+        return WgradCut(k_tiles, column_tiles, columns_padded, pixels_per_slice, images)
+
+    def sums(self, problem: Problem, sms: int, workspace: int) -> tuple[int, ...]:
+        """So many pixels in sequence, so many slices in sequence."""
+        cut = self.cut(problem, sms, workspace)
+        return cut.pixels_per_slice, cut.slices(problem)
+
+    def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
+        cut = self.cut(problem, sms, workspace)
+        for _, pixels, slices in cut.parts(problem):
+            yield self._task(problem, cut, pixels, slices)
+        yield reduction_task(problem, cut.slices(problem), cut.columns_padded)
+
+    def _task(self, problem: Problem, cut: WgradCut, pixels: int, slices: int) -> Task:
+        grid = (cut.k_tiles * cut.column_tiles, problem.groups, slices)
+        blocks = grid[0] * grid[1] * slices
+        part = pixels / (problem.batch * problem.out_size[0] * problem.out_size[1])
+        moved = int(part * moved_bytes(problem)) + 4 * slices * problem.out_channels * cut.columns_padded
+        return Task(self.kernel, grid, Work(blocks, blocks, ceil_div(pixels, 8) * grid[0] * grid[1], moved))
+
+    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
+        """The partial sums, then their reduction."""
+        cut = self.cut(problem, sms, workspace)
+        channels, k = problem.channels_per_group
+        columns = columns_of(problem)
+        out_h, out_w = problem.out_size
+        p = WgradParams(height=problem.in_size[0], width=problem.in_size[1], k=k, channels=channels)
+        p.groups, p.columns, p.bias = problem.groups, int32(columns, "channels times kernel area"), problem.bias
+        p.place("x", problem.x_strides, "x")
+        p.place("dy", problem.y_strides, "the gradient of y")
+        p.border = BORDERS[problem.padding_mode] if bordered(problem) else 0
+        p.stride_h, p.stride_w = problem.stride
+        p.dilation_h, p.dilation_w = problem.dilation
+        p.pad_top, p.pad_left = problem.padding[0], problem.padding[2]
+        p.k_tiles, p.out_height, p.out_width = FastDivisor.of(cut.k_tiles), FastDivisor.of(out_h), FastDivisor.of(out_w)
+        p.kernel_area = FastDivisor.of(problem.kernel[0] * problem.kernel[1])
+        p.kernel_width = FastDivisor.of(problem.kernel[1])
+        p.columns_padded, p.pixels_per_slice = cut.columns_padded, cut.pixels_per_slice
+        found = []
+        scratch = 0
+        for first_image, pixels, slices in cut.parts(problem):
+            p.pixels = pixels
+            slots = layout.slots(
+                WgradParams,
+                x=("x", 4 * first_image * problem.x_strides[0]),
+                dy=("y", 4 * first_image * problem.y_strides[0]),
+                partial=("workspace", scratch),
+            )
+            found.append(self._task(problem, cut, pixels, slices).launch(bytes(p), slots))
+            scratch += 4 * slices * problem.out_channels * cut.columns_padded
+        found.append(reduction(problem, cut.slices(problem), columns, cut.columns_padded))
+        return Schedule(tuple(found), scratch)
+
+
+@dataclass(frozen=True)
+class WgradCandidate(PixelGemm):
+    """wgrad as an implicit GEMM."""
+
     vector: bool
     """Four pixels of dy in one load."""
     bordered: bool
-    direct = True
 
-    @property
-    def name(self) -> str:
-        return self._kernel.symbol
-
-    @property
-    def _kernel(self) -> KernelSpec:
-        return kernel(self.tile, self.vector, self.bordered)
+    @cached_property
+    def kernel(self) -> KernelSpec:
+        tile, lean = self.tile, self.tile.threads == 256 and self.vector and not self.bordered
+        return KernelSpec.of(
+            WgradParams,
+            "wgrad_gemm",
+            tile,
+            self.vector,
+            self.bordered,
+            symbol=f"wgrad_{tile.name}" + "_vector" * self.vector + "_bordered" * self.bordered,
+            threads=tile.threads,
+            min_blocks=tile.min_blocks(weight=0 if lean else 1),
+        )
 
     def refusal(self, problem: Problem) -> str | None:
         if problem.groups > MOST_GROUPS:
@@ -207,18 +183,6 @@ class WgradCandidate:
         if self.vector and not dense_pixels(problem.y_strides, problem.out_size, problem):
             return "pixels of dy are not dense quads"
         return None
-
-    def cut(self, problem: Problem, sms: int, workspace: int) -> WgradCut:
-        return cut(problem, self.tile, self._kernel.min_blocks, sms, workspace)
-
-    def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
-        return tasks(problem, self._kernel, self.cut(problem, sms, workspace))
-
-    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
-        return launches(problem, self._kernel, self.cut(problem, sms, workspace))
-
-    def error(self, problem: Problem, sms: int, workspace: int) -> float:
-        return direct_error(problem, sums(problem, self.cut(problem, sms, workspace)))
 
 
 CANDIDATES = {
@@ -232,3 +196,9 @@ def candidates(problem: Problem) -> Iterator[WgradCandidate]:
     """Every tile for the problem's border; only for the weight gradient."""
     if problem.kind is Pass.WGRAD:
         yield from CANDIDATES[bordered(problem)]
+
+
+def all_kernels() -> Iterator[KernelSpec]:
+    """Every instance that this planner can choose."""
+    yield REDUCE
+    yield from (candidate.kernel for border in CANDIDATES.values() for candidate in border)
