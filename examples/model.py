@@ -3629,6 +3629,8 @@ class KernelSpec:
     """Blocks per multiprocessor that the registers must allow: the second launch bound."""
     axes: tuple[ToomAxis, ...] = ()
     """Fast algorithms whose transforms the body names; their text is emitted from the exact matrices."""
+    facts: tuple[tuple[str, int], ...] = ()
+    """What launches of this instance count with, as its header has it, and the value that they have for it."""
     twin: str = ""
     """Of a kernel with an epilogue: the symbol of the one without, whose counts hold for both (plan/cost.py)."""
 
@@ -3643,6 +3645,7 @@ class KernelSpec:
         stem: str = "",
         min_blocks: int = 1,
         axes: tuple[ToomAxis, ...] = (),
+        facts: Mapping[str, int] | None = None,
     ) -> KernelSpec:
         """One of our own: it hands a struct of plan/layout.py to a function, or to a template with its arguments.
 
@@ -3659,6 +3662,7 @@ class KernelSpec:
             threads=threads,
             min_blocks=min_blocks,
             axes=axes or tuple(argument for argument in arguments if isinstance(argument, ToomAxis)),
+            facts=tuple((facts or {}).items()),
         )
 
 
@@ -4215,6 +4219,11 @@ class GemmTile:
     def cpp(self) -> str:
         return f"polyconv::GemmTile<{self.warps_m}, {self.warps_n}, {self.lanes_m}, {self.thread_m}, {self.thread_n}>"
 
+    @property
+    def facts(self) -> dict[str, int]:
+        """What launches count with."""
+        return {f"{self.cpp}::kM": self.m, f"{self.cpp}::kN": self.n, f"{self.cpp}::kThreads": self.threads}
+
     def min_blocks(self, weight: int) -> int:
         """Blocks per multiprocessor to ask of the compiler for a loader of the given weight.
 
@@ -4462,6 +4471,7 @@ class GatherCandidate(DirectCandidate):
             symbol=f"gather_{loader.name}_{tile.name}",
             threads=tile.threads,
             min_blocks=tile.min_blocks(loader.weight),
+            facts=tile.facts,
         )
 
     def refusal(self, problem: Problem) -> str | None:
@@ -4786,9 +4796,21 @@ def weights_kernel(h: ToomAxis, w: ToomAxis) -> KernelSpec:
 
 @lru_cache(maxsize=1024)
 def gemm_kernel(w: ToomAxis, k_tile: int) -> KernelSpec:
-    symbol = f"half_gemm_{w.struct.lower()}_{k_tile}"
-    threads, blocks = 32 * w.points, gemm_blocks(w, k_tile)
-    return KernelSpec.of(HalfGemmParams, "half_gemm", w, k_tile, symbol=symbol, threads=threads, min_blocks=blocks)
+    threads, gemm = 32 * w.points, f"polyconv::HalfGemm<{w.cpp}, {k_tile}>"
+    return KernelSpec.of(
+        HalfGemmParams,
+        "half_gemm",
+        w,
+        k_tile,
+        symbol=f"half_gemm_{w.struct.lower()}_{k_tile}",
+        threads=threads,
+        min_blocks=gemm_blocks(w, k_tile),
+        facts={
+            f"{gemm}::kThreads": threads,
+            f"{gemm}::kU": chain_columns_of(k_tile),
+            f"4 * {gemm}::kSharedFloats": gemm_shared(w, k_tile),
+        },
+    )
 
 
 @dataclass(frozen=True)
@@ -5154,11 +5176,30 @@ def tiles(h: ToomAxis, w: ToomAxis, classed: bool) -> tuple[WgradTile, ...]:
     return (POINTS,) if w == FIVE else (SEGMENTS,) if w == NINE else (SMALL,)
 
 
+def shared_bytes(w: ToomAxis, tile: WgradTile) -> int:
+    """Two buffers of transformed operands and of what is staged for them, and the state of the block."""
+    warps = w.points * tile.warps_per_point
+    beyond = ceil_div(w.span, 4) - 1  # blocks of four positions, per phase, that a tile reads after its own
+    quads = (TILE_CHUNK + beyond * INTERLEAVES[0]) | 1
+    operands = w.points * TILE_CHUNK * (tile.k + w.passes * tile.c)
+    staged = 4 * TILE_CHUNK * round_up(tile.k, warps) + 4 * quads * round_up(tile.c, warps)
+    return 8 * (operands + staged) + STATE_BYTES
+
+
 @lru_cache(maxsize=1024)
 def kernel(h: ToomAxis, w: ToomAxis, tile: WgradTile, classed: bool) -> KernelSpec:
-    symbol = f"toom_wgrad_{h.struct}_{w.struct}_{tile.name}" + "_strided" * classed
-    threads = 32 * w.points * tile.warps_per_point
-    return KernelSpec.of(ToomWgradParams, "toom_wgrad", h, w, tile, classed, symbol=symbol, threads=threads)
+    threads, sizes = 32 * w.points * tile.warps_per_point, f"polyconv::ToomWgradSizes<{h.cpp}, {w.cpp}, {tile.cpp}>"
+    return KernelSpec.of(
+        ToomWgradParams,
+        "toom_wgrad",
+        *(h, w, tile, classed),
+        symbol=f"toom_wgrad_{h.struct}_{w.struct}_{tile.name}" + "_strided" * classed,
+        threads=threads,
+        facts={
+            f"{sizes}::kThreads": threads,
+            f"4 * 2 * ({sizes}::kOperands + {sizes}::kStaged)": shared_bytes(w, tile) - STATE_BYTES,
+        },
+    )
 
 
 SUM = KernelSpec.of(ToomWgradSumParams, "toom_wgrad_sum", stem="toom_wgrad_finish", threads=256)
@@ -5260,19 +5301,6 @@ class ToomWgradCandidate:
         """Sums of one tile of channels."""
         return len(self.h.segments) * self.h.points * self.w.passes * self.w.points * self.tile.k * self.tile.c
 
-    @property
-    def blocks_beyond(self) -> int:
-        """Blocks of four positions, per phase, that a tile reads after its own."""
-        return ceil_div(self.w.span, 4) - 1
-
-    @property
-    def shared_bytes(self) -> int:
-        warps = self.w.points * self.tile.warps_per_point
-        quads = (TILE_CHUNK + self.blocks_beyond * INTERLEAVES[0]) | 1
-        operands = self.w.points * TILE_CHUNK * (self.tile.k + self.w.passes * self.tile.c)
-        staged = 4 * TILE_CHUNK * round_up(self.tile.k, warps) + 4 * quads * round_up(self.tile.c, warps)
-        return 8 * (operands + staged) + STATE_BYTES
-
     def work(self, problem: Problem, sms: int, workspace: int) -> _Work:
         """Slices: enough to fill the device in whole waves, and for short sums; few enough for the workspace."""
         h, w = lattices(problem)
@@ -5354,7 +5382,7 @@ class ToomWgradCandidate:
         bias_partial = ("workspace", bias_at) if problem.bias else None
         slots = layout_slots(ToomWgradParams, x="x", dy="y", partial="workspace", bias_partial=bias_partial)
         first, *between, last = self._tasks(problem, work)
-        found = [first.launch(bytes(p), slots, self.shared_bytes)]
+        found = [first.launch(bytes(p), slots, shared_bytes(self.w, self.tile))]
         for task in between:
             s = ToomWgradSumParams(elements=self._elements(problem, work), slices=work.slices * self.tile.split)
             found.append(task.launch(bytes(s), layout_slots(ToomWgradSumParams, partial="workspace")))
@@ -5534,6 +5562,7 @@ class WgradCandidate(PixelGemm):
             symbol=f"wgrad_{tile.name}" + "_vector" * self.vector + "_bordered" * self.bordered,
             threads=tile.threads,
             min_blocks=tile.min_blocks(weight=0 if lean else 1),
+            facts=tile.facts,
         )
 
     def refusal(self, problem: Problem) -> str | None:

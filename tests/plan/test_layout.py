@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 
 from polyconv.cuda.compile import compile_kernel
 from polyconv.cuda.errors import CompileError
-from polyconv.plan import assertions, layout, toom_wgrad, wgrad
+from polyconv.plan import KernelSpec, assertions, layout, separable, strips, toom_wgrad, wgrad
 from polyconv.plan.cuda import all_kernels
+from polyconv.problem import Pass
 
 
 def quotient(dividend: int, by: layout.FastDivisor) -> int:
@@ -93,6 +95,13 @@ def test_a_number_that_changed_does_not_compile(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(assertions._NUMBERS["toom_wgrad_finish"], name, toom_wgrad.SLICES_PER_GROUP + 1)
     with pytest.raises(CompileError, match=f"host and device disagree about {name}"):
         compile_kernel(toom_wgrad.SUM, "sm_70")
+
+
+@pytest.mark.parametrize("kernel", [strips.CANDIDATES[Pass.FPROP][0].kernel, separable.gemm_kernel(separable.F23, 16)])
+def test_a_number_of_one_instance_that_changed_does_not_compile(kernel: KernelSpec) -> None:
+    (name, value), *others = kernel.facts
+    with pytest.raises(CompileError, match="host and device disagree about polyconv::"):
+        compile_kernel(replace(kernel, facts=((name, value + 1), *others)), "sm_70")
 
 
 def test_of_a_struct_from_elsewhere_the_size_is_asserted_whatever_it_is_called() -> None:

@@ -16,11 +16,15 @@
 
 namespace polyconv {
 
+// Positions side by side that a thread computes. Where lanes are columns they share a row's elements through L1; else a
+// thread shares them among columns of its own.
+template <Lanes kLanes>
+constexpr int kStripColumns = kLanes == Lanes::kColumns ? 1 : 4;
+
 // kStride: along both axes.
 template <int kTapsH, int kTapsW, int kStride, Lanes kLanes, class Params>
 __device__ __forceinline__ void depthwise_strip(const Params& p) {
-  // Where lanes are columns they share a row's elements through L1; else a thread shares them among columns of its own.
-  constexpr int kColumns = kLanes == Lanes::kColumns ? 1 : 4;
+  constexpr int kColumns = kStripColumns<kLanes>;
   constexpr int kWidth = (kColumns - 1) * kStride + kTapsW;
   constexpr int kOpen = (kTapsH + kStride - 1) / kStride;  // outputs that one step adds to
   constexpr int kAhead = strip_steps(kStride * kWidth);    // steps whose loads travel at once

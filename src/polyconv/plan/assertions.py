@@ -51,13 +51,14 @@ _NUMBERS: dict[str, dict[str, int]] = {
 
 
 @lru_cache(maxsize=128)
-def assertions(stem: str, params: str, params_bytes: int) -> str:
-    """The C++ for a kernel of this header whose one parameter has this type (kernels/layout.cuh has the macro).
+def assertions(stem: str, params: str, params_bytes: int, facts: tuple[tuple[str, int], ...] = ()) -> str:
+    """The C++ for a kernel of this header whose one parameter has this type (kernels/layout.cuh has the macro), and
+    for what is planned of this instance of it.
 
     A struct that is not in :mod:`polyconv.plan.layout` belongs to a kernel from elsewhere: its size alone is known.
     """
     inner, has_epilogue = _without_epilogue(params)
-    numbers = {**_NUMBERS.get(stem, {}), **(_ACTIVATIONS if has_epilogue else {})}
+    numbers = {**_NUMBERS.get(stem, {}), **(_ACTIVATIONS if has_epilogue else {}), **dict(facts)}
     lines = [size_assertion(params, params_bytes)]
     namespace, _, name = inner.rpartition("::")
     struct = getattr(layout, name, None) if namespace == "polyconv" else None

@@ -90,20 +90,27 @@ class FusedCandidate:
     @cached_property
     def kernel(self) -> KernelSpec:
         t = self.tile
-        return self._instance(
-            "fused", "FusedTile", t.lanes_k, t.lanes_u, t.thread_k, t.thread_u, t.each, t.chunk, t.meet
-        )
+        sizes = t.lanes_k, t.lanes_u, t.thread_k, t.thread_u, t.each, t.chunk, t.meet
+        return self._instance("fused", "FusedTile", sizes, "2 * {tile}::kBuffer + {tile}::kExchange")
 
-    def _instance(self, function: str, tile: str, *sizes: int) -> KernelSpec:
-        arguments = ", ".join((self.h.cpp, self.w.cpp, *map(str, sizes)))
+    def _instance(self, function: str, tile: str, sizes: tuple[int, ...], shared: str) -> KernelSpec:
+        """``shared``: the floats of shared memory as the header counts them."""
+        tile = f"polyconv::{tile}<{', '.join((self.h.cpp, self.w.cpp, *map(str, sizes)))}>"
         return KernelSpec.of(
             FusedParams,
             function,
-            f"polyconv::{tile}<{arguments}>",
+            tile,
             symbol=self.name,
             threads=self.threads,
             min_blocks=self.tile.min_blocks,
             axes=(self.h, self.w),
+            facts={
+                f"{tile}::kThreads": self.threads,
+                f"{tile}::kK": self.tile.k,
+                f"{tile}::kRows": self.rows,
+                f"{tile}::kColumns": self.tile.columns,
+                f"4 * ({shared.format(tile=tile)})": self.shared,
+            },
         )
 
     @cached_property
@@ -263,7 +270,8 @@ class ResidentCandidate(FusedCandidate):
 
     @cached_property
     def kernel(self) -> KernelSpec:
-        return self._instance("fused_resident", "ResidentTile", self.tile.columns, self.channels)
+        sizes, shared = (self.tile.columns, self.channels), "{tile}::kChannels * {tile}::kV + {tile}::kMeeting"
+        return self._instance("fused_resident", "ResidentTile", sizes, shared)
 
     def refusal(self, problem: Problem) -> str | None:
         refused = super().refusal(problem)

@@ -235,6 +235,7 @@ class GatherCandidate(DirectCandidate):
             symbol=f"gather_{loader.name}_{tile.name}",
             threads=tile.threads,
             min_blocks=tile.min_blocks(loader.weight),
+            facts=tile.facts,
         )
 
     def refusal(self, problem: Problem) -> str | None:

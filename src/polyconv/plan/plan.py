@@ -36,6 +36,8 @@ class KernelSpec:
     """Blocks per multiprocessor that the registers must allow: the second launch bound."""
     axes: tuple[ToomAxis, ...] = ()
     """Fast algorithms whose transforms the body names; their text is emitted from the exact matrices."""
+    facts: tuple[tuple[str, int], ...] = ()
+    """What launches of this instance count with, as its header has it, and the value that they have for it."""
     twin: str = ""
     """Of a kernel with an epilogue: the symbol of the one without, whose counts hold for both (plan/cost.py)."""
 
@@ -50,6 +52,7 @@ class KernelSpec:
         stem: str = "",
         min_blocks: int = 1,
         axes: tuple[ToomAxis, ...] = (),
+        facts: Mapping[str, int] | None = None,
     ) -> KernelSpec:
         """One of our own: it hands a struct of plan/layout.py to a function, or to a template with its arguments.
 
@@ -66,6 +69,7 @@ class KernelSpec:
             threads=threads,
             min_blocks=min_blocks,
             axes=axes or tuple(argument for argument in arguments if isinstance(argument, ToomAxis)),
+            facts=tuple((facts or {}).items()),
         )
 
     def source(self) -> str:
@@ -75,7 +79,7 @@ class KernelSpec:
         return (
             f'#include "{self.stem}.cuh"\n#include "layout.cuh"\n\n'
             + "".join(axis.text() + "\n" for axis in dict.fromkeys(self.axes))
-            + f"{assertions(self.stem, self.params, self.params_bytes)}\n{self.entry()}"
+            + f"{assertions(self.stem, self.params, self.params_bytes, self.facts)}\n{self.entry()}"
         )
 
     def entry(self) -> str:

@@ -32,6 +32,7 @@ class PointwiseWgradCandidate(PixelGemm):
             symbol=f"pointwise_wgrad_{self.tile.name}",
             threads=self.tile.threads,
             min_blocks=self.tile.min_blocks(weight=0),
+            facts=self.tile.facts,
         )
 
     @cached_property

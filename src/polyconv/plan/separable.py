@@ -20,7 +20,7 @@ from ..algebra.segments import Scheme2d
 from ..problem import PaddingMode, Pass, Problem
 from ..rounding import ceil_div
 from . import gather, layout
-from .chain import CHUNK, INVERSE_THREADS, Chain, gemm_blocks, gemm_shared, segments_of
+from .chain import CHUNK, INVERSE_THREADS, Chain, columns_of, gemm_blocks, gemm_shared, segments_of
 from .epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
 from .gather import PairKind, Roles
 from .layout import (
@@ -100,9 +100,21 @@ def weights_kernel(h: ToomAxis, w: ToomAxis) -> KernelSpec:
 
 @lru_cache(maxsize=1024)
 def gemm_kernel(w: ToomAxis, k_tile: int) -> KernelSpec:
-    symbol = f"half_gemm_{w.struct.lower()}_{k_tile}"
-    threads, blocks = 32 * w.points, gemm_blocks(w, k_tile)
-    return KernelSpec.of(HalfGemmParams, "half_gemm", w, k_tile, symbol=symbol, threads=threads, min_blocks=blocks)
+    threads, gemm = 32 * w.points, f"polyconv::HalfGemm<{w.cpp}, {k_tile}>"
+    return KernelSpec.of(
+        HalfGemmParams,
+        "half_gemm",
+        w,
+        k_tile,
+        symbol=f"half_gemm_{w.struct.lower()}_{k_tile}",
+        threads=threads,
+        min_blocks=gemm_blocks(w, k_tile),
+        facts={
+            f"{gemm}::kThreads": threads,
+            f"{gemm}::kU": columns_of(k_tile),
+            f"4 * {gemm}::kSharedFloats": gemm_shared(w, k_tile),
+        },
+    )
 
 
 def all_kernels() -> Iterator[KernelSpec]:

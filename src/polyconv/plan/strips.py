@@ -50,22 +50,29 @@ class _Strips(DirectCandidate):
     lanes: str
 
     def _instance(
-        self, struct: type[Params], stem: str, blocks: tuple[int, int, int], *arguments: object
+        self,
+        struct: type[Params],
+        stem: str,
+        blocks: tuple[int, int, int],
+        *arguments: object,
+        facts: dict[str, int] | None = None,
     ) -> KernelSpec:
         """For so many blocks per multiprocessor as leave registers enough for up to 9, 25 and 49 taps."""
         (h, w), (few, some, many) = self.taps, blocks
-        strided, channels_last = (
-            f"_stride{self.stride}" * (self.stride > 1),
-            "_channels_last" * (self.lanes == CHANNELS),
-        )
+        variant = f"_stride{self.stride}" * (self.stride > 1) + "_channels_last" * (self.lanes == CHANNELS)
         return KernelSpec.of(
             struct,
             stem,
-            *(h, w, self.stride, f"polyconv::Lanes::k{self.lanes.capitalize()}", *arguments),
-            symbol=f"{stem}_{h}x{w}{strided}{channels_last}",
+            *(h, w, self.stride, self._lanes, *arguments),
+            symbol=f"{stem}_{h}x{w}{variant}",
             threads=THREADS,
             min_blocks=few if h * w <= 9 else some if h * w <= 25 else many,
+            facts=facts,
         )
+
+    @property
+    def _lanes(self) -> str:
+        return f"polyconv::Lanes::k{self.lanes.capitalize()}"
 
     @property
     def halo_steps(self) -> int:
@@ -123,7 +130,10 @@ class StripCandidate(_Strips):
     def kernel(self) -> KernelSpec:
         wide = self._columns > 1
         blocks = 8, 6 if self.scatters or wide else 8, 3 if wide else 5
-        return self._instance(StripParams, "depthwise_scatter" if self.scatters else "depthwise_strip", blocks)
+        if self.scatters:
+            return self._instance(StripParams, "depthwise_scatter", blocks)
+        columns = {f"polyconv::kStripColumns<{self._lanes}>": self._columns}
+        return self._instance(StripParams, "depthwise_strip", blocks, facts=columns)
 
     @property
     def fewer_blocks(self) -> int:
@@ -146,7 +156,7 @@ class StripCandidate(_Strips):
 
     @property
     def _columns(self) -> int:
-        """Positions side by side that one thread computes (``kColumns`` in depthwise_strip.cuh)."""
+        """Positions side by side that one thread computes (``kStripColumns`` in depthwise_strip.cuh)."""
         return 4 if self.lanes == CHANNELS and not self.scatters else 1
 
     def _positions(self, problem: Problem) -> Extents:

@@ -35,6 +35,11 @@ class GemmTile:
     def cpp(self) -> str:
         return f"polyconv::GemmTile<{self.warps_m}, {self.warps_n}, {self.lanes_m}, {self.thread_m}, {self.thread_n}>"
 
+    @property
+    def facts(self) -> dict[str, int]:
+        """What launches count with."""
+        return {f"{self.cpp}::kM": self.m, f"{self.cpp}::kN": self.n, f"{self.cpp}::kThreads": self.threads}
+
     def min_blocks(self, weight: int) -> int:
         """Blocks per multiprocessor to ask of the compiler for a loader of the given weight.
 

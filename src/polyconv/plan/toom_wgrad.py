@@ -97,11 +97,30 @@ def tiles(h: ToomAxis, w: ToomAxis, classed: bool) -> tuple[WgradTile, ...]:
     return (POINTS,) if w == FIVE else (SEGMENTS,) if w == NINE else (SMALL,)
 
 
+def shared_bytes(w: ToomAxis, tile: WgradTile) -> int:
+    """Two buffers of transformed operands and of what is staged for them, and the state of the block."""
+    warps = w.points * tile.warps_per_point
+    beyond = ceil_div(w.span, 4) - 1  # blocks of four positions, per phase, that a tile reads after its own
+    quads = (TILE_CHUNK + beyond * INTERLEAVES[0]) | 1
+    operands = w.points * TILE_CHUNK * (tile.k + w.passes * tile.c)
+    staged = 4 * TILE_CHUNK * round_up(tile.k, warps) + 4 * quads * round_up(tile.c, warps)
+    return 8 * (operands + staged) + STATE_BYTES
+
+
 @lru_cache(maxsize=1024)
 def kernel(h: ToomAxis, w: ToomAxis, tile: WgradTile, classed: bool) -> KernelSpec:
-    symbol = f"toom_wgrad_{h.struct}_{w.struct}_{tile.name}" + "_strided" * classed
-    threads = 32 * w.points * tile.warps_per_point
-    return KernelSpec.of(ToomWgradParams, "toom_wgrad", h, w, tile, classed, symbol=symbol, threads=threads)
+    threads, sizes = 32 * w.points * tile.warps_per_point, f"polyconv::ToomWgradSizes<{h.cpp}, {w.cpp}, {tile.cpp}>"
+    return KernelSpec.of(
+        ToomWgradParams,
+        "toom_wgrad",
+        *(h, w, tile, classed),
+        symbol=f"toom_wgrad_{h.struct}_{w.struct}_{tile.name}" + "_strided" * classed,
+        threads=threads,
+        facts={
+            f"{sizes}::kThreads": threads,
+            f"4 * 2 * ({sizes}::kOperands + {sizes}::kStaged)": shared_bytes(w, tile) - STATE_BYTES,
+        },
+    )
 
 
 SUM = KernelSpec.of(ToomWgradSumParams, "toom_wgrad_sum", stem="toom_wgrad_finish", threads=256)
@@ -218,19 +237,6 @@ class ToomWgradCandidate:
         """Sums of one tile of channels."""
         return len(self.h.segments) * self.h.points * self.w.passes * self.w.points * self.tile.k * self.tile.c
 
-    @property
-    def blocks_beyond(self) -> int:
-        """Blocks of four positions, per phase, that a tile reads after its own."""
-        return ceil_div(self.w.span, 4) - 1
-
-    @property
-    def shared_bytes(self) -> int:
-        warps = self.w.points * self.tile.warps_per_point
-        quads = (TILE_CHUNK + self.blocks_beyond * INTERLEAVES[0]) | 1
-        operands = self.w.points * TILE_CHUNK * (self.tile.k + self.w.passes * self.tile.c)
-        staged = 4 * TILE_CHUNK * round_up(self.tile.k, warps) + 4 * quads * round_up(self.tile.c, warps)
-        return 8 * (operands + staged) + STATE_BYTES
-
     def work(self, problem: Problem, sms: int, workspace: int) -> _Work:
         """Slices: enough to fill the device in whole waves, and for short sums; few enough for the workspace."""
         h, w = lattices(problem)
@@ -315,7 +321,7 @@ class ToomWgradCandidate:
         bias_partial = ("workspace", bias_at) if problem.bias else None
         slots = layout.slots(ToomWgradParams, x="x", dy="y", partial="workspace", bias_partial=bias_partial)
         first, *between, last = self._tasks(problem, work)
-        found = [first.launch(bytes(p), slots, self.shared_bytes)]
+        found = [first.launch(bytes(p), slots, shared_bytes(self.w, self.tile))]
         for task in between:
             s = ToomWgradSumParams(elements=self._elements(problem, work), slices=work.slices * self.tile.split)
             found.append(task.launch(bytes(s), layout.slots(ToomWgradSumParams, partial="workspace")))

@@ -173,6 +173,7 @@ class WgradCandidate(PixelGemm):
             symbol=f"wgrad_{tile.name}" + "_vector" * self.vector + "_bordered" * self.bordered,
             threads=tile.threads,
             min_blocks=tile.min_blocks(weight=0 if lean else 1),
+            facts=tile.facts,
         )
 
     def refusal(self, problem: Problem) -> str | None:
