@@ -15,19 +15,7 @@ from ..machine import processor_name
 from ..measure import workloads
 from ..measure.workloads import Workload
 from ..version import __version__
-from ._options import (
-    FILES,
-    UsageError,
-    add_device_argument,
-    add_examples,
-    add_json_argument,
-    add_output_argument,
-    add_pass_argument,
-    add_workloads_argument,
-    check_writable,
-    completes,
-    positive,
-)
+from . import _options
 
 if TYPE_CHECKING:
     from ..bench.rows import Row
@@ -80,15 +68,15 @@ SAMPLED = "~"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
-    add_workloads_argument(what, "workloads or groups, separated by commas: W1,resnet50-3b")
+    _options.add_workloads_argument(what, "workloads or groups, separated by commas: W1,resnet50-3b")
     what.add_argument(
         "--suite",
         choices=list(SUITES),
         default="quick",
         help="quick: four small layers, a minute or so; the others take from minutes to hours (default: quick)",
     )
-    add_device_argument(parser, ["cpu"], "cpu", "where to run")
-    add_pass_argument(parser)
+    _options.add_device_argument(parser, ["cpu"], "cpu", "where to run")
+    _options.add_pass_argument(parser)
     parser.add_argument(
         "--threads",
         metavar="N",
@@ -96,20 +84,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a number of threads, or several: 1,2 (default: as many as PyTorch takes)",
     )
     parser.add_argument(
-        "--repeats", metavar="N", type=positive, default=7, help="rounds of the three candidates (default: 7)"
+        "--repeats", metavar="N", type=_options.positive, default=7, help="rounds of the three candidates (default: 7)"
     )
     parser.add_argument(
         "--batch",
         metavar="N",
-        type=positive,
+        type=_options.positive,
         help="images, at most (default: as many as stay below 40e9 multiply-adds per call and fit into memory)",
     )
     parser.add_argument("--fresh-weights", action="store_true", help="a new weight tensor in every call of ours")
-    add_json_argument(parser, "the rows, with medians and notes,")
-    add_output_argument(parser, "write the same JSON to a file")
+    _options.add_json_argument(parser, "the rows, with medians and notes,")
+    _options.add_output_argument(parser, "write the same JSON to a file")
     picture = parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the ratios (.png, .svg or .pdf)")
-    completes(picture, FILES)
-    add_examples(
+    _options.completes(picture, _options.FILES)
+    _options.add_examples(
         parser,
         "polyconv bench",
         "polyconv bench W1 --batch 1 --pass fprop",
@@ -126,12 +114,12 @@ def run(args: argparse.Namespace) -> int:
     from ..cpu import native
 
     chosen = workloads.find(args.workloads if args.workloads is not None else SUITES[args.suite])
-    check_writable(args.output, args.plot)
+    _options.check_writable(args.output, args.plot)
     if args.plot:
         try:
             plot.require(args.plot)
         except plot.PlotError as error:
-            raise UsageError(str(error)) from error
+            raise _options.UsageError(str(error)) from error
     _ensure_huge_pages()
     if not native.is_available():
         print("polyconv bench: no native kernels in this installation, PyTorch's run for ours, too", file=sys.stderr)
@@ -184,7 +172,7 @@ def _ensure_huge_pages() -> None:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(positive(part.strip()) for part in text.split(",")))
+    return tuple(dict.fromkeys(_options.positive(part.strip()) for part in text.split(",")))
 
 
 # ---- what is printed

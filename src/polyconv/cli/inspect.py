@@ -23,25 +23,21 @@ from ..inspection.counting import COUNTED_ARCH
 from ..measure import workloads
 from ..plan import all_kernels
 from ..problem import Pass
-from ._options import (
-    add_arch_argument,
-    add_examples,
-    add_json_argument,
-    add_pass_argument,
-    add_workloads_argument,
-)
+from . import _options
 
 NO_EMULATOR = "counted figures need the emulator: in a source checkout, pip install -e tools/volta"
 _HEADERS = ("workload", "pass", "kernel", "registers", "spilled B", "shared B", "blocks/SM", "bound by", "FP32", "ms")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_workloads_argument(parser, "workloads or groups of them, separated by commas (default: headline, W1,W2,W3)")
-    add_arch_argument(parser, default="sm_70")
-    add_pass_argument(parser)
+    _options.add_workloads_argument(
+        parser, "workloads or groups of them, separated by commas (default: headline, W1,W2,W3)"
+    )
+    _options.add_arch_argument(parser, default="sm_70")
+    _options.add_pass_argument(parser)
     parser.add_argument("--all-kernels", action="store_true", help="every kernel that a plan can name, on its own")
-    add_json_argument(parser, "a list of rows")
-    add_examples(
+    _options.add_json_argument(parser, "a list of rows")
+    _options.add_examples(
         parser,
         "polyconv inspect W1 --arch sm_70 --pass fprop",
         "polyconv inspect --all-kernels --arch sm_80,sm_90 --json",

@@ -12,25 +12,23 @@ from ..measure import workloads
 from ..plan import DEVICES, Plan, plan_cuda
 from ..problem import Problem
 from ..select import by_cost
-from ._options import (
-    add_device_argument,
-    add_examples,
-    add_json_argument,
-    add_pass_argument,
-    add_workloads_argument,
-)
+from . import _options
 
 if TYPE_CHECKING:
     from ..cpu.planner import CpuPlan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_workloads_argument(parser, "workloads or groups of them, separated by commas: W1,kb63,models", required=True)
-    add_pass_argument(parser)
-    add_device_argument(parser, ["cpu", *sorted(DEVICES)], "v100", "plan for this GPU, or for this processor")
-    add_json_argument(parser, "a list of plans, with every candidate,")
+    _options.add_workloads_argument(
+        parser, "workloads or groups of them, separated by commas: W1,kb63,models", required=True
+    )
+    _options.add_pass_argument(parser)
+    _options.add_device_argument(parser, ["cpu", *sorted(DEVICES)], "v100", "plan for this GPU, or for this processor")
+    _options.add_json_argument(parser, "a list of plans, with every candidate,")
     parser.add_argument("-v", "--verbose", action="store_true", help="name every candidate that cannot run, too")
-    add_examples(parser, "polyconv plan W1 --pass fprop --device v100", "polyconv plan models --device cpu --json")
+    _options.add_examples(
+        parser, "polyconv plan W1 --pass fprop --device v100", "polyconv plan models --device cpu --json"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,21 +13,7 @@ from ..console import print_json, print_table, progress
 from ..measure import workloads
 from ..measure.workloads import Workload
 from ..problem import Pass
-from . import INTERRUPTED
-from ._options import (
-    FILES,
-    UsageError,
-    add_device_argument,
-    add_examples,
-    add_json_argument,
-    add_output_argument,
-    add_pass_argument,
-    add_workloads_argument,
-    check_folder,
-    check_writable,
-    completes,
-    positive,
-)
+from . import INTERRUPTED, _options
 
 if TYPE_CHECKING:
     from ..measure.contest import Outcome
@@ -48,16 +34,18 @@ HEADERS = ("workload", "pass", "batch", "choice", "PyTorch ms", "ours ms", "x Py
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_workloads_argument(parser, "workloads or groups of them, separated by commas: W1,resnet50-3b,models")
+    _options.add_workloads_argument(parser, "workloads or groups of them, separated by commas: W1,resnet50-3b,models")
     merging = parser.add_argument("--merge", metavar="FILE", nargs="+", type=Path, help="merge tuning files into one")
-    completes(merging, FILES)
-    add_pass_argument(parser)
-    add_device_argument(parser, ["cpu", "cuda"], "cpu", "where to measure")
-    parser.add_argument("--candidates", metavar="N", type=positive, default=3, help="to time (default: 3)")
-    parser.add_argument("--batch", metavar="N", type=positive, help="images, at most (default: as polyconv bench)")
-    add_output_argument(parser, "the tuning file to merge into (default: tuning.json in the cache's folder)")
-    add_json_argument(parser, "what was measured")
-    add_examples(
+    _options.completes(merging, _options.FILES)
+    _options.add_pass_argument(parser)
+    _options.add_device_argument(parser, ["cpu", "cuda"], "cpu", "where to measure")
+    parser.add_argument("--candidates", metavar="N", type=_options.positive, default=3, help="to time (default: 3)")
+    parser.add_argument(
+        "--batch", metavar="N", type=_options.positive, help="images, at most (default: as polyconv bench)"
+    )
+    _options.add_output_argument(parser, "the tuning file to merge into (default: tuning.json in the cache's folder)")
+    _options.add_json_argument(parser, "what was measured")
+    _options.add_examples(
         parser,
         "polyconv tune W1 --pass fprop",
         "polyconv tune models -o tuning.json",
@@ -70,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
     from ..tuning import TuningError
 
     if (args.workloads is None) == (args.merge is None):
-        raise UsageError("name either WORKLOADS to measure or files to --merge")
-    check_writable(args.output)
+        raise _options.UsageError("name either WORKLOADS to measure or files to --merge")
+    _options.check_writable(args.output)
     try:
         return _merge(args) if args.merge is not None else _tune(args)
     except TuningError as error:
@@ -83,11 +71,11 @@ def _merge(args: argparse.Namespace) -> int:
     from .. import tuning
 
     if args.output is None:
-        raise UsageError("--merge needs the file to write: -o FILE")
+        raise _options.UsageError("--merge needs the file to write: -o FILE")
     try:
         merged = tuning.merge(tuning.load(path) for path in args.merge)
     except FileNotFoundError as error:
-        raise UsageError(f"there is no {error.filename}") from None
+        raise _options.UsageError(f"there is no {error.filename}") from None
     written = tuning.update(args.output, merged)
     if args.json:
         print_json({"output": str(args.output), "sections": len(written.sections), "entries": len(written)})
@@ -140,7 +128,7 @@ def _tune(args: argparse.Namespace) -> int:
 
     chosen = workloads.find(args.workloads)
     path = args.output or tuning.default_file()
-    check_folder(path.parent, "name a file with -o")
+    _options.check_folder(path.parent, "name a file with -o")
     device = torch.device(args.device)
     measured: list[Measured] = []
     status = 0

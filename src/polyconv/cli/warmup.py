@@ -18,16 +18,7 @@ from ..cuda.compile import in_threads
 from ..measure import workloads
 from ..plan import KernelSpec
 from ..problem import Pass, Problem
-from ._options import (
-    UsageError,
-    add_arch_argument,
-    add_examples,
-    add_json_argument,
-    add_output_argument,
-    add_pass_argument,
-    add_workloads_argument,
-    check_folder,
-)
+from . import _options
 
 ABOUT = """\
 A model is named as MODULE:ATTRIBUTE, an import path and a name in it: a torch.nn.Module, or a class or a function that
@@ -41,7 +32,9 @@ uses it with POLYCONV_KERNELS=FOLDER, and with POLYCONV_JIT=off it never runs a 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_workloads_argument(parser, "workloads or groups of them, separated by commas; or a model, MODULE:ATTRIBUTE")
+    _options.add_workloads_argument(
+        parser, "workloads or groups of them, separated by commas; or a model, MODULE:ATTRIBUTE"
+    )
     parser.add_argument(
         "--input-shape",
         metavar="SHAPE",
@@ -51,13 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--kernels", metavar="NAMES", type=_names, help="kernels by name, separated by commas")
     parser.add_argument("--all-kernels", action="store_true", help="every kernel that a plan can name")
-    add_arch_argument(
+    _options.add_arch_argument(
         parser, help="GPU architectures, separated by commas: sm_70,sm_80,sm_90 (default: of the GPUs in this machine)"
     )
-    add_pass_argument(parser)
-    add_output_argument(parser, "write a bundle for other machines, or add to one", folder=True)
-    add_json_argument(parser, "what was compiled")
-    add_examples(
+    _options.add_pass_argument(parser)
+    _options.add_output_argument(parser, "write a bundle for other machines, or add to one", folder=True)
+    _options.add_json_argument(parser, "what was compiled")
+    _options.add_examples(
         parser,
         "polyconv warmup W1,W2 --arch sm_70,sm_80,sm_90 --pass fprop -o kernels/",
         "polyconv warmup torchvision.models:resnet50 --input-shape 8,3,224,224 --arch sm_80 -o kernels/",
@@ -72,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     wanted = _wanted(args, archs)
     # Compiling is what was asked for, whatever POLYCONV_JIT says.
     cache = KernelCache(jit=True)
-    check_folder(args.output or cache.directory, "name a folder with -o, or set POLYCONV_CACHE_DIR")
+    _options.check_folder(args.output or cache.directory, "name a folder with -o, or set POLYCONV_CACHE_DIR")
     writer = BundleWriter(args.output, cache) if args.output else None
     with settings.use(kernels=None), progress() as shown:
         sizes = _compile(wanted, writer.add if writer else cache.get, shown)
@@ -92,12 +85,14 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     given = [name for name in ("workloads", "kernels", "all_kernels") if getattr(args, name)]
     if len(given) != 1:
-        raise UsageError("name one thing to compile: workloads, a model, --kernels or --all-kernels")
+        raise _options.UsageError("name one thing to compile: workloads, a model, --kernels or --all-kernels")
     is_model = args.workloads is not None and ":" in args.workloads
     if is_model and not args.input_shape:
-        raise UsageError(f"--input-shape is needed: what runs in {args.workloads} depends on the shape of its input")
+        raise _options.UsageError(
+            f"--input-shape is needed: what runs in {args.workloads} depends on the shape of its input"
+        )
     if args.input_shape and not is_model:
-        raise UsageError("--input-shape is for a model, MODULE:ATTRIBUTE")
+        raise _options.UsageError("--input-shape is for a model, MODULE:ATTRIBUTE")
 
 
 def _wanted(args: argparse.Namespace, archs: Sequence[str]) -> list[warmup.Wanted]:
@@ -130,9 +125,9 @@ def _model_problems(name: str, shapes: Sequence[tuple[int, ...]], passes: Sequen
         problems = problems_of(model, *inputs)
     except Exception as error:  # the model's own code: anything may happen in it
         sizes = " ".join(",".join(map(str, shape)) for shape in shapes)
-        raise UsageError(f"{name} cannot be called with inputs of shape {sizes}: {error}") from error
+        raise _options.UsageError(f"{name} cannot be called with inputs of shape {sizes}: {error}") from error
     if not problems:
-        raise UsageError(f"{name} makes no convolution that polyconv could run")
+        raise _options.UsageError(f"{name} makes no convolution that polyconv could run")
     return [problem for problem in problems if problem.kind in passes]
 
 
@@ -149,9 +144,9 @@ def load_model(name: str) -> Any:
             found = getattr(found, part)
         model = found if isinstance(found, torch.nn.Module) else found()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise UsageError(f"no model can be had from {name}: {error}") from error
+        raise _options.UsageError(f"no model can be had from {name}: {error}") from error
     if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"{name} gives a {type(model).__name__}, not a torch.nn.Module")
+        raise _options.UsageError(f"{name} gives a {type(model).__name__}, not a torch.nn.Module")
     return model
 
 
@@ -164,7 +159,9 @@ def _archs_here() -> tuple[str, ...]:
         count = driver.call("cuDeviceGetCount")
         return tuple(dict.fromkeys(describe(index).arch for index in range(count)))
     except CudaError as error:
-        raise UsageError(f"--arch is needed, because this machine has no GPU to compile for: {error}") from error
+        raise _options.UsageError(
+            f"--arch is needed, because this machine has no GPU to compile for: {error}"
+        ) from error
 
 
 # ---- compiling
