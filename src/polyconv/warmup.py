@@ -102,6 +102,6 @@ def _measured(arch: str) -> dict[str, list[str]]:
 
 def _close_kernels(plan: Plan, device: CudaDevice, workspace: int) -> Iterable[KernelSpec]:
     close = {c.name for c in plan.candidates if c.cost is not None and c.cost <= CLOSE * plan.cost_us}
-    for way in candidates(plan.problem):
-        if way.name in close and way.refusal(plan.problem) is None:
-            yield from (launch.kernel for launch in way.schedule(plan.problem, device.sms, workspace).launches)
+    for candidate in candidates(plan.problem):
+        if candidate.name in close and candidate.refusal(plan.problem) is None:
+            yield from (launch.kernel for launch in candidate.schedule(plan.problem, device.sms, workspace).launches)

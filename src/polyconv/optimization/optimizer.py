@@ -21,10 +21,10 @@ from ..measure.timing import Timing
 from ..nn import Conv2d
 from ..rehearsal import Example, Loss, preserved
 from ..replacement import why_not_replace
+from .gains import Gains, Measurements, agreed_word, gains_of
 from .measurement import Measurement, Measurer
 from .recording import Layer, Recording, record, runner
 from .report import OptimizationReport, Row
-from .selection import Measurements, Selection, agreed_word, select
 from .swapping import Fusion, Swap
 
 MARGIN = 0.03
@@ -96,7 +96,7 @@ def optimize(
     return model, OptimizationReport(
         mode="training" if model.training else "inference",
         device=str(device),
-        rows=tuple(_rows(measurements, proposals[0].selection, kept)),
+        rows=tuple(_rows(measurements, proposals[0].gains, kept)),
         left_alone={**left_alone, **dict.fromkeys(recording.idle, "it does not run on these inputs")},
         before=before,
         after=before if kept is None else after[kept.name],
@@ -111,7 +111,7 @@ class _Proposal:
     """What could be done to the model."""
 
     name: str
-    selection: Selection
+    gains: Gains
     swap: Swap
     choices: Mapping[str, str]
 
@@ -121,15 +121,15 @@ def _proposals(measurements: Measurements, fusable: Sequence[Fusion], margin: fl
     caches, and a small gain there may be none in the model."""
     found: dict[tuple[Layer, ...], _Proposal] = {}
     for name, least in (("after", margin), ("after, large gains only", max(margin, LARGE))):
-        selection = select(measurements, fusable, least)
+        gains = gains_of(measurements, fusable, least)
         chosen = {
             key: choice
-            for layer in selection.swapped
+            for layer in gains.swapped
             for measurement in measurements[layer]
             for key, choice in measurement.choices.items()
         }
-        swap = Swap([layer.module for layer in selection.swapped], selection.fusions)
-        found.setdefault(selection.swapped, _Proposal(name, selection, swap, chosen))
+        swap = Swap([layer.module for layer in gains.swapped], gains.fusions)
+        found.setdefault(gains.swapped, _Proposal(name, gains, swap, chosen))
     return list(found.values())
 
 
@@ -244,14 +244,15 @@ def _save(path: Path, device: torch.device, measurements: Measurements) -> None:
     tuning.update(path, tuning.Tuning.of(backend_for(device).environment(), entries))
 
 
-def _rows(measurements: Measurements, gains: Selection, kept: _Proposal | None) -> Iterator[Row]:
-    selection = gains if kept is None else kept.selection
+def _rows(measurements: Measurements, alone: Gains, kept: _Proposal | None) -> Iterator[Row]:
+    """``alone``: what gained where each layer was measured by itself."""
+    gains = alone if kept is None else kept.gains
     for layer, measured in measurements.items():
-        swapped = kept is not None and layer in selection.swapped
-        undone = layer in gains.swapped and not swapped
-        why = "faster alone, but not in the whole model" if undone else selection.reasons[layer]
+        swapped = kept is not None and layer in gains.swapped
+        undone = layer in alone.swapped and not swapped
+        why = "faster alone, but not in the whole model" if undone else gains.reasons[layer]
         for call, measurement in zip(layer.calls.values(), measured, strict=True):
-            yield _row(layer, call.count, measurement, swapped, layer.module in selection.fused, why)
+            yield _row(layer, call.count, measurement, swapped, layer.module in gains.fused, why)
 
 
 def _row(layer: Layer, calls: int, measurement: Measurement, swapped: bool, fused: bool, why: str) -> Row:

@@ -66,33 +66,33 @@ class Chain:
     A plain class, because every candidate has one: it is made in a few microseconds.
     """
 
-    def __init__(self, problem: Problem, h: DenseAxis, w: DenseAxis, way_h: ToomAxis, way_w: ToomAxis, k_tile: int):
+    def __init__(self, problem: Problem, h: DenseAxis, w: DenseAxis, along_h: ToomAxis, along_w: ToomAxis, k_tile: int):
         r = roles(problem)
-        self.h, self.w, self.way_h, self.way_w, self.k_tile = h, w, way_h, way_w, k_tile
+        self.h, self.w, self.along_h, self.along_w, self.k_tile = h, w, along_h, along_w, k_tile
         self.batch, self.groups, self.channels, self.outputs = problem.batch, problem.groups, r.channels, r.outputs
-        self.segments_h, self.segments_w = segments_of(way_h, h.taps), segments_of(way_w, w.taps)
-        self.passes = way_w.passes if way_w.tiles > 1 else self.segments_w
+        self.segments_h, self.segments_w = segments_of(along_h, h.taps), segments_of(along_w, w.taps)
+        self.passes = along_w.passes if along_w.tiles > 1 else self.segments_w
         # Channels of a group, classes and segments counted.
         self.parts_h = len(h.classes) * self.segments_h
         self.channels_all = self.parts_h * len(w.classes) * r.channels
         self.chunks = ceil_div(self.channels_all, CHUNK)
         # Tiles along H of one phase of one image, and of all.
-        self.tiles_h = ceil_div(h.count, h.dilation * way_h.m)
+        self.tiles_h = ceil_div(h.count, h.dilation * along_h.m)
         self.rows = problem.batch * h.dilation * self.tiles_h
-        self.units = ceil_div(w.count, w.dilation * way_w.outputs)
+        self.units = ceil_div(w.count, w.dilation * along_w.outputs)
         self.row_columns = self.units * w.dilation
         # Columns of X: those of the outputs and the ones that the last unit reads beyond itself. An odd number, unless
         # they are few, so that the points of H do not all lie in one bank of memory.
-        last = way_w.points - 1 + (self.passes - 1) * way_w.m
-        columns = self.row_columns + last // way_w.outputs * w.dilation
+        last = along_w.points - 1 + (self.passes - 1) * along_w.m
+        columns = self.row_columns + last // along_w.outputs * w.dilation
         self.pitch = columns | 1 if columns >= 16 else columns
         # Of one channel of one row of X, and of all of them.
-        self.vectors = way_w.tiles * self.pitch
-        self.row_stride = way_h.points * problem.groups * self.chunks * CHUNK * self.vectors * way_w.m
+        self.vectors = along_w.tiles * self.pitch
+        self.row_stride = along_h.points * problem.groups * self.chunks * CHUNK * self.vectors * along_w.m
         self.k_tiles = ceil_div(r.outputs, k_tile)
         self.columns_each = columns_of(k_tile)
-        self.products = way_h.points * problem.groups * self.k_tiles
-        slice_floats = self.chunks * CHUNK * self.passes * way_w.points * k_tile
+        self.products = along_h.points * problem.groups * self.k_tiles
+        slice_floats = self.chunks * CHUNK * self.passes * along_w.points * k_tile
         self.weight_bytes = round_up(4 * self.products * slice_floats, 256)
 
     def source_bytes(self, rows: int) -> int:
@@ -109,7 +109,7 @@ class Chain:
 
     def written_bytes(self, rows: int) -> int:
         """Y of a slab."""
-        each = self.way_h.points * self.groups * self.outputs * self.way_w.outputs
+        each = self.along_h.points * self.groups * self.outputs * self.along_w.outputs
         return round_up(4 * each * self.columns_filled(rows), 256)
 
     def gemm_tiles(self, rows: int) -> int:
@@ -118,7 +118,7 @@ class Chain:
 
     def items(self, rows: int) -> int:
         """Threads of half_transform.cuh that have something to do in a slab."""
-        return rows * self.groups * self.chunks * CHUNK * self.vectors * self.way_w.m
+        return rows * self.groups * self.chunks * CHUNK * self.vectors * self.along_w.m
 
     def bytes_of(self, rows: int) -> int:
         return self.weight_bytes + self.source_bytes(rows) + self.written_bytes(rows)
@@ -134,7 +134,7 @@ class Chain:
     def slab_rows(self, sms: int, workspace: int) -> int:
         """Rows of a slab: as few rounds of the persistent blocks as possible, then as few slabs."""
         most = self.most_rows(workspace)
-        blocks = sms * gemm_blocks(self.way_w, self.k_tile)
+        blocks = sms * gemm_blocks(self.along_w, self.k_tile)
         least = ceil_div(self.gemm_tiles(self.rows), blocks)  # rounds, however the rows are cut
         best, fewest = most, 0
         for rows in range(most, most // 2, -max(1, most // SLABS_TRIED)):
@@ -151,7 +151,7 @@ class Chain:
 
     def stretches(self) -> Stretches:
         """How half_inverse.cuh cuts a row."""
-        parts = self.way_w.tiles
+        parts = self.along_w.tiles
         units = ceil_div(self.units, ceil_div(parts * self.row_columns, STRETCH_VECTORS))
         columns = units * self.w.dilation
         lines = min(self.outputs, max(1, INVERSE_THREADS // (parts * columns)))

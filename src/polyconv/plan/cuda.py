@@ -33,7 +33,7 @@ def all_kernels() -> tuple[KernelSpec, ...]:
 def plan_cuda(
     problem: Problem, device: CudaDevice, workspace: int = DEFAULT_WORKSPACE, prefer: Preference | None = None
 ) -> Plan:
-    """The way to solve ``problem`` on ``device`` with the least modelled cost, or the preferred one, if it can run.
+    """The plan for ``problem`` on ``device`` with the least modelled cost, or the preferred one, if it can run.
 
     Deterministic: no timing, no state.
     """
@@ -84,9 +84,9 @@ def choose(
     return select(
         candidates(problem, families),
         problem,
-        refusal=lambda way: way.refusal(problem),
-        error=lambda way: way.error(problem, device.sms, workspace),
-        cost=lambda way: tasks_us(way.tasks(problem, device.sms, workspace), device),
+        refusal=lambda one: one.refusal(problem),
+        error=lambda one: one.error(problem, device.sms, workspace),
+        cost=lambda one: tasks_us(one.tasks(problem, device.sms, workspace), device),
         prefer=prefer,
     )
 
@@ -130,6 +130,6 @@ def _plan_cropped(problem: Problem, device: CudaDevice, workspace: int, prefer: 
 
 
 def candidates(problem: Problem, families: tuple[ModuleType, ...] = FAMILIES) -> Iterator[CudaCandidate]:
-    """Every way that some family of kernels offers for the problem's pass."""
+    """Every candidate that some family of kernels offers for the problem's pass."""
     for family in families:
         yield from family.candidates(problem)

@@ -125,7 +125,6 @@ class FusedCandidate:
         )
 
     def refusal(self, problem: Problem) -> str | None:
-        """Why this way cannot solve the problem, or None."""
         if problem.kind is Pass.WGRAD:
             return "only for fprop and dgrad"
         r = roles(problem)
@@ -292,14 +291,14 @@ CANDIDATES = (
 
 
 def candidates(problem: Problem) -> Iterator[FusedCandidate]:
-    """Every way of this family."""
+    """All of them."""
     yield from CANDIDATES
 
 
 def all_kernels() -> Iterator[KernelSpec]:
     """Every instance that this planner can choose."""
-    yield from dict.fromkeys(spec for way in CANDIDATES for spec in (way.weights_kernel, way.kernel))
-    yield from (kernel_with_epilogue(way.kernel) for way in CANDIDATES)
+    yield from dict.fromkeys(spec for one in CANDIDATES for spec in (one.weights_kernel, one.kernel))
+    yield from (kernel_with_epilogue(one.kernel) for one in CANDIDATES)
 
 
 def _axis(axis: DenseAxis, tiles: int) -> FusedAxis:

@@ -131,7 +131,7 @@ def all_kernels() -> Iterator[KernelSpec]:
             yield kernel_with_epilogue(inverse_kernel(h, vector))
 
 
-# -------------------------------------------------------------------------------------------------------------- the way
+# ------------------------------------------------------------------------------------------------------- the candidates
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class SeparableCandidate:
 
 @lru_cache(maxsize=1024)
 def _refusal_of_all(problem: Problem) -> str | None:
-    """Why no way can compute the problem, or None."""
+    """Why no candidate can compute the problem, or None."""
     if problem.kind is Pass.WGRAD:
         return "only for the forward pass and the input gradient"
     if problem.depthwise:
@@ -232,16 +232,17 @@ def _refusal_of_all(problem: Problem) -> str | None:
 
 
 @lru_cache(maxsize=1024)
-def _chains(problem: Problem, way: SeparableCandidate) -> tuple[tuple[Chain, int], ...]:
+def _chains(problem: Problem, candidate: SeparableCandidate) -> tuple[tuple[Chain, int], ...]:
     """Kinds of phases that are cut into as many segments make chains of the same sizes."""
+    along_h, along_w, k_tile = candidate.h, candidate.w, candidate.k_tile
     found: dict[tuple[int, ...], tuple[PairKind, int]] = {}
     for kind in gather.roles(problem).kinds:
         h, w = kind.h, kind.w
         sizes = (h.count, h.dilation, len(h.classes), w.count, w.dilation, len(w.classes))
-        key = (*sizes, segments_of(way.h, h.taps), segments_of(way.w, w.taps))
+        key = (*sizes, segments_of(along_h, h.taps), segments_of(along_w, w.taps))
         first, times = found.get(key, (kind, 0))
         found[key] = first, times + kind.times
-    return tuple((Chain(problem, k.h, k.w, way.h, way.w, way.k_tile), times) for k, times in found.values())
+    return tuple((Chain(problem, k.h, k.w, along_h, along_w, k_tile), times) for k, times in found.values())
 
 
 @lru_cache(maxsize=1024)
@@ -269,7 +270,7 @@ CANDIDATES = tuple(SeparableCandidate(h, w, k_tile) for h in H_AXES for w in W_A
 
 
 def candidates(problem: Problem) -> Iterator[SeparableCandidate]:
-    """Every way that may be of use for a problem: refused ones, too, so that the planner can say why."""
+    """Every candidate that may be of use for a problem: refused ones, too, so that the planner can say why."""
     if problem.kind is not Pass.WGRAD:
         yield from CANDIDATES
 
@@ -281,7 +282,7 @@ def _weights_task(problem: Problem, chain: Chain, times: int = 1) -> Task:
     blocks = int32(chain.groups * chain.k_tiles * chain.chunks, "the number of weight tiles")
     read = 4 * chain.groups * chain.channels * chain.outputs * problem.kernel[0] * problem.kernel[1]
     work = Work(blocks, blocks, blocks * chain.segments_w, read + chain.weight_bytes)
-    return Task(weights_kernel(chain.way_h, chain.way_w), (blocks, 1, 1), work, times)
+    return Task(weights_kernel(chain.along_h, chain.along_w), (blocks, 1, 1), work, times)
 
 
 def _weights(problem: Problem, r: Roles, chain: Chain) -> Launch:
@@ -302,7 +303,7 @@ def _weights(problem: Problem, r: Roles, chain: Chain) -> Launch:
         source_channels=FastDivisor.of(chain.channels),
         classes_w=FastDivisor.of(len(chain.w.classes)),
     )
-    m = chain.way_h.m
+    m = chain.along_h.m
     for segment in range(chain.segments_h):
         for number, taps in enumerate(chain.h.classes):
             last = segment == chain.segments_h - 1
@@ -331,22 +332,22 @@ def _slab_tasks(
     (height, width), planes = r.source_size, chain.batch * chain.groups
     read = 4 * planes * chain.channels * height * width * rows // chain.rows
     transform = ceil_div(chain.items(rows), THREADS)
-    gemm = gemm_kernel(chain.way_w, chain.k_tile)
+    gemm = gemm_kernel(chain.along_w, chain.k_tile)
     tiles = chain.gemm_tiles(rows)
     blocks = min(tiles, sms * gemm.min_blocks)
     cut = chain.stretches()
     inverse = int32(rows * chain.groups * cut.line_blocks * cut.count, "the number of blocks")
-    rounds = ceil_div(cut.lines * chain.way_w.tiles * cut.columns, INVERSE_THREADS)
+    rounds = ceil_div(cut.lines * chain.along_w.tiles * cut.columns, INVERSE_THREADS)
     result = 4 * planes * chain.outputs * chain.h.count * chain.w.count * rows // chain.rows
     back = Task(
-        inverse_kernel(chain.way_h, chain.way_w.m),
+        inverse_kernel(chain.along_h, chain.along_w.m),
         (inverse, 1, 1),
         Work(inverse, inverse, inverse * rounds, moved_y + result),
         times,
     )
     return (
         Task(
-            transform_kernel(chain.way_h, chain.way_w.m),
+            transform_kernel(chain.along_h, chain.along_w.m),
             (transform, 1, 1),
             Work(transform, transform, transform, read + moved_x),
             times,
@@ -393,12 +394,12 @@ def _transform(task: Task, r: Roles, chain: Chain, rows: int, source_at: int) ->
         dilation_w=FastDivisor.of(w.dilation),
         read_step_h=h.read_step,
         read_step_w=w.read_step,
-        outputs_w=chain.way_w.outputs,
+        outputs_w=chain.along_w.outputs,
     )
     p.place("source", r.source_strides, r.source)
     for segment in range(chain.segments_h):
         for number in range(len(h.classes)):
-            shift = h.read_step * h.dilation * segment * chain.way_h.m
+            shift = h.read_step * h.dilation * segment * chain.along_h.m
             p.part_h[segment * len(h.classes) + number] = _source_part(h, number, r.source_size[0], shift)
     for number in range(len(w.classes)):
         p.class_w[number] = _source_part(w, number, r.source_size[1], 0)
@@ -412,7 +413,7 @@ def _source_part(axis: DenseAxis, number: int, extent: int, shift: int) -> Sourc
 
 
 def _gemm(task: Task, chain: Chain, rows: int, source_at: int, written_at: int) -> Launch:
-    vector = chain.way_w.m
+    vector = chain.along_w.m
     channel_stride = chain.vectors * vector
     p = HalfGemmParams(
         tiles=chain.gemm_tiles(rows),
@@ -431,13 +432,13 @@ def _gemm(task: Task, chain: Chain, rows: int, source_at: int, written_at: int) 
         outputs=chain.outputs,
     )
     slots = layout.slots(HalfGemmParams, x=("workspace", source_at), u=("workspace", 0), y=("workspace", written_at))
-    return task.launch(bytes(p), slots, gemm_shared(chain.way_w, chain.k_tile))
+    return task.launch(bytes(p), slots, gemm_shared(chain.along_w, chain.k_tile))
 
 
 def _inverse(task: Task, problem: Problem, r: Roles, chain: Chain, rows: int, written_at: int) -> Launch:
     h, w, cut = chain.h, chain.w, chain.stretches()
-    parts = chain.way_w.tiles
-    stretch = cut.columns * chain.way_w.outputs
+    parts = chain.along_w.tiles
+    stretch = cut.columns * chain.along_w.outputs
     p = HalfInverseParams(
         outputs=chain.outputs,
         lines=cut.lines,
@@ -453,7 +454,7 @@ def _inverse(task: Task, problem: Problem, r: Roles, chain: Chain, rows: int, wr
         tiles=FastDivisor.of(chain.tiles_h),
         dilation_h=FastDivisor.of(h.dilation),
         dilation_w=FastDivisor.of(w.dilation),
-        outputs_w=chain.way_w.outputs,
+        outputs_w=chain.along_w.outputs,
         parts=parts,
         stretch=FastDivisor.of(stretch),
         count_h=h.count,
@@ -473,4 +474,4 @@ def _inverse(task: Task, problem: Problem, r: Roles, chain: Chain, rows: int, wr
         and all(stride % 4 == 0 for stride in r.written_strides[:3])
     )
     slots = layout.slots(HalfInverseParams, y=("workspace", written_at), written=r.written, bias=r.bias)
-    return with_epilogue(problem, task.launch(bytes(p), slots, 4 * cut.lines * chain.way_h.m * stretch))
+    return with_epilogue(problem, task.launch(bytes(p), slots, 4 * cut.lines * chain.along_h.m * stretch))

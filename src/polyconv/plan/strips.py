@@ -315,9 +315,10 @@ def _all(kind: Pass) -> Iterator[StripCandidate | StripWgradCandidate]:
 
 def all_kernels() -> Iterator[KernelSpec]:
     """Every instance that this planner can choose."""
-    yield from dict.fromkeys(way.kernel for kind in Pass for way in _all(kind))
-    forward = (way for way in _all(Pass.FPROP) if isinstance(way, StripCandidate))
-    yield from (kernel_with_epilogue(way.kernel, way.fewer_blocks) for way in forward)
+    yield from dict.fromkeys(candidate.kernel for kind in Pass for candidate in _all(kind))
+    for candidate in _all(Pass.FPROP):
+        if isinstance(candidate, StripCandidate):
+            yield kernel_with_epilogue(candidate.kernel, candidate.fewer_blocks)
 
 
 CANDIDATES = {kind: tuple(_all(kind)) for kind in Pass}
@@ -326,4 +327,4 @@ CANDIDATES = {kind: tuple(_all(kind)) for kind in Pass}
 def candidates(problem: Problem) -> Iterator[CudaCandidate]:
     """What is compiled for the problem's kernel; other problems are none of this family's."""
     if problem.depthwise:
-        yield from (way for way in CANDIDATES[problem.kind] if way.taps == problem.kernel)
+        yield from (one for one in CANDIDATES[problem.kind] if one.taps == problem.kernel)

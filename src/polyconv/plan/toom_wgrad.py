@@ -199,7 +199,6 @@ class ToomWgradCandidate:
         return f"toom_wgrad_{self.h.struct}_{self.w.struct}_{self.tile.name}"
 
     def refusal(self, problem: Problem) -> str | None:
-        """Why this way cannot run, or None."""
         if problem.kind is not Pass.WGRAD:
             return "only for the weight gradient"
         if problem.depthwise:

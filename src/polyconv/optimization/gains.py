@@ -17,8 +17,8 @@ Measurements = Mapping[Layer, Sequence[Measurement]]
 
 
 @dataclass(frozen=True)
-class Selection:
-    """What to do."""
+class Gains:
+    """What is worth doing."""
 
     swapped: tuple[Layer, ...]
     fusions: tuple[Fusion, ...]
@@ -30,7 +30,7 @@ class Selection:
         return {conv for fusion in self.fusions for conv in fusion.convolutions}
 
 
-def select(measurements: Measurements, fusable: Sequence[Fusion], margin: float) -> Selection:
+def gains_of(measurements: Measurements, fusable: Sequence[Fusion], margin: float) -> Gains:
     """The layers to swap and the activations to fuse. Convolutions that share an activation share a fate."""
     layers = {layer.module: layer for layer in measurements}
     fusions: list[Fusion] = []
@@ -55,7 +55,7 @@ def select(measurements: Measurements, fusable: Sequence[Fusion], margin: float)
             reasons[layer] = "faster"
         else:
             reasons[layer] = "PyTorch is as fast" if apart < (1 + margin) * theirs else "PyTorch is faster"
-    return Selection(tuple(swapped), tuple(fusions), reasons)
+    return Gains(tuple(swapped), tuple(fusions), reasons)
 
 
 def _seconds(layer: Layer, measurements: Measurements) -> tuple[float, float, float]:
