@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from functools import lru_cache
 from math import ceil, prod
 
-import torch
-
 from ..accuracy import error_of, reduction_of
 from ..problem import Extents, Pass, Problem
 from ..rounding import ceil_div
@@ -140,14 +138,10 @@ def _weight_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -
 
 @lru_cache(maxsize=4096)
 def _gradient_error(problem: Problem, index: int) -> float:
-    sizes = [*problem.x_shape, *problem.w_shape, *problem.out_size]
-    geometry = native.geometry_numbers(problem)
-    blocks = torch.ops.polyconv_cpu.weight_gradient_blocks(sizes, geometry, [index])
     scheme = schemes(problem.kind)[index]
-    count = (
-        reduction_of(problem) if scheme.direct else _tiles(problem.batch, problem.out_size, problem.dilation, scheme)
-    )
-    return error_of(problem, scheme.exact, count, tuple(blocks))
+    tiles = _tiles(problem.batch, problem.out_size, problem.dilation, scheme)
+    count = reduction_of(problem) if scheme.direct else tiles
+    return error_of(problem, scheme.exact, count, native.weight_gradient_blocks(problem, index))
 
 
 def gradient_cycles(problem: Problem, scheme: KernelScheme, device: CpuDevice) -> float:
@@ -163,11 +157,8 @@ def gradient_cycles(problem: Problem, scheme: KernelScheme, device: CpuDevice) -
     if scheme.direct:
         outputs = problem.batch * prod(problem.out_size)
         return pack + outputs * prod(problem.kernel) * padded * 0.6
-    tiles, points = (
-        _tiles(problem.batch, problem.out_size, problem.dilation, scheme),
-        prod(scheme.points) * scheme.slots,
-    )
-    segments = scheme.segments(problem.kernel)
+    tiles = _tiles(problem.batch, problem.out_size, problem.dilation, scheme)
+    points, segments = prod(scheme.points) * scheme.slots, scheme.segments(problem.kernel)
     products = tiles * segments * points * padded * 0.6
     transforms = tiles * points * (segments * x_vectors + y_vectors) * 3.0
     back = prod(scheme.points) * segments * c * y_vectors * 30.0

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-import torch
-
 from ..accuracy import error_of, reduction_of
 from ..problem import Pass, Problem
 from . import native
@@ -58,9 +56,7 @@ def _longest_sum(problem: Problem) -> int:
     reduction = reduction_of(problem)
     if problem.kind is not Pass.WGRAD:
         return reduction
-    sizes = [*problem.x_shape, *problem.w_shape, *problem.out_size]
-    longest: int = torch.ops.polyconv_cpu.depthwise_longest_sum(sizes, native.geometry_numbers(problem))
-    return min(reduction, max(ORDINARY_SUM, longest))
+    return min(reduction, max(ORDINARY_SUM, native.depthwise_longest_sum(problem)))
 
 
 def _cycles(problem: Problem) -> float:

@@ -98,6 +98,21 @@ def longest_sum(engine: str, algorithm: int, terms: int) -> int:
     return length
 
 
+def weight_gradient_blocks(problem: Problem, algorithm: int) -> tuple[int, ...]:
+    """How a weight gradient with channels in the lanes cuts the sum of one weight: lengths in sequence."""
+    return tuple(_operators().weight_gradient_blocks(_sizes(problem), geometry_numbers(problem), [algorithm]))
+
+
+def depthwise_longest_sum(problem: Problem) -> int:
+    """Products that a lane of a depthwise weight gradient adds in float, at most, before it goes on in double."""
+    length: int = _operators().depthwise_longest_sum(_sizes(problem), geometry_numbers(problem))
+    return length
+
+
+def _sizes(problem: Problem) -> list[int]:
+    return [*problem.x_shape, *problem.w_shape, *problem.out_size]
+
+
 def geometry_numbers(problem: Problem) -> list[int]:
     """The geometry that every operator takes; bottom and right padding follow from the sizes of the tensors."""
     top, _, left, _ = problem.padding

@@ -1,4 +1,4 @@
-"""The CPU planner: every way to run a problem, the predicted error and cost of each, and the choice with its reasons.
+"""The CPU planner: every candidate for a problem with its predicted error and cost, and the choice with its reasons.
 
 Deterministic: the choice follows from the problem, its tolerance, the processor's description and, where there is one,
 the preference. Nothing is timed.
