@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from polyconv.cuda import CompileError
-from polyconv.cuda.compile import compile_kernel, compile_many, compiler_id, flags, kernels_dir
+from polyconv.cuda.compile import compile_kernel, compiler_id, flags, in_threads, kernels_dir
 from polyconv.cuda.cubin import kernel_info
 from virtual_gpu.example import KERNELS, axpy_spec
 
@@ -38,7 +38,7 @@ def test_the_same_input_gives_the_same_bytes() -> None:
 
 def test_a_batch_keeps_its_order() -> None:
     specs = [axpy_spec(threads) for threads in (32, 64, 128)]
-    cubins = compile_many(specs, "sm_70", include_dirs=[KERNELS])
+    cubins = in_threads(lambda spec: compile_kernel(spec, "sm_70", include_dirs=[KERNELS]), specs)
     assert [kernel_info(cubin).name for cubin in cubins] == [spec.symbol for spec in specs]
 
 

@@ -33,33 +33,14 @@ Recipe: TypeAlias = list[tuple[Fraction, Form]]
 
 Scalar: TypeAlias = Literal["float", "double"]
 
-PRELUDE = """\
-// What the transforms need: an inline specifier, and multiply-add on each type they are used with. A vector type brings
-// its own mul_add(x, c, y) = x * c + y and mul_sub(x, c, y) = x * c - y, declared before the transforms, and operators.
-#ifndef POLYCONV_INLINE
-#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
-#define POLYCONV_INLINE __device__ __forceinline__
-#else
-#define POLYCONV_INLINE inline __attribute__((always_inline))
-#endif
-#endif
-
-#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
-POLYCONV_INLINE float mul_add(float x, float c, float y) { return fmaf(x, c, y); }
-POLYCONV_INLINE float mul_sub(float x, float c, float y) { return fmaf(x, c, -y); }
-#else
-POLYCONV_INLINE float mul_add(float x, float c, float y) { return x * c + y; }
-POLYCONV_INLINE float mul_sub(float x, float c, float y) { return x * c - y; }
-POLYCONV_INLINE double mul_add(double x, double c, double y) { return x * c + y; }
-POLYCONV_INLINE double mul_sub(double x, double c, double y) { return x * c - y; }
-#endif
-"""
-
 
 def emit_transform(
     name: str, matrix: Matrix, *, scalar: Scalar = "float", rounded: bool = False, program: Program | None = None
 ) -> str:
-    """The text of ``template <class T> void name(const T* x, T* y)`` with ``y = matrix x``, after :data:`PRELUDE`.
+    """The text of ``template <class T> void name(const T* x, T* y)`` with ``y = matrix x``.
+
+    It is written with what kernels/toom.cuh declares: ``POLYCONV_INLINE``, mul_add(x, c, y) = x * c + y and
+    mul_sub(x, c, y) = x * c - y. Another compiler, or a vector type, brings its own.
 
     ``x`` and ``y`` may be the same memory: every input is read before an output is written. Coefficients must be exact
     in ``scalar`` unless ``rounded`` allows the nearest (G has thirds and ninths). To add to outputs that exist, append

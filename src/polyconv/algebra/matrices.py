@@ -29,10 +29,6 @@ def apply(a: Matrix, x: Sequence[Number]) -> Vector:
     return tuple(sum((c * e for c, e in zip(row, x, strict=True) if c), Fraction(0)) for row in a)
 
 
-def dot(a: Iterable[Number], b: Iterable[Number]) -> Fraction:
-    return sum((Fraction(p) * q for p, q in zip(a, b, strict=True)), Fraction(0))
-
-
 def kron(a: Matrix, b: Matrix) -> Matrix:
     """The Kronecker product: ``a`` acts on the slow index, ``b`` on the fast one."""
     return tuple(tuple(p * q for p in row_a for q in row_b) for row_a in a for row_b in b)

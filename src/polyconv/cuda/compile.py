@@ -59,14 +59,6 @@ def compile_kernel(spec: KernelSpec, arch: str, *, include_dirs: Iterable[str | 
     return bytes(cubin)
 
 
-def compile_many(
-    specs: Sequence[KernelSpec], arch: str, *, include_dirs: Iterable[str | os.PathLike[str]] = ()
-) -> list[bytes]:
-    """Compile several kernels, as many at a time as there are cores (NVRTC works outside Python's lock)."""
-    include_dirs = tuple(include_dirs)
-    return in_threads(lambda spec: compile_kernel(spec, arch, include_dirs=include_dirs), specs)
-
-
 def in_threads(function: Callable[[KernelSpec], Result], specs: Sequence[KernelSpec]) -> list[Result]:
     """``[function(spec) for spec in specs]``, on all cores."""
     workers = min(len(specs), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
