@@ -3913,10 +3913,19 @@ def int32(value: int, what: str) -> int:
     return value
 
 
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
 class Params(ctypes.Structure):
-    """A struct that takes no number which its field does not hold: ``ctypes`` alone would keep the lower bits."""
+    """A struct that takes no number which its field does not hold: ``ctypes`` alone would keep the lower bits.
+
+    A field that the device divides by takes the number as well.
+    """
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if type(value) is int and isinstance(getattr(self, name), FastDivisor):
+            value = FastDivisor.of(value)
         super().__setattr__(name, value)
         if type(value) is int and getattr(self, name) != value:
             raise PlanError(
@@ -3950,27 +3959,13 @@ class FastDivisor(Params):
 
 class AxisPhase(Params):
     _fields_ = [
-        *((name, c_int32) for name in ("written_first", "written_step", "read_first", "read_step")),
-        *((name, c_int32) for name in ("taps", "tap_first", "tap_stride")),
+        *_fields(c_int32, "written_first written_step read_first read_step taps tap_first tap_stride"),
         ("count", FastDivisor),
     ]
 
     @classmethod
     def of(cls, phase: Phase) -> AxisPhase:
-        return cls(
-            phase.written_first,
-            phase.written_step,
-            phase.read_first,
-            phase.read_step,
-            phase.taps,
-            phase.tap_first,
-            phase.tap_stride,
-            FastDivisor.of(phase.count),
-        )
-
-
-def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
-    return [(name, kind) for name in names.split()]
+        return cls(*(getattr(phase, name) for name, _ in cls._fields_))
 
 
 class GatherParams(Params):
@@ -3987,8 +3982,7 @@ class GatherParams(Params):
         *_fields(c_int32, "border image_top image_left image_height image_width pad_top pad_bottom pad_left pad_right"),
         *_fields(FastDivisor, "stride_h stride_w"),
         ("first_row", c_int32 * (MAX_PHASES * MAX_PHASES)),
-        ("phase_h", AxisPhase * MAX_PHASES),
-        ("phase_w", AxisPhase * MAX_PHASES),
+        *_fields(AxisPhase * MAX_PHASES, "phase_h phase_w"),
     ]
 
 
@@ -3999,8 +3993,7 @@ class PackParams(Params):
         *_fields(c_int32, "table_row table_column"),
         *_fields(c_int32, "channels outputs outputs_padded output_tiles packed_rows phases_w tap_step_h tap_step_w"),
         ("first_row", c_int32 * (MAX_PHASES * MAX_PHASES)),
-        ("phase_h", AxisPhase * MAX_PHASES),
-        ("phase_w", AxisPhase * MAX_PHASES),
+        *_fields(AxisPhase * MAX_PHASES, "phase_h phase_w"),
     ]
 
 
@@ -4043,8 +4036,7 @@ class TransformWeightsParams(Params):
         *_fields(c_int64, "w_group w_output w_channel"),
         *_fields(c_int32, "w_row w_column channels channels_all chunks outputs k_tile k_tiles groups segments"),
         *_fields(FastDivisor, "source_channels classes_w"),
-        ("part_h", TapPart * MAX_PARTS),
-        ("class_w", TapPart * MAX_PARTS),
+        *_fields(TapPart * MAX_PARTS, "part_h class_w"),
     ]
 
 
@@ -4060,8 +4052,7 @@ class HalfTransformParams(Params):
         ("channels_all", c_int32),
         *_fields(FastDivisor, "tiles dilation_h dilation_w"),
         *_fields(c_int32, "read_step_h read_step_w outputs_w"),
-        ("part_h", SourcePart * MAX_PARTS),
-        ("class_w", SourcePart * MAX_PARTS),
+        *_fields(SourcePart * MAX_PARTS, "part_h class_w"),
     ]
 
 
@@ -4100,10 +4091,8 @@ class ToomWgradParams(Params):
         *_fields(pointer, "x dy partial bias_partial"),
         *_fields(c_int64, "x_batch x_channel dy_batch dy_channel"),
         *_fields(c_int64, "x_next_row dy_next_row x_next_channel dy_next_channel"),
-        ("x_first_h", c_int64 * MAX_CLASSES),
-        ("x_first_w", c_int64 * MAX_CLASSES),
-        ("read_first_h", c_int32 * MAX_CLASSES),
-        ("read_first_w", c_int32 * MAX_CLASSES),
+        *_fields(c_int64 * MAX_CLASSES, "x_first_h x_first_w"),
+        *_fields(c_int32 * MAX_CLASSES, "read_first_h read_first_w"),
         *_fields(c_int32, "x_row x_column dy_row dy_column read_step_h read_step_w height width count_h count_w"),
         *_fields(c_int32, "dilation_h dilation_w interleave channels outputs rows tiles slices flush"),
         *_fields(FastDivisor, "channel_tiles k_tiles groups outer_phases tiles_h phases_h interleaved"),
@@ -4123,10 +4112,7 @@ class ToomWgradFinishParams(Params):
         *_fields(FastDivisor, "channels outputs_divisor tile_k tile_c"),
         *_fields(c_int32, "k_tiles channel_tiles"),
         *_fields(FastDivisor, "classes classes_w"),
-        ("taps_h", c_int32 * MAX_CLASSES),
-        ("tap_first_h", c_int32 * MAX_CLASSES),
-        ("taps_w", c_int32 * MAX_CLASSES),
-        ("tap_first_w", c_int32 * MAX_CLASSES),
+        *_fields(c_int32 * MAX_CLASSES, "taps_h tap_first_h taps_w tap_first_w"),
         *_fields(c_int32, "tap_stride_h tap_stride_w"),
     ]
 
@@ -4584,7 +4570,7 @@ class GatherCandidate(DirectCandidate):
         p.source_channel_bytes = 4 * p.source_channel
         p.packed_step_bytes = 4 * DEPTH * outputs_padded
         p.next_tap_bytes = 4 * (p.tap_step_w * r.source_strides[3] - r.channels * p.source_channel)
-        p.channel_tiles = FastDivisor.of(ceil_div(r.outputs, self.tile.n))
+        p.channel_tiles = ceil_div(r.outputs, self.tile.n)
         p.written_vector = _written_vector(problem, r)
         p.border = BORDERS[r.border]
         crop_top, crop_bottom, crop_left, crop_right = (max(-side, 0) for side in problem.padding)
@@ -4592,7 +4578,7 @@ class GatherCandidate(DirectCandidate):
         p.image_height = r.written_size[0] - crop_top - crop_bottom
         p.image_width = r.written_size[1] - crop_left - crop_right
         p.pad_top, p.pad_bottom, p.pad_left, p.pad_right = (max(side, 0) for side in problem.padding)
-        p.stride_h, p.stride_w = FastDivisor.of(problem.stride[0]), FastDivisor.of(problem.stride[1])
+        p.stride_h, p.stride_w = problem.stride[0], problem.stride[1]
         for slab in self._slabs(problem, r, tables):
             p.batch = slab.images
             for i, h in enumerate(tables.h):
@@ -4666,33 +4652,33 @@ class Chain:
     A plain class, because every candidate has one: it is made in a few microseconds.
     """
 
-    def __init__(self, problem: Problem, h: DenseAxis, w: DenseAxis, way_h: ToomAxis, way_w: ToomAxis, k_tile: int):
+    def __init__(self, problem: Problem, h: DenseAxis, w: DenseAxis, along_h: ToomAxis, along_w: ToomAxis, k_tile: int):
         r = roles(problem)
-        self.h, self.w, self.way_h, self.way_w, self.k_tile = h, w, way_h, way_w, k_tile
+        self.h, self.w, self.along_h, self.along_w, self.k_tile = h, w, along_h, along_w, k_tile
         self.batch, self.groups, self.channels, self.outputs = problem.batch, problem.groups, r.channels, r.outputs
-        self.segments_h, self.segments_w = segments_of(way_h, h.taps), segments_of(way_w, w.taps)
-        self.passes = way_w.passes if way_w.tiles > 1 else self.segments_w
+        self.segments_h, self.segments_w = segments_of(along_h, h.taps), segments_of(along_w, w.taps)
+        self.passes = along_w.passes if along_w.tiles > 1 else self.segments_w
         # Channels of a group, classes and segments counted.
         self.parts_h = len(h.classes) * self.segments_h
         self.channels_all = self.parts_h * len(w.classes) * r.channels
         self.chunks = ceil_div(self.channels_all, CHUNK)
         # Tiles along H of one phase of one image, and of all.
-        self.tiles_h = ceil_div(h.count, h.dilation * way_h.m)
+        self.tiles_h = ceil_div(h.count, h.dilation * along_h.m)
         self.rows = problem.batch * h.dilation * self.tiles_h
-        self.units = ceil_div(w.count, w.dilation * way_w.outputs)
+        self.units = ceil_div(w.count, w.dilation * along_w.outputs)
         self.row_columns = self.units * w.dilation
         # Columns of X: those of the outputs and the ones that the last unit reads beyond itself. An odd number, unless
         # they are few, so that the points of H do not all lie in one bank of memory.
-        last = way_w.points - 1 + (self.passes - 1) * way_w.m
-        columns = self.row_columns + last // way_w.outputs * w.dilation
+        last = along_w.points - 1 + (self.passes - 1) * along_w.m
+        columns = self.row_columns + last // along_w.outputs * w.dilation
         self.pitch = columns | 1 if columns >= 16 else columns
         # Of one channel of one row of X, and of all of them.
-        self.vectors = way_w.tiles * self.pitch
-        self.row_stride = way_h.points * problem.groups * self.chunks * CHUNK * self.vectors * way_w.m
+        self.vectors = along_w.tiles * self.pitch
+        self.row_stride = along_h.points * problem.groups * self.chunks * CHUNK * self.vectors * along_w.m
         self.k_tiles = ceil_div(r.outputs, k_tile)
         self.columns_each = chain_columns_of(k_tile)
-        self.products = way_h.points * problem.groups * self.k_tiles
-        slice_floats = self.chunks * CHUNK * self.passes * way_w.points * k_tile
+        self.products = along_h.points * problem.groups * self.k_tiles
+        slice_floats = self.chunks * CHUNK * self.passes * along_w.points * k_tile
         self.weight_bytes = round_up(4 * self.products * slice_floats, 256)
 
     def source_bytes(self, rows: int) -> int:
@@ -4709,7 +4695,7 @@ class Chain:
 
     def written_bytes(self, rows: int) -> int:
         """Y of a slab."""
-        each = self.way_h.points * self.groups * self.outputs * self.way_w.outputs
+        each = self.along_h.points * self.groups * self.outputs * self.along_w.outputs
         return round_up(4 * each * self.columns_filled(rows), 256)
 
     def gemm_tiles(self, rows: int) -> int:
@@ -4718,7 +4704,7 @@ class Chain:
 
     def items(self, rows: int) -> int:
         """Threads of half_transform.cuh that have something to do in a slab."""
-        return rows * self.groups * self.chunks * CHUNK * self.vectors * self.way_w.m
+        return rows * self.groups * self.chunks * CHUNK * self.vectors * self.along_w.m
 
     def bytes_of(self, rows: int) -> int:
         return self.weight_bytes + self.source_bytes(rows) + self.written_bytes(rows)
@@ -4734,7 +4720,7 @@ class Chain:
     def slab_rows(self, sms: int, workspace: int) -> int:
         """Rows of a slab: as few rounds of the persistent blocks as possible, then as few slabs."""
         most = self.most_rows(workspace)
-        blocks = sms * gemm_blocks(self.way_w, self.k_tile)
+        blocks = sms * gemm_blocks(self.along_w, self.k_tile)
         least = ceil_div(self.gemm_tiles(self.rows), blocks)  # rounds, however the rows are cut
         best, fewest = most, 0
         for rows in range(most, most // 2, -max(1, most // SLABS_TRIED)):
@@ -4751,7 +4737,7 @@ class Chain:
 
     def stretches(self) -> Stretches:
         """How half_inverse.cuh cuts a row."""
-        parts = self.way_w.tiles
+        parts = self.along_w.tiles
         units = ceil_div(self.units, ceil_div(parts * self.row_columns, STRETCH_VECTORS))
         columns = units * self.w.dilation
         lines = min(self.outputs, max(1, INVERSE_THREADS // (parts * columns)))
@@ -4874,7 +4860,7 @@ class SeparableCandidate:
 
 @lru_cache(maxsize=1024)
 def _refusal_of_all(problem: Problem) -> str | None:
-    """Why no way can compute the problem, or None."""
+    """Why no candidate can compute the problem, or None."""
     if problem.kind is Pass.WGRAD:
         return "only for the forward pass and the input gradient"
     if problem.depthwise:
@@ -4888,44 +4874,35 @@ def _refusal_of_all(problem: Problem) -> str | None:
 
 
 @lru_cache(maxsize=1024)
-def _chains(problem: Problem, way: SeparableCandidate) -> tuple[tuple[Chain, int], ...]:
+def _chains(problem: Problem, candidate: SeparableCandidate) -> tuple[tuple[Chain, int], ...]:
     """Kinds of phases that are cut into as many segments make chains of the same sizes."""
+    along_h, along_w, k_tile = candidate.h, candidate.w, candidate.k_tile
     found: dict[tuple[int, ...], tuple[PairKind, int]] = {}
     for kind in roles(problem).kinds:
         h, w = kind.h, kind.w
         sizes = (h.count, h.dilation, len(h.classes), w.count, w.dilation, len(w.classes))
-        key = (*sizes, segments_of(way.h, h.taps), segments_of(way.w, w.taps))
+        key = (*sizes, segments_of(along_h, h.taps), segments_of(along_w, w.taps))
         first, times = found.get(key, (kind, 0))
         found[key] = first, times + kind.times
-    return tuple((Chain(problem, k.h, k.w, way.h, way.w, way.k_tile), times) for k, times in found.values())
+    return tuple((Chain(problem, k.h, k.w, along_h, along_w, k_tile), times) for k, times in found.values())
 
 
 def _weights_task(problem: Problem, chain: Chain, times: int = 1) -> Task:
     blocks = int32(chain.groups * chain.k_tiles * chain.chunks, "the number of weight tiles")
     read = 4 * chain.groups * chain.channels * chain.outputs * problem.kernel[0] * problem.kernel[1]
     work = Work(blocks, blocks, blocks * chain.segments_w, read + chain.weight_bytes)
-    return Task(weights_kernel(chain.way_h, chain.way_w), (blocks, 1, 1), work, times)
+    return Task(weights_kernel(chain.along_h, chain.along_w), (blocks, 1, 1), work, times)
 
 
 def _weights(problem: Problem, r: Roles, chain: Chain) -> Launch:
-    p = TransformWeightsParams(
-        w_group=problem.channels_per_group[1] * problem.w_strides[0],
-        w_output=r.w_output,
-        w_channel=r.w_channel,
-        w_row=problem.w_strides[2],
-        w_column=problem.w_strides[3],
-        channels=chain.channels,
-        channels_all=chain.channels_all,
-        chunks=chain.chunks,
-        outputs=chain.outputs,
-        k_tile=chain.k_tile,
-        k_tiles=chain.k_tiles,
-        groups=chain.groups,
-        segments=chain.segments_w,
-        source_channels=FastDivisor.of(chain.channels),
-        classes_w=FastDivisor.of(len(chain.w.classes)),
-    )
-    m = chain.way_h.m
+    p = TransformWeightsParams(channels=chain.channels, channels_all=chain.channels_all, outputs=chain.outputs)
+    p.w_group = problem.channels_per_group[1] * problem.w_strides[0]
+    p.w_output, p.w_channel = r.w_output, r.w_channel
+    p.w_row, p.w_column = problem.w_strides[2:]
+    p.groups, p.chunks, p.segments = chain.groups, chain.chunks, chain.segments_w
+    p.k_tile, p.k_tiles = chain.k_tile, chain.k_tiles
+    p.source_channels, p.classes_w = chain.channels, len(chain.w.classes)
+    m = chain.along_h.m
     for segment in range(chain.segments_h):
         for number, taps in enumerate(chain.h.classes):
             last = segment == chain.segments_h - 1
@@ -4954,22 +4931,22 @@ def _slab_tasks(
     (height, width), planes = r.source_size, chain.batch * chain.groups
     read = 4 * planes * chain.channels * height * width * rows // chain.rows
     transform = ceil_div(chain.items(rows), THREADS)
-    gemm = gemm_kernel(chain.way_w, chain.k_tile)
+    gemm = gemm_kernel(chain.along_w, chain.k_tile)
     tiles = chain.gemm_tiles(rows)
     blocks = min(tiles, sms * gemm.min_blocks)
     cut = chain.stretches()
     inverse = int32(rows * chain.groups * cut.line_blocks * cut.count, "the number of blocks")
-    rounds = ceil_div(cut.lines * chain.way_w.tiles * cut.columns, INVERSE_THREADS)
+    rounds = ceil_div(cut.lines * chain.along_w.tiles * cut.columns, INVERSE_THREADS)
     result = 4 * planes * chain.outputs * chain.h.count * chain.w.count * rows // chain.rows
     back = Task(
-        inverse_kernel(chain.way_h, chain.way_w.m),
+        inverse_kernel(chain.along_h, chain.along_w.m),
         (inverse, 1, 1),
         Work(inverse, inverse, inverse * rounds, moved_y + result),
         times,
     )
     return (
         Task(
-            transform_kernel(chain.way_h, chain.way_w.m),
+            transform_kernel(chain.along_h, chain.along_w.m),
             (transform, 1, 1),
             Work(transform, transform, transform, read + moved_x),
             times,
@@ -5001,27 +4978,16 @@ def _slab(
 def _transform(task: Task, r: Roles, chain: Chain, rows: int, source_at: int) -> Launch:
     h, w = chain.h, chain.w
     channels = chain.chunks * CHUNK
-    p = HalfTransformParams(
-        items=chain.items(rows),
-        vectors=FastDivisor.of(chain.vectors),
-        pitch=FastDivisor.of(chain.pitch),
-        rows=FastDivisor.of(rows),
-        channels=chain.groups * channels,
-        channels_filled=FastDivisor.of(channels),
-        source_channels=FastDivisor.of(chain.channels),
-        classes_w=FastDivisor.of(len(w.classes)),
-        channels_all=chain.channels_all,
-        tiles=FastDivisor.of(chain.tiles_h),
-        dilation_h=FastDivisor.of(h.dilation),
-        dilation_w=FastDivisor.of(w.dilation),
-        read_step_h=h.read_step,
-        read_step_w=w.read_step,
-        outputs_w=chain.way_w.outputs,
-    )
+    p = HalfTransformParams(items=chain.items(rows), rows=rows, tiles=chain.tiles_h, outputs_w=chain.along_w.outputs)
+    p.vectors, p.pitch = chain.vectors, chain.pitch
+    p.channels, p.channels_filled, p.channels_all = chain.groups * channels, channels, chain.channels_all
+    p.source_channels, p.classes_w = chain.channels, len(w.classes)
+    p.dilation_h, p.dilation_w = h.dilation, w.dilation
+    p.read_step_h, p.read_step_w = h.read_step, w.read_step
     p.place("source", r.source_strides, r.source)
     for segment in range(chain.segments_h):
         for number in range(len(h.classes)):
-            shift = h.read_step * h.dilation * segment * chain.way_h.m
+            shift = h.read_step * h.dilation * segment * chain.along_h.m
             p.part_h[segment * len(h.classes) + number] = _source_part(h, number, r.source_size[0], shift)
     for number in range(len(w.classes)):
         p.class_w[number] = _source_part(w, number, r.source_size[1], 0)
@@ -5035,13 +5001,13 @@ def _source_part(axis: DenseAxis, number: int, extent: int, shift: int) -> Sourc
 
 
 def _gemm(task: Task, chain: Chain, rows: int, source_at: int, written_at: int) -> Launch:
-    vector = chain.way_w.m
+    vector = chain.along_w.m
     channel_stride = chain.vectors * vector
     p = HalfGemmParams(
         tiles=chain.gemm_tiles(rows),
-        k_tiles=FastDivisor.of(chain.k_tiles),
-        column_tiles=FastDivisor.of(chain.column_tiles(rows)),
-        row_columns=FastDivisor.of(chain.row_columns),
+        k_tiles=chain.k_tiles,
+        column_tiles=chain.column_tiles(rows),
+        row_columns=chain.row_columns,
         columns=rows * chain.row_columns,
         columns_filled=chain.columns_filled(rows),
         row_stride=chain.row_stride,
@@ -5054,38 +5020,22 @@ def _gemm(task: Task, chain: Chain, rows: int, source_at: int, written_at: int) 
         outputs=chain.outputs,
     )
     slots = layout_slots(HalfGemmParams, x=("workspace", source_at), u=("workspace", 0), y=("workspace", written_at))
-    return task.launch(bytes(p), slots, gemm_shared(chain.way_w, chain.k_tile))
+    return task.launch(bytes(p), slots, gemm_shared(chain.along_w, chain.k_tile))
 
 
 def _inverse(task: Task, problem: Problem, r: Roles, chain: Chain, rows: int, written_at: int) -> Launch:
     h, w, cut = chain.h, chain.w, chain.stretches()
-    parts = chain.way_w.tiles
-    stretch = cut.columns * chain.way_w.outputs
-    p = HalfInverseParams(
-        outputs=chain.outputs,
-        lines=cut.lines,
-        stretch_columns=cut.columns,
-        line_blocks=FastDivisor.of(cut.line_blocks),
-        stretches=FastDivisor.of(cut.count),
-        rows=FastDivisor.of(rows),
-        groups=chain.groups,
-        vectors=FastDivisor.of(parts * cut.columns),
-        columns=FastDivisor.of(cut.columns),
-        row_columns=chain.row_columns,
-        columns_filled=chain.columns_filled(rows),
-        tiles=FastDivisor.of(chain.tiles_h),
-        dilation_h=FastDivisor.of(h.dilation),
-        dilation_w=FastDivisor.of(w.dilation),
-        outputs_w=chain.way_w.outputs,
-        parts=parts,
-        stretch=FastDivisor.of(stretch),
-        count_h=h.count,
-        count_w=w.count,
-        written_first_h=h.written_first,
-        written_step_h=h.written_step,
-        written_first_w=w.written_first,
-        written_step_w=w.written_step,
-    )
+    parts = chain.along_w.tiles
+    stretch = cut.columns * chain.along_w.outputs
+    p = HalfInverseParams(groups=chain.groups, outputs=chain.outputs, rows=rows, tiles=chain.tiles_h)
+    p.lines, p.line_blocks = cut.lines, cut.line_blocks
+    p.stretches, p.stretch, p.stretch_columns, p.columns = cut.count, stretch, cut.columns, cut.columns
+    p.row_columns, p.columns_filled = chain.row_columns, chain.columns_filled(rows)
+    p.outputs_w, p.parts, p.vectors = chain.along_w.outputs, parts, parts * cut.columns
+    p.dilation_h, p.dilation_w = h.dilation, w.dilation
+    p.count_h, p.count_w = h.count, w.count
+    p.written_first_h, p.written_step_h = h.written_first, h.written_step
+    p.written_first_w, p.written_step_w = w.written_first, w.written_step
     p.place("written", r.written_strides, r.written)
     p.vector = (
         problem.vector_aligned
@@ -5096,7 +5046,7 @@ def _inverse(task: Task, problem: Problem, r: Roles, chain: Chain, rows: int, wr
         and all(stride % 4 == 0 for stride in r.written_strides[:3])
     )
     slots = layout_slots(HalfInverseParams, y=("workspace", written_at), written=r.written, bias=r.bias)
-    return with_epilogue(problem, task.launch(bytes(p), slots, 4 * cut.lines * chain.way_h.m * stretch))
+    return with_epilogue(problem, task.launch(bytes(p), slots, 4 * cut.lines * chain.along_h.m * stretch))
 
 
 # ---- What a schedule would take: from counted instructions and bytes, and the device's figures. Never a measurement.
@@ -5263,7 +5213,6 @@ class ToomWgradCandidate:
         return f"toom_wgrad_{self.h.struct}_{self.w.struct}_{self.tile.name}"
 
     def refusal(self, problem: Problem) -> str | None:
-        """Why this way cannot run, or None."""
         if problem.kind is not Pass.WGRAD:
             return "only for the weight gradient"
         if problem.depthwise:
@@ -5372,11 +5321,11 @@ class ToomWgradCandidate:
         p.height, p.width = min(problem.in_size[0], _reach(h)), min(problem.in_size[1], _reach(w))
         p.dilation_h, p.dilation_w, p.interleave = h.dilation, w.dilation, work.interleave
         p.rows, p.tiles, p.slices, p.flush = work.rows, work.tiles, work.slices, work.flush
-        p.channel_tiles, p.k_tiles = FastDivisor.of(work.k_tiles * work.c_tiles), FastDivisor.of(work.k_tiles)
-        p.groups, p.outer_phases = FastDivisor.of(groups), FastDivisor.of(work.outer_phases)
-        p.tiles_h, p.phases_h = FastDivisor.of(work.tiles_h), FastDivisor.of(h.dilation)
-        p.interleaved = FastDivisor.of(work.interleave)
-        p.classes, p.classes_w = FastDivisor.of(classes), FastDivisor.of(len(w.classes))
+        p.channel_tiles, p.k_tiles = work.k_tiles * work.c_tiles, work.k_tiles
+        p.groups, p.outer_phases = groups, work.outer_phases
+        p.tiles_h, p.phases_h = work.tiles_h, h.dilation
+        p.interleaved = work.interleave
+        p.classes, p.classes_w = classes, len(w.classes)
 
         bias_at = 4 * self._elements(problem, work) * work.slices * self.tile.split
         bias_partial = ("workspace", bias_at) if problem.bias else None
@@ -5396,10 +5345,10 @@ class ToomWgradCandidate:
         p.pairs = problem.out_channels * channels
         p.dw_k, p.dw_channel, _, _ = problem.w_strides
         p.dw_row, p.dw_column = pixel_strides(problem.w_strides, "the weight")
-        p.channels, p.outputs_divisor = FastDivisor.of(channels), FastDivisor.of(k)
-        p.tile_k, p.tile_c = FastDivisor.of(self.tile.k), FastDivisor.of(self.tile.c)
+        p.channels, p.outputs_divisor = channels, k
+        p.tile_k, p.tile_c = self.tile.k, self.tile.c
         p.k_tiles, p.channel_tiles = work.k_tiles, work.k_tiles * work.c_tiles
-        p.classes, p.classes_w = FastDivisor.of(len(h.classes) * len(w.classes)), FastDivisor.of(len(w.classes))
+        p.classes, p.classes_w = len(h.classes) * len(w.classes), len(w.classes)
         for i, tap_class in enumerate(h.classes):
             p.taps_h[i], p.tap_first_h[i], p.tap_stride_h = tap_class.taps, tap_class.tap_first, tap_class.tap_stride
         for i, tap_class in enumerate(w.classes):
@@ -5468,9 +5417,8 @@ def reduction(problem: Problem, slices: int, columns: int, columns_padded: int) 
     """Its launch; the partial sums start at the beginning of the workspace."""
     p = ReduceParams(slices=slices, columns=columns, elements=problem.out_channels * columns_padded)
     p.dw_k, p.dw_channel, p.dw_row, p.dw_column = problem.w_strides
-    p.columns_padded = FastDivisor.of(columns_padded)
-    p.kernel_area = FastDivisor.of(problem.kernel[0] * problem.kernel[1])
-    p.kernel_width = FastDivisor.of(problem.kernel[1])
+    p.columns_padded = columns_padded
+    p.kernel_area, p.kernel_width = problem.kernel[0] * problem.kernel[1], problem.kernel[1]
     slots = layout_slots(ReduceParams, partial="workspace", dw="dw", db="db" if problem.bias else None)
     return reduction_task(problem, slices, columns_padded).launch(bytes(p), slots)
 
@@ -5522,9 +5470,8 @@ class PixelGemm(DirectCandidate):
         p.stride_h, p.stride_w = problem.stride
         p.dilation_h, p.dilation_w = problem.dilation
         p.pad_top, p.pad_left = problem.padding[0], problem.padding[2]
-        p.k_tiles, p.out_height, p.out_width = FastDivisor.of(cut.k_tiles), FastDivisor.of(out_h), FastDivisor.of(out_w)
-        p.kernel_area = FastDivisor.of(problem.kernel[0] * problem.kernel[1])
-        p.kernel_width = FastDivisor.of(problem.kernel[1])
+        p.k_tiles, p.out_height, p.out_width = cut.k_tiles, out_h, out_w
+        p.kernel_area, p.kernel_width = problem.kernel[0] * problem.kernel[1], problem.kernel[1]
         p.columns_padded, p.pixels_per_slice = cut.columns_padded, cut.pixels_per_slice
         found = []
         scratch = 0

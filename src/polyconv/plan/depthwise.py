@@ -14,7 +14,7 @@ from . import layout
 from .candidates import CudaCandidate, DirectCandidate
 from .epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
 from .gather import BORDERS, Roles, roles
-from .layout import DepthwiseParams, DepthwiseWgradParams, FastDivisor, HaloShape, int32
+from .layout import DepthwiseParams, DepthwiseWgradParams, HaloShape, int32
 from .plan import KernelSpec, Schedule, Task, Work
 from .tiles import CARRY, PLANE_TILES, WGRAD_TAPS, PlaneTile
 from .traffic import moved_bytes
@@ -123,9 +123,9 @@ class DepthwiseCandidate(_PlaneCandidate):
         p.w_source = per_output
         p.w_row, p.w_column = problem.w_strides[2:]
         p.halo = HaloShape.of(*self.halo(problem))
-        p.multiplier = FastDivisor.of(r.outputs)
-        p.tiles = FastDivisor.of(self._tiles(r))
-        p.tiles_w = FastDivisor.of(ceil_div(max(w.count for w in r.phases_w), self.tile.width))
+        p.multiplier = r.outputs
+        p.tiles = self._tiles(r)
+        p.tiles_w = ceil_div(max(w.count for w in r.phases_w), self.tile.width)
         p.images_per_block = self._images_per_block(problem, r, sms)
         slots = layout.slots(DepthwiseParams, source=r.source, w="w", written=r.written, bias=r.bias)
         (task,) = self.tasks(problem, sms, workspace)
@@ -227,10 +227,10 @@ class DepthwiseWgradCandidate(_PlaneCandidate):
         p.dilation_h, p.dilation_w = problem.dilation
         p.pad_top, p.pad_left = problem.padding[0], problem.padding[2]
         p.halo = HaloShape.of(*self.halo(problem))
-        p.multiplier = FastDivisor.of(problem.channels_per_group[1])
-        p.kernel_width = FastDivisor.of(problem.kernel[1])
-        p.tiles = FastDivisor.of(self._tiles(problem))
-        p.tiles_w = FastDivisor.of(ceil_div(problem.out_size[1], self.tile.width))
+        p.multiplier = problem.channels_per_group[1]
+        p.kernel_width = problem.kernel[1]
+        p.tiles = self._tiles(problem)
+        p.tiles_w = ceil_div(problem.out_size[1], self.tile.width)
         p.jobs, p.jobs_per_slice = cut.jobs, cut.jobs_per_slice
         slots = layout.slots(DepthwiseWgradParams, x="x", dy="y", partial="workspace")
         first = self._task(problem, cut).launch(bytes(p), slots, self.shared(problem))

@@ -15,7 +15,7 @@ from ..rounding import ceil_div, round_up
 from . import layout
 from .epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
 from .gather import MANY_PHASES, MOST_GROUPS, Roles, roles
-from .layout import FastDivisor, FusedAxis, FusedParams, FusedTaps, FusedWeightsParams
+from .layout import FusedAxis, FusedParams, FusedTaps, FusedWeightsParams
 from .plan import KernelSpec, Launch, Schedule, Task, Work
 from .toom import ToomAxis
 from .traffic import moved_bytes
@@ -237,7 +237,7 @@ class FusedCandidate:
         p.job_bytes = 4 * 4 * (self.threads // 32 // self.h.m) * p.written_channel
         p.k_tiles = ceil_div(r.outputs, self.tile.k)
         p.k_tiles_each = self._k_tiles_each(problem, r, h, w, sms)
-        p.k_splits = FastDivisor.of(ceil_div(p.k_tiles, p.k_tiles_each))
+        p.k_splits = ceil_div(p.k_tiles, p.k_tiles_each)
         tiles_h, tiles_w = self._tiles(h, w)
         p.h, p.w = _axis(h, tiles_h), _axis(w, tiles_w)
         weights = ("workspace", at)
@@ -308,6 +308,6 @@ def _axis(axis: DenseAxis, tiles: int) -> FusedAxis:
         axis.classes[0].read_first,
         axis.read_step,
         axis.count,
-        FastDivisor.of(axis.dilation),
-        FastDivisor.of(tiles),
+        axis.dilation,
+        tiles,
     )

@@ -14,7 +14,7 @@ from ..rounding import ceil_div, round_up
 from . import layout
 from .candidates import DirectCandidate
 from .epilogue import has_epilogue, kernel_with_epilogue, task_with_epilogue, with_epilogue
-from .layout import DIVIDEND_LIMIT, MAX_PHASES, AxisPhase, FastDivisor, GatherParams, PackParams, int32
+from .layout import DIVIDEND_LIMIT, MAX_PHASES, AxisPhase, GatherParams, PackParams, int32
 from .plan import KernelSpec, Launch, Schedule, Task, Work
 from .tiles import GATHER_TILES, GemmTile
 from .traffic import moved_bytes
@@ -364,7 +364,7 @@ class GatherCandidate(DirectCandidate):
         p.source_channel_bytes = 4 * p.source_channel
         p.packed_step_bytes = 4 * DEPTH * outputs_padded
         p.next_tap_bytes = 4 * (p.tap_step_w * r.source_strides[3] - r.channels * p.source_channel)
-        p.channel_tiles = FastDivisor.of(ceil_div(r.outputs, self.tile.n))
+        p.channel_tiles = ceil_div(r.outputs, self.tile.n)
         p.written_vector = _written_vector(problem, r)
         p.border = BORDERS[r.border]
         crop_top, crop_bottom, crop_left, crop_right = (max(-side, 0) for side in problem.padding)
@@ -372,7 +372,7 @@ class GatherCandidate(DirectCandidate):
         p.image_height = r.written_size[0] - crop_top - crop_bottom
         p.image_width = r.written_size[1] - crop_left - crop_right
         p.pad_top, p.pad_bottom, p.pad_left, p.pad_right = (max(side, 0) for side in problem.padding)
-        p.stride_h, p.stride_w = FastDivisor.of(problem.stride[0]), FastDivisor.of(problem.stride[1])
+        p.stride_h, p.stride_w = problem.stride[0], problem.stride[1]
         for slab in self._slabs(problem, r, tables):
             p.batch = slab.images
             for i, h in enumerate(tables.h):

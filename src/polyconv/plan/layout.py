@@ -31,10 +31,19 @@ def int32(value: int, what: str) -> int:
     return value
 
 
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
 class Params(ctypes.Structure):
-    """A struct that takes no number which its field does not hold: ``ctypes`` alone would keep the lower bits."""
+    """A struct that takes no number which its field does not hold: ``ctypes`` alone would keep the lower bits.
+
+    A field that the device divides by takes the number as well.
+    """
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if type(value) is int and isinstance(getattr(self, name), FastDivisor):
+            value = FastDivisor.of(value)
         super().__setattr__(name, value)
         if type(value) is int and getattr(self, name) != value:
             raise PlanError(
@@ -68,23 +77,13 @@ class FastDivisor(Params):
 
 class AxisPhase(Params):
     _fields_ = [
-        *((name, c_int32) for name in ("written_first", "written_step", "read_first", "read_step")),
-        *((name, c_int32) for name in ("taps", "tap_first", "tap_stride")),
+        *_fields(c_int32, "written_first written_step read_first read_step taps tap_first tap_stride"),
         ("count", FastDivisor),
     ]
 
     @classmethod
     def of(cls, phase: Phase) -> AxisPhase:
-        return cls(
-            phase.written_first,
-            phase.written_step,
-            phase.read_first,
-            phase.read_step,
-            phase.taps,
-            phase.tap_first,
-            phase.tap_stride,
-            FastDivisor.of(phase.count),
-        )
+        return cls(*(getattr(phase, name) for name, _ in cls._fields_))
 
 
 class HaloShape(Params):
@@ -93,15 +92,11 @@ class HaloShape(Params):
     @classmethod
     def of(cls, height: int, width: int) -> HaloShape:
         """Rows in shared memory have an odd length, so that strided readers meet few bank conflicts."""
-        return cls(height, width | 1, FastDivisor.of(width))
+        return cls(height, width | 1, width)
 
     @property
     def elements(self) -> int:
         return int(self.height * self.pitch)
-
-
-def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
-    return [(name, kind) for name in names.split()]
 
 
 class GatherParams(Params):
@@ -118,8 +113,7 @@ class GatherParams(Params):
         *_fields(c_int32, "border image_top image_left image_height image_width pad_top pad_bottom pad_left pad_right"),
         *_fields(FastDivisor, "stride_h stride_w"),
         ("first_row", c_int32 * (MAX_PHASES * MAX_PHASES)),
-        ("phase_h", AxisPhase * MAX_PHASES),
-        ("phase_w", AxisPhase * MAX_PHASES),
+        *_fields(AxisPhase * MAX_PHASES, "phase_h phase_w"),
     ]
 
 
@@ -130,8 +124,7 @@ class PackParams(Params):
         *_fields(c_int32, "table_row table_column"),
         *_fields(c_int32, "channels outputs outputs_padded output_tiles packed_rows phases_w tap_step_h tap_step_w"),
         ("first_row", c_int32 * (MAX_PHASES * MAX_PHASES)),
-        ("phase_h", AxisPhase * MAX_PHASES),
-        ("phase_w", AxisPhase * MAX_PHASES),
+        *_fields(AxisPhase * MAX_PHASES, "phase_h phase_w"),
     ]
 
 
@@ -166,8 +159,7 @@ class DepthwiseParams(Params):
         ("halo", HaloShape),
         *_fields(c_int32, "phases_w tap_step_h tap_step_w"),
         *_fields(FastDivisor, "multiplier tiles tiles_w"),
-        ("phase_h", AxisPhase * MAX_PHASES),
-        ("phase_w", AxisPhase * MAX_PHASES),
+        *_fields(AxisPhase * MAX_PHASES, "phase_h phase_w"),
     ]
 
 
@@ -231,8 +223,7 @@ class TransformWeightsParams(Params):
         *_fields(c_int64, "w_group w_output w_channel"),
         *_fields(c_int32, "w_row w_column channels channels_all chunks outputs k_tile k_tiles groups segments"),
         *_fields(FastDivisor, "source_channels classes_w"),
-        ("part_h", TapPart * MAX_PARTS),
-        ("class_w", TapPart * MAX_PARTS),
+        *_fields(TapPart * MAX_PARTS, "part_h class_w"),
     ]
 
 
@@ -248,8 +239,7 @@ class HalfTransformParams(Params):
         ("channels_all", c_int32),
         *_fields(FastDivisor, "tiles dilation_h dilation_w"),
         *_fields(c_int32, "read_step_h read_step_w outputs_w"),
-        ("part_h", SourcePart * MAX_PARTS),
-        ("class_w", SourcePart * MAX_PARTS),
+        *_fields(SourcePart * MAX_PARTS, "part_h class_w"),
     ]
 
 
@@ -321,10 +311,8 @@ class ToomWgradParams(Params):
         *_fields(pointer, "x dy partial bias_partial"),
         *_fields(c_int64, "x_batch x_channel dy_batch dy_channel"),
         *_fields(c_int64, "x_next_row dy_next_row x_next_channel dy_next_channel"),
-        ("x_first_h", c_int64 * MAX_CLASSES),
-        ("x_first_w", c_int64 * MAX_CLASSES),
-        ("read_first_h", c_int32 * MAX_CLASSES),
-        ("read_first_w", c_int32 * MAX_CLASSES),
+        *_fields(c_int64 * MAX_CLASSES, "x_first_h x_first_w"),
+        *_fields(c_int32 * MAX_CLASSES, "read_first_h read_first_w"),
         *_fields(c_int32, "x_row x_column dy_row dy_column read_step_h read_step_w height width count_h count_w"),
         *_fields(c_int32, "dilation_h dilation_w interleave channels outputs rows tiles slices flush"),
         *_fields(FastDivisor, "channel_tiles k_tiles groups outer_phases tiles_h phases_h interleaved"),
@@ -344,10 +332,7 @@ class ToomWgradFinishParams(Params):
         *_fields(FastDivisor, "channels outputs_divisor tile_k tile_c"),
         *_fields(c_int32, "k_tiles channel_tiles"),
         *_fields(FastDivisor, "classes classes_w"),
-        ("taps_h", c_int32 * MAX_CLASSES),
-        ("tap_first_h", c_int32 * MAX_CLASSES),
-        ("taps_w", c_int32 * MAX_CLASSES),
-        ("tap_first_w", c_int32 * MAX_CLASSES),
+        *_fields(c_int32 * MAX_CLASSES, "taps_h tap_first_h taps_w tap_first_w"),
         *_fields(c_int32, "tap_stride_h tap_stride_w"),
     ]
 

@@ -26,7 +26,6 @@ from .gather import PairKind, Roles
 from .layout import (
     DIVIDEND_LIMIT,
     MAX_PARTS,
-    FastDivisor,
     HalfGemmParams,
     HalfInverseParams,
     HalfTransformParams,
@@ -286,23 +285,13 @@ def _weights_task(problem: Problem, chain: Chain, times: int = 1) -> Task:
 
 
 def _weights(problem: Problem, r: Roles, chain: Chain) -> Launch:
-    p = TransformWeightsParams(
-        w_group=problem.channels_per_group[1] * problem.w_strides[0],
-        w_output=r.w_output,
-        w_channel=r.w_channel,
-        w_row=problem.w_strides[2],
-        w_column=problem.w_strides[3],
-        channels=chain.channels,
-        channels_all=chain.channels_all,
-        chunks=chain.chunks,
-        outputs=chain.outputs,
-        k_tile=chain.k_tile,
-        k_tiles=chain.k_tiles,
-        groups=chain.groups,
-        segments=chain.segments_w,
-        source_channels=FastDivisor.of(chain.channels),
-        classes_w=FastDivisor.of(len(chain.w.classes)),
-    )
+    p = TransformWeightsParams(channels=chain.channels, channels_all=chain.channels_all, outputs=chain.outputs)
+    p.w_group = problem.channels_per_group[1] * problem.w_strides[0]
+    p.w_output, p.w_channel = r.w_output, r.w_channel
+    p.w_row, p.w_column = problem.w_strides[2:]
+    p.groups, p.chunks, p.segments = chain.groups, chain.chunks, chain.segments_w
+    p.k_tile, p.k_tiles = chain.k_tile, chain.k_tiles
+    p.source_channels, p.classes_w = chain.channels, len(chain.w.classes)
     m = chain.along_h.m
     for segment in range(chain.segments_h):
         for number, taps in enumerate(chain.h.classes):
@@ -379,23 +368,12 @@ def _slab(
 def _transform(task: Task, r: Roles, chain: Chain, rows: int, source_at: int) -> Launch:
     h, w = chain.h, chain.w
     channels = chain.chunks * CHUNK
-    p = HalfTransformParams(
-        items=chain.items(rows),
-        vectors=FastDivisor.of(chain.vectors),
-        pitch=FastDivisor.of(chain.pitch),
-        rows=FastDivisor.of(rows),
-        channels=chain.groups * channels,
-        channels_filled=FastDivisor.of(channels),
-        source_channels=FastDivisor.of(chain.channels),
-        classes_w=FastDivisor.of(len(w.classes)),
-        channels_all=chain.channels_all,
-        tiles=FastDivisor.of(chain.tiles_h),
-        dilation_h=FastDivisor.of(h.dilation),
-        dilation_w=FastDivisor.of(w.dilation),
-        read_step_h=h.read_step,
-        read_step_w=w.read_step,
-        outputs_w=chain.along_w.outputs,
-    )
+    p = HalfTransformParams(items=chain.items(rows), rows=rows, tiles=chain.tiles_h, outputs_w=chain.along_w.outputs)
+    p.vectors, p.pitch = chain.vectors, chain.pitch
+    p.channels, p.channels_filled, p.channels_all = chain.groups * channels, channels, chain.channels_all
+    p.source_channels, p.classes_w = chain.channels, len(w.classes)
+    p.dilation_h, p.dilation_w = h.dilation, w.dilation
+    p.read_step_h, p.read_step_w = h.read_step, w.read_step
     p.place("source", r.source_strides, r.source)
     for segment in range(chain.segments_h):
         for number in range(len(h.classes)):
@@ -417,9 +395,9 @@ def _gemm(task: Task, chain: Chain, rows: int, source_at: int, written_at: int) 
     channel_stride = chain.vectors * vector
     p = HalfGemmParams(
         tiles=chain.gemm_tiles(rows),
-        k_tiles=FastDivisor.of(chain.k_tiles),
-        column_tiles=FastDivisor.of(chain.column_tiles(rows)),
-        row_columns=FastDivisor.of(chain.row_columns),
+        k_tiles=chain.k_tiles,
+        column_tiles=chain.column_tiles(rows),
+        row_columns=chain.row_columns,
         columns=rows * chain.row_columns,
         columns_filled=chain.columns_filled(rows),
         row_stride=chain.row_stride,
@@ -439,31 +417,15 @@ def _inverse(task: Task, problem: Problem, r: Roles, chain: Chain, rows: int, wr
     h, w, cut = chain.h, chain.w, chain.stretches()
     parts = chain.along_w.tiles
     stretch = cut.columns * chain.along_w.outputs
-    p = HalfInverseParams(
-        outputs=chain.outputs,
-        lines=cut.lines,
-        stretch_columns=cut.columns,
-        line_blocks=FastDivisor.of(cut.line_blocks),
-        stretches=FastDivisor.of(cut.count),
-        rows=FastDivisor.of(rows),
-        groups=chain.groups,
-        vectors=FastDivisor.of(parts * cut.columns),
-        columns=FastDivisor.of(cut.columns),
-        row_columns=chain.row_columns,
-        columns_filled=chain.columns_filled(rows),
-        tiles=FastDivisor.of(chain.tiles_h),
-        dilation_h=FastDivisor.of(h.dilation),
-        dilation_w=FastDivisor.of(w.dilation),
-        outputs_w=chain.along_w.outputs,
-        parts=parts,
-        stretch=FastDivisor.of(stretch),
-        count_h=h.count,
-        count_w=w.count,
-        written_first_h=h.written_first,
-        written_step_h=h.written_step,
-        written_first_w=w.written_first,
-        written_step_w=w.written_step,
-    )
+    p = HalfInverseParams(groups=chain.groups, outputs=chain.outputs, rows=rows, tiles=chain.tiles_h)
+    p.lines, p.line_blocks = cut.lines, cut.line_blocks
+    p.stretches, p.stretch, p.stretch_columns, p.columns = cut.count, stretch, cut.columns, cut.columns
+    p.row_columns, p.columns_filled = chain.row_columns, chain.columns_filled(rows)
+    p.outputs_w, p.parts, p.vectors = chain.along_w.outputs, parts, parts * cut.columns
+    p.dilation_h, p.dilation_w = h.dilation, w.dilation
+    p.count_h, p.count_w = h.count, w.count
+    p.written_first_h, p.written_step_h = h.written_first, h.written_step
+    p.written_first_w, p.written_step_w = w.written_first, w.written_step
     p.place("written", r.written_strides, r.written)
     p.vector = (
         problem.vector_aligned

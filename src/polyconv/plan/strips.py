@@ -19,7 +19,7 @@ from .candidates import CudaCandidate, DirectCandidate
 from .depthwise import MOST_CHANNELS
 from .epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
 from .gather import roles
-from .layout import DIVIDEND_LIMIT, FastDivisor, Params, StripParams, StripWgradParams
+from .layout import DIVIDEND_LIMIT, Params, StripParams, StripWgradParams
 from .plan import KernelSpec, Schedule, Task, Work
 from .traffic import moved_bytes
 from .wgrad import reduction, reduction_task
@@ -205,8 +205,8 @@ class StripCandidate(_Strips):
             p.w_row, p.w_column = -p.w_row, -p.w_column
         else:
             p.first_row, p.first_column = -top, -left
-        p.column_strips, p.row_strips = FastDivisor.of(cut.column_strips), FastDivisor.of(cut.row_strips)
-        p.channels, p.multiplier = FastDivisor.of(problem.groups * r.outputs), FastDivisor.of(r.outputs)
+        p.column_strips, p.row_strips = cut.column_strips, cut.row_strips
+        p.channels, p.multiplier = problem.groups * r.outputs, r.outputs
         slots = layout.slots(StripParams, source=r.source, w="w", written=r.written, bias=r.bias)
         (task,) = self.tasks(problem, sms, workspace)
         return Schedule((with_epilogue(problem, task.launch(bytes(p), slots)),), 0)
@@ -289,8 +289,8 @@ class StripWgradCandidate(_Strips):
         p.place("x", problem.x_strides, "x")
         p.place("dy", problem.y_strides, "the gradient of y")
         p.pad_top, p.pad_left = problem.padding[0], problem.padding[2]
-        p.column_strips, p.row_strips = FastDivisor.of(columns), FastDivisor.of(cut.row_strips)
-        p.multiplier = FastDivisor.of(problem.channels_per_group[1])
+        p.column_strips, p.row_strips = columns, cut.row_strips
+        p.multiplier = problem.channels_per_group[1]
         p.strips, p.strips_per_slice = cut.strips, cut.at_once * cut.rounds_per_slice
         slots = layout.slots(StripWgradParams, x="x", dy="y", partial="workspace")
         first = self._task(problem, cut).launch(bytes(p), slots)

@@ -20,7 +20,7 @@ from ..rounding import ceil_div, round_up
 from . import layout
 from .cost import waves
 from .gather import roles
-from .layout import MAX_CLASSES, FastDivisor, ToomWgradFinishParams, ToomWgradParams, ToomWgradSumParams, int32
+from .layout import MAX_CLASSES, ToomWgradFinishParams, ToomWgradParams, ToomWgradSumParams, int32
 from .plan import KernelSpec, Launch, Schedule, Task, Work
 from .toom import ToomAxis
 from .traffic import moved_bytes
@@ -310,11 +310,11 @@ class ToomWgradCandidate:
         p.height, p.width = min(problem.in_size[0], _reach(h)), min(problem.in_size[1], _reach(w))
         p.dilation_h, p.dilation_w, p.interleave = h.dilation, w.dilation, work.interleave
         p.rows, p.tiles, p.slices, p.flush = work.rows, work.tiles, work.slices, work.flush
-        p.channel_tiles, p.k_tiles = FastDivisor.of(work.k_tiles * work.c_tiles), FastDivisor.of(work.k_tiles)
-        p.groups, p.outer_phases = FastDivisor.of(groups), FastDivisor.of(work.outer_phases)
-        p.tiles_h, p.phases_h = FastDivisor.of(work.tiles_h), FastDivisor.of(h.dilation)
-        p.interleaved = FastDivisor.of(work.interleave)
-        p.classes, p.classes_w = FastDivisor.of(classes), FastDivisor.of(len(w.classes))
+        p.channel_tiles, p.k_tiles = work.k_tiles * work.c_tiles, work.k_tiles
+        p.groups, p.outer_phases = groups, work.outer_phases
+        p.tiles_h, p.phases_h = work.tiles_h, h.dilation
+        p.interleaved = work.interleave
+        p.classes, p.classes_w = classes, len(w.classes)
 
         bias_at = 4 * self._elements(problem, work) * work.slices * self.tile.split
         bias_partial = ("workspace", bias_at) if problem.bias else None
@@ -338,10 +338,10 @@ class ToomWgradCandidate:
         p.pairs = problem.out_channels * channels
         p.dw_k, p.dw_channel, _, _ = problem.w_strides
         p.dw_row, p.dw_column = layout.pixel_strides(problem.w_strides, "the weight")
-        p.channels, p.outputs_divisor = FastDivisor.of(channels), FastDivisor.of(k)
-        p.tile_k, p.tile_c = FastDivisor.of(self.tile.k), FastDivisor.of(self.tile.c)
+        p.channels, p.outputs_divisor = channels, k
+        p.tile_k, p.tile_c = self.tile.k, self.tile.c
         p.k_tiles, p.channel_tiles = work.k_tiles, work.k_tiles * work.c_tiles
-        p.classes, p.classes_w = FastDivisor.of(len(h.classes) * len(w.classes)), FastDivisor.of(len(w.classes))
+        p.classes, p.classes_w = len(h.classes) * len(w.classes), len(w.classes)
         for i, tap_class in enumerate(h.classes):
             p.taps_h[i], p.tap_first_h[i], p.tap_stride_h = tap_class.taps, tap_class.tap_first, tap_class.tap_stride
         for i, tap_class in enumerate(w.classes):

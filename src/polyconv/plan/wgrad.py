@@ -11,7 +11,7 @@ from ..rounding import ceil_div, round_up
 from . import layout
 from .candidates import DirectCandidate
 from .gather import BORDERS, MOST_GROUPS, dense_pixels
-from .layout import DIVIDEND_LIMIT, FastDivisor, ReduceParams, WgradParams, int32
+from .layout import DIVIDEND_LIMIT, ReduceParams, WgradParams, int32
 from .plan import KernelSpec, Launch, Schedule, Task, Work
 from .tiles import WGRAD_TILES, GemmTile
 from .traffic import moved_bytes
@@ -68,9 +68,8 @@ def reduction(problem: Problem, slices: int, columns: int, columns_padded: int) 
     """Its launch; the partial sums start at the beginning of the workspace."""
     p = ReduceParams(slices=slices, columns=columns, elements=problem.out_channels * columns_padded)
     p.dw_k, p.dw_channel, p.dw_row, p.dw_column = problem.w_strides
-    p.columns_padded = FastDivisor.of(columns_padded)
-    p.kernel_area = FastDivisor.of(problem.kernel[0] * problem.kernel[1])
-    p.kernel_width = FastDivisor.of(problem.kernel[1])
+    p.columns_padded = columns_padded
+    p.kernel_area, p.kernel_width = problem.kernel[0] * problem.kernel[1], problem.kernel[1]
     slots = layout.slots(ReduceParams, partial="workspace", dw="dw", db="db" if problem.bias else None)
     return reduction_task(problem, slices, columns_padded).launch(bytes(p), slots)
 
@@ -133,9 +132,8 @@ class PixelGemm(DirectCandidate):
         p.stride_h, p.stride_w = problem.stride
         p.dilation_h, p.dilation_w = problem.dilation
         p.pad_top, p.pad_left = problem.padding[0], problem.padding[2]
-        p.k_tiles, p.out_height, p.out_width = FastDivisor.of(cut.k_tiles), FastDivisor.of(out_h), FastDivisor.of(out_w)
-        p.kernel_area = FastDivisor.of(problem.kernel[0] * problem.kernel[1])
-        p.kernel_width = FastDivisor.of(problem.kernel[1])
+        p.k_tiles, p.out_height, p.out_width = cut.k_tiles, out_h, out_w
+        p.kernel_area, p.kernel_width = problem.kernel[0] * problem.kernel[1], problem.kernel[1]
         p.columns_padded, p.pixels_per_slice = cut.columns_padded, cut.pixels_per_slice
         found = []
         scratch = 0
