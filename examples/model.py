@@ -3965,7 +3965,7 @@ class AxisPhase(Params):
 
     @classmethod
     def of(cls, phase: Phase) -> AxisPhase:
-        return cls(*(getattr(phase, name) for name, _ in cls._fields_))
+        return cls(*(getattr(phase, field[0]) for field in cls._fields_))
 
 
 class GatherParams(Params):
