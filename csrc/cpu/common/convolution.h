@@ -28,17 +28,9 @@ constexpr const char* NameOf(Border border) {
   return "";
 }
 
-// A correlation: y[n, k, i, j] = bias[k] + sum w[k, c, r, s] x[n, c, i sh + r dh - top, j sw + s dw - left].
-// The input gradient of a convolution of unit stride is one too, with channels exchanged and negative strides over the
-// taps; that of a strided one is several, one per residue class of its pixels: see lattice.h.
-struct Convolution {
-  const float* x;
-  const float* w;
-  const float* bias;  // may be null
-  float* y;
-  Epilogue<float> epilogue;  // of forward passes
-
-  int batch, in_channels, out_channels;  // of one group
+// The sizes of a correlation, and how its tensors lie in memory; not where.
+struct ConvolutionShape {
+  int batch, in_channels, out_channels;  // channels of one group
   int in_height, in_width, out_height, out_width;
   int taps_h, taps_w;
   int top, left;  // rows and columns of border before the image; negative where it is cropped
@@ -50,6 +42,17 @@ struct Convolution {
   std::ptrdiff_t x_batch, x_channel, x_row, x_column;
   std::ptrdiff_t y_batch, y_channel, y_row, y_column;
   std::ptrdiff_t w_out, w_in, w_row, w_column;
+};
+
+// A correlation: y[n, k, i, j] = bias[k] + sum w[k, c, r, s] x[n, c, i sh + r dh - top, j sw + s dw - left].
+// The input gradient of a convolution of unit stride is one too, with channels exchanged and negative strides over the
+// taps; that of a strided one is several, one per residue class of its pixels: see lattice.h.
+struct Convolution : ConvolutionShape {  // of one group
+  const float* x;
+  const float* w;
+  const float* bias;  // may be null
+  float* y;
+  Epilogue<float> epilogue;  // of forward passes
 };
 
 // What the lanes of vectors hold in a forward pass.

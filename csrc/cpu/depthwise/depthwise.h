@@ -58,38 +58,38 @@ inline DepthwiseAxis GradientAxis(int source, int target, int taps, int stride, 
   return MakeAxis(source, target, 1, std::move(phases));
 }
 
-// A forward pass or an input gradient: each group reads `reads` channels and writes `writes`, one of which is 1.
-struct DepthwiseCorrelation {
-  const float* x;
-  const float* w;
-  const float* bias;  // may be null
-  float* y;
-  Epilogue<float> epilogue;  // of forward passes
-
-  int batch, groups, reads, writes;
+// What all passes have in common.
+struct DepthwiseShape {
+  int batch, groups;
   DepthwiseAxis height, width;
-  Border border;
-
-  std::ptrdiff_t x_batch, x_channel, x_row, x_column;
-  std::ptrdiff_t y_batch, y_channel, y_row, y_column;
-  std::ptrdiff_t w_channel, w_row, w_column;  // w has reads * writes channels per group
-  std::ptrdiff_t bias_step;
-};
-
-struct DepthwiseWeightGradient {
-  const float* x;
-  const float* dy;
-  float* dw;
-  float* db;  // may be null
-
-  int batch, groups, multiplier;
-  DepthwiseAxis height, width;  // of the forward pass
   Border border;
 
   std::ptrdiff_t x_batch, x_channel, x_row, x_column;
   std::ptrdiff_t y_batch, y_channel, y_row, y_column;
   std::ptrdiff_t w_channel, w_row, w_column;
   std::ptrdiff_t bias_step;
+};
+
+// A forward pass or an input gradient: each group reads `reads` channels and writes `writes`, one of which is 1; w has
+// reads * writes.
+struct DepthwiseCorrelation : DepthwiseShape {
+  const float* x;
+  const float* w;
+  const float* bias;  // may be null
+  float* y;
+  Epilogue<float> epilogue;  // of forward passes
+
+  int reads, writes;
+};
+
+// The axes are those of the forward pass, the strides of `y` and `w` those of dy and dw.
+struct DepthwiseWeightGradient : DepthwiseShape {
+  const float* x;
+  const float* dy;
+  float* dw;
+  float* db;  // may be null
+
+  int multiplier;
 };
 
 void RunDepthwise(InstructionSet set, const DepthwiseCorrelation& conv, const Runtime& runtime);

@@ -8,19 +8,9 @@
 
 namespace polyconv {
 
-// A convolution with all its groups, without its data. Strides in memory are in elements, of any sign and size.
-struct PlainShape {
-  int batch, groups, in_channels, out_channels;  // channels of one group
-  int in_height, in_width, out_height, out_width;
-  int taps_h, taps_w;
-  int top, left;  // negative where the image is cropped
-  int stride_h, stride_w;
-  int dilation_h, dilation_w;
-  Border border;
-
-  std::ptrdiff_t x_batch, x_channel, x_row, x_column;
-  std::ptrdiff_t y_batch, y_channel, y_row, y_column;
-  std::ptrdiff_t w_out, w_in, w_row, w_column;
+// A convolution with all its groups, without its data.
+struct PlainShape : ConvolutionShape {
+  int groups;
   std::ptrdiff_t bias_step;
 };
 

@@ -23,26 +23,32 @@ void RequireDepthwise(const Tensor& x, const Tensor& w, const Tensor& y, const G
   RequireCountable(x, w, y, geometry);
 }
 
-// What both correlations share: `x` is what is read and `y` what is written.
-DepthwiseCorrelation Describe(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry,
-                              AxisOf axis_of) {
+// What is read from `x` and written to `y`, or the other way round.
+DepthwiseShape ShapeOf(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry, AxisOf axis_of) {
   const auto axis = [&](int dim, int stride, int dilation, int before) {
     return axis_of(Extent(x, dim), Extent(y, dim), Extent(w, dim), stride, dilation, before);
   };
-  DepthwiseCorrelation c{};
+  DepthwiseShape s{};
+  s.batch = Extent(x, 0);
+  s.groups = geometry.groups;
+  s.height = axis(2, geometry.stride_h, geometry.dilation_h, geometry.top);
+  s.width = axis(3, geometry.stride_w, geometry.dilation_w, geometry.left);
+  s.border = geometry.border;
+  s.x_batch = x.stride(0), s.x_channel = x.stride(1), s.x_row = x.stride(2), s.x_column = x.stride(3);
+  s.y_batch = y.stride(0), s.y_channel = y.stride(1), s.y_row = y.stride(2), s.y_column = y.stride(3);
+  s.w_channel = w.stride(0), s.w_row = w.stride(2), s.w_column = w.stride(3);
+  return s;
+}
+
+// A correlation from `x` to `y`.
+DepthwiseCorrelation Describe(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry,
+                              AxisOf axis_of) {
+  DepthwiseCorrelation c{ShapeOf(x, w, y, geometry, axis_of)};
   c.x = x.const_data_ptr<float>();
   c.w = w.const_data_ptr<float>();
   c.y = y.mutable_data_ptr<float>();
-  c.batch = Extent(x, 0);
-  c.groups = geometry.groups;
   c.reads = Extent(x, 1) / c.groups;
   c.writes = Extent(y, 1) / c.groups;
-  c.height = axis(2, geometry.stride_h, geometry.dilation_h, geometry.top);
-  c.width = axis(3, geometry.stride_w, geometry.dilation_w, geometry.left);
-  c.border = geometry.border;
-  c.x_batch = x.stride(0), c.x_channel = x.stride(1), c.x_row = x.stride(2), c.x_column = x.stride(3);
-  c.y_batch = y.stride(0), c.y_channel = y.stride(1), c.y_row = y.stride(2), c.y_column = y.stride(3);
-  c.w_channel = w.stride(0), c.w_row = w.stride(2), c.w_column = w.stride(3);
   AdviseHugePages(c.y, static_cast<std::size_t>(y.numel()) * sizeof(float));
   return c;
 }
@@ -73,22 +79,11 @@ void WeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const
                       const std::vector<int64_t>& geometry_numbers) {
   const Geometry geometry = ReadGeometry(geometry_numbers);
   RequireDepthwise(x, dw, dy, geometry);
-  const auto axis = [&](int dim, int stride, int dilation, int before) {
-    return ForwardAxis(Extent(x, dim), Extent(dy, dim), Extent(dw, dim), stride, dilation, before);
-  };
-  DepthwiseWeightGradient g{};
+  DepthwiseWeightGradient g{ShapeOf(x, dw, dy, geometry, &ForwardAxis)};
   g.x = x.const_data_ptr<float>();
   g.dy = dy.const_data_ptr<float>();
   g.dw = dw.mutable_data_ptr<float>();
-  g.batch = Extent(x, 0);
-  g.groups = geometry.groups;
   g.multiplier = Extent(dy, 1) / g.groups;
-  g.height = axis(2, geometry.stride_h, geometry.dilation_h, geometry.top);
-  g.width = axis(3, geometry.stride_w, geometry.dilation_w, geometry.left);
-  g.border = geometry.border;
-  g.x_batch = x.stride(0), g.x_channel = x.stride(1), g.x_row = x.stride(2), g.x_column = x.stride(3);
-  g.y_batch = dy.stride(0), g.y_channel = dy.stride(1), g.y_row = dy.stride(2), g.y_column = dy.stride(3);
-  g.w_channel = dw.stride(0), g.w_row = dw.stride(2), g.w_column = dw.stride(3);
   if (db.has_value()) {
     g.db = db->mutable_data_ptr<float>();
     g.bias_step = db->stride(0);

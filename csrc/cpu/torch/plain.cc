@@ -15,27 +15,11 @@ using torch::headeronly::ScalarType;
 
 PlainShape DescribePlain(const Tensor& x, const Tensor& w, const Tensor& y, const std::optional<Tensor>& bias,
                          const std::vector<int64_t>& geometry_numbers) {
-  Require(x.dim() == 4 && w.dim() == 4 && y.dim() == 4, "tensors have four dimensions");
-  Require(x.size(0) == y.size(0), "batch sizes differ");
   Require(x.scalar_type() == w.scalar_type() && x.scalar_type() == y.scalar_type(), "element types differ");
   const Geometry geometry = ReadGeometry(geometry_numbers);
+  PlainShape s{ShapeOf(x, w, y, geometry), geometry.groups, 0};
   RequireCountable(x, w, y, geometry);
-  PlainShape s{};
-  s.batch = Extent(x, 0);
-  s.groups = geometry.groups;
-  s.in_channels = Extent(x, 1) / s.groups;
-  s.out_channels = Extent(y, 1) / s.groups;
   Require(w.size(0) == y.size(1) && w.size(1) == s.in_channels, "the weight does not fit the channels");
-  s.in_height = Extent(x, 2), s.in_width = Extent(x, 3);
-  s.out_height = Extent(y, 2), s.out_width = Extent(y, 3);
-  s.taps_h = Extent(w, 2), s.taps_w = Extent(w, 3);
-  s.top = geometry.top, s.left = geometry.left;
-  s.stride_h = geometry.stride_h, s.stride_w = geometry.stride_w;
-  s.dilation_h = geometry.dilation_h, s.dilation_w = geometry.dilation_w;
-  s.border = geometry.border;
-  s.x_batch = x.stride(0), s.x_channel = x.stride(1), s.x_row = x.stride(2), s.x_column = x.stride(3);
-  s.y_batch = y.stride(0), s.y_channel = y.stride(1), s.y_row = y.stride(2), s.y_column = y.stride(3);
-  s.w_out = w.stride(0), s.w_in = w.stride(1), s.w_row = w.stride(2), s.w_column = w.stride(3);
   if (bias.has_value()) {
     Require(bias->scalar_type() == x.scalar_type(), "element types differ");
     s.bias_step = bias->stride(0);

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <limits>
 #include <stdexcept>
+#include <utility>
 
 #include "common/lattice.h"
 
@@ -16,31 +17,9 @@ namespace {
 constexpr int kSets = static_cast<int>(InstructionSet::kCount);
 std::atomic<int> chosen_set{-1};
 
-// What both passes read off the tensors: `x` is what is read and `y` what is written.
-Convolution Describe(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry, bool input_gradient) {
-  Require(x.dim() == 4 && w.dim() == 4 && y.dim() == 4, "tensors have four dimensions");
-  Require(x.size(0) == y.size(0), "batch sizes differ");
-  RequireCountable(input_gradient ? y : x, w, input_gradient ? x : y, geometry);
-  const int reads = input_gradient ? 0 : 1;  // the dimension of w that is summed over
-  Convolution c{};
-  c.x = x.const_data_ptr<float>();
-  c.w = w.const_data_ptr<float>();
-  c.y = y.mutable_data_ptr<float>();
-  c.batch = Extent(x, 0);
-  c.in_channels = Extent(x, 1) / geometry.groups;
-  c.out_channels = Extent(y, 1) / geometry.groups;
-  c.in_height = Extent(x, 2), c.in_width = Extent(x, 3);
-  c.out_height = Extent(y, 2), c.out_width = Extent(y, 3);
-  c.taps_h = Extent(w, 2), c.taps_w = Extent(w, 3);
-  c.top = geometry.top, c.left = geometry.left;
-  c.stride_h = geometry.stride_h, c.stride_w = geometry.stride_w;
-  c.dilation_h = geometry.dilation_h, c.dilation_w = geometry.dilation_w;
-  c.border = geometry.border;
-  c.x_batch = x.stride(0), c.x_channel = x.stride(1), c.x_row = x.stride(2), c.x_column = x.stride(3);
-  c.y_batch = y.stride(0), c.y_channel = y.stride(1), c.y_row = y.stride(2), c.y_column = y.stride(3);
-  c.w_in = w.stride(reads), c.w_out = w.stride(1 - reads);
-  c.w_row = w.stride(2), c.w_column = w.stride(3);
-  return c;
+// A correlation that reads `x` and writes `y`; without a bias yet.
+Convolution Describe(const ConvolutionShape& shape, const Tensor& x, const Tensor& w, const Tensor& y) {
+  return {shape, x.const_data_ptr<float>(), w.const_data_ptr<float>(), nullptr, y.mutable_data_ptr<float>(), {}};
 }
 
 }  // namespace
@@ -100,14 +79,39 @@ Epilogue<T> ReadEpilogue(const std::optional<Tensor>& residual, int64_t activati
 template Epilogue<float> ReadEpilogue(const std::optional<Tensor>&, int64_t, const Tensor&);
 template Epilogue<double> ReadEpilogue(const std::optional<Tensor>&, int64_t, const Tensor&);
 
+ConvolutionShape ShapeOf(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry) {
+  Require(x.dim() == 4 && w.dim() == 4 && y.dim() == 4, "tensors have four dimensions");
+  Require(x.size(0) == y.size(0), "batch sizes differ");
+  ConvolutionShape s{};
+  s.batch = Extent(x, 0);
+  s.in_channels = Extent(x, 1) / geometry.groups;
+  s.out_channels = Extent(y, 1) / geometry.groups;
+  s.in_height = Extent(x, 2), s.in_width = Extent(x, 3);
+  s.out_height = Extent(y, 2), s.out_width = Extent(y, 3);
+  s.taps_h = Extent(w, 2), s.taps_w = Extent(w, 3);
+  s.top = geometry.top, s.left = geometry.left;
+  s.stride_h = geometry.stride_h, s.stride_w = geometry.stride_w;
+  s.dilation_h = geometry.dilation_h, s.dilation_w = geometry.dilation_w;
+  s.border = geometry.border;
+  s.x_batch = x.stride(0), s.x_channel = x.stride(1), s.x_row = x.stride(2), s.x_column = x.stride(3);
+  s.y_batch = y.stride(0), s.y_channel = y.stride(1), s.y_row = y.stride(2), s.y_column = y.stride(3);
+  s.w_out = w.stride(0), s.w_in = w.stride(1), s.w_row = w.stride(2), s.w_column = w.stride(3);
+  return s;
+}
+
 Convolution DescribeForward(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry) {
-  return Describe(x, w, y, geometry, false);
+  const ConvolutionShape shape = ShapeOf(x, w, y, geometry);
+  RequireCountable(x, w, y, geometry);
+  return Describe(shape, x, w, y);
 }
 
 std::vector<Convolution> DescribeInputGradient(const Tensor& dy, const Tensor& w, const Tensor& dx,
                                                const Geometry& geometry) {
   Require(geometry.border == Border::kZeros, "the input gradient knows only a border of zeros");
-  const Convolution whole = Describe(dy, w, dx, geometry, true);
+  ConvolutionShape shape = ShapeOf(dy, w, dx, geometry);
+  RequireCountable(dx, w, dy, geometry);
+  std::swap(shape.w_in, shape.w_out);  // the output channels are summed over
+  const Convolution whole = Describe(shape, dy, w, dx);
   std::vector<Convolution> phases;
   for (int a = 0; a < std::min(whole.stride_h, whole.out_height); a++) {
     const AxisPhase h = PhaseOf(a, whole.out_height, whole.taps_h, whole.stride_h, whole.dilation_h, whole.top);

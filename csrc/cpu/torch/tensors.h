@@ -48,6 +48,9 @@ Epilogue<T> ReadEpilogue(const std::optional<Tensor>& residual, int64_t activati
 extern template Epilogue<float> ReadEpilogue(const std::optional<Tensor>&, int64_t, const Tensor&);
 extern template Epilogue<double> ReadEpilogue(const std::optional<Tensor>&, int64_t, const Tensor&);
 
+// The sizes and the strides of a correlation from `x` to `y`. Of an input gradient that is from dy to dx.
+ConvolutionShape ShapeOf(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry);
+
 // The forward convolution of the first group.
 Convolution DescribeForward(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry);
 
