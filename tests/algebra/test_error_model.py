@@ -22,6 +22,7 @@ import float32_toom as float32
 import uneven_data
 from polyconv.algebra.error import (
     Magnitudes,
+    allowed,
     error_bound,
     expected_rms,
     growth,
@@ -105,7 +106,7 @@ def test_the_design_table(name: str) -> None:
     observed = np.abs(forward(scheme, x, w) - exact_forward(x, w)).max() * 3**0.5
     predicted = predicted_error(scheme, 32 * kernel[0] * kernel[1])
     assert predicted / 5 < observed < predicted
-    assert (predicted <= 1e-4) == (name != "5x9 F(6,5) x F(6,3)")
+    assert allowed(scheme, 32 * kernel[0] * kernel[1], 1e-4) == (name != "5x9 F(6,5) x F(6,3)")
 
 
 @pytest.mark.parametrize("block", [None, 8])
@@ -153,7 +154,7 @@ def workload_layers() -> list[tuple[int, tuple[int, int]]]:
 def fastest(channels: int, kernel: tuple[int, int], block: int) -> Scheme2d | None:
     pairs = [Scheme2d(h, w) for h in schemes(kernel[0]) for w in schemes(kernel[1])]
     reduction = channels * kernel[0] * kernel[1]
-    fast = [s for s in pairs if s.reduction > 1 and predicted_error(s, reduction, blocks=(block,)) <= 1e-4]
+    fast = [s for s in pairs if s.reduction > 1 and allowed(s, reduction, 1e-4, blocks=(block,))]
     return max(fast, key=lambda s: s.reduction, default=None)
 
 
@@ -291,6 +292,11 @@ def test_uneven_data_is_predicted_to_be_worse() -> None:
     ):
         assert predicted_error(scheme, 288, magnitudes=uneven) > 2 * even
     assert predicted_error(scheme, 288, magnitudes=Magnitudes(w_mean=1.0)) > 1.2 * even
+
+
+def test_a_tolerance_of_zero_leaves_direct_summation() -> None:
+    assert allowed(None, 288, 0.0)
+    assert not allowed(square(cut(2, 3)), 288, 0.0)
 
 
 def test_data_of_zeros_has_no_error() -> None:
