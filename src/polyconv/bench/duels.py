@@ -7,10 +7,9 @@ this machine at this moment.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import torch
@@ -19,8 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .. import choices
 from ..measure.timing import Timing, interleaved, threads
-from ..problem import Word
 from ..replacement import replace
+from .cases import Case, Layout, Mode
 from .rows import timings_as_json, timings_from_json
 
 TORCH, AGAIN, OURS = "torch", "torch_again", "ours"
@@ -28,55 +27,6 @@ PATIENCE = 20.0
 """Seconds after which a duel ends with the rounds that it has."""
 MOST_MEMORY = (1.1, 256 * 2**20)
 """What ours may take at most: so many times PyTorch's peak, and so many bytes."""
-
-
-class Layout(Word):
-    """The order in memory of images and weights, on both sides."""
-
-    NCHW = "nchw"
-    CHANNELS_LAST = "channels_last"
-
-    @property
-    def memory_format(self) -> torch.memory_format:
-        return torch.contiguous_format if self is Layout.NCHW else torch.channels_last
-
-
-class Mode(Word):
-    """What is timed: a call without gradients, or a step of training."""
-
-    INFERENCE = "inference"
-    TRAINING = "training"
-
-    def block(self) -> AbstractContextManager[object]:
-        return torch.inference_mode() if self is Mode.INFERENCE else torch.enable_grad()
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """How a module runs."""
-
-    mode: Mode
-    layout: Layout
-    batch: int
-    threads: int
-
-    def __str__(self) -> str:
-        return f"{self.mode}, {self.layout}, batch {self.batch}, {self.threads} threads"
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Which cases, and how long."""
-
-    modes: Sequence[Mode] = tuple(Mode)
-    layouts: Sequence[Layout] = tuple(Layout)
-    batches: Sequence[int] = (1, 8)
-    threads: Sequence[int] = (1,)
-    repeats: int = 7
-
-    def cases(self) -> Iterator[Case]:
-        for case in product(self.modes, self.layouts, self.batches, self.threads):
-            yield Case(*case)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +142,13 @@ def prepared(module: nn.Module, x: Tensor, case: Case) -> tuple[nn.Module, Tenso
     for part in module.modules():
         if isinstance(part, _BatchNorm) and case.batch == 1:
             part.eval()
-    module = module.to(memory_format=case.layout.memory_format)  # type: ignore[call-overload]
-    return module, x.contiguous(memory_format=case.layout.memory_format)
+    layout = torch.contiguous_format if case.layout is Layout.NCHW else torch.channels_last
+    return module.to(memory_format=layout), x.contiguous(memory_format=layout)  # type: ignore[call-overload]
+
+
+def block(mode: Mode) -> AbstractContextManager[object]:
+    """The state in which a module runs."""
+    return torch.inference_mode() if mode is Mode.INFERENCE else torch.enable_grad()
 
 
 def fight(module: nn.Module, x: Tensor, case: Case, repeats: int, prepare: Prepare) -> dict[str, Any]:
@@ -201,7 +156,7 @@ def fight(module: nn.Module, x: Tensor, case: Case, repeats: int, prepare: Prepa
     module, x = prepared(module, x, case)
     twin = copy.deepcopy(module)
     replace(twin)
-    with threads(case.threads), case.mode.block():
+    with threads(case.threads), block(case.mode):
         theirs, ours = prepare(module, x, case.mode), prepare(twin, x, case.mode)
         with choices.watched(alone=True) as seen:
             result = ours()

@@ -16,18 +16,19 @@ from torch import Tensor, nn
 from ..measure.layers import class_of
 from ..measure.workloads import Workload
 from ..problem import Pass
+from .cases import Case, Cases, Mode
 from .contests import Contest
-from .duels import Case, Duel, Mode, Options, fight
+from .duels import Duel, fight
 
 IMAGE_CHANNELS = 4
 
 
-def contests(layers: Sequence[Workload], options: Options) -> list[Contest[Duel]]:
+def contests(layers: Sequence[Workload], cases: Cases) -> list[Contest[Duel]]:
     """All of them, layer by layer."""
     return [
-        Contest(f"{layer.name}, {case}", partial(_contest, layer, case, options.repeats))
+        Contest(f"{layer.name}, {case}", partial(_contest, layer, case, cases.repeats))
         for layer in layers
-        for case in options.cases()
+        for case in cases
     ]
 
 

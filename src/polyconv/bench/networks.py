@@ -19,8 +19,9 @@ from ..cpu import native
 from ..measure.timing import threads
 from ..replacement import replace
 from . import zoo
+from .cases import Case, Cases, Mode
 from .contests import Contest
-from .duels import Case, Duel, Memory, Mode, Options, fight, prepared
+from .duels import Duel, Memory, block, fight, prepared
 from .zoo import Network
 
 RATE = 1e-6
@@ -29,12 +30,12 @@ CALLS = 3
 """After so many, a process has taken all the memory that it will take."""
 
 
-def contests(networks: Sequence[Network], options: Options) -> list[Contest[Duel]]:
+def contests(networks: Sequence[Network], cases: Cases) -> list[Contest[Duel]]:
     """All of them, network by network."""
     return [
-        Contest(f"{network.name}, {case}", partial(_contest, network, case, options.repeats))
+        Contest(f"{network.name}, {case}", partial(_contest, network, case, cases.repeats))
         for network in networks
-        for case in options.cases()
+        for case in cases
     ]
 
 
@@ -95,7 +96,7 @@ def _peak(name: str, case: Case, swapped: bool, isa: str) -> int:
     module, x = prepared(*_made(zoo.NETWORKS[name], case), case)
     if swapped:
         replace(module)
-    with threads(case.threads), case.mode.block():
+    with threads(case.threads), block(case.mode):
         call = _call(module, x, case.mode)
         for _ in range(CALLS):
             call()

@@ -1,4 +1,4 @@
-"""Networks of kinds that timm and segmentation-models-pytorch lack, reduced: images from images, spectrograms, noise."""
+"""Networks of kinds that the packages of others lack, reduced: images from images, from noise, spectrograms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from torch import Tensor, nn
 def srcnn() -> nn.Module:
     """Super-resolution of one channel in three layers: 9x9, 5x5, 5x5."""
     return nn.Sequential(
-        nn.Conv2d(1, 64, 9, padding=4), nn.ReLU(), nn.Conv2d(64, 32, 5, padding=2), nn.ReLU(), nn.Conv2d(32, 1, 5, padding=2)
+        nn.Conv2d(1, 64, 9, padding=4),
+        nn.ReLU(),
+        nn.Conv2d(64, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.Conv2d(32, 1, 5, padding=2),
     )
 
 
@@ -35,7 +39,9 @@ def large_kernels(width: int = 96, blocks: int = 4, kernel: int = 31) -> nn.Modu
         )
         for _ in range(blocks)
     ]
-    return nn.Sequential(nn.Conv2d(3, width, 4, 4), *block, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 1000))
+    return nn.Sequential(
+        nn.Conv2d(3, width, 4, 4), *block, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 1000)
+    )
 
 
 def audio(width: int = 32, classes: int = 50) -> nn.Module:
@@ -99,29 +105,29 @@ class DiffusionUNet(nn.Module):
         super().__init__()
         widths = [width * level for level in levels]
         self.first = _conv(channels, width)
-        self.down, self.up = nn.ModuleList(), nn.ModuleList()
+        self.down, self.halve, self.up = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
         c = width
         for k in widths:
-            halve = nn.Conv2d(k, k, 3, stride=2, padding=1)
-            self.down.append(nn.ModuleList([ResidualBlock(c, k), ResidualBlock(k, k), halve]))
+            self.down.append(nn.Sequential(ResidualBlock(c, k), ResidualBlock(k, k)))
+            self.halve.append(nn.Conv2d(k, k, 3, stride=2, padding=1))
             c = k
         self.middle = nn.Sequential(ResidualBlock(c, c), ResidualBlock(c, c))
         for k in reversed(widths):
-            self.up.append(nn.ModuleList([ResidualBlock(c + k, k), ResidualBlock(k, k), _conv(k, k)]))
+            self.up.append(nn.Sequential(ResidualBlock(c + k, k), ResidualBlock(k, k), _conv(k, k)))
             c = k
         self.last = nn.Sequential(nn.GroupNorm(8, c), nn.SiLU(), _conv(c, channels))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         skipped = []
-        for first, second, halve in self.down:  # type: ignore[misc]
-            x = second(first(x))
+        for down, halve in zip(self.down, self.halve, strict=True):
+            x = down(x)
             skipped.append(x)
             x = halve(x)
         x = self.middle(x)
-        for first, second, smooth in self.up:  # type: ignore[misc]
+        for up in self.up:
             x = F.interpolate(x, scale_factor=2.0, mode="nearest")
-            x = smooth(second(first(torch.cat([x, skipped.pop()], 1))))
+            x = up(torch.cat([x, skipped.pop()], 1))
         y: Tensor = self.last(x)
         return y
 
