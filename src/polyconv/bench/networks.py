@@ -20,7 +20,7 @@ from ..measure.timing import threads
 from ..replacement import replace
 from . import zoo
 from .cases import Case, Cases, Mode
-from .contests import Contest
+from .contests import Contest, begin
 from .duels import Duel, Memory, block, fight, prepared
 from .zoo import Network
 
@@ -77,22 +77,20 @@ def _call(module: nn.Module, x: Tensor, mode: Mode) -> Callable[[], object]:
 
 
 def _memory(network: Network, case: Case) -> Memory:
-    isa = native.instruction_set() if native.is_available() else ""
-    theirs, ours = (_alone(network.name, case, swapped, isa) for swapped in (False, True))
+    theirs, ours = (_alone(network.name, case, swapped) for swapped in (False, True))
     return Memory(theirs, ours)
 
 
-def _alone(name: str, case: Case, swapped: bool, isa: str) -> int:
+def _alone(name: str, case: Case, swapped: bool) -> int:
     """The peak of a new process: a copy of one that has imported what is needed and computed nothing."""
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__, *zoo.modules()])
-    with ProcessPoolExecutor(1, context) as pool:
-        return pool.submit(_peak, name, case, swapped, isa).result()
+    isa = native.instruction_set() if native.is_available() else ""
+    with ProcessPoolExecutor(1, context, begin, (isa,)) as pool:
+        return pool.submit(_peak, name, case, swapped).result()
 
 
-def _peak(name: str, case: Case, swapped: bool, isa: str) -> int:
-    if isa:
-        native.instruction_set(isa)
+def _peak(name: str, case: Case, swapped: bool) -> int:
     module, x = prepared(*_made(zoo.NETWORKS[name], case), case)
     if swapped:
         replace(module)

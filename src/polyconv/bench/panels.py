@@ -14,7 +14,7 @@ from .summaries import Spread
 PASSES_LEGEND = "bars: each in its faster layout     ◇ both in NCHW"
 NETWORKS_LEGEND = "bars: processor time     ◇ wall time     shaded: PyTorch against itself"
 LAYERS_LEGEND = (
-    "bars: mean of a class of layers, processor time     ◇ its slowest layer     shaded: PyTorch against itself"
+    "bars: classes of layers, processor time     ◇ the slowest of a class     shaded: PyTorch against itself"
 )
 
 _TITLES = {Pass.FPROP: "Forward", Pass.DGRAD: "Input gradient", Pass.WGRAD: "Weight gradient"}

@@ -20,6 +20,8 @@ LEAST_INCHES = 8.0
 """Width that the lines above the panels take."""
 LABEL = 0.13
 """Share of the axis that a value takes, with a gap."""
+ABOVE = {"xycoords": "axes fraction", "textcoords": "offset points"}
+"""Where a text stands that is so many points above the corner of a panel."""
 
 
 class PlotError(RuntimeError):
@@ -65,7 +67,7 @@ def draw(panels: Sequence[Sequence[Panel]], path: Path, legend: str, subtitle: s
     """Write a picture: the panels in rows, all on one axis."""
     pyplot = require(path)
     across, tallest = max(map(len, panels)), max(len(panel.bars) for row in panels for panel in row)
-    header, panel_inches = 1.0, (ROOMY_BAR_INCHES if tallest <= FEW else BAR_INCHES) * tallest + 0.95
+    header, panel_inches = 1.0, (ROOMY_BAR_INCHES if tallest <= FEW else BAR_INCHES) * tallest + 1.1
     width, height = max(PANEL_INCHES * across + 0.3, LEAST_INCHES), header + panel_inches * len(panels) + 0.35
     with pyplot.rc_context({"font.family": "sans-serif", "font.size": 9, "text.color": INK, "axes.labelcolor": GREY}):
         figure, axes = pyplot.subplots(
@@ -123,8 +125,8 @@ def _panel(axes: Any, panel: Panel | None, limits: tuple[float, float], tallest:
         _value(axes, place, bar, limits)
     axes.axvline(1, color=INK, linewidth=1)
     _names(axes, bars, with_details=tallest <= FEW)
-    axes.set_title(panel.title, loc="left", fontsize=11, fontweight="bold", pad=8)
-    axes.set_title(f"mean {panel.mean:.2f}×", loc="right", fontsize=9, color=GREY, pad=8)
+    axes.set_title(panel.title, loc="left", fontsize=11, fontweight="bold", pad=20)
+    axes.annotate(f"mean {panel.mean:.2f}×", (0, 1), xytext=(0, 7), **ABOVE, fontsize=9, color=GREY)
 
 
 def _value(axes: Any, place: int, bar: Bar, limits: tuple[float, float]) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..cpu import native
 from ..files import replace_whole
 from ..machine import processor_name
 from ..version import __version__
-from .contests import Result
+from .contests import Failure, Result
 from .environment import HUGE_PAGES
 
 PAUSE = 5.0
@@ -46,28 +47,35 @@ def in_words(setting: Mapping[str, str], threads: Sequence[int]) -> str:
     return ", ".join([*parts[:2], f"{count} {unit}", *parts[2:]])
 
 
-def document(suite: str, rows: Sequence[Result]) -> dict[str, Any]:
-    """All of it, as ``--json`` prints it."""
-    return {"suite": suite, "setting": setting(), "rows": [row.as_json() for row in rows]}
-
-
 class Record:
-    """Rows, and the file that they are kept in, if any."""
+    """Rows, what failed, and the file that they are kept in, if any."""
 
     def __init__(self, path: Path | None, suite: str, rows: Sequence[Result] = ()) -> None:
         self.path = path
         self.suite = suite
         self.rows = list(rows)
+        self.failures: list[Failure] = []
         self._written = time.monotonic()
 
-    def add(self, row: Result) -> None:
-        self.rows.append(row)
+    def add(self, found: Result | Failure) -> None:
+        if isinstance(found, Failure):
+            self.failures.append(found)
+        else:
+            self.rows.append(found)
         if time.monotonic() - self._written > PAUSE:
             self.write()
 
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "suite": self.suite,
+            "setting": setting(),
+            "rows": [row.as_json() for row in self.rows],
+            "failures": [asdict(failure) for failure in self.failures],
+        }
+
     def write(self) -> None:
-        if self.path is not None and self.rows:
-            text = json.dumps(document(self.suite, self.rows), indent=2, ensure_ascii=False) + "\n"
+        if self.path is not None and (self.rows or self.failures):
+            text = json.dumps(self.as_json(), indent=2, ensure_ascii=False) + "\n"
             replace_whole(self.path, text.encode())
         self._written = time.monotonic()
 

@@ -156,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
     _announce(suite, ahead)
     complete = _measure(ahead, args.seconds, rows)
     if args.json:
-        print_json(record.document(suite.name, rows.rows))
+        print_json(rows.as_json())
     if rows.rows:
         threads = tuple(dict.fromkeys(_threads(args)))
         where = record.in_words(record.setting(), threads)
@@ -164,7 +164,9 @@ def run(args: argparse.Namespace) -> int:
             suite.show(rows.rows, where)
         if args.plot:
             plot.draw(suite.panels(rows.rows), args.plot, suite.legend, where)
-    return 0 if complete else 130
+    for failure in rows.failures:
+        print(f"polyconv bench: {failure.key}: {failure.reason}", file=sys.stderr)
+    return 130 if not complete else 1 if rows.failures else 0
 
 
 def _suite(args: argparse.Namespace) -> Suite[Any]:
@@ -203,16 +205,17 @@ def _threads(args: argparse.Namespace) -> tuple[int, ...]:
 
 def _measure(contests: Sequence[Contest[Any]], seconds: float | None, rows: Record) -> bool:
     """Whether all that there was time for could be measured: an impatient Ctrl-C keeps the rows that are there."""
-    from ..bench.contests import run
+    from ..bench.contests import Failure, run
 
     done = 0
     try:
         with progress() as shown:
             shown.expect(len(contests))
-            for row in run(contests, seconds):
-                rows.add(row)
+            for found in run(contests, seconds):
+                rows.add(found)
                 done += 1
-                shown.step(f"{row.key}: {row.headline:.2f}x")
+                ended = "failed" if isinstance(found, Failure) else f"{found.headline:.2f}x"
+                shown.step(f"{found.key}: {ended}")
     except KeyboardInterrupt:
         return False
     finally:
