@@ -24,16 +24,15 @@ _LAYOUTS = {Layout.NCHW: "NCHW", Layout.CHANNELS_LAST: "channels_last"}
 
 def of_passes(rows: Sequence[Row]) -> list[list[Panel]]:
     """A column per pass, a row per number of threads."""
-    counts = list(dict.fromkeys(row.threads for row in rows))
     found = []
-    for count in counts:
+    for count in dict.fromkeys(row.threads for row in rows):
         here = [row for row in rows if row.threads == count]
         found.append(
             [
                 Panel(
-                    _TITLES[mean.kind] + (f", {_threads(count)}" if len(counts) > 1 else ""),
+                    _TITLES[mean.kind],
+                    f"{_threads(count)}, mean {mean.ratio_best:.2f}×",
                     [Bar(r.workload, r.shape, r.ratio_best, r.ratio_nchw) for r in here if r.kind is mean.kind],
-                    mean.ratio_best,
                 )
                 for mean in means(here)
             ]
@@ -74,13 +73,12 @@ def _panel(
     threads: int,
     bars: Callable[[Sequence[Duel]], list[Bar]],
 ) -> Panel:
-    case = Case(mode, layout, batch, threads)
-    title = f"{_MODES[mode]}, {_LAYOUTS[layout]}, batch {batch}, {_threads(threads)}"
-    group = [duel for duel in duels if duel.case == case]
+    title, below = f"{_MODES[mode]}, {_LAYOUTS[layout]}", f"batch {batch}, {_threads(threads)}"
+    group = [duel for duel in duels if duel.case == Case(mode, layout, batch, threads)]
     if not group:
-        return Panel(title, [], 1.0)
-    noise = Spread.of(duel.noise_cpu for duel in group)
-    return Panel(title, bars(group), geometric_mean(d.ratio_cpu for d in group), (noise.lowest, noise.highest))
+        return Panel(title, below, [])
+    mean, noise = geometric_mean(duel.ratio_cpu for duel in group), Spread.of(duel.noise_cpu for duel in group)
+    return Panel(title, f"{below}, mean {mean:.2f}×", bars(group), (noise.lowest, noise.highest))
 
 
 def _threads(count: int) -> str:

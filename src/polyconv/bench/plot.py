@@ -20,6 +20,9 @@ LEAST_INCHES = 8.0
 """Width that the lines above the panels take."""
 LABEL = 0.13
 """Share of the axis that a value takes, with a gap."""
+DENSE, SPARSE = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100), (0.01, 0.1, 0.3, 1, 3, 10, 30, 100)
+WIDE = 20
+"""An axis over more than so many times has the sparse ticks."""
 ABOVE = {"xycoords": "axes fraction", "textcoords": "offset points"}
 """Where a text stands that is so many points above the corner of a panel."""
 
@@ -57,8 +60,9 @@ class Panel:
     """Bars under a title, to be sorted."""
 
     title: str
+    below: str
+    """What else there is to say, in a line under the title."""
     bars: Sequence[Bar]
-    mean: float
     noise: tuple[float, float] | None = None
     """Ratios between which PyTorch against itself lies."""
 
@@ -104,7 +108,7 @@ def _panel(axes: Any, panel: Panel | None, limits: tuple[float, float], tallest:
     axes.set_xscale("log")
     axes.set_xlim(*limits)
     axes.set_ylim(tallest - 0.4, -0.6)
-    ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if limits[0] <= tick <= limits[1]]
+    ticks = [tick for tick in (SPARSE if limits[1] / limits[0] > WIDE else DENSE) if limits[0] <= tick <= limits[1]]
     axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
     axes.set_xticks([], minor=True)
     axes.tick_params(axis="x", length=0, labelcolor=GREY)
@@ -126,7 +130,7 @@ def _panel(axes: Any, panel: Panel | None, limits: tuple[float, float], tallest:
     axes.axvline(1, color=INK, linewidth=1)
     _names(axes, bars, with_details=tallest <= FEW)
     axes.set_title(panel.title, loc="left", fontsize=11, fontweight="bold", pad=20)
-    axes.annotate(f"mean {panel.mean:.2f}×", (0, 1), xytext=(0, 7), **ABOVE, fontsize=9, color=GREY)
+    axes.annotate(panel.below, (0, 1), xytext=(0, 7), **ABOVE, fontsize=9, color=GREY)
 
 
 def _value(axes: Any, place: int, bar: Bar, limits: tuple[float, float]) -> None:
