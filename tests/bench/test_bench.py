@@ -540,8 +540,8 @@ def test_an_instruction_set_limits_both_sides(tmp_path: Path) -> None:
     arguments = ["mobilenet-dw3", "--pass", "fprop", "--batch", "1", "--repeats", "1", "--threads", "1"]
     ran = polyconv("bench", *arguments, "--isa", "sse4", "-o", str(out), ATEN_CPU_CAPABILITY="avx2")
     assert ran.returncode == 0, ran.stderr
-    assert json.loads(out.read_text(encoding="utf-8"))["setting"]["instruction set"] == "sse4"
-    assert ", sse4, " in ran.stdout
+    assert json.loads(out.read_text(encoding="utf-8"))["setting"]["instruction set"] == "sse4 (PyTorch: DEFAULT)"
+    assert ", sse4 (PyTorch: DEFAULT), " in ran.stdout
 
 
 # ---- the picture

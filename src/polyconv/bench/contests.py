@@ -1,7 +1,7 @@
 """Contests of any kind, run one after another in a process of their own, until all are or a time limit ends them.
 
 One that cannot be run is a :class:`Failure`, and the rest go on: also where it ended the process, as PyTorch 2.13 does
-in the weight gradient of some strided 1x1 layers (its own kernel writes past its buffers).
+in the weight gradient of a strided 1x1 layer in channels_last (its heap is corrupt then).
 """
 
 from __future__ import annotations

@@ -29,9 +29,10 @@ class RecordError(ValueError):
 
 def setting() -> dict[str, str]:
     """What figures depend on beside what is measured: they compare only where all of it is the same."""
+    ours = native.instruction_set() if native.is_available() else "no native kernels"
     return {
         "processor": processor_name(),
-        "instruction set": native.instruction_set() if native.is_available() else "no native kernels",
+        "instruction set": f"{ours} (PyTorch: {torch.backends.cpu.get_cpu_capability()})",
         "pages": "huge pages" if os.environ.get(HUGE_PAGES) == "1" else "small pages",
         "PyTorch": torch.__version__,
         "polyconv": __version__,
