@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from commands import polyconv
 from polyconv import backends, cli, settings
-from polyconv.bench import plot
+from polyconv.bench import contests, environment, panels, plot
+from polyconv.bench.contests import Contest, Failure
+from polyconv.bench.passes import Options
+from polyconv.bench.passes import contests as passes
 from polyconv.bench.rows import Row, geometric_mean, means
-from polyconv.bench.run import Options, run
 from polyconv.cli import bench as command
 from polyconv.cpu import native
 from polyconv.cpu.planner import plan_cpu
 from polyconv.machine import processor_name
 from polyconv.measure import accuracy, limits, timing
 from polyconv.measure.limits import Batch, cut_batch
-from polyconv.measure.operands import CHANNELS_LAST, NCHW, OURS, Operands, candidates
+from polyconv.measure.operands import CHANNELS_LAST, NCHW, OURS, OURS_CHANNELS_LAST, Operands, candidates
 from polyconv.measure.timing import Timing
-from polyconv.measure.workloads import QUICK, Workload, find
+from polyconv.measure.workloads import QUICK, find
 from polyconv.problem import Pass, Problem
 from recording import Recorder
 
@@ -34,11 +42,9 @@ KEYS = {
     "pass",
     "threads",
     "batch",
-    "torch_nchw_ms",
-    "torch_channels_last_ms",
-    "ours_ms",
-    "ours_median_ms",
+    "timings",
     "ratio_nchw",
+    "ratio_channels_last",
     "ratio_best",
     "max_error",
     "predicted_error",
@@ -82,14 +88,17 @@ def exact(problem: Problem, operands: Operands) -> Tensor:
     return torch.autograd.grad(y, x if problem.kind is Pass.DGRAD else w, operands.dy.double())[0]
 
 
-def row(ours: float, nchw: float, last: float, kind: Pass = Pass.FPROP, name: str = "layer") -> Row:
+def row(
+    ours: float, nchw: float, last: float, kind: Pass = Pass.FPROP, name: str = "layer", ours_last: float | None = None
+) -> Row:
+    times = {OURS: ours, NCHW: nchw, OURS_CHANNELS_LAST: ours_last or ours, CHANNELS_LAST: last}
     return Row(
         workload=name,
         shape="8→8 3×3",
         kind=kind,
         threads=1,
         batch=Batch(1, 1),
-        timings={OURS: Timing(ours, ours), NCHW: Timing(nchw, nchw), CHANNELS_LAST: Timing(last, last)},
+        timings={name: Timing(seconds, seconds, seconds) for name, seconds in times.items()},
         max_error=1e-6,
         compared=1.0,
         predicted_error=1e-5,
@@ -136,9 +145,15 @@ def test_candidates_compute_the_same(name: str, kind: Pass, fresh: bool) -> None
     operands = Operands.random(problem)
     expected = exact(problem, operands)
     calls = candidates(problem, operands, fresh_weights=fresh)
-    assert list(calls) == [OURS, NCHW, CHANNELS_LAST]
+    assert list(calls) == [OURS, NCHW, OURS_CHANNELS_LAST, CHANNELS_LAST]
     for call in calls.values():
         torch.testing.assert_close(call().double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_layouts_have_weights_of_their_own() -> None:
+    """A 1x1 weight is dense in both layouts; what is prepared of it is kept for one of them at a time."""
+    operands = Operands.random(problem_of("a 1x1 kernel that skips", Pass.FPROP))
+    assert operands.channels_last().w.data_ptr() != operands.w.data_ptr()
 
 
 def test_weights_are_kept_or_fresh() -> None:
@@ -160,6 +175,19 @@ def test_rounds_start_with_another_one() -> None:
     timings = timing.interleaved(calls, 3)  # type: ignore[arg-type]
     assert "".join(ran) == "aaabbbccc" + "abc" + "bca" + "cab"
     assert all(0 < found.best <= found.median for found in timings.values())
+    assert all(found.cpu >= 0 for found in timings.values())
+
+
+def test_processor_time_is_that_of_the_call() -> None:
+    timings = timing.interleaved({"sleeps": lambda: time.sleep(0.02), "works": lambda: _spin(0.02)}, 3)
+    assert timings["sleeps"].cpu < 0.01
+    assert timings["works"].cpu > 0.01
+
+
+def _spin(seconds: float) -> None:
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
 
 
 def test_short_calls_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,8 +252,9 @@ def test_the_processor_is_asked_for_its_name_once(tmp_path: Path) -> None:
 
 def test_ratios() -> None:
     one = row(ours=2.0, nchw=6.0, last=3.0)
-    assert (one.ratio_nchw, one.ratio_best) == (3.0, 1.5)
+    assert (one.ratio_nchw, one.ratio_channels_last, one.ratio_best) == (3.0, 1.5, 1.5)
     assert row(ours=2.0, nchw=1.0, last=3.0).ratio_best == 0.5
+    assert row(ours=2.0, nchw=6.0, last=3.0, ours_last=1.0).ratio_best == 3.0
 
 
 def test_means() -> None:
@@ -234,12 +263,22 @@ def test_means() -> None:
     first, second = means(rows)
     assert (first.kind, first.rows, second.kind, second.rows) == (Pass.FPROP, 2, Pass.WGRAD, 1)
     assert first.ratio_nchw == pytest.approx(2.0)
+    assert first.ratio_channels_last == pytest.approx(18**0.5)
     assert first.ratio_best == pytest.approx(2**0.5)
+
+
+def test_rows_are_read_again() -> None:
+    one = row(1.0, 2.0, 4.0, Pass.DGRAD)
+    assert Row.from_json(json.loads(json.dumps(one.as_json()))) == one
+
+
+def measured(names: str, **options: Any) -> list[Row]:
+    return [contest.run() for contest in passes(find(names), Options(repeats=1, batch=1, **options))]
 
 
 def test_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accuracy.measure, "__kwdefaults__", {"whole": 0.0, "sample": 1e5})
-    (found,) = run(find("mobilenet-dw3"), Options(passes=(Pass.FPROP,), repeats=1, batch=1))
+    (found,) = measured("mobilenet-dw3", passes=(Pass.FPROP,))
     assert found.notes[0] == "batch 1 of 32: --batch 1"
     assert found.notes[1].startswith("error measured on ")
 
@@ -247,79 +286,180 @@ def test_notes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_plan_is_the_planners() -> None:
     (workload,) = find("mobilenet-dw3")
     with settings.use(tolerance=0.0):
-        (found,) = run([workload], Options(passes=(Pass.DGRAD,), repeats=1, batch=1))
+        (found,) = measured("mobilenet-dw3", passes=(Pass.DGRAD,))
         problem = replace(limits.with_batch(workload, 1).problem(Pass.DGRAD), tolerance=0.0)
     plan = plan_cpu(problem)
     assert (found.plan, found.predicted_error) == (plan.name, plan.predicted_error)
 
 
+# ---- contests, one after another
+
+
+def succeed(name: str) -> Row:
+    return row(1, 2, 3, name=name)
+
+
+def fail() -> Row:
+    raise ValueError("no such thing")
+
+
+def crash() -> Row:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def test_failures_do_not_end_the_rest() -> None:
+    ran = list(
+        contests.run(
+            [
+                Contest("first", partial(succeed, "first")),
+                Contest("fails", fail),
+                Contest("crashes", crash),
+                Contest("last", partial(succeed, "last")),
+            ]
+        )
+    )
+    assert [type(found) for found in ran] == [Row, Failure, Failure, Row]
+    assert ran[1] == Failure("fails", "ValueError: no such thing")
+    assert ran[2] == Failure("crashes", "it ended the process that ran it")
+
+
+def test_nothing_begins_after_the_time_limit() -> None:
+    assert list(contests.run([Contest("late", fail)], seconds=0)) == []
+
+
+def test_known_contests_are_not_run_again() -> None:
+    every = [Contest("a", fail), Contest("b", fail)]
+    assert [contest.key for contest in contests.outstanding(every, {"a"})] == ["b"]
+
+
 # ---- the command
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Contests that are named and not run; each gives the same row of its workload and pass."""
+    asked: list[str] = []
+
+    def run(chosen: Sequence[Contest[Row]], seconds: float | None) -> Iterator[Row]:
+        for contest in chosen:
+            asked.append(contest.key)
+            name, kind, _ = contest.key.split(", ")
+            yield row(1, 2, 3, Pass(kind), name)
+
+    monkeypatch.setattr(contests, "run", run)
+    return asked
 
 
 def test_tiny_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
     arguments = ["mobilenet-dw3,gcn-15x1", "--batch", "1", "--repeats", "2", "--threads", "1"]
     assert cli.main(["bench", *arguments, "-o", str(out)]) == 0
-    rows = json.loads(out.read_text(encoding="utf-8"))
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert found["setting"]["PyTorch"] == torch.__version__
+    assert found["failures"] == []
+    rows = found["rows"]
     assert [(r["workload"], r["pass"]) for r in rows] == [
         (name, kind) for name in ("mobilenet-dw3", "gcn-15x1") for kind in ("fprop", "dgrad", "wgrad")
     ]
     for r in rows:
         assert r.keys() >= KEYS
-        best = min(r["torch_nchw_ms"], r["torch_channels_last_ms"])
-        assert r["ratio_nchw"] == pytest.approx(r["torch_nchw_ms"] / r["ours_ms"])
-        assert r["ratio_best"] == pytest.approx(best / r["ours_ms"])
+        best = {name: timing["best_ms"] for name, timing in r["timings"].items()}
+        assert r["ratio_nchw"] == pytest.approx(best[NCHW] / best[OURS])
+        assert r["ratio_channels_last"] == pytest.approx(best[CHANNELS_LAST] / best[OURS_CHANNELS_LAST])
+        ours = min(best[OURS], best[OURS_CHANNELS_LAST])
+        assert r["ratio_best"] == pytest.approx(min(best[NCHW], best[CHANNELS_LAST]) / ours)
         assert 0 < r["max_error"] < 1e-4
-        assert (r["threads"], r["batch"]) == (1, 1)
+        assert (r["threads"], r["batch"]["images"]) == (1, 1)
     printed = capsys.readouterr()
     assert "gcn-15x1" in printed.out
     assert "Geometric means" in printed.out
     assert "--batch 1" in printed.out
 
 
-def test_says_where_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_says_where_there_are_no_kernels(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], scripted: list[str]
+) -> None:
     monkeypatch.setattr(native, "is_available", lambda: False)
-    monkeypatch.setattr(command, "contests", lambda chosen, options: iter(()))
     assert cli.main(["bench"]) == 0
     assert "no native kernels" in capsys.readouterr().err
 
 
 def test_without_arguments_it_is_short_and_says_what_it_does(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str], scripted: list[str]
 ) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(command, "contests", lambda chosen, options: iter(asked.extend(w.name for w in chosen) or ()))
     assert cli.main(["bench", "--threads", "1"]) == 0
-    assert asked == list(QUICK)
+    assert list(dict.fromkeys(key.split(",")[0] for key in scripted)) == list(QUICK)
     assert capsys.readouterr().err.endswith(
-        "polyconv bench: resnet50-3b, context-d8, inception-1x7, mobilenet-dw3; fprop, dgrad, wgrad; 1 thread. "
+        "polyconv bench: resnet50-3b, context-d8, inception-1x7, mobilenet-dw3; 12 contests. "
         "Ctrl-C ends it and keeps what was measured\n"
     )
     calls = [limits.with_batch(w, cut_batch(w, None, 2**40).images).problem(Pass.FPROP) for w in find("quick")]
     assert sum(call.multiplications for call in calls) < 10e9
     assert cli.main(["bench", "--suite", "models", "--pass", "dgrad", "--threads", "1,2"]) == 0
-    assert "and 24 more; dgrad; 1 and 2 threads." in capsys.readouterr().err
+    assert "and 24 more; 56 contests." in capsys.readouterr().err
 
 
-def test_several_threads(tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    arguments = ["mobilenet-dw3", "--pass", "fprop", "--batch", "1", "--repeats", "1"]
-    assert cli.main(["bench", *arguments, "--threads", "1,2", "-o", str(out)]) == 0
-    assert [r["threads"] for r in json.loads(out.read_text(encoding="utf-8"))] == [1, 2]
+def test_several_threads(scripted: list[str]) -> None:
+    assert cli.main(["bench", "mobilenet-dw3", "--pass", "fprop", "--threads", "1,2"]) == 0
+    assert scripted == ["mobilenet-dw3, fprop, 1 threads", "mobilenet-dw3, fprop, 2 threads"]
 
 
-def test_interrupted_runs_keep_what_they_have(
+def test_only_those_with_a_word_in_their_name(scripted: list[str]) -> None:
+    assert cli.main(["bench", "--suite", "models", "--only", "ASPP, drn", "--pass", "fprop", "--threads", "1"]) == 0
+    names = [key.split(",")[0] for key in scripted]
+    assert names == ["deeplab-aspp6", "deeplab-aspp12", "deeplab-aspp18", "drn-d2"]
+
+
+def test_interrupted_runs_keep_what_they_have_and_are_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(chosen: list[Workload], options: Options) -> Iterator[Row]:
-        yield row(1, 2, 3, name=chosen[0].name)
+    began: list[str] = []
+
+    def interrupted(chosen: Sequence[Contest[Row]], seconds: float | None) -> Iterator[Row]:
+        began.append(chosen[0].key)
+        yield row(1, 2, 3, name=chosen[0].key.split(",")[0])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "contests", interrupted)
+    monkeypatch.setattr(contests, "run", interrupted)
     out = tmp_path / "out.json"
-    assert cli.main(["bench", "--suite", "kernelbench", "-o", str(out)]) == 130
-    assert len(json.loads(out.read_text(encoding="utf-8"))) == 1
+    arguments = ["bench", "--suite", "kernelbench", "--pass", "fprop", "--threads", "1", "-o", str(out)]
+    assert cli.main(arguments) == 130
+    assert len(json.loads(out.read_text(encoding="utf-8"))["rows"]) == 1
     assert "W1" in capsys.readouterr().out
+    assert cli.main([*arguments, "--resume"]) == 130
+    assert began == ["W1, fprop, 1 threads", "W2, fprop, 1 threads"]
+    assert [r["workload"] for r in json.loads(out.read_text(encoding="utf-8"))["rows"]] == ["W1", "W2"]
+    assert "12 contests, of which 1 are measured" in capsys.readouterr().err
+
+
+def test_failures_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(contests, "run", lambda chosen, seconds: iter([Failure(chosen[0].key, "it broke")]))
+    out = tmp_path / "out.json"
+    assert cli.main(["bench", "W1", "--pass", "fprop", "--threads", "1", "-o", str(out)]) == 1
+    assert "polyconv bench: W1, fprop, 1 threads: it broke" in capsys.readouterr().err
+    expected = [{"key": "W1, fprop, 1 threads", "reason": "it broke"}]
+    assert json.loads(out.read_text(encoding="utf-8"))["failures"] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[]", "no record of a run"),
+        ("{", "no record of a run"),
+        ('{"suite": "quick", "setting": {"processor": "another"}, "rows": []}', "processor another, now "),
+        ('{"suite": "models", "setting": {}, "rows": []}', "suite models, now quick"),
+    ],
+)
+def test_what_cannot_be_resumed(
+    text: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], scripted: list[str]
+) -> None:
+    out = tmp_path / "out.json"
+    out.write_text(text)
+    assert cli.main(["bench", "--resume", "-o", str(out)]) == 2
+    assert words in capsys.readouterr().err
+    assert scripted == []
+    assert out.read_text() == text
 
 
 @pytest.mark.parametrize(
@@ -333,6 +473,17 @@ def test_interrupted_runs_keep_what_they_have(
         (["--repeats", "-1"], "'-1' is not a positive number"),
         (["--pass", "sideways"], "'sideways' is not a list of"),
         (["--suite", "models", "W1"], "not allowed with"),
+        (["W1", "--mode", "training"], "--mode: for networks and layers only"),
+        (["W1", "--sample", "3"], "--sample: for layers only"),
+        (["W1", "--batch", "1,8"], "workloads take one --batch"),
+        (
+            ["--suite", "networks", "--pass", "fprop", "--fresh-weights"],
+            "--pass and --fresh-weights: for workloads only",
+        ),
+        (["--suite", "networks", "--only", "nonsense"], "nothing has 'nonsense' in its name; there are resnet18"),
+        (["--suite", "layers", "--layout", "nhwc"], "'nhwc' is not one of nchw, channels_last"),
+        (["--resume"], "--resume needs the file of the run"),
+        (["--isa", "avx2"], "set ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2"),
         (["--device", "tpu"], "invalid choice"),
         (["--plot", "out.txt"], "cannot draw out.txt: the name of a picture ends with .png, .svg or .pdf"),
     ],
@@ -351,22 +502,46 @@ def test_help_says_how(capsys: pytest.CaptureFixture[str]) -> None:
     assert "relative to those of torch.mm" in printed
 
 
-def test_huge_pages_start_the_command_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = []
-    monkeypatch.setattr(command.os, "execve", lambda *arguments: started.append(arguments))
-    monkeypatch.delenv(command.HUGE_PAGES, raising=False)
+def test_variables_start_the_command_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[str, list[str], dict[str, str]]] = []
+
+    class StartedError(Exception):
+        pass
+
+    def execve(program: str, arguments: list[str], variables: dict[str, str]) -> None:
+        started.append((program, arguments, variables))
+        raise StartedError
+
+    monkeypatch.setattr(environment.os, "execve", execve)
+    monkeypatch.delenv(environment.HUGE_PAGES, raising=False)
     monkeypatch.setattr(sys, "argv", ["pytest"])
-    command._ensure_huge_pages()
+    command._set_up(None)
     assert started == []
     monkeypatch.setattr(sys, "argv", ["polyconv", "bench"])
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "polyconv", "bench"])
-    command._ensure_huge_pages()
-    ((program, arguments, environment),) = started
+    with pytest.raises(StartedError):
+        command._set_up(None)
+    program, arguments, variables = started[-1]
     assert (program, arguments) == (sys.executable, ["python", "-m", "polyconv", "bench"])
-    assert environment[command.HUGE_PAGES] == "1"
-    monkeypatch.setenv(command.HUGE_PAGES, "0")
-    command._ensure_huge_pages()
+    assert variables[environment.HUGE_PAGES] == "1"
+    monkeypatch.setenv(environment.HUGE_PAGES, "0")
+    command._set_up(None)
     assert len(started) == 1
+    with pytest.raises(StartedError):
+        command._set_up("avx2")
+    assert started[-1][2]["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+    assert started[-1][2]["ATEN_CPU_CAPABILITY"] == "avx2"
+    assert started[-1][2][environment.HUGE_PAGES] == "0"
+
+
+@pytest.mark.skipif(not native.is_available(), reason="there is nothing to limit")
+def test_an_instruction_set_limits_both_sides(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    arguments = ["mobilenet-dw3", "--pass", "fprop", "--batch", "1", "--repeats", "1", "--threads", "1"]
+    ran = polyconv("bench", *arguments, "--isa", "sse4", "-o", str(out), ATEN_CPU_CAPABILITY="avx2")
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(out.read_text(encoding="utf-8"))["setting"]["instruction set"] == "sse4 (PyTorch: DEFAULT)"
+    assert ", sse4 (PyTorch: DEFAULT), " in ran.stdout
 
 
 # ---- the picture
@@ -378,15 +553,14 @@ def test_plot(tmp_path: Path, count: int, passes: tuple[Pass, ...]) -> None:
     pytest.importorskip("matplotlib")
     rows = [row(1 + n % 3, 2, 1 + n, kind, f"layer {n}") for n in range(count) for kind in passes]
     path = tmp_path / "out.png"
-    plot.draw(rows, path, "somewhere")
+    plot.draw(panels.of_passes(rows), path, panels.PASSES_LEGEND, "somewhere")
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_plot_from_the_command(tmp_path: Path) -> None:
+def test_plot_from_the_command(tmp_path: Path, scripted: list[str]) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "out.png"
-    arguments = ["mobilenet-dw3", "--pass", "fprop", "--batch", "1", "--repeats", "1", "--threads", "1"]
-    assert cli.main(["bench", *arguments, "--plot", str(path)]) == 0
+    assert cli.main(["bench", "mobilenet-dw3", "--pass", "fprop", "--threads", "1", "--plot", str(path)]) == 0
     assert path.read_bytes().startswith(b"\x89PNG")
 
 

@@ -1,28 +1,30 @@
-"""The rows as a picture: for each pass, how many times faster than PyTorch every layer runs."""
+"""Ratios as a picture: panels of bars, each how many times as fast as PyTorch something runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from math import log
 from pathlib import Path
 from typing import Any
 
-from ..problem import Pass
-from .rows import Row, means
-
 INK, GREY, GRID = "#1f2933", "#7b8794", "#e4e7eb"
-FASTER, SLOWER, MARKER = "#2a9d8f", "#e07a5f", "#52606d"
+FASTER, SLOWER, MARKER, BAND = "#2a9d8f", "#e07a5f", "#52606d", "#d8dee6"
 FORMATS = (".png", ".svg", ".pdf")
-TITLES = {Pass.FPROP: "Forward", Pass.DGRAD: "Input gradient", Pass.WGRAD: "Weight gradient"}
 BAR_INCHES, ROOMY_BAR_INCHES = 0.27, 0.42
 FEW = 12
-"""Bars of a panel up to which there is room for the layers' shapes under their names."""
+"""Bars of a panel up to which there is room for details under their names."""
 PANEL_INCHES = 5.2
 LEAST_INCHES = 8.0
 """Width that the lines above the panels take."""
 LABEL = 0.13
 """Share of the axis that a value takes, with a gap."""
+DENSE, SPARSE = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100), (0.01, 0.1, 0.3, 1, 3, 10, 30, 100)
+WIDE = 20
+"""An axis over more than so many times has the sparse ticks."""
+ABOVE = {"xycoords": "axes fraction", "textcoords": "offset points"}
+"""Where a text stands that is so many points above the corner of a panel."""
 
 
 class PlotError(RuntimeError):
@@ -43,54 +45,70 @@ def require(path: Path) -> Any:
         raise PlotError("a plot needs matplotlib, which is not installed: pip install 'polyconv[bench]'") from None
 
 
-def draw(rows: Sequence[Row], path: Path, subtitle: str = "") -> None:
-    """Write a picture: one column of panels per pass, one row of them per number of threads, layers sorted."""
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One ratio, and a second one that is marked beside it."""
+
+    name: str
+    detail: str
+    ratio: float
+    marked: float
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Bars under a title, to be sorted."""
+
+    title: str
+    below: str
+    """What else there is to say, in a line under the title."""
+    bars: Sequence[Bar]
+    noise: tuple[float, float] | None = None
+    """Ratios between which PyTorch against itself lies."""
+
+
+def draw(panels: Sequence[Sequence[Panel]], path: Path, legend: str, subtitle: str = "") -> None:
+    """Write a picture: the panels in rows, all on one axis."""
     pyplot = require(path)
-    passes = list(dict.fromkeys(row.kind for row in rows))
-    threads = list(dict.fromkeys(row.threads for row in rows))
-    tallest = max(
-        sum(row.threads == count and row.kind is kind for row in rows) for count in threads for kind in passes
-    )
-    header, panel = 1.0, (ROOMY_BAR_INCHES if tallest <= FEW else BAR_INCHES) * tallest + 0.95
-    width, height = max(PANEL_INCHES * len(passes) + 0.3, LEAST_INCHES), header + panel * len(threads) + 0.35
+    across, tallest = max(map(len, panels)), max(len(panel.bars) for row in panels for panel in row)
+    header, panel_inches = 1.0, (ROOMY_BAR_INCHES if tallest <= FEW else BAR_INCHES) * tallest + 1.1
+    width, height = max(PANEL_INCHES * across + 0.3, LEAST_INCHES), header + panel_inches * len(panels) + 0.35
     with pyplot.rc_context({"font.family": "sans-serif", "font.size": 9, "text.color": INK, "axes.labelcolor": GREY}):
-        figure, panels = pyplot.subplots(
-            len(threads), len(passes), figsize=(width, height), squeeze=False, layout="constrained"
+        figure, axes = pyplot.subplots(
+            len(panels), across, figsize=(width, height), squeeze=False, layout="constrained"
         )
         figure.get_layout_engine().set(
             rect=(0, 0, 1, 1 - header / height), w_pad=0.12, h_pad=0.08, wspace=0.02, hspace=0.02
         )
-        limits = _limits(rows)
-        for down, count in enumerate(threads):
-            for across, kind in enumerate(passes):
-                chosen = [row for row in rows if row.threads == count and row.kind is kind]
-                _panel(panels[down][across], chosen, limits, tallest, with_threads=len(threads) > 1)
-        _header(figure, height, subtitle)
+        limits = _limits([bar for row in panels for panel in row for bar in panel.bars])
+        for down, row in enumerate(panels):
+            for place in range(across):
+                _panel(axes[down][place], row[place] if place < len(row) else None, limits, tallest)
+        _header(figure, height, legend, subtitle)
         figure.savefig(path, dpi=150, facecolor="white")
         pyplot.close(figure)
 
 
-def _header(figure: Any, height: float, subtitle: str) -> None:
+def _header(figure: Any, height: float, legend: str, subtitle: str) -> None:
     left = 0.15 / figure.get_figwidth()
     figure.text(left, 1 - 0.30 / height, "polyconv against PyTorch", fontsize=15, fontweight="bold", va="center")
-    legend = "bars: against PyTorch's faster layout     ◇ against PyTorch NCHW     right of 1×: polyconv is faster"
-    figure.text(left, 1 - 0.58 / height, legend, fontsize=9, color=GREY, va="center")
-    figure.text(left, 1 - 0.80 / height, subtitle, fontsize=9, color=GREY, va="center")
+    figure.text(left, 1 - 0.58 / height, f"{legend}     right of 1×: polyconv is faster", color=GREY, va="center")
+    figure.text(left, 1 - 0.80 / height, subtitle, color=GREY, va="center")
 
 
-def _limits(rows: Sequence[Row]) -> tuple[float, float]:
+def _limits(bars: Sequence[Bar]) -> tuple[float, float]:
     """One axis for all panels; 1x is on it, and there is room for the labels."""
-    low = min(1.0, *(row.ratio_best for row in rows))
-    high = max(1.0, *(row.ratio_nchw for row in rows), *(row.ratio_best for row in rows))
+    ratios = [1.0, *(bar.ratio for bar in bars), *(bar.marked for bar in bars)]
+    low, high = min(ratios), max(ratios)
     span = max(high / low, 2.0)
     return low / span**0.04, high * span**0.22
 
 
-def _panel(axes: Any, rows: list[Row], limits: tuple[float, float], tallest: int, *, with_threads: bool) -> None:
+def _panel(axes: Any, panel: Panel | None, limits: tuple[float, float], tallest: int) -> None:
     axes.set_xscale("log")
     axes.set_xlim(*limits)
     axes.set_ylim(tallest - 0.4, -0.6)
-    ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if limits[0] <= tick <= limits[1]]
+    ticks = [tick for tick in (SPARSE if limits[1] / limits[0] > WIDE else DENSE) if limits[0] <= tick <= limits[1]]
     axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
     axes.set_xticks([], minor=True)
     axes.tick_params(axis="x", length=0, labelcolor=GREY)
@@ -99,31 +117,31 @@ def _panel(axes: Any, rows: list[Row], limits: tuple[float, float], tallest: int
     for side in axes.spines.values():
         side.set_visible(False)
     axes.set_yticks([])
-    if not rows:
+    if panel is None or not panel.bars:
         return
-    rows = sorted(rows, key=lambda row: -row.ratio_best)
-    for place, row in enumerate(rows):
-        color = FASTER if row.ratio_best >= 1 else SLOWER
-        axes.barh(place, row.ratio_best - 1, left=1, height=0.66, color=color)
-        axes.plot(row.ratio_nchw, place, marker="D", markersize=4, mfc="white", mec=MARKER, mew=1, clip_on=False)
-        _value(axes, place, row, limits)
+    if panel.noise is not None:
+        axes.axvspan(*panel.noise, color=BAND, linewidth=0, zorder=0)
+    bars = sorted(panel.bars, key=lambda bar: -bar.ratio)
+    for place, bar in enumerate(bars):
+        color = FASTER if bar.ratio >= 1 else SLOWER
+        axes.barh(place, bar.ratio - 1, left=1, height=0.66, color=color)
+        axes.plot(bar.marked, place, marker="D", markersize=4, mfc="white", mec=MARKER, mew=1, clip_on=False)
+        _value(axes, place, bar, limits)
     axes.axvline(1, color=INK, linewidth=1)
-    _names(axes, rows, with_shapes=tallest <= FEW)
-    mean = means(rows)[0]
-    where = f", {_threads(mean.threads)}" if with_threads else ""
-    axes.set_title(TITLES[mean.kind] + where, loc="left", fontsize=11, fontweight="bold", pad=8)
-    axes.set_title(f"mean {mean.ratio_best:.2f}×", loc="right", fontsize=9, color=GREY, pad=8)
+    _names(axes, bars, with_details=tallest <= FEW)
+    axes.set_title(panel.title, loc="left", fontsize=11, fontweight="bold", pad=20)
+    axes.annotate(panel.below, (0, 1), xytext=(0, 7), **ABOVE, fontsize=9, color=GREY)
 
 
-def _value(axes: Any, place: int, row: Row, limits: tuple[float, float]) -> None:
+def _value(axes: Any, place: int, bar: Bar, limits: tuple[float, float]) -> None:
     """The ratio in figures: at the end of the bar, or beyond the marker where that is in the way."""
-    end = max(row.ratio_best, 1.0)
-    gap = log(row.ratio_nchw / end) / log(limits[1] / limits[0])
-    at = row.ratio_nchw if 0 < gap < LABEL else end
-    marked = at == row.ratio_nchw
-    color = INK if row.ratio_best >= 1 else SLOWER
+    end = max(bar.ratio, 1.0)
+    gap = log(bar.marked / end) / log(limits[1] / limits[0])
+    at = bar.marked if 0 < gap < LABEL else end
+    marked = at == bar.marked
+    color = INK if bar.ratio >= 1 else SLOWER
     axes.annotate(
-        f"{row.ratio_best:.2f}×",
+        f"{bar.ratio:.2f}×",
         (at, place),
         xytext=(7 if marked else 4, 0),
         textcoords="offset points",
@@ -133,10 +151,10 @@ def _value(axes: Any, place: int, row: Row, limits: tuple[float, float]) -> None
     )
 
 
-def _names(axes: Any, rows: Sequence[Row], *, with_shapes: bool) -> None:
-    for place, row in enumerate(rows):
-        lines = [(row.workload, 9, INK, 5.5), (row.shape, 7, GREY, -5.5)]
-        for text, size, color, up in lines if with_shapes else [(row.workload, 9, INK, 0)]:
+def _names(axes: Any, bars: Sequence[Bar], *, with_details: bool) -> None:
+    for place, bar in enumerate(bars):
+        lines = [(bar.name, 9, INK, 5.5), (bar.detail, 7, GREY, -5.5)]
+        for text, size, color, up in lines if with_details else [(bar.name, 9, INK, 0)]:
             axes.annotate(
                 text,
                 (0, place),
@@ -148,7 +166,3 @@ def _names(axes: Any, rows: Sequence[Row], *, with_shapes: bool) -> None:
                 fontsize=size,
                 color=color,
             )
-
-
-def _threads(count: int) -> str:
-    return "1 thread" if count == 1 else f"{count} threads"

@@ -26,7 +26,7 @@ INTERRUPTED, CLOSED_PIPE = 130, 141
 COMMANDS: dict[str, str] = {
     "doctor": "what this installation can do here, what is wrong with it and what to do; runs a self-test",
     "plan": "what would run for a named workload on a GPU or on this CPU, and why",
-    "bench": "time and error of named workloads on this machine, next to PyTorch at its best",
+    "bench": "time and error of named workloads, layers and whole networks on this machine, next to PyTorch",
     "tune": "measure which kernels are the fastest here, for named workloads, and write it down",
     "warmup": "compile CUDA kernels ahead of time, for this machine or into a folder for others; needs no GPU",
     "inspect": "registers, spills and occupancy of kernels, and what a V100 would spend on them, counted",

@@ -1,69 +1,62 @@
-"""``polyconv bench``: the time and the error of named workloads, next to PyTorch at its best."""
+"""``polyconv bench``: time and error next to PyTorch: of passes of named workloads, of layers, of whole networks."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..console import print_json, print_table, progress
-from ..machine import processor_name
+from ..bench import environment
+from ..bench.cases import Cases, Layout, Mode
+from ..bench.environment import HUGE_PAGES, ISAS
+from ..console import print_json, progress
 from ..measure import workloads
-from ..measure.workloads import Workload
-from ..version import __version__
+from ..measure.layers import SEED
+from ..problem import Pass, Word
 from . import _options
 
 if TYPE_CHECKING:
-    from ..bench.rows import Row
-    from ..bench.run import Options
+    from ..bench.contests import Contest
+    from ..bench.record import Record
+    from ..bench.suites import Suite
 
-SUITES = {"quick": "quick", "headline": "headline", "kernelbench": "all12", "models": "models"}
-"""Word on the command line -> group of workloads."""
-HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
-"""PyTorch puts large tensors on huge pages where this variable is 1 when its first tensor is made."""
+WORKLOADS = {"quick": "quick", "headline": "headline", "kernelbench": "all12", "models": "models"}
+"""Suite of passes -> group of workloads."""
+NETWORKS, LAYERS = "networks", "layers"
+SAMPLE = 100
 
 HOW = f"""\
 how it is measured:
 
-  The three candidates run in turn, each round starting with another one: polyconv's operators on NCHW tensors,
-  PyTorch on NCHW tensors, and PyTorch on channels_last tensors whose input, weight and gradient were converted
-  beforehand. All use the same threads and huge pages ({HUGE_PAGES}=1, for which the command starts itself
-  once more). The forward pass runs in inference mode; of PyTorch's backward pass only the gradient that is asked for
-  is computed. Times are the best of all rounds, and so are the ratios; the medians are in the JSON.
+  Candidates run in turn, each round starting with another one, on the same threads and huge pages
+  ({HUGE_PAGES}=1, for which the command starts itself once more). Times are the best of all rounds, and so are the
+  ratios; the medians are in the JSON, and the processor time of all threads together.
 
-  As in a model that serves, the weight is the same tensor in every call, so polyconv transforms it once and keeps the
-  result. --fresh-weights gives it a new one each time.
+  Workloads (quick, headline, kernelbench, models, or by name): polyconv's operators and PyTorch's, each on NCHW tensors
+  and on channels_last tensors whose input, weight and gradient were converted beforehand. x NCHW and x ch.last compare
+  in the same layout, x best each in its faster one. The forward pass runs in inference mode; of PyTorch's backward pass
+  only the gradient that is asked for is computed. As in a model that serves, the weight is the same tensor in every
+  call, so polyconv transforms it once and keeps the result. --fresh-weights gives it a new one each time.
 
   max error is the largest deviation from float64 in units of sqrt(products per output) * rms(input) * rms(weight)
   of each output map; of large layers a sample is compared. predicted is the plan's, in the same unit.
 
   x sgemm: multiply-adds of the direct method per second, relative to those of torch.mm on 1024x1024 matrices at the
   same number of threads. A fast algorithm does with fewer multiplications, so it may exceed 100 %.
+
+  networks: whole networks with random weights (pip install 'polyconv[zoo]'; nothing is downloaded), before and after
+  polyconv.replace, one image and batches of half as high and wide ones, a call in inference mode and a step of
+  training: forward, backward, gradient descent. At batch 1, batch normalisation uses the statistics that it has. MB is
+  the peak resident size of a process that runs that side alone; ! is more than 1.1 times PyTorch's and 256 MiB.
+
+  layers: every distinct Conv2d of 100 networks of timm at their own image size, module against module, called and
+  trained; a sample drawn with --seed, of which a smaller one is the beginning of a larger. lost ms is processor time,
+  counted for every convolution of those networks that is this one.
+
+  A/A is PyTorch against itself, in the same rounds: what a ratio is worth on this machine at this moment.
 """
-
-HEADERS = (
-    "workload",
-    "pass",
-    "threads",
-    "batch",
-    "NCHW ms",
-    "ch.last ms",
-    "ours ms",
-    "x NCHW",
-    "x best",
-    "x sgemm",
-    "max error",
-    "predicted",
-    "plan",
-)
-
-
-SAMPLED = "~"
-"""Marks an error that was measured on a part of the result."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,30 +64,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add_workloads_argument(what, "workloads or groups, separated by commas: W1,resnet50-3b")
     what.add_argument(
         "--suite",
-        choices=list(SUITES),
+        choices=[*WORKLOADS, LAYERS, NETWORKS],
         default="quick",
         help="quick: four small layers, a minute or so; the others take from minutes to hours (default: quick)",
     )
+    parser.add_argument(
+        "--only",
+        metavar="WORDS",
+        type=_list_of(str),
+        default=(),
+        help="those of the suite that have one of these words in their name; of layers, in their class, too: "
+        "resnet,depthwise",
+    )
     _options.add_device_argument(parser, ["cpu"], "cpu", "where to run")
+    parser.add_argument(
+        "--isa",
+        choices=list(ISAS),
+        help="limit PyTorch and polyconv to this instruction set, as on a processor that has no better one",
+    )
     _options.add_pass_argument(parser)
+    parser.set_defaults(passes=None)
+    _add_words(parser, "--mode", "modes", Mode)
+    _add_words(parser, "--layout", "layouts", Layout)
     parser.add_argument(
         "--threads",
         metavar="N",
-        type=_counts,
+        type=_list_of(_options.positive),
         help="a number of threads, or several: 1,2 (default: as many as PyTorch takes)",
     )
     parser.add_argument(
-        "--repeats", metavar="N", type=_options.positive, default=7, help="rounds of the three candidates (default: 7)"
+        "--repeats", metavar="N", type=_options.positive, default=7, help="rounds of all candidates (default: 7)"
     )
     parser.add_argument(
         "--batch",
         metavar="N",
-        type=_options.positive,
-        help="images, at most (default: as many as stay below 40e9 multiply-adds per call and fit into memory)",
+        type=_list_of(_options.positive),
+        help="images: of workloads, at most (default: as many as stay below 40e9 multiply-adds per call and fit into "
+        "memory); of networks and layers, a number or several (default: 1,8)",
     )
+    parser.add_argument(
+        "--sample", metavar="N", type=_options.positive, help=f"layers to draw from all of them (default: {SAMPLE})"
+    )
+    parser.add_argument("--seed", metavar="N", type=int, help=f"of the draw (default: {SEED})")
     parser.add_argument("--fresh-weights", action="store_true", help="a new weight tensor in every call of ours")
+    parser.add_argument(
+        "--seconds", metavar="N", type=_options.positive, help="begin nothing more after so many seconds"
+    )
     _options.add_json_argument(parser, "the rows, with medians and notes,")
-    _options.add_output_argument(parser, "write the same JSON to a file")
+    _options.add_output_argument(parser, "write the same JSON to a file, while it is measured")
+    parser.add_argument(
+        "--resume", action="store_true", help="take up the run that wrote the output file: measure what it lacks"
+    )
     picture = parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the ratios (.png, .svg or .pdf)")
     _options.completes(picture, _options.FILES)
     _options.add_examples(
@@ -102,137 +122,183 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "polyconv bench",
         "polyconv bench W1 --batch 1 --pass fprop",
         "polyconv bench --suite models --threads 1,2 -o bench.json --plot bench.png",
+        "polyconv bench --suite networks --only resnet,unet --mode inference --threads 1",
+        "polyconv bench --suite layers --sample 400 --isa avx2 --seconds 3600 -o layers.json --resume",
         about=HOW,
     )
 
 
 def run(args: argparse.Namespace) -> int:
+    _check(args)
+    _set_up(args.isa)
+    from ..bench import plot, record
+    from ..bench.contests import outstanding
+
+    try:
+        if args.plot:
+            plot.require(args.plot)
+        suite = _suite(args)
+        known = [suite.read(row) for row in record.earlier(args.output, suite.name)] if args.resume else []
+    except (plot.PlotError, record.RecordError) as error:
+        raise _options.UsageError(str(error)) from error
+    rows = record.Record(args.output, suite.name, known)
+    ahead = outstanding(suite.contests, {row.key for row in known})
+    _announce(suite, ahead)
+    complete = _measure(ahead, args.seconds, rows)
+    if args.json:
+        print_json(rows.as_json())
+    if rows.rows:
+        threads = tuple(dict.fromkeys(_threads(args)))
+        where = record.in_words(record.setting(), threads)
+        if not args.json:
+            suite.show(rows.rows, where)
+        if args.plot:
+            plot.draw(suite.panels(rows.rows), args.plot, suite.legend, where)
+    for failure in rows.failures:
+        print(f"polyconv bench: {failure.key}: {failure.reason}", file=sys.stderr)
+    return 130 if not complete else 1 if rows.failures else 0
+
+
+def _suite(args: argparse.Namespace) -> Suite[Any]:
+    """What is to be measured. What it needs is there, or an error says what to do."""
+    from ..bench import suites, zoo
+    from ..bench.passes import Options
+
+    batches = args.batch or (1, 8)
+    cases = Cases(args.modes or tuple(Mode), args.layouts or tuple(Layout), batches, _threads(args), args.repeats)
+    try:
+        if _passes_run(args):
+            batch = args.batch[0] if args.batch else None
+            options = Options(args.passes or tuple(Pass), _threads(args), args.repeats, batch, args.fresh_weights)
+            return suites.of_passes(_names(args), workloads.find(_names(args)), options, args.only)
+        if args.suite == NETWORKS:
+            return suites.of_networks(cases, args.only)
+        return suites.of_layers(cases, args.only, args.sample or SAMPLE, SEED if args.seed is None else args.seed)
+    except (suites.NothingError, zoo.ZooError) as error:
+        raise _options.UsageError(str(error)) from error
+
+
+def _passes_run(args: argparse.Namespace) -> bool:
+    return args.workloads is not None or args.suite in WORKLOADS
+
+
+def _names(args: argparse.Namespace) -> str:
+    """Of the workloads."""
+    return WORKLOADS[args.suite] if args.workloads is None else str(args.workloads)
+
+
+def _threads(args: argparse.Namespace) -> tuple[int, ...]:
     import torch
 
-    from ..bench import plot
-    from ..bench.run import Options
-    from ..cpu import native
-
-    chosen = workloads.find(args.workloads if args.workloads is not None else SUITES[args.suite])
-    _options.check_writable(args.output, args.plot)
-    if args.plot:
-        try:
-            plot.require(args.plot)
-        except plot.PlotError as error:
-            raise _options.UsageError(str(error)) from error
-    _ensure_huge_pages()
-    if not native.is_available():
-        print("polyconv bench: no native kernels in this installation, PyTorch's run for ours, too", file=sys.stderr)
-    threads = args.threads or (torch.get_num_threads(),)
-    options = Options(args.passes, threads, args.repeats, args.batch, args.fresh_weights)
-    _announce(chosen, options)
-    rows, complete = _measure(chosen, options)
-    found = [row.as_json() for row in rows]
-    if args.json:
-        print_json(found)
-    elif rows:
-        _print(rows)
-    if rows and args.output:
-        args.output.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    if rows and args.plot:
-        plot.draw(rows, args.plot, _setting(threads))
-    return 0 if complete else 130
+    return args.threads or (torch.get_num_threads(),)
 
 
-def contests(chosen: Sequence[Workload], options: Options) -> Iterator[Row]:
-    """The rows, as they are measured."""
-    from ..bench.run import run as measured
+def _measure(contests: Sequence[Contest[Any]], seconds: float | None, rows: Record) -> bool:
+    """Whether all that there was time for could be measured: an impatient Ctrl-C keeps the rows that are there."""
+    from ..bench.contests import Failure, run
 
-    return measured(chosen, options)
-
-
-def _measure(chosen: Sequence[Workload], options: Options) -> tuple[list[Row], bool]:
-    """The rows, and whether all could be measured: an impatient Ctrl-C keeps those that are there."""
-    rows: list[Row] = []
-    with progress() as shown:
-        shown.expect(len(chosen) * len(options.passes) * len(options.threads))
-        try:
-            for row in contests(chosen, options):
-                rows.append(row)
-                shown.step(f"{row.workload} {row.kind}: {row.ratio_best:.2f}x")
-        except KeyboardInterrupt:
-            return rows, False
-    return rows, True
+    done = 0
+    try:
+        with progress() as shown:
+            shown.expect(len(contests))
+            for found in run(contests, seconds):
+                rows.add(found)
+                done += 1
+                ended = "failed" if isinstance(found, Failure) else f"{found.headline:.2f}x"
+                shown.step(f"{found.key}: {ended}")
+    except KeyboardInterrupt:
+        return False
+    finally:
+        rows.write()
+    if done < len(contests):
+        print(f"polyconv bench: {done} of {len(contests)} contests in {seconds} seconds", file=sys.stderr)
+    return True
 
 
 # ---- what is checked before a long run
 
 
-def _ensure_huge_pages() -> None:
-    """Start this command anew with the variable set: PyTorch reads it before any argument is."""
-    if HUGE_PAGES in os.environ:
-        return
-    if sys.argv[1:2] == ["bench"]:  # and not a call of main() from another program
-        os.execve(sys.executable, sys.orig_argv, {**os.environ, HUGE_PAGES: "1"})
+def _check(args: argparse.Namespace) -> None:
+    """Options that say nothing about what is measured are mistakes."""
+    if _passes_run(args):
+        given = {"--mode": args.modes, "--layout": args.layouts}
+        where = "networks and layers"
+        workloads.find(_names(args))
+        if args.batch and len(args.batch) > 1:
+            raise _options.UsageError("workloads take one --batch: the number of images, at most")
+    else:
+        given = {"--pass": args.passes, "--fresh-weights": args.fresh_weights}
+        where = "workloads"
+    wrong = [name for name, value in given.items() if value]
+    if args.suite != LAYERS or args.workloads is not None:
+        sampling = [name for name, value in (("--sample", args.sample), ("--seed", args.seed)) if value is not None]
+        if sampling:
+            wrong, where = sampling, "layers"
+    if wrong:
+        raise _options.UsageError(f"{' and '.join(wrong)}: for {where} only")
+    if args.resume and args.output is None:
+        raise _options.UsageError("--resume needs the file of the run that is taken up: -o FILE")
+    _options.check_writable(args.output, args.plot)
 
 
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(_options.positive(part.strip()) for part in text.split(",")))
+def _set_up(isa: str | None) -> None:
+    """Start this command anew where variables have to be set before PyTorch is loaded; then limit our own kernels."""
+    variables = environment.wanted(isa)
+    if variables and sys.argv[1:2] == ["bench"]:  # and not a call of main() from another program
+        environment.start_anew(variables)
+    limits = {name: value for name, value in variables.items() if name != HUGE_PAGES}
+    if limits:
+        setting = " ".join(f"{name}={value}" for name, value in limits.items())
+        raise _options.UsageError(
+            f"--isa {isa} has to be known before PyTorch is loaded; set {setting} and start again"
+        )
+    from ..cpu import native
+
+    if not native.is_available():
+        print("polyconv bench: no native kernels in this installation, PyTorch's run for ours, too", file=sys.stderr)
+    elif isa is not None:
+        native.instruction_set(isa)
+
+
+T = TypeVar("T")
+
+
+def _list_of(read: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    def values(text: str) -> tuple[T, ...]:
+        return tuple(dict.fromkeys(read(part.strip()) for part in text.split(",") if part.strip()))
+
+    return values
+
+
+def _add_words(parser: argparse.ArgumentParser, option: str, name: str, words: type[Word]) -> None:
+    """An option that takes some of a few words."""
+    every = [str(word) for word in words]
+
+    def read(text: str) -> Word:
+        if text not in every:
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(every)}")
+        return words(text)
+
+    action = parser.add_argument(
+        option,
+        dest=name,
+        metavar=name.upper(),
+        type=_list_of(read),
+        help=f"of networks and layers: {', '.join(every)}, separated by commas (default: all)",
+    )
+    _options.completes(action, every)
 
 
 # ---- what is printed
 
 
-def _announce(chosen: Sequence[Workload], options: Options) -> None:
+def _announce(suite: Suite[Any], ahead: Sequence[Contest[Any]]) -> None:
     """What will be done. How long it takes is known, and shown, once the first of it is done."""
-    names = ", ".join(w.name for w in chosen[:4]) + (f" and {len(chosen) - 4} more" if chosen[4:] else "")
-    passes = ", ".join(map(str, options.passes))
-    threads = " and ".join(map(str, options.threads))
+    names = ", ".join(suite.subjects[:4]) + (f" and {len(suite.subjects) - 4} more" if suite.subjects[4:] else "")
+    known = len(suite.contests) - len(ahead)
+    rest = f", of which {known} are measured" if known else ""
     print(
-        f"polyconv bench: {names}; {passes}; {threads} {'thread' if threads == '1' else 'threads'}. Ctrl-C ends it and "
-        "keeps what was measured",
+        f"polyconv bench: {names}; {len(suite.contests)} contests{rest}. Ctrl-C ends it and keeps what was measured",
         file=sys.stderr,
         flush=True,
     )
-
-
-def _print(rows: Sequence[Row]) -> None:
-    from ..bench.rows import means
-
-    table: list[list[str]] = []
-    for place, row in enumerate(rows):
-        if place and row.workload != rows[place - 1].workload:
-            table.append([])
-        table.append(_cells(row))
-    threads = tuple(dict.fromkeys(row.threads for row in rows))
-    print_table(f"Time of one call, best of all rounds. {_setting(threads)}", HEADERS, table, left=2)
-    averages = [
-        [str(m.kind), str(m.threads), str(m.rows), f"{m.ratio_nchw:.2f}", f"{m.ratio_best:.2f}"] for m in means(rows)
-    ]
-    print_table("Geometric means", ("pass", "threads", "workloads", "x NCHW", "x best"), averages, left=1)
-    for reason in dict.fromkeys(row.batch.reason for row in rows if row.batch.reason):
-        names = dict.fromkeys(row.workload for row in rows if row.batch.reason == reason)
-        print(f"batch cut, {reason}: {', '.join(names)}")
-    if any(row.compared < 1 for row in rows):
-        print(f"{SAMPLED} measured on a sample of the result")
-
-
-def _cells(row: Row) -> list[str]:
-    return [
-        row.workload,
-        str(row.kind),
-        str(row.threads),
-        str(row.batch),
-        *(f"{row.timings[name].best * 1e3:.4g}" for name in ("torch_nchw", "torch_channels_last", "ours")),
-        f"{row.ratio_nchw:.2f}",
-        f"{row.ratio_best:.2f}",
-        f"{row.of_sgemm:.0%}",
-        f"{row.max_error:.1e}{SAMPLED if row.compared < 1 else ''}",
-        f"{row.predicted_error:.1e}",
-        row.plan,
-    ]
-
-
-def _setting(threads: Sequence[int]) -> str:
-    """Where and how it was measured, in one line."""
-    import torch
-
-    pages = "huge pages" if os.environ.get(HUGE_PAGES) == "1" else "small pages"
-    count = ", ".join(map(str, threads))
-    unit = "thread" if count == "1" else "threads"
-    return f"{processor_name()}, {count} {unit}, {pages}, PyTorch {torch.__version__}, polyconv {__version__}"

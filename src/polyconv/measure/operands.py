@@ -1,7 +1,7 @@
-"""Who is timed: polyconv, and PyTorch in both of its memory layouts, on the same numbers.
+"""Who is timed: polyconv and PyTorch, both in both memory layouts, on the same numbers.
 
-Everything a candidate may prepare once is prepared here, outside the timing: PyTorch's channels_last candidate gets
-its input, weight and gradient in that layout, so that no conversion counts against it.
+Everything a candidate may prepare once is prepared here, outside the timing: the channels_last candidates get their
+input, weight and gradient in that layout, so that no conversion counts against them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from ..cpu import aten
 from ..cpu.aten import convolution_backward, takes_padding
 from ..problem import Pass, Problem
 
-OURS, NCHW, CHANNELS_LAST = "ours", "torch_nchw", "torch_channels_last"
+OURS, OURS_CHANNELS_LAST = "ours", "ours_channels_last"
+NCHW, CHANNELS_LAST = "torch_nchw", "torch_channels_last"
 
 Call = Callable[[], Tensor]
 """One pass of one candidate: the output, the input's gradient, or the weight's."""
@@ -53,8 +54,10 @@ class Operands:
         return Operands(self.x.to(device), self.w.to(device), *moved)
 
     def channels_last(self) -> Operands:
+        """The same in that layout. All are new tensors: what is kept of a weight is kept for one layout at a time."""
+
         def convert(tensor: Tensor) -> Tensor:
-            return tensor.contiguous(memory_format=torch.channels_last)
+            return tensor.clone(memory_format=torch.channels_last)
 
         dy = None if self.dy is None else convert(self.dy)
         return Operands(convert(self.x), convert(self.w), self.bias, dy)
@@ -62,10 +65,12 @@ class Operands:
 
 def candidates(problem: Problem, operands: Operands, *, fresh_weights: bool = False) -> dict[str, Call]:
     """Each candidate's call, by name. ``fresh_weights``: ours gets a weight that it has never seen, every time."""
+    last = operands.channels_last()
     return {
         OURS: ours(problem, operands, fresh_weights=fresh_weights),
         NCHW: pytorch(problem, operands),
-        CHANNELS_LAST: pytorch(problem, operands.channels_last()),
+        OURS_CHANNELS_LAST: ours(problem, last, fresh_weights=fresh_weights),
+        CHANNELS_LAST: pytorch(problem, last),
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, inf
+from math import ceil, inf, nan
 from statistics import median
 
 import torch
@@ -30,10 +30,12 @@ class Timing:
 
     best: float
     median: float
+    cpu: float = nan
+    """Of all threads of the process together, at best: what is left of the time on a machine that others use, too."""
 
     @classmethod
-    def of(cls, samples: list[float]) -> Timing:
-        return cls(best=min(samples), median=median(samples))
+    def of(cls, samples: list[float], cpu: list[float]) -> Timing:
+        return cls(best=min(samples), median=median(samples), cpu=min(cpu))
 
 
 Sample = Callable[[Callable[[], object], int], float]
@@ -88,6 +90,7 @@ def interleaved(
             once = min(timer(call, 1) for _ in range(2))
         per_sample[name] = max(1, min(MOST_CALLS, ceil(SHORTEST / max(once, 1e-9))))
     samples: dict[str, list[float]] = {name: [] for name in names}
+    cpu: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(repeats):
         if turn >= FEWEST_ROUNDS and time.perf_counter() - began > patience:
             break
@@ -96,8 +99,10 @@ def interleaved(
             with states[name]():
                 if name in (within or {}) and per_sample[name] > 1:
                     calls[name]()  # the state changed: what follows from it, a plan, is found again
+                before = time.process_time()
                 samples[name].append(timer(calls[name], per_sample[name]))
-    return {name: Timing.of(found) for name, found in samples.items()}
+                cpu[name].append((time.process_time() - before) / per_sample[name])
+    return {name: Timing.of(found, cpu[name]) for name, found in samples.items()}
 
 
 @contextmanager

@@ -29,7 +29,7 @@ class Workload:
     """What it was asked for as: the id or the short name."""
     id: str
     suite: str
-    """``kernelbench`` or ``models``."""
+    """``kernelbench``, ``models``, or ``layers`` for one of :mod:`~polyconv.measure.layers`."""
     input: tuple[int, int, int, int]
     out_channels: int
     kernel: Pair
@@ -39,6 +39,8 @@ class Workload:
     groups: int
     bias: bool
     note: str = ""
+    uses: int = 1
+    """Of a layer: how many convolutions of all networks are this one."""
 
     def problem(self, kind: Pass | str) -> Problem:
         """One pass of it, on dense NCHW tensors. The input gradient knows no bias."""

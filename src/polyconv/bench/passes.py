@@ -1,0 +1,71 @@
+"""Contests of single passes: every workload, pass and number of threads makes a :class:`~polyconv.bench.rows.Row`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from .. import settings
+from ..backends import backend_for
+from ..cpu.backend import CpuBackend
+from ..measure.accuracy import measure
+from ..measure.limits import available_memory, cut_batch, with_batch
+from ..measure.operands import OURS, Operands, candidates
+from ..measure.timing import interleaved, sgemm_rate, threads
+from ..measure.workloads import Workload
+from ..problem import Pass
+from .contests import Contest
+from .rows import Row, key
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to run."""
+
+    passes: Sequence[Pass] = tuple(Pass)
+    threads: Sequence[int] = (1,)
+    repeats: int = 7
+    batch: int | None = None
+    """Images, at most. None: as many as :func:`~polyconv.measure.limits.cut_batch` allows."""
+    fresh_weights: bool = False
+
+
+def contests(workloads: Sequence[Workload], options: Options) -> list[Contest[Row]]:
+    """All of them, workload by workload."""
+    return [
+        Contest(key(workload.name, kind, count), partial(_contest, workload, kind, count, options))
+        for workload in workloads
+        for kind in options.passes
+        for count in options.threads
+    ]
+
+
+def _contest(workload: Workload, kind: Pass, count: int, options: Options) -> Row:
+    batch = cut_batch(workload, options.batch, available_memory())
+    problem = replace(with_batch(workload, batch.images).problem(kind), tolerance=settings.current().tolerance)
+    backend = backend_for(torch.device("cpu"))
+    assert isinstance(backend, CpuBackend)  # the only device that is timed here
+    plan = backend.plan(problem, inference=True)
+    operands = Operands.random(problem)
+    calls = candidates(problem, operands, fresh_weights=options.fresh_weights)
+    # Gradients are computed in training, where inference mode is off; autograd is not part of what is timed.
+    mode = torch.inference_mode if kind is Pass.FPROP else torch.no_grad
+    with threads(count), mode():
+        accuracy = measure(problem, operands, calls[OURS]())
+        timings = interleaved(calls, options.repeats)
+    return Row(
+        workload=workload.name,
+        shape=problem.in_brief,
+        kind=kind,
+        threads=count,
+        batch=batch,
+        timings=timings,
+        max_error=accuracy.error,
+        compared=accuracy.compared,
+        predicted_error=plan.predicted_error,
+        plan=plan.name,
+        of_sgemm=problem.multiplications / timings[OURS].best / sgemm_rate(count),
+    )

@@ -1,0 +1,82 @@
+"""The layers of real networks: every distinct Conv2d of a hundred, at their own image size, and samples of them.
+
+``layers.json`` has them as numbers, so that nothing but the package is needed to measure them. It is written by
+``python benchmarks/collect_layers.py``, which needs ``polyconv[zoo]``.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable
+from functools import lru_cache
+from importlib.resources import files
+
+from ..problem import Pass, Problem
+from .workloads import Workload
+
+SEED = 0
+
+
+@lru_cache(maxsize=1)
+def every() -> tuple[Workload, ...]:
+    """All of them, one image each, network by network in the order of the calls: ``resnet50/4``."""
+    text = files(__package__).joinpath("layers.json").read_text(encoding="utf-8")
+    networks = {name: layers for name, layers in json.loads(text).items() if name not in ("about", "columns")}
+    return tuple(
+        _read(f"{network}/{number}", layer)
+        for network, layers in networks.items()
+        for number, layer in enumerate(layers, 1)
+    )
+
+
+def sample(layers: Iterable[Workload], size: int | None, seed: int = SEED) -> list[Workload]:
+    """Layers in an order drawn at random, the same for the same seed: a smaller sample is the beginning of a larger."""
+    drawn = list(layers)
+    random.Random(seed).shuffle(drawn)
+    return drawn[:size]
+
+
+def class_of(layer: Workload) -> str:
+    """What kind of layer it is, in a few words: layers of a kind gain or lose for the same reason."""
+    problem = layer.problem(Pass.FPROP)
+    taps = "×".join(map(str, problem.kernel))
+    stride = f" stride {max(problem.stride)}" if max(problem.stride) > 1 else ""
+    dilation = " dilated" if max(problem.dilation) > 1 else ""
+    return f"{_role(problem)}{taps}{stride}{dilation}{_map(problem)}"
+
+
+def _role(problem: Problem) -> str:
+    if problem.in_channels <= 4:
+        return "stem "
+    if problem.groups > 1:
+        return "depthwise " if problem.depthwise else "grouped "
+    return ""
+
+
+def _map(problem: Problem) -> str:
+    """The size of the map, where it decides: what is done once per call weighs more on a small one."""
+    if problem.in_channels <= 4:
+        return ""
+    pixels = problem.in_size[0] * problem.in_size[1]
+    if pixels == 1:
+        return ", one pixel"
+    return ", up to 8×8" if pixels <= 64 else ", up to 20×20" if pixels <= 400 else ", larger maps"
+
+
+def _read(name: str, numbers: list[int]) -> Workload:
+    c, h, w, k, kernel_h, kernel_w, stride_h, stride_w, high, wide, dilation_h, dilation_w, groups, bias, uses = numbers
+    return Workload(
+        name=name,
+        id=name,
+        suite="layers",
+        input=(1, c, h, w),
+        out_channels=k,
+        kernel=(kernel_h, kernel_w),
+        stride=(stride_h, stride_w),
+        padding=(high, wide),
+        dilation=(dilation_h, dilation_w),
+        groups=groups,
+        bias=bool(bias),
+        uses=uses,
+    )
