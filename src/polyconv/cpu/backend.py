@@ -11,7 +11,7 @@ from .. import choices, epoch
 from ..problem import Pass, Problem
 from ..select import by_cost
 from ..tuning import Environment
-from . import native
+from . import aten, native
 from .borders import fold
 from .planner import CpuPlan, plan_cpu
 from .running import Run
@@ -46,6 +46,10 @@ class CpuBackend:
         weights = self.weights if _keeps_weights(problem, inference) else None
         run: Run = plan.engine.prepare(plan.chosen, plan.ran, weights)
         return run if not plan.folded else _folding(run, plan)
+
+    def leaves_to_torch(self, problem: Problem, *, inference: bool = False) -> bool:
+        plan = self.plan(problem, inference=inference)
+        return plan.engine is aten and not plan.folded and aten.takes_tensors(problem)
 
     def explain(self, problem: Problem) -> str:
         plan, inference = self.plan(problem), self.plan(problem, inference=True)
