@@ -50,18 +50,21 @@ def conv2d(
     Raises:
         RuntimeError, TypeError: where torch raises them.
     """
-    if not is_compiling():
-        y = shortcut.conv2d(
-            input, weight, bias, stride, padding, dilation, groups, padding_mode, tolerance, activation, residual
-        )
-        if y is not None:
-            return y
-    return _by_operator(
+    return conv2d_in_order(
         input, weight, bias, stride, padding, dilation, groups, padding_mode, tolerance, activation, residual
     )
 
 
 conv2d.__prepare_scriptable__ = refuse_scripting  # type: ignore[attr-defined]
+
+
+def conv2d_in_order(*args: Any) -> Tensor:
+    """:func:`conv2d` with every argument in its place, for modules: names cost time."""
+    if not is_compiling():
+        y = shortcut.conv2d(*args)
+        if y is not None:
+            return y
+    return _by_operator(*args)
 
 
 def _by_operator(

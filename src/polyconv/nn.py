@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .arguments import Extent, Padding, activation_name
 from .exchange import check_qconfig, refuse_scripting
-from .functional import conv2d
+from .functional import conv2d_in_order
 from .settings import checked_tolerance
 
 
@@ -73,9 +73,13 @@ class Conv2d(torch.nn.Conv2d):
         Tools that wrap a module's forward keep this method, bound to the module, whatever class the module has later:
         so it asks no more of ``_conv_forward`` than torch's has, unless it was given more.
         """
+        try:  # where torch looks last for an attribute, after half a microsecond
+            weight, bias = self._parameters["weight"], self._parameters["bias"]
+        except KeyError:  # made anew before each call: a parametrisation, a hook
+            weight, bias = self.weight, self.bias
         if residual is None:
-            return self._conv_forward(input, self.weight, self.bias)
-        return self._conv_forward(input, self.weight, self.bias, residual)
+            return self._conv_forward(input, weight, bias)
+        return self._conv_forward(input, weight, bias, residual)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "qconfig":
@@ -91,7 +95,7 @@ class Conv2d(torch.nn.Conv2d):
     def _conv_forward(
         self, input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None
     ) -> Tensor:
-        return conv2d(
+        return conv2d_in_order(
             input,
             weight,
             bias,
@@ -99,10 +103,10 @@ class Conv2d(torch.nn.Conv2d):
             self.padding,
             self.dilation,
             self.groups,
-            padding_mode=self.padding_mode,
-            tolerance=self.tolerance,
-            activation=self.activation,
-            residual=residual,
+            self.padding_mode,
+            self.tolerance,
+            self.activation,
+            residual,
         )
 
 
