@@ -7,7 +7,7 @@ in place.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from .arguments import Extent, Padding, activation_name
 from .exchange import check_qconfig, refuse_scripting
 from .functional import conv2d_in_order
 from .settings import checked_tolerance
+from .vouching import is_frozen
 
 
 class Conv2d(torch.nn.Conv2d):
@@ -74,7 +75,7 @@ class Conv2d(torch.nn.Conv2d):
         so it asks no more of ``_conv_forward`` than torch's has, unless it was given more.
         """
         try:  # where torch looks last for an attribute, after half a microsecond
-            weight, bias = self._parameters["weight"], self._parameters["bias"]
+            weight, bias = cast("Tensor", self._parameters["weight"]), cast("Tensor | None", self._parameters["bias"])
         except KeyError:  # made anew before each call: a parametrisation, a hook
             weight, bias = self.weight, self.bias
         if residual is None:
@@ -90,7 +91,8 @@ class Conv2d(torch.nn.Conv2d):
 
     def extra_repr(self) -> str:
         plain: str = super().extra_repr()
-        return plain if self.activation is None else f"{plain}, activation={self.activation}"
+        activation = "" if self.activation is None else f", activation={self.activation}"
+        return plain + activation + (", frozen" if is_frozen(self) else "")
 
     def _conv_forward(
         self, input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None

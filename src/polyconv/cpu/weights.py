@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..forking import whole
+from . import native
 
 
 @dataclass(slots=True)
 class _Kept:
     state: tuple[object, ...]
-    """Version, address, hash and layout of the weight, the call's numbers, the instruction set."""
+    """Version, address and layout of the weight, the call's numbers, the instruction set."""
+    bits: int
+    """A hash of the weight."""
     transformed: Tensor
 
 
 class TransformedWeights:
     """Keeps the transformed weights of forward passes in inference, at most ``limit`` bytes of them.
 
-    They are dropped with the weight, and made anew when it changed: by its version counter, and by a hash of its bits,
-    because writing to ``weight.data`` moves no counter. Reading the weight once costs little beside transforming it.
+    They are dropped with the weight, and made anew when it changed: by its version counter, and, unless it is frozen,
+    by a hash of its bits, because writing to ``weight.data`` moves no counter. Where reading the weight would cost much
+    beside the call, the planner has nothing kept.
     """
 
     def __init__(self, limit: int = 512 * 2**20) -> None:
@@ -30,18 +35,23 @@ class TransformedWeights:
         self.size = 0
         self._kept = WeakIdKeyDictionary()
 
-    def of(self, x: Tensor, w: Tensor, y: Tensor, geometry: list[int], plan: list[int]) -> Tensor | None:
+    def of(
+        self, x: Tensor, w: Tensor, y: Tensor, geometry: list[int], plan: list[int], frozen: bool = False
+    ) -> Tensor | None:
         """The transformed weights for this call, or None where they should be made for it alone."""
         dense = _dense(w)
         if dense is None or w.is_inference():  # a tensor of inference mode has no version counter
             return None
-        ops, layout = torch.ops.polyconv_cpu, (w.shape, w.stride())
-        state = (w._version, w.data_ptr(), ops.hash(dense), layout, *geometry, *plan, ops.instruction_set(""))
+        layout, instructions = (w.shape, w.stride()), _operator("instruction_set")("")
+        state = (w._version, w.data_ptr(), layout, *geometry, *plan, instructions)
         kept: _Kept | None = self._kept.get(w)
-        if kept is not None and kept.state == state:
+        if frozen and kept is not None and kept.state == state:
             return kept.transformed
-        transformed: Tensor = ops.transform_weights(x, w, y, geometry, plan)
-        new = _Kept(state, transformed)
+        bits: int = _operator("hash")(dense)
+        if kept is not None and kept.state == state and kept.bits == bits:
+            return kept.transformed
+        transformed: Tensor = _operator("transform_weights")(x, w, y, geometry, plan)
+        new = _Kept(state, bits, transformed)
         with whole:
             self._kept.pop(w, None)
             self.size = sum(_bytes(entry) for entry in self._kept.values())
@@ -50,6 +60,9 @@ class TransformedWeights:
                 self._kept[w] = new
                 self.size += _bytes(new)
         return transformed
+
+
+_operator = lru_cache(maxsize=8)(native.operator)
 
 
 def _dense(w: Tensor) -> Tensor | None:

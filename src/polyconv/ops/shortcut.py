@@ -23,6 +23,7 @@ from .. import epoch
 from ..arguments import Extent, Geometry, Padding, activation_name, normalise, suggests_channels_last
 from ..epilogue import apply_epilogue
 from ..problem import Activation, Problem
+from ..vouching import vouched
 from .calls import Call, are_left_to_torch, known, remember
 from .derivatives import Gradients, fprop_gradients
 from .execution import compute_fprop, describe_fprop
@@ -68,7 +69,7 @@ class ShortCall(Call):
         self.place: int = 1 if following is None else following.place + 1
         left = self.run is not None and are_left_to_torch(_passes(self, x, w), x.device, inference=inference)
         pairs = geometry.stride, geometry.padding[::2], geometry.dilation
-        self.left_to_torch = (*map(_for_torch, pairs), geometry.groups) if left else None
+        self.left_to_torch: tuple[Any, ...] | None = (*map(_for_torch, pairs), geometry.groups) if left else None
         """What PyTorch's convolution is called with; None where something else runs in any of the passes."""
 
 
@@ -120,6 +121,7 @@ def conv2d(
             x.shape,
             w.shape,
             address & 15,
+            id(w) in vouched,
             None if bias is None else bias.is_nested,
             None if residual is None else residual.is_nested,
             stride,
@@ -149,7 +151,9 @@ def conv2d(
             return None
         check_tensors(x, "input", w, "weight", bias, residual)
         geometry = geometry_of(*normalise(w.shape[2:], stride, padding, dilation, groups, padding_mode, tolerance))
-        description = describe_fprop(x, w, bias, residual, activation_name(activation), geometry)
+        inference = not (graded and _want_gradient(x, w, bias, residual))
+        frozen = inference and id(w) in vouched
+        description = describe_fprop(x, w, bias, residual, activation_name(activation), frozen, geometry)
         problem, layout = fprop_problem(*description)
         if residual is not None:
             check_residual(residual, layout[0])
@@ -161,7 +165,7 @@ def conv2d(
             w,
             bias,
             residual,
-            inference=not (graded and _want_gradient(x, w, bias, residual)),
+            inference=inference,
             arguments=(stride, padding, dilation, groups),
             following=row if row is not None and row.place < LONGEST_ROW else None,
         )
