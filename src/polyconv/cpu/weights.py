@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ..forking import whole
 from . import native
@@ -20,6 +20,8 @@ class _Kept:
     bits: int
     """A hash of the weight."""
     transformed: Tensor
+    weight: weakref.ref[Tensor]
+    """Forgets all this with the weight."""
 
 
 class TransformedWeights:
@@ -33,7 +35,8 @@ class TransformedWeights:
     def __init__(self, limit: int = 512 * 2**20) -> None:
         self.limit = limit
         self.size = 0
-        self._kept = WeakIdKeyDictionary()
+        self._kept: dict[int, _Kept] = {}
+        """By the ``id`` of the weight: torch's dictionary of weak references takes as long as a small convolution."""
 
     def of(
         self, x: Tensor, w: Tensor, y: Tensor, geometry: list[int], plan: list[int], frozen: bool = False
@@ -42,22 +45,22 @@ class TransformedWeights:
         dense = _dense(w)
         if dense is None or w.is_inference():  # a tensor of inference mode has no version counter
             return None
-        layout, instructions = (w.shape, w.stride()), _operator("instruction_set")("")
-        state = (w._version, w.data_ptr(), layout, *geometry, *plan, instructions)
-        kept: _Kept | None = self._kept.get(w)
+        state = (w._version, w.data_ptr(), w.shape, w.stride(), *geometry, *plan, native.instruction_set())
+        key = id(w)
+        kept = self._kept.get(key)
         if frozen and kept is not None and kept.state == state:
             return kept.transformed
         bits: int = _operator("hash")(dense)
         if kept is not None and kept.state == state and kept.bits == bits:
             return kept.transformed
         transformed: Tensor = _operator("transform_weights")(x, w, y, geometry, plan)
-        new = _Kept(state, bits, transformed)
+        new = _Kept(state, bits, transformed, weakref.ref(w, lambda _: self._kept.pop(key, None)))
         with whole:
-            self._kept.pop(w, None)
-            self.size = sum(_bytes(entry) for entry in self._kept.values())
+            self._kept.pop(key, None)
+            self.size = sum(map(_bytes, tuple(self._kept.values())))
             # Whoever comes first stays: a model runs its layers in turn, and would push each out before its next call.
             if self.size + _bytes(new) <= self.limit:
-                self._kept[w] = new
+                self._kept[key] = new
                 self.size += _bytes(new)
         return transformed
 
