@@ -35,13 +35,13 @@ def freeze(model: torch.nn.Module) -> Freezing:
 
     In inference polyconv keeps what it made of a weight from call to call, and makes it anew when the weight changed.
     A write through ``weight.data``, a NumPy array or a memory map that shares its memory, or another tensor on its
-    storage, moves no version counter. So a weight is read whole before each call, where that is cheap beside the call;
-    where it is not, nothing is kept, and algorithms that prepare weights at length do not pay. With the promise,
-    version and address are enough: nothing is read, and everything may be kept. Should such a write happen all the
-    same, results are those of the old weights, without a word.
+    storage moves no version counter; nor does the step of an optimiser with ``fused=True``. So a weight is read whole
+    before each call, where that is cheap beside the call; where it is not, nothing is kept, and algorithms that prepare
+    weights at length do not pay. With the promise, version and address are enough: nothing is read, and everything may
+    be kept. Should such a write happen all the same, results are those of the old weights, without a word.
 
-    What moves the counter is seen as ever: ``load_state_dict``, an optimiser's step, ``with torch.no_grad():
-    weight.mul_(2)``; and so is another tensor in the weight's place. Training is not affected: there nothing is kept.
+    What moves the counter is seen as ever: ``load_state_dict``, the step of any other optimiser, ``weight.mul_(2)``;
+    and so is another tensor in the weight's place. Training is not affected: there nothing is kept.
     The promise is about the weights as they are now, not about copies of the model, nor about the same model in
     another process; it ends with :func:`unfreeze`, or with the weight. On a GPU nothing is kept anyway.
 
@@ -52,7 +52,7 @@ def freeze(model: torch.nn.Module) -> Freezing:
 
 
 def unfreeze(model: torch.nn.Module) -> Freezing:
-    """The end of :func:`freeze`'s promise: from now on weights are read again. Counts those that were frozen."""
+    """The end of :func:`freeze`'s promise: from now on weights are read again."""
     return _walk(model, "unfroze", doubt)
 
 

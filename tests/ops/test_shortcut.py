@@ -240,7 +240,7 @@ def test_kept_weights_follow_the_weight(weight_format: torch.memory_format) -> N
     """In either layout; through writes that no counter sees."""
     weight = torch.randn(16, 32, 3, 3).to(memory_format=weight_format)
     with override("cpu", CpuBackend()) as backend, torch.no_grad():
-        x = torch.randn(1, 32, 48, 64)
+        x = torch.randn(1, 32, 128, 160)
         before = polyconv.conv2d(x, weight)
         assert backend.weights.size > 0
         (kept,) = backend.weights._kept.values()
