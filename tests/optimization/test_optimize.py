@@ -281,6 +281,7 @@ def test_a_tuning_file_serves_the_fused_convolutions_too(tmp_path) -> None:  # t
     report = optimize(model, X, everything_faster("a"), tuning_file=tmp_path / "t.json")
     report.undo()
     model.a.__class__, model.a.activation = polyconv.Conv2d, "relu"
+    polyconv.freeze(model)  # as it was measured
     with settings.use(tuning_file=(tmp_path / "t.json",)), torch.inference_mode(), choices.watched() as seen:
         model(X)
     assert [decision.key in report.choices for decision in seen] == [True]
