@@ -50,24 +50,15 @@ def conv2d(
     Raises:
         RuntimeError, TypeError: where torch raises them.
     """
-    return conv2d_in_order(
-        input, weight, bias, stride, padding, dilation, groups, padding_mode, tolerance, activation, residual
-    )
+    args = input, weight, bias, stride, padding, dilation, groups, padding_mode, tolerance, activation, residual
+    y = None if is_compiling() else shortcut.conv2d(*args)
+    return by_operator(*args) if y is None else y
 
 
 conv2d.__prepare_scriptable__ = refuse_scripting  # type: ignore[attr-defined]
 
 
-def conv2d_in_order(*args: Any) -> Tensor:
-    """:func:`conv2d` with every argument in its place, for modules: names cost time."""
-    if not is_compiling():
-        y = shortcut.conv2d(*args)
-        if y is not None:
-            return y
-    return _by_operator(*args)
-
-
-def _by_operator(
+def by_operator(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,

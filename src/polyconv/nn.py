@@ -11,10 +11,12 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from .arguments import Extent, Padding, activation_name
 from .exchange import check_qconfig, refuse_scripting
-from .functional import conv2d_in_order
+from .functional import by_operator
+from .ops import shortcut
 from .settings import checked_tolerance
 from .vouching import is_frozen
 
@@ -97,19 +99,10 @@ class Conv2d(torch.nn.Conv2d):
     def _conv_forward(
         self, input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None
     ) -> Tensor:
-        return conv2d_in_order(
-            input,
-            weight,
-            bias,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.groups,
-            self.padding_mode,
-            self.tolerance,
-            self.activation,
-            residual,
-        )
+        sizes = self.stride, self.padding, self.dilation, self.groups, self.padding_mode
+        args = input, weight, bias, *sizes, self.tolerance, self.activation, residual
+        y = None if is_compiling() else shortcut.conv2d(*args)
+        return by_operator(*args) if y is None else y
 
 
 class LazyConv2d(torch.nn.LazyConv2d, Conv2d):  # type: ignore[misc]
