@@ -28,6 +28,9 @@ class Recorder:
     def prepare(self, problem: Problem, *, inference: bool = False) -> Run:
         return lambda tensors: self._run(problem, tensors)
 
+    def leaves_to_torch(self, problem: Problem, *, inference: bool = False) -> bool:
+        return False
+
     def _run(self, problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
         self.problems.append(problem)
         self.tensors.append(dict(tensors))

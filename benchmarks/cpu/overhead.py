@@ -1,8 +1,10 @@
 """What polyconv costs where there is nothing to compute: ``python benchmarks/cpu/overhead.py``.
 
 The time of ``polyconv.conv2d`` over that of ``torch.nn.functional.conv2d`` on a tensor of one element (with an epilogue
-of ours, still over torch's convolution alone), and the time to import polyconv once torch is imported. Both are the
-best of many short runs in turn, so that a busy machine shows as little as possible.
+of ours, still over torch's convolution alone); that of ``polyconv.Conv2d`` over ``torch.nn.Conv2d`` where PyTorch's
+kernel is the plan of every pass; and the time to import polyconv once torch is imported. All are the best of many short
+runs in turn, so that a busy machine shows as little as possible; ``torch.nn.Conv2d`` against another one like it shows
+how much it still shows.
 """
 
 from __future__ import annotations
@@ -22,6 +24,11 @@ import torch
 import torch.nn.functional as F
 
 import polyconv
+from polyconv import choices
+from polyconv.backends import backend_for
+from polyconv.cpu import aten
+from polyconv.explanation import problems_of
+from polyconv.tuning import problem_key
 
 IMPORT = """
 import time, torch
@@ -71,6 +78,46 @@ def call_overhead() -> dict[str, dict[str, float]]:
     return found
 
 
+def module_overhead() -> dict[str, dict[str, float]]:
+    """The same for modules, where PyTorch's kernel is what runs in every pass."""
+    x = torch.randn(1, 16, 1, 1)
+    theirs, twin, ours = torch.nn.Conv2d(16, 4, 1), torch.nn.Conv2d(16, 4, 1), polyconv.Conv2d(16, 4, 1)
+    trained_x = x.clone().requires_grad_()
+    found: dict[str, dict[str, float]] = {}
+
+    def forward(module: torch.nn.Module) -> torch.Tensor:
+        y: torch.Tensor = module(x)
+        return y
+
+    def forward_and_backward(module: torch.nn.Module) -> None:
+        module(trained_x).sum().backward()
+
+    modes: dict[str, tuple[Callable[[], AbstractContextManager[object]], Callable[[torch.nn.Module], object]]] = {
+        "module, inference": (torch.inference_mode, forward),
+        "module, training": (torch.enable_grad, forward),
+        "module, with backward": (torch.enable_grad, forward_and_backward),
+    }
+    for name, (mode, run) in modes.items():
+        with mode(), _pytorchs_kernel(ours, x):
+            times = best_us([partial(run, module) for module in (theirs, twin, ours)])
+        found[name] = {"torch_us": times[0], "again_us": times[1], "ours_us": times[2], "over_us": times[2] - times[0]}
+    return found
+
+
+def _pytorchs_kernel(module: torch.nn.Module, x: torch.Tensor) -> choices.Forced:
+    """Lets PyTorch's kernel be the plan of every pass of a module, in inference and in training."""
+    backend = backend_for(x.device)
+    return choices.Forced(
+        {
+            problem_key(problem, kept_weights=kept): name
+            for problem in problems_of(module, x)
+            for kept in (False, True)
+            for name in backend.candidates(problem, inference=kept)
+            if name.endswith(aten.NAME)
+        }
+    )
+
+
 def import_ms(processes: int = 9) -> float:
     """Milliseconds to import polyconv after torch: the best of several processes, with bytecode as pip leaves it."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -87,10 +134,12 @@ if __name__ == "__main__":
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    calls, cold = call_overhead(), import_ms()
+    calls, cold = {**call_overhead(), **module_overhead()}, import_ms()
     if arguments.json:
         print(json.dumps({"calls": calls, "import_ms": cold}, indent=2))
     else:
         for name, row in calls.items():
-            print(f"{name:22} torch {row['torch_us']:6.1f} us  ours {row['ours_us']:6.1f}  over {row['over_us']:6.1f}")
+            again = f"  torch again {row['again_us']:6.1f}" if "again_us" in row else ""
+            times = f"torch {row['torch_us']:6.1f} us  ours {row['ours_us']:6.1f}  over {row['over_us']:6.1f}"
+            print(f"{name:22} {times}{again}")
         print(f"import polyconv after torch: {cold:.0f} ms")

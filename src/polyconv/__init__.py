@@ -10,6 +10,7 @@ ask for is imported when it does.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .freezing import Freezing, freeze, unfreeze
 from .functional import conv2d
 from .nn import Conv2d, LazyConv2d
 from .replacement import Replacement, replace, restore
@@ -35,6 +36,7 @@ __all__ = [
     "Audit",
     "Conv2d",
     "Explanation",
+    "Freezing",
     "LazyConv2d",
     "OptimizationReport",
     "Replacement",
@@ -43,11 +45,13 @@ __all__ = [
     "audit",
     "conv2d",
     "explain",
+    "freeze",
     "optimize",
     "replace",
     "restore",
     "set_tolerance",
     "tolerance",
+    "unfreeze",
 ]
 
 

@@ -56,6 +56,9 @@ class Backend(Protocol):
     def plan(self, problem: Problem, *, inference: bool = False) -> Planned:
         """What :meth:`prepare` would run, under the settings of now; needs no tensors."""
 
+    def leaves_to_torch(self, problem: Problem, *, inference: bool = False) -> bool:
+        """Whether the plan is PyTorch's own convolution on the tensors as they are: then nobody need stand between."""
+
     def explain(self, problem: Problem) -> str:
         """The same in words, for people."""
 

@@ -164,6 +164,11 @@ class Forced(Block[_Force, None]):
         super().__init__(_forced, _Force(dict(choices), alone, None), None)
 
 
+def are_watched() -> bool:
+    """Whether someone wants to see what is decided, pass by pass."""
+    return any(entry.value.seen is not None for entry in _forced.entries)
+
+
 def watched(*, alone: bool = False) -> AbstractContextManager[list[Decision]]:
     """What is decided for the problems that run inside a ``with`` block, each planned anew.
 

@@ -18,6 +18,7 @@ from .forking import whole
 
 T = TypeVar("T", bound=Hashable)
 
+_modules = sys.modules
 _sources: list[Callable[[], Hashable]] = []
 _numbers = itertools.count(1)
 _number = 0
@@ -37,13 +38,14 @@ def follow(source: Callable[[], T]) -> Callable[[], T]:
 
 def group() -> Any:
     """The default process group as it is now, None where there is none: cheap enough to ask on every call."""
-    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")  # not in every build of PyTorch
-    return None if c10d is None else c10d._world.default_pg  # as GroupMember.WORLD, at half the cost
+    c10d: Any = _modules.get("torch.distributed.distributed_c10d")  # not in every build of PyTorch
+    return None if c10d is None else c10d._world.default_pg
 
 
 def now() -> int:
-    """The number of the state in force. Cheap: asked on every call."""
-    group_now = group()
+    """The number of the state in force. Cheap: asked on every call, so the group is looked up without a call."""
+    c10d: Any = _modules.get("torch.distributed.distributed_c10d")
+    group_now = None if c10d is None else c10d._world._default_pg
     if group_now is not None or _joined is not None:
         _look_at(group_now)
     return _number or _settle()

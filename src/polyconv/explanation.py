@@ -21,6 +21,7 @@ from . import ops
 from .arguments import suggests_channels_last
 from .backends import backend_for
 from .problem import Pass, Problem, Strides
+from .vouching import is_frozen
 
 if TYPE_CHECKING:
     from .plan import CudaDevice
@@ -157,7 +158,8 @@ def _names(module: torch.nn.Module, recorder: _Recorder) -> Iterator[None]:
     """Let the recorder know which module is running."""
     handles = []
     for name, child in module.named_modules():
-        label = f"{name} ({type(child).__name__})" if name else type(child).__name__
+        kind = type(child).__name__ + (", frozen" if is_frozen(child) else "")
+        label = f"{name} ({kind})" if name else kind
 
         def enter(_module: Any, _args: Any, label: str = label) -> None:
             recorder.stack.append(label)

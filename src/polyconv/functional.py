@@ -50,21 +50,15 @@ def conv2d(
     Raises:
         RuntimeError, TypeError: where torch raises them.
     """
-    if not is_compiling():
-        y = shortcut.conv2d(
-            input, weight, bias, stride, padding, dilation, groups, padding_mode, tolerance, activation, residual
-        )
-        if y is not None:
-            return y
-    return _by_operator(
-        input, weight, bias, stride, padding, dilation, groups, padding_mode, tolerance, activation, residual
-    )
+    args = input, weight, bias, stride, padding, dilation, groups, padding_mode, tolerance, activation, residual
+    y = None if is_compiling() else shortcut.conv2d(*args)
+    return by_operator(*args) if y is None else y
 
 
 conv2d.__prepare_scriptable__ = refuse_scripting  # type: ignore[attr-defined]
 
 
-def _by_operator(
+def by_operator(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,

@@ -7,15 +7,18 @@ in place.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from .arguments import Extent, Padding, activation_name
 from .exchange import check_qconfig, refuse_scripting
-from .functional import conv2d
+from .functional import by_operator
+from .ops import shortcut
 from .settings import checked_tolerance
+from .vouching import is_frozen
 
 
 class Conv2d(torch.nn.Conv2d):
@@ -73,9 +76,13 @@ class Conv2d(torch.nn.Conv2d):
         Tools that wrap a module's forward keep this method, bound to the module, whatever class the module has later:
         so it asks no more of ``_conv_forward`` than torch's has, unless it was given more.
         """
+        try:  # where torch looks last for an attribute, after half a microsecond
+            weight, bias = cast("Tensor", self._parameters["weight"]), cast("Tensor | None", self._parameters["bias"])
+        except KeyError:  # made anew before each call: a parametrisation, a hook
+            weight, bias = self.weight, self.bias
         if residual is None:
-            return self._conv_forward(input, self.weight, self.bias)
-        return self._conv_forward(input, self.weight, self.bias, residual)
+            return self._conv_forward(input, weight, bias)
+        return self._conv_forward(input, weight, bias, residual)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "qconfig":
@@ -86,24 +93,16 @@ class Conv2d(torch.nn.Conv2d):
 
     def extra_repr(self) -> str:
         plain: str = super().extra_repr()
-        return plain if self.activation is None else f"{plain}, activation={self.activation}"
+        activation = "" if self.activation is None else f", activation={self.activation}"
+        return plain + activation + (", frozen" if is_frozen(self) else "")
 
     def _conv_forward(
         self, input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None
     ) -> Tensor:
-        return conv2d(
-            input,
-            weight,
-            bias,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.groups,
-            padding_mode=self.padding_mode,
-            tolerance=self.tolerance,
-            activation=self.activation,
-            residual=residual,
-        )
+        sizes = self.stride, self.padding, self.dilation, self.groups, self.padding_mode
+        args = input, weight, bias, *sizes, self.tolerance, self.activation, residual
+        y = None if is_compiling() else shortcut.conv2d(*args)
+        return by_operator(*args) if y is None else y
 
 
 class LazyConv2d(torch.nn.LazyConv2d, Conv2d):  # type: ignore[misc]

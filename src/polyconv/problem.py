@@ -139,6 +139,8 @@ class Problem:
     """FPROP: applied to the sums, bias and residual included. The gradient passes know none."""
     residual: bool = False
     """FPROP: a tensor laid out as y is added before the activation."""
+    frozen: bool = False
+    """FPROP, in inference: the weight changes with its version counter or not at all (:func:`polyconv.freeze`)."""
 
     @classmethod
     def make(
@@ -255,7 +257,7 @@ class Problem:
         """The same convolution, another pass. Only the forward pass has an epilogue."""
         if kind is Pass.FPROP:
             return replace(self, kind=kind)
-        return replace(self, kind=kind, activation=Activation.NONE, residual=False)
+        return replace(self, kind=kind, activation=Activation.NONE, residual=False, frozen=False)
 
     def __str__(self) -> str:
         parts = [
@@ -280,6 +282,8 @@ class Problem:
             parts.append("residual")
         if self.activation is not Activation.NONE:
             parts.append(str(self.activation))
+        if self.frozen:
+            parts.append("frozen weight")
         return ", ".join(parts)
 
 

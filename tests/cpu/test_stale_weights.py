@@ -184,12 +184,15 @@ NAMED: dict[str, Callable[[Tensor], object]] = {
 }
 
 
-@pytest.mark.parametrize("channels", [16, 128])
+@pytest.mark.parametrize(("channels", "size", "kept"), [(16, 128, True), (128, 64, True), (128, 16, False)])
 @pytest.mark.parametrize("write", NAMED.values(), ids=NAMED)
-def test_a_module_computes_with_the_weights_that_it_has(write: Callable[[Tensor], object], channels: int) -> None:
+def test_a_module_computes_with_the_weights_that_it_has(
+    write: Callable[[Tensor], object], channels: int, size: int, kept: bool
+) -> None:
+    """Whether they are kept and read, or transformed at each call, because reading them would cost too much."""
     backend = backend_for(torch.device("cpu"))
     assert isinstance(backend, CpuBackend)
-    conv, x = polyconv.Conv2d(channels, channels, 3, padding=1, bias=False), torch.randn(1, channels, 32, 32)
+    conv, x = polyconv.Conv2d(channels, channels, 3, padding=1, bias=False), torch.randn(1, channels, size, size)
 
     def check() -> None:
         exact = F.conv2d(x.double(), conv.weight.double(), padding=1)
@@ -198,7 +201,7 @@ def test_a_module_computes_with_the_weights_that_it_has(write: Callable[[Tensor]
 
     with torch.no_grad():
         check()
-        assert backend.weights.size > 0
+        assert (id(conv.weight) in backend.weights._kept) == kept
         write(conv.weight)
         check()
     with torch.inference_mode():

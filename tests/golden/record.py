@@ -93,7 +93,8 @@ def launch_hash(launches: Iterable[Launch]) -> str:
 
 
 def cpu_record(name: str) -> Record:
-    """What is planned for a described processor, with weights transformed at every call and (inference) kept.
+    """What is planned for a described processor, with weights transformed at every call and, in inference, kept:
+    vouched for, or read at each call to see whether they changed.
 
     How the native kernels cut the sums of a weight gradient depends on their instruction set, and with it the error: so
     they are switched to it, and what was planned before with another one is forgotten.
@@ -105,8 +106,10 @@ def cpu_record(name: str) -> Record:
         for problem_name, problem in problems():
             found[problem_name] = _cpu_entry(planner.plan_cpu(problem, CPUS[name]))
             if problem.kind is Pass.FPROP:
-                kept = planner.plan_cpu(problem, CPUS[name], kept_weights=True)
-                found[f"{problem_name}, weights kept"] = _cpu_entry(kept)
+                frozen = planner.plan_cpu(replace(problem, frozen=True), CPUS[name], kept_weights=True)
+                found[f"{problem_name}, weights kept"] = _cpu_entry(frozen)
+                checked = planner.plan_cpu(problem, CPUS[name], kept_weights=True)
+                found[f"{problem_name}, weights read"] = _cpu_entry(checked)
     finally:
         native.instruction_set("best")
         _forget()

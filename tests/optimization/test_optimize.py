@@ -22,6 +22,7 @@ from polyconv.measure.timing import Timing, Within
 from polyconv.optimization import optimizer
 from polyconv.optimization.flow import Flow
 from polyconv.optimization.recording import record
+from polyconv.vouching import is_frozen, vouch
 
 if not native.is_available():
     pytest.skip(str(native.why_absent()), allow_module_level=True)
@@ -280,6 +281,7 @@ def test_a_tuning_file_serves_the_fused_convolutions_too(tmp_path) -> None:  # t
     report = optimize(model, X, everything_faster("a"), tuning_file=tmp_path / "t.json")
     report.undo()
     model.a.__class__, model.a.activation = polyconv.Conv2d, "relu"
+    polyconv.freeze(model)  # as it was measured
     with settings.use(tuning_file=(tmp_path / "t.json",)), torch.inference_mode(), choices.watched() as seen:
         model(X)
     assert [decision.key in report.choices for decision in seen] == [True]
@@ -380,6 +382,34 @@ def test_a_loss_of_ones_own_and_none_at_all() -> None:
 
 
 # ---- undoing
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_weights_of_what_is_swapped_are_frozen_in_inference(training: bool) -> None:
+    """And only those; while it measures, too, so that what is chosen is chosen for frozen weights."""
+    model = small().train(training)
+    report = optimize(model, X, Times({"0": FASTER, MODEL: FASTER}))
+    assert [is_frozen(model[0]), is_frozen(model[2])] == [not training, False]
+    assert any("frozen weights" in key for key in report.choices) == (not training)
+    report.undo()
+    assert not is_frozen(model[0])
+
+
+def test_a_promise_that_was_made_before_outlives_undo() -> None:
+    model = small()
+    vouch(model[0].weight)
+    optimize(model, X, Times({"0": FASTER, MODEL: FASTER})).undo()
+    assert is_frozen(model[0])
+
+
+def test_what_stops_on_the_way_leaves_no_promise() -> None:
+    def stop(*_: object) -> Any:
+        raise KeyboardInterrupt
+
+    model = small()
+    with pytest.raises(KeyboardInterrupt):
+        polyconv.optimize(model, X, timer=stop, quiet=True)
+    assert not any(map(is_frozen, model))
 
 
 @pytest.mark.parametrize("training", [False, True])

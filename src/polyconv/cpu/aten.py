@@ -193,6 +193,11 @@ def takes_padding(problem: Problem) -> bool:
     return problem.padding_mode is PaddingMode.ZEROS and top == bottom >= 0 and left == right >= 0
 
 
+def takes_tensors(problem: Problem) -> bool:
+    """Whether ATen's convolution takes the tensors of a problem as they are, and can be trusted with them."""
+    return takes_padding(problem) and not _is_misread(problem)
+
+
 def _fprop(problem: Problem, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     native = takes_padding(problem)
     x = x if native else pad(problem, x)

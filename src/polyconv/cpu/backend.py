@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from dataclasses import replace
 from functools import lru_cache
 
 from torch import Tensor
@@ -11,7 +12,7 @@ from .. import choices, epoch
 from ..problem import Pass, Problem
 from ..select import by_cost
 from ..tuning import Environment
-from . import native
+from . import aten, native
 from .borders import fold
 from .planner import CpuPlan, plan_cpu
 from .running import Run
@@ -30,28 +31,38 @@ class CpuBackend:
 
     def plan(self, problem: Problem, *, inference: bool = False) -> CpuPlan:
         """What would run: the model's choice, or one that was measured or agreed upon."""
-        return self._planned(problem, _keeps_weights(problem, inference), epoch.now())
+        return self._planned(problem, _may_keep_weights(problem, inference), epoch.now())
 
     def candidates(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
         """PyTorch's own convolution is one of them."""
-        plan = plan_cpu(problem, kept_weights=_keeps_weights(problem, inference))
+        plan = plan_cpu(problem, kept_weights=_may_keep_weights(problem, inference))
         return tuple(candidate.name for candidate in by_cost(plan.candidates))
 
     def environment(self) -> Environment:
         return Environment.of_cpu(native.instruction_set() if native.is_available() else "")
 
     def prepare(self, problem: Problem, *, inference: bool = False) -> Run:
-        """Plan. In inference the transformed weights are kept between calls."""
+        """Plan. In inference transformed weights may be kept between calls."""
         plan = self.plan(problem, inference=inference)
-        weights = self.weights if _keeps_weights(problem, inference) else None
-        run: Run = plan.engine.prepare(plan.chosen, plan.ran, weights)
+        run: Run = plan.engine.prepare(plan.chosen, plan.ran, self.weights if plan.keeps_weights else None)
         return run if not plan.folded else _folding(run, plan)
 
+    def leaves_to_torch(self, problem: Problem, *, inference: bool = False) -> bool:
+        plan = self.plan(problem, inference=inference)
+        return plan.engine is aten and not plan.folded and aten.takes_tensors(problem)
+
     def explain(self, problem: Problem) -> str:
-        plan, inference = self.plan(problem), self.plan(problem, inference=True)
-        text = plan.explain()
-        if inference.chosen != plan.chosen:
-            text += f"\n  without gradients, with transformed weights kept: {inference.name}, {inference.reason}"
+        """That of training, and where they differ those of inference, without and with a frozen weight."""
+        said = self.plan(replace(problem, frozen=False))
+        text = said.explain()
+        if problem.kind is not Pass.FPROP:
+            return text
+        for words, frozen in (("without gradients", False), ("frozen, without gradients", True)):
+            plan = self.plan(replace(problem, frozen=frozen), inference=True)
+            if (plan.chosen, plan.keeps_weights) != (said.chosen, said.keeps_weights):
+                kept = f", {_KEPT[frozen]}" if plan.keeps_weights else ""
+                text += f"\n  {words}{kept}: {plan.name}, {plan.reason}"
+                said = plan
         return text
 
     def _plan_anew(self, problem: Problem, kept_weights: bool, _: int) -> CpuPlan:
@@ -63,8 +74,15 @@ class CpuBackend:
         )
 
 
-def _keeps_weights(problem: Problem, inference: bool) -> bool:
-    """Whether transformed weights stay from call to call."""
+_KEPT = {
+    False: "with transformed weights kept and the weight read to see a change",
+    True: "with transformed weights kept",
+}
+"""By whether the weight is frozen."""
+
+
+def _may_keep_weights(problem: Problem, inference: bool) -> bool:
+    """Whether transformed weights may stay from call to call."""
     return inference and problem.kind is Pass.FPROP
 
 

@@ -130,7 +130,7 @@ def forward_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -
 
 def _weight_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:
     points = prod(part.taps) if scheme.direct else prod(scheme.points)
-    return points * part.channels * ceil_div(part.outputs, device.lanes) * (8.0 if scheme.direct else 27.0)
+    return points * part.channels * ceil_div(part.outputs, device.lanes) * (80.0 if scheme.direct else 27.0)
 
 
 # ---- the weight gradient

@@ -52,7 +52,16 @@ def operator(name: str) -> Any:
 
 def instruction_set(name: str = "") -> str:
     """The instruction set in use: ``avx512``, ``avx2`` or ``sse4``. With a name (or ``best``), choose it: for tests."""
-    result: str = _operators().instruction_set(name)
+    if name:
+        _instruction_set.cache_clear()
+        _operators().instruction_set(name)
+    return _instruction_set()
+
+
+@lru_cache(maxsize=1)
+def _instruction_set() -> str:
+    """Remembered, because calls that keep weights ask."""
+    result: str = _operators().instruction_set("")
     return result
 
 

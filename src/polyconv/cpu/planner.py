@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from types import ModuleType
 
 from ..preference import Preference
@@ -21,6 +22,12 @@ from .device import CpuDevice, this_machine
 
 CALL_CYCLES = 2000.0
 """What any call costs, so that no work at all is not free."""
+
+CHECK_CYCLES, CHECK_BYTES = 8e3, 8.0
+"""What it costs to find out whether a weight is still the one whose transform was kept: a call, bytes per cycle."""
+
+MOST_FOR_THE_CHECK = 0.02
+"""Share of a call that may go into that. A weight that would take more is transformed anew at each call."""
 
 ENGINES: tuple[ModuleType, ...] = (tile_lanes, channel_lanes, depthwise, plain, aten)
 """Modules with a ``NAME``, ``candidates(problem, device)`` and ``prepare(chosen, problem, weights)``, where ``weights``
@@ -39,6 +46,8 @@ class CpuPlan:
     reason: str
     candidates: tuple[Candidate, ...]
     """All of them; their costs are cycles of one core."""
+    keeps_weights: bool = False
+    """Whether transformed weights stay from call to call."""
 
     @property
     def folded(self) -> bool:
@@ -81,16 +90,25 @@ def plan_cpu(
 ) -> CpuPlan:
     """The plan for a problem on this processor, or on one that is described.
 
-    With ``kept_weights`` the transformed weights of earlier calls are used, as they are in inference: then a transform
-    that would not pay for one call may be the better choice. What is preferred runs if it can and keeps the tolerance.
+    With ``kept_weights`` the transformed weights of earlier calls may be used, as they are in inference: then a
+    transform that would not pay for one call may be the better choice. They are used where finding out whether they are
+    still right costs little beside the call, or nothing, because the weight is frozen. What is preferred runs if it can
+    and keeps the tolerance.
     """
     if other_axes := problem.why_not_pictures():
         raise PlanError(other_axes)
     device = device or _here()
     ran = padded(problem) if problem.kind is Pass.DGRAD and has_border(problem) else problem
 
+    check = 0.0 if problem.frozen else CHECK_CYCLES + 4.0 * prod(problem.w_shape) / CHECK_BYTES
+
+    def keeps(candidate: CpuCandidate) -> bool:
+        without = candidate.cycles - candidate.weight_cycles
+        return kept_weights and candidate.weight_cycles > 0.0 and check <= MOST_FOR_THE_CHECK * without
+
     def cost(candidate: CpuCandidate) -> float:
-        return CALL_CYCLES + candidate.cycles - (candidate.weight_cycles if kept_weights else 0.0)
+        saved = candidate.weight_cycles - check if keeps(candidate) else 0.0
+        return CALL_CYCLES + candidate.cycles - saved
 
     found = select(
         offered(ran, device),
@@ -103,7 +121,7 @@ def plan_cpu(
     reason = found.preference
     if prefer is None or found.chosen.name != prefer.name:
         reason = _reason(problem, found, cost) + (f" ({reason})" if reason else "")
-    return CpuPlan(problem, ran, device, found.chosen, reason, found.candidates)
+    return CpuPlan(problem, ran, device, found.chosen, reason, found.candidates, keeps(found.chosen))
 
 
 def _here() -> CpuDevice:

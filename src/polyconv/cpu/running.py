@@ -34,9 +34,11 @@ def common_operators(chosen: CpuCandidate, problem: Problem, weights: Transforme
         return lambda t: input_gradient(t["y"], t["w"], t["x"], geometry, plan)
     forward, activation = native.operator("convolve"), native.activation_number(problem.activation)
 
+    frozen = problem.frozen
+
     def convolve(tensors: MutableMapping[str, Tensor]) -> None:
         x, w, y = tensors["x"], tensors["w"], tensors["y"]
-        transformed = None if weights is None else weights.of(x, w, y, geometry, plan)
+        transformed = None if weights is None else weights.of(x, w, y, geometry, plan, frozen)
         residual = tensors.get("residual")
         forward(x, w, tensors.get("bias"), y, geometry, plan, transformed, residual, activation)
 

@@ -103,8 +103,8 @@ def streamed_weights(part: Correlation, scheme: KernelScheme, device: CpuDevice)
 
 
 def transform_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:
-    """Estimated cycles to transform the weights of one group."""
-    return 25.0 * _weight_vectors(part, scheme, device)
+    """Estimated cycles to transform the weights of one group; for direct summation, to put them in order one by one."""
+    return (140.0 if scheme.direct else 25.0) * _weight_vectors(part, scheme, device)
 
 
 def _weight_vectors(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:

@@ -2,54 +2,70 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ..forking import whole
+from . import native
 
 
 @dataclass(slots=True)
 class _Kept:
     state: tuple[object, ...]
-    """Version, address, hash and layout of the weight, the call's numbers, the instruction set."""
+    """Version, address and layout of the weight, the call's numbers, the instruction set."""
+    bits: int
+    """A hash of the weight."""
     transformed: Tensor
+    weight: weakref.ref[Tensor]
+    """Forgets all this with the weight."""
 
 
 class TransformedWeights:
     """Keeps the transformed weights of forward passes in inference, at most ``limit`` bytes of them.
 
-    They are dropped with the weight, and made anew when it changed: by its version counter, and by a hash of its bits,
-    because writing to ``weight.data`` moves no counter. Reading the weight once costs little beside transforming it.
+    They are dropped with the weight, and made anew when it changed: by its version counter, and, unless it is frozen,
+    by a hash of its bits, because writing to ``weight.data`` moves no counter. Where reading the weight would cost much
+    beside the call, the planner has nothing kept.
     """
 
     def __init__(self, limit: int = 512 * 2**20) -> None:
         self.limit = limit
         self.size = 0
-        self._kept = WeakIdKeyDictionary()
+        self._kept: dict[int, _Kept] = {}
+        """By the ``id`` of the weight: torch's dictionary of weak references takes as long as a small convolution."""
 
-    def of(self, x: Tensor, w: Tensor, y: Tensor, geometry: list[int], plan: list[int]) -> Tensor | None:
+    def of(
+        self, x: Tensor, w: Tensor, y: Tensor, geometry: list[int], plan: list[int], frozen: bool = False
+    ) -> Tensor | None:
         """The transformed weights for this call, or None where they should be made for it alone."""
         dense = _dense(w)
         if dense is None or w.is_inference():  # a tensor of inference mode has no version counter
             return None
-        ops, layout = torch.ops.polyconv_cpu, (w.shape, w.stride())
-        state = (w._version, w.data_ptr(), ops.hash(dense), layout, *geometry, *plan, ops.instruction_set(""))
-        kept: _Kept | None = self._kept.get(w)
-        if kept is not None and kept.state == state:
+        state = (w._version, w.data_ptr(), w.shape, w.stride(), *geometry, *plan, native.instruction_set())
+        key = id(w)
+        kept = self._kept.get(key)
+        if frozen and kept is not None and kept.state == state:
             return kept.transformed
-        transformed: Tensor = ops.transform_weights(x, w, y, geometry, plan)
-        new = _Kept(state, transformed)
+        bits: int = _operator("hash")(dense)
+        if kept is not None and kept.state == state and kept.bits == bits:
+            return kept.transformed
+        transformed: Tensor = _operator("transform_weights")(x, w, y, geometry, plan)
+        new = _Kept(state, bits, transformed, weakref.ref(w, lambda _: self._kept.pop(key, None)))
         with whole:
-            self._kept.pop(w, None)
-            self.size = sum(_bytes(entry) for entry in self._kept.values())
+            self._kept.pop(key, None)
+            self.size = sum(map(_bytes, tuple(self._kept.values())))
             # Whoever comes first stays: a model runs its layers in turn, and would push each out before its next call.
             if self.size + _bytes(new) <= self.limit:
-                self._kept[w] = new
+                self._kept[key] = new
                 self.size += _bytes(new)
         return transformed
+
+
+_operator = lru_cache(maxsize=8)(native.operator)
 
 
 def _dense(w: Tensor) -> Tensor | None:

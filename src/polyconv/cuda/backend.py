@@ -105,6 +105,10 @@ class CudaBackend:
             for launch in prepared.launches:
                 launch(addresses, stream)
 
+    def leaves_to_torch(self, problem: Problem, *, inference: bool = False) -> bool:
+        """Never: PyTorch's convolution is not called on a CUDA tensor."""
+        return False
+
     def explain(self, problem: Problem) -> str:
         """The plan in words."""
         return self.plan(problem).explain()

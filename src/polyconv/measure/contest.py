@@ -19,6 +19,7 @@ from ..choices import Decision
 from ..problem import PaddingMode, Pass, Problem
 from ..scale import largest
 from ..tuning import Entry
+from ..vouching import vouch
 from .accuracy import measure_all, scale
 from .operands import Operands, ours, pytorch
 from .timing import Timing, Within, cuda_sample, interleaved, sample
@@ -155,6 +156,8 @@ def _operands(problem: Problem, operands: Operands, *, inference: bool) -> Opera
     with torch.inference_mode(False), torch.no_grad():
         w = torch.empty_strided(operands.w.shape, operands.w.stride(), dtype=operands.w.dtype, device=operands.w.device)
         w.copy_(operands.w)
+    if problem.frozen:
+        vouch(w)
     return replace(operands, w=w.requires_grad_(not inference))
 
 

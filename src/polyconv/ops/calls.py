@@ -6,7 +6,7 @@ of: a repeated call costs one lookup.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -40,7 +40,7 @@ class Call:
     Never changed once it is made: threads share it.
     """
 
-    __slots__ = ("arguments", "dense", "geometry", "inference", "layout", "problem", "reduction", "run")
+    __slots__ = ("dense", "geometry", "inference", "layout", "problem", "reduction", "run")
 
     def __init__(
         self,
@@ -50,7 +50,6 @@ class Call:
         device: torch.device,
         *,
         inference: bool = False,
-        arguments: tuple[Any, ...] = (),
     ) -> None:
         self.problem = problem
         self.layout = layout
@@ -58,8 +57,6 @@ class Call:
         self.geometry = geometry
         self.inference = inference
         """Whether no gradient is recorded."""
-        self.arguments = arguments
-        """What the geometry was made of, as the caller wrote it; where that is known."""
         self.reduction = reduce_geometry(problem.kind, problem.in_size, problem.kernel, geometry)
         """How the geometry is made ordinary; None where it is."""
         empty = problem.batch == 0 or problem.in_channels == 0
@@ -93,6 +90,14 @@ def remember(key: Hashable, number: int, call: Call) -> None:
         if len(known) >= CAPACITY:
             known.clear()
         known[key] = call
+
+
+def are_left_to_torch(problems: Iterable[Problem], device: torch.device, *, inference: bool) -> bool:
+    """Whether PyTorch's own convolution runs all of these passes, and nobody wants to be told of each."""
+    if _observers.entries or choices.are_watched():
+        return False
+    backend = backend_for(device)
+    return all(backend.leaves_to_torch(problem, inference=inference) for problem in problems)
 
 
 def _prepare(problem: Problem, inference: bool, device: torch.device) -> Run:

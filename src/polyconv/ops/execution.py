@@ -14,6 +14,7 @@ from torch import Tensor
 from ..arguments import Geometry
 from ..cpu import native
 from ..epilogue import apply_epilogue
+from ..vouching import vouched
 from .calls import SMALLEST_POOLED, Call, recall
 from .layouts import Layout, Shape, check_residual, check_tensors, empty, geometry_of
 from .problems import dense_strides, described, dgrad_problem, fprop_problem, wgrad_problem
@@ -55,20 +56,29 @@ def training() -> Iterator[None]:
 def run_fprop(x: Tensor, w: Tensor, bias: Tensor | None, *args: Args) -> Tensor:
     settled, residual, activation = split_epilogue(*args)
     check_tensors(x, "input", w, "weight", bias, residual)
-    description = describe_fprop(x, w, bias, residual, activation, geometry_of(*settled))
-    call = recall(fprop_problem, description, x.device, inference=not _training.now)
+    inference = not _training.now
+    frozen = inference and id(w) in vouched
+    description = describe_fprop(x, w, bias, residual, activation, frozen, geometry_of(*settled))
+    call = recall(fprop_problem, description, x.device, inference=inference)
     if residual is not None:
         check_residual(residual, call.layout[0])
     return compute_fprop(call, x, w, bias, residual)
 
 
 def describe_fprop(
-    x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, geometry: Geometry
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+    frozen: bool,
+    geometry: Geometry,
 ) -> tuple[Any, ...]:
     """What :func:`fprop_problem` takes."""
     address = x.data_ptr() | (0 if residual is None else residual.data_ptr())
     bias_shape = None if bias is None else bias.shape
-    return described(x), described(w), bias_shape, residual is not None, activation, x.dtype, not address & 15, geometry
+    how = bias_shape, residual is not None, activation, frozen, x.dtype, not address & 15
+    return described(x), described(w), *how, geometry
 
 
 def compute_fprop(call: Call, x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:

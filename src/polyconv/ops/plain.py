@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -17,11 +18,13 @@ included = torch._C._dispatch_tls_local_include_set
 excluded = torch._C._dispatch_tls_local_exclude_set
 _is_profiled = torch._C._autograd._profiler_enabled
 _function_modes = torch._C._len_torch_function_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_Guards = torch._C._dynamo.guards.TensorGuards
 
 
 def is_watched() -> bool:
-    """Whether someone wants to see calls without leaving a dispatch key: forward mode, a profiler, a function mode."""
-    return forward_ad._current_level >= 0 or _is_profiled() or _function_modes() > 0
+    """Whether someone wants to see calls who is not to be told by dispatch keys: forward mode, a profiler, a mode."""
+    return forward_ad._current_level >= 0 or _is_profiled() or _function_modes() > 0 or _dispatch_modes() > 0
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -30,6 +33,17 @@ def is_plain(tensor: Tensor) -> bool:
         return False
     threads, tensors = _plain_states(tensor.device)
     return (included().raw_repr(), excluded().raw_repr()) in threads and keys_of(tensor).raw_repr() in tensors
+
+
+def alike(*tensors: Tensor) -> Callable[..., bool]:
+    """A function that says of as many tensors whether the dispatcher, autograd and a plan would see no difference.
+
+    It compares types, shapes, strides, dtypes, devices, whether a gradient is wanted, and the dispatch keys with those
+    that this thread adds and leaves out. ``torch.compile`` guards its graphs so, in C++: it takes a tenth of the time
+    that Python needs to look at all of these. No tensor may come twice, nor be nested, which would end the process.
+    """
+    found: Callable[..., bool] = _Guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    return found
 
 
 @lru_cache(maxsize=64)

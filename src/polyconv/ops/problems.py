@@ -37,6 +37,7 @@ def problem_of(
     bias: bool = False,
     residual: bool = False,
     activation: str = "none",
+    frozen: bool = False,
 ) -> Problem:
     """The problem for an input and a weight; ``y`` needs only strides, its shape follows."""
     (n, c, height, width), (k, _, r, s) = x[0], w[0]
@@ -61,6 +62,7 @@ def problem_of(
         vector_aligned=aligned,
         dtype=str(dtype).removeprefix("torch."),
         tolerance=DEFAULT_TOLERANCE if geometry.tolerance is None else geometry.tolerance,
+        frozen=frozen,
     )
 
 
@@ -70,6 +72,7 @@ def fprop_problem(
     bias_shape: Shape | None,
     residual: bool,
     activation: str,
+    frozen: bool,
     dtype: torch.dtype,
     aligned: bool,
     geometry: Geometry,
@@ -77,7 +80,7 @@ def fprop_problem(
     """A forward pass, and the layout of its output."""
     layout = fprop_layout(*x, *w, bias_shape, geometry)
     bias, y = bias_shape is not None, dense_strides(*layout)
-    return problem_of(Pass.FPROP, x, w, y, geometry, dtype, aligned, bias, residual, activation), layout
+    return problem_of(Pass.FPROP, x, w, y, geometry, dtype, aligned, bias, residual, activation, frozen), layout
 
 
 def dgrad_problem(

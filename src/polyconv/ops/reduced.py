@@ -108,7 +108,9 @@ def runs_as(problem: Problem) -> Problem | None:
         return wgrad_problem(y, described(read(reduction, x)), layout, bias, dtype, aligned, geometry)[0]
     parts = described(read(reduction, x)), described(taps(reduction, w))
     channels = (problem.out_channels,) if problem.bias else None
-    return fprop_problem(*parts, channels, problem.residual, problem.activation, dtype, aligned, geometry)[0]
+    return fprop_problem(
+        *parts, channels, problem.residual, problem.activation, problem.frozen, dtype, aligned, geometry
+    )[0]
 
 
 # ---- parts of tensors

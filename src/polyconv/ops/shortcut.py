@@ -2,33 +2,92 @@
 
 Between :func:`polyconv.conv2d` and the kernels PyTorch's dispatcher finds out whether anything wants to see the call:
 autocast, ``torch.func``, a mode, a tracer, a subclass of tensors. For an operator that is written in Python that alone
-costs some 30 microseconds. Here it is one lookup: the key of a call holds, beside shapes and arguments, the dispatch
-keys of the tensors and of the thread. A call in a state in which nothing is going on is remembered with its plan; in
-any other state, :func:`conv2d` declines and the operator is called.
+costs some 30 microseconds. Here it is one lookup and one comparison: a call in a state in which nothing is going on is
+remembered with its plan, by shapes and arguments, and with how its tensors looked to the dispatcher in that state.
+Where tensors look otherwise, :func:`conv2d` declines and the operator is called.
+
+Where PyTorch's own convolution is the plan of every pass, it is called as ``torch.nn.Conv2d`` would call it, so that
+its derivative is PyTorch's, too, and nothing stands between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Hashable, Iterator
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .. import epoch
-from ..arguments import Extent, Padding, activation_name, normalise
-from ..problem import Activation
-from .calls import Call, known, remember
+from ..arguments import Extent, Geometry, Padding, activation_name, normalise, suggests_channels_last
+from ..epilogue import apply_epilogue
+from ..problem import Activation, Problem
+from ..vouching import vouched
+from .calls import Call, are_left_to_torch, known, remember
 from .derivatives import Gradients, fprop_gradients
 from .execution import compute_fprop, describe_fprop
-from .layouts import check_residual, check_tensors, geometry_of
-from .plain import TYPES, excluded, included, is_plain, is_watched, keys_of
-from .problems import fprop_problem
+from .layouts import Layout, check_residual, check_tensors, geometry_of
+from .plain import TYPES, alike, is_plain, is_watched
+from .precision import HALF
+from .problems import dense_strides, described, dgrad_problem, fprop_problem, wgrad_problem
+
+LONGEST_ROW = 8
+"""Calls of the same shapes and arguments to remember. They differ in strides, dtypes, or in what wants a gradient."""
 
 _OPTIONAL = (*TYPES, type(None))
 
 _is_grad_enabled = torch.is_grad_enabled
+_torchs_conv2d = torch.conv2d
+
+
+class ShortCall(Call):
+    """A call that knows tensors which it is not for. Those of the same shapes and arguments stand in a row."""
+
+    __slots__ = ("arguments", "fits", "fits_residual", "following", "left_to_torch", "place")
+
+    def __init__(
+        self,
+        problem: Problem,
+        layout: Layout,
+        geometry: Geometry,
+        x: Tensor,
+        w: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        *,
+        inference: bool,
+        arguments: tuple[Any, ...],
+        following: ShortCall | None,
+    ) -> None:
+        super().__init__(problem, layout, geometry, x.device, inference=inference)
+        self.arguments = arguments
+        """What the geometry was made of, as the caller wrote it."""
+        self.fits = alike(x, w) if bias is None else alike(x, w, bias)
+        self.fits_residual = alike() if residual is None else alike(residual)  # apart: it may be the input
+        self.following = following
+        self.place: int = 1 if following is None else following.place + 1
+        left = self.run is not None and are_left_to_torch(_passes(self, x, w), x.device, inference=inference)
+        pairs = geometry.stride, geometry.padding[::2], geometry.dilation
+        self.left_to_torch: tuple[Any, ...] | None = (*map(_for_torch, pairs), geometry.groups) if left else None
+        """What PyTorch's convolution is called with; None where something else runs in any of the passes."""
+
+
+def _for_torch(pair: tuple[int, ...]) -> int | tuple[int, ...]:
+    """One number where both are the same: torch reads it in a third of the time."""
+    return pair[0] if pair[0] == pair[1] else pair
+
+
+def _passes(call: Call, x: Tensor, w: Tensor) -> Iterator[Problem]:
+    """The problems that a call leads to. Gradients are taken to be dense, as :func:`polyconv.explain` takes them."""
+    yield call.problem
+    grad = (call.layout[0], dense_strides(*call.layout))
+    if not call.inference and x.requires_grad:
+        layout = x.shape, suggests_channels_last(x.shape, x.stride())
+        yield dgrad_problem(grad, described(w), layout, x.dtype, True, call.geometry)[0]
+    if not call.inference and w.requires_grad:
+        layout = w.shape, suggests_channels_last(w.shape, w.stride())
+        yield wgrad_problem(grad, described(x), layout, call.problem.bias, x.dtype, True, call.geometry)[0]
 
 
 def conv2d(
@@ -49,35 +108,22 @@ def conv2d(
         return None
     if type(bias) not in _OPTIONAL or type(residual) not in _OPTIONAL:
         return None
-    recorded = _is_grad_enabled() and (
-        x.requires_grad
-        or w.requires_grad
-        or (bias is not None and bias.requires_grad)
-        or (residual is not None and residual.requires_grad)
-    )
-    if recorded and activation == "silu":  # its derivative needs the sums before it, so it is applied apart
+    number, graded = epoch.now(), _is_grad_enabled()
+    if activation == "silu" and graded and _want_gradient(x, w, bias, residual):
+        # Its derivative needs the sums before it, so it is applied apart.
         sums = conv2d(x, w, bias, stride, padding, dilation, groups, padding_mode, tolerance, None, residual)
         return None if sums is None else F.silu(sums)
-    number = epoch.now()
     try:
+        address = x.data_ptr() if residual is None else x.data_ptr() | residual.data_ptr()
         key: Hashable = (
             number,
-            recorded,
+            graded,
             x.shape,
-            x.stride(),
-            x.data_ptr() & 15,
-            x.dtype,
-            x.get_device(),
-            keys_of(x).raw_repr(),
             w.shape,
-            w.stride(),
-            w.dtype,
-            w.get_device(),
-            keys_of(w).raw_repr(),
-            None if bias is None else (bias.shape, bias.dtype, bias.get_device(), keys_of(bias).raw_repr()),
-            None if residual is None else _about(residual),
-            included().raw_repr(),
-            excluded().raw_repr(),
+            address & 15,
+            id(w) in vouched,
+            None if bias is None else bias.is_nested,
+            None if residual is None else residual.is_nested,
             stride,
             padding,
             dilation,
@@ -86,9 +132,14 @@ def conv2d(
             tolerance,
             activation,
         )
-        call = known.get(key)
-    except (TypeError, RuntimeError):  # a list among the arguments; a tensor without strides or memory
+        call = row = cast("ShortCall | None", known.get(key))
+    except (TypeError, RuntimeError):  # a list among the arguments; a tensor without a shape or memory
         return None
+    while call is not None:
+        fits = call.fits(x, w) if bias is None else call.fits(x, w, bias)
+        if fits and (residual is None or call.fits_residual(residual)):
+            break
+        call = call.following
     if call is not None:
         # 1.0 and True are equal to 1, but no integers.
         one, two, three, four = call.arguments
@@ -96,22 +147,47 @@ def conv2d(
         if not same and not _are_exact(stride, padding, dilation, groups):
             return None
     else:
-        if x.dtype not in (torch.float32, torch.float64):  # may be widened on the way
-            return None
-        if any(not is_plain(tensor) or tensor.dim() != 4 for tensor in (x, w, residual) if tensor is not None):
-            return None
-        if not (bias is None or is_plain(bias)) or not _are_exact(stride, padding, dilation, groups):
+        if not _may_be_remembered(x, w, bias, residual) or not _are_exact(stride, padding, dilation, groups):
             return None
         check_tensors(x, "input", w, "weight", bias, residual)
         geometry = geometry_of(*normalise(w.shape[2:], stride, padding, dilation, groups, padding_mode, tolerance))
-        description = describe_fprop(x, w, bias, residual, activation_name(activation), geometry)
+        inference = not (graded and _want_gradient(x, w, bias, residual))
+        frozen = inference and id(w) in vouched
+        description = describe_fprop(x, w, bias, residual, activation_name(activation), frozen, geometry)
         problem, layout = fprop_problem(*description)
         if residual is not None:
             check_residual(residual, layout[0])
-        arguments = (stride, padding, dilation, groups)
-        call = Call(problem, layout, geometry, x.device, inference=not recorded, arguments=arguments)
+        call = ShortCall(
+            problem,
+            layout,
+            geometry,
+            x,
+            w,
+            bias,
+            residual,
+            inference=inference,
+            arguments=(stride, padding, dilation, groups),
+            following=row if row is not None and row.place < LONGEST_ROW else None,
+        )
         remember(key, number, call)
-    return _record(call, x, w, bias, residual) if recorded else compute_fprop(call, x, w, bias, residual)
+    if call.left_to_torch is not None:
+        y = _torchs_conv2d(x, w, bias, *call.left_to_torch)
+        bare = residual is None and activation is None
+        return y if bare else apply_epilogue(y, residual, call.problem.activation)
+    return compute_fprop(call, x, w, bias, residual) if call.inference else _record(call, x, w, bias, residual)
+
+
+def _want_gradient(*tensors: Tensor | None) -> bool:
+    return any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def _may_be_remembered(x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None) -> bool:
+    """Whether nothing is going on that the operator has to see, and what fits the call can be told."""
+    if x.dtype not in (torch.float32, torch.float64) and not (x.is_cpu and x.dtype in HALF):  # a GPU may widen it
+        return False
+    if any(tensor.dim() != 4 or not is_plain(tensor) for tensor in (x, w, residual) if tensor is not None):
+        return False
+    return (bias is None or is_plain(bias)) and x is not w
 
 
 class _Recorded(torch.autograd.Function):
@@ -135,11 +211,6 @@ class _Recorded(torch.autograd.Function):
 
 # `Function.apply` looks for transforms of torch.func first: here there are none.
 _record = super(torch.autograd.Function, _Recorded).apply
-
-
-def _about(tensor: Tensor) -> Hashable:
-    keys, device = keys_of(tensor).raw_repr(), tensor.get_device()
-    return tensor.shape, tensor.stride(), tensor.data_ptr() & 15, tensor.dtype, device, keys
 
 
 def _are_exact(stride: object, padding: object, dilation: object, groups: object) -> bool:

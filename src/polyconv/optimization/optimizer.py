@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import choices, tuning
 from ..backends import backend_for
@@ -21,6 +21,7 @@ from ..measure.timing import Timing
 from ..nn import Conv2d
 from ..rehearsal import Example, Loss, preserved
 from ..replacement import why_not_replace
+from ..vouching import doubt, vouch
 from .gains import Gains, Measurements, agreed_word, gains_of
 from .measurement import Measurement, Measurer
 from .recording import Layer, Recording, record, runner
@@ -61,6 +62,9 @@ def optimize(
     the example shows to follow a convolution, and nothing else, is computed by the convolution; the module becomes an
     ``nn.Identity``. The example should therefore take every path that the model will take.
 
+    In evaluation mode the weights of what is swapped are frozen, as by :func:`polyconv.freeze`: who will write to them
+    behind their version counters calls :func:`polyconv.unfreeze`. ``report.undo()`` ends it, too.
+
     Args:
         model: any module on a CPU or a CUDA device. ``torch.nn.Conv2d`` modules in float32 are considered.
         example_inputs: what the model is called with: a tensor, a tuple of positional arguments, or a dict of named
@@ -77,7 +81,8 @@ def optimize(
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     timer = timer or Stopwatch(device)
     convolutions, left_alone = _convolutions(model)
-    with preserved(model, example_inputs), progress(quiet=quiet) as shown:
+    weights = [] if model.training else [convolution.weight for convolution in convolutions.values()]
+    with preserved(model, example_inputs), _frozen(weights), progress(quiet=quiet) as shown:
         recording = record(model, convolutions, example_inputs, loss)
         shown.expect(sum(len(layer.calls) for layer in recording.layers) + 1)
         fusable = [Fusion(*group) for group in recording.flow.groups()] if fuse else []
@@ -92,7 +97,7 @@ def optimize(
     kept = _decide(proposals, before, after)
     if tuning_file is not None:  # first: where the file cannot be written, the model stays what it was
         _save(Path(tuning_file), device, measurements)
-    undo = _nothing if kept is None else _keep(kept, device)
+    undo = _nothing if kept is None else _keep(kept, device, freeze=not model.training)
     return model, OptimizationReport(
         mode="training" if model.training else "inference",
         device=str(device),
@@ -217,15 +222,29 @@ def _verdict(before: Timing, after: Mapping[str, Timing], kept: _Proposal | None
     return f"with the swaps it takes {best * 1e3:.4g} ms, so all of them were undone"
 
 
-def _keep(kept: _Proposal, device: torch.device) -> Callable[[], None]:
+@contextmanager
+def _frozen(weights: Iterable[Tensor]) -> Iterator[None]:
+    """Measure as it will be: with weights that somebody vouches for."""
+    news = [weight for weight in weights if vouch(weight)]
+    try:
+        yield
+    finally:
+        for weight in news:
+            doubt(weight)
+
+
+def _keep(kept: _Proposal, device: torch.device, *, freeze: bool) -> Callable[[], None]:
     """Do what is proposed; gives what takes it back."""
     measured = choices.remember(backend_for(device).environment(), kept.choices)
     kept.swap.apply()
+    frozen = [conv.weight for conv in kept.swap.convolutions if freeze and vouch(conv.weight)]
 
     def undo() -> None:
         if kept.swap.applied:
             kept.swap.undo()
             choices.forget(measured)
+            for weight in frozen:
+                doubt(weight)
 
     return undo
 

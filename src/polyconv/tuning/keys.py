@@ -6,7 +6,7 @@ from ..problem import Activation, Problem, Shape, Strides, channels_last_strides
 
 
 def problem_key(problem: Problem, *, kept_weights: bool = False) -> str:
-    """Everything that a choice may depend on. ``kept_weights``: the transformed weights are kept, as in inference."""
+    """Everything that a choice may depend on. ``kept_weights``: in inference, where transformed weights may be kept."""
     parts = [
         f"{problem.kind} x {_times(problem.x_shape)} w {_times(problem.w_shape)}",
         f"stride {_times(problem.stride)}",
@@ -34,7 +34,7 @@ def problem_key(problem: Problem, *, kept_weights: bool = False) -> str:
     if not problem.vector_aligned:
         parts.append("unaligned")
     if kept_weights:
-        parts.append("kept weights")
+        parts.append("frozen weights" if problem.frozen else "kept weights")
     return ", ".join(parts)
 
 
