@@ -145,16 +145,16 @@ def fork_while_outputs_are_taken() -> None:
 
     def take() -> None:
         while not stop.is_set():
-            take_one(like, [2**22])
+            take_one(like, [2**22], [1])
 
-    kept = [take_one(like, [2**22 + (i << 19)]) for i in range(1, 500)]  # blocks to look through
+    kept = [take_one(like, [2**22 + (i << 19)], [1]) for i in range(1, 500)]  # blocks to look through
     del kept
     threads = [threading.Thread(target=take) for _ in range(4)]
     for thread in threads:
         thread.start()
     states: list[int] = []
     while len(states) < 60 and not any(states):
-        states.append(os.waitpid(fork(lambda: take_one(like, [2**22]), 10), 0)[1])
+        states.append(os.waitpid(fork(lambda: take_one(like, [2**22], [1]), 10), 0)[1])
     stop.set()
     for thread in threads:
         thread.join()

@@ -53,3 +53,20 @@ def test_deeplab_steps_take_no_longer(capsys: pytest.CaptureFixture[str]) -> Non
     with capsys.disabled():
         print(f"\nDeepLab-like training step: {min(plain) / min(replaced):.2f} times as fast as with torch.nn.Conv2d")
     assert min(replaced) < min(plain)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_large_output_may_be_changed_in_place(memory_format: torch.memory_format) -> None:
+    """Outputs from 16 MiB on lie in pooled memory; autograd must not take them for views of something else."""
+    model = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(inplace=True)).to(memory_format=memory_format)
+    x = torch.randn(2, 8, 384, 384).contiguous(memory_format=memory_format)
+    expected = deepcopy(model)
+    expected(x).sum().backward()
+    polyconv.replace(model)
+    y = model(x)
+    assert y.is_contiguous(memory_format=memory_format)
+    y.sum().backward()
+    for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-2)

@@ -113,18 +113,14 @@ int64_t HashOp(const Tensor& dense) {
 }
 
 #if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_11_0
-// A dense float32 tensor on pooled memory where it is large; undefined contents.
-Tensor EmptyOutputOp(const Tensor& like, const std::vector<int64_t>& sizes) {
-  std::vector<int64_t> strides(sizes.size());
+// A dense float32 tensor on pooled memory, undefined contents; one without elements where the pool has none to give.
+Tensor EmptyOutputOp(const Tensor& like, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
   int64_t count = 1;
-  for (std::size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = count;
-    count *= std::max<int64_t>(sizes[i], 1);
-  }
+  for (const int64_t size : sizes) count *= std::max<int64_t>(size, 1);
   const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(float);
   constexpr std::size_t kSmallest = std::size_t{16} << 20;  // below this torch's allocator is as good
   void* block = bytes >= kSmallest ? TakeOutputBlock(bytes) : nullptr;
-  if (block == nullptr) return torch::stable::new_empty(like, sizes);
+  if (block == nullptr) return torch::stable::new_empty(like, {0});
   return torch::stable::from_blob(block, sizes, strides, like.device(), like.scalar_type(), &ReturnOutputBlock);
 }
 #endif
@@ -167,7 +163,7 @@ STABLE_TORCH_LIBRARY(polyconv_cpu, m) {
   m.def("hash(Tensor dense) -> int");
   m.def("instruction_set(str name) -> str");
 #if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_11_0
-  m.def("empty_output(Tensor like, int[] sizes) -> Tensor");
+  m.def("empty_output(Tensor like, int[] sizes, int[] strides) -> Tensor");
   m.def("set_output_pool_limit(int bytes) -> ()");
   m.def("output_pool_idle_bytes() -> int");
 #endif

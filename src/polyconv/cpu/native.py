@@ -65,14 +65,14 @@ def _instruction_set() -> str:
     return result
 
 
-def empty_output(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """``torch.empty`` for a large float32 output: on huge pages, reused from outputs that were freed before.
+def empty_output(like: Tensor, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
+    """``torch.empty_strided`` for a large float32 output: on huge pages, reused from outputs that were freed before.
 
     The system clears every page of new memory, which takes longer than computing a large output. At most
     :func:`set_output_pool_limit` bytes (1 GiB unless set) lie idle in the pool; larger outputs are allocated by torch.
     """
-    result: Tensor = _operators().empty_output(like, list(shape))
-    return result
+    pooled: Tensor = _operators().empty_output(like, list(shape), list(strides))
+    return pooled if pooled.numel() else like.new_empty_strided(shape, strides)
 
 
 def set_output_pool_limit(size: int) -> None:

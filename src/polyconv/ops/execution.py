@@ -26,12 +26,9 @@ _FORMATS = (torch.contiguous_format, torch.channels_last)
 
 def _allocate(layout: Layout, like: Tensor) -> Tensor:
     """A new tensor that will be computed: a large one on the CPU may come from memory that was used before."""
-    shape, channels_last = layout
+    shape, _ = layout
     if prod(shape) * 4 >= SMALLEST_POOLED and like.is_cpu and like.dtype == torch.float32 and native.is_available():
-        if not channels_last:
-            return native.empty_output(like, shape)
-        n, c, h, w = shape
-        return native.empty_output(like, (n, h, w, c)).permute(0, 3, 1, 2)
+        return native.empty_output(like, shape, dense_strides(*layout))
     return empty(layout, like)
 
 
