@@ -30,23 +30,43 @@ def _library() -> ctypes.CDLL:
     return ctypes.CDLL(str(libraries / "libnvrtc.so.11.2"))
 
 
-def compile_cubin(source: str, arch: str = "sm_70") -> bytes:
-    """Machine code of a CUDA source. Kept on disk by the hash of the source."""
-    key = hashlib.sha256(f"{_PACKAGE} {arch}\0{source}".encode()).hexdigest()
+def warnings_of(source: str) -> str:
+    """What the compiler remarks on the CUDA source of an exported file. An error is one here too.
+
+    Kept on disk by the hash of the source. NVRTC takes functions of the host for functions of the device, which may
+    call most of the runtime and launch kernels; the rest is declared for it.
+    """
+    key = hashlib.sha256(f"{_PACKAGE}\0{_DECLARATIONS}\0{source}".encode()).hexdigest()
     directory = cache_dir() / "exported"
     directory.mkdir(exist_ok=True)
-    kept: Path = directory / f"{key}.cubin"
+    kept: Path = directory / f"{key}.log"
     if not kept.exists():
-        write_atomically(kept, _compile(source, arch))
-    return kept.read_bytes()
+        source = source.replace("#include <cstdio>\n", "").replace("static thread_local ", "static ")
+        write_atomically(kept, _compile(_DECLARATIONS + source).encode())
+    return kept.read_text(encoding="utf-8")
 
 
-def _compile(source: str, arch: str) -> bytes:
+_DECLARATIONS = """\
+int snprintf(char* text, unsigned long size, const char* format, ...);
+cudaError_t cudaSetDevice(int device);
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel kernel, cudaFuncAttribute attribute, int value) {
+  return cudaSuccess;
+}
+"""
+
+
+def _compile(source: str) -> str:
     nvrtc = _library()
     program = ctypes.c_void_p()
     _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"model.cu", 0, None, None))
     try:
-        options = [f"--gpu-architecture={arch}".encode(), b"--std=c++17"]
+        options = [
+            b"--gpu-architecture=compute_70",
+            b"--std=c++17",
+            b"--device-as-default-execution-space",
+            b"-rdc=true",
+        ]
         status = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
         size = ctypes.c_size_t()
         _check(nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size)))
@@ -54,10 +74,7 @@ def _compile(source: str, arch: str) -> bytes:
         _check(nvrtc.nvrtcGetProgramLog(program, log))
         if status != 0:
             raise RuntimeError(f"NVRTC 11.8 could not compile the exported source:\n{log.value.decode()}")
-        _check(nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size)))
-        cubin = ctypes.create_string_buffer(size.value)
-        _check(nvrtc.nvrtcGetCUBIN(program, cubin))
-        return cubin.raw
+        return log.value.decode()
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
         _restore_locale()

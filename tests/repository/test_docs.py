@@ -161,8 +161,8 @@ def test_commands_parse() -> None:
 
 
 def messages() -> Iterator[str]:
-    """Every string of the package, with ``…`` for what is filled in."""
-    for path in (ROOT / "src" / "polyconv").rglob("*.py"):
+    """Every string of the package and of an exported file, with ``…`` for what is filled in."""
+    for path in [*(ROOT / "src" / "polyconv").rglob("*.py"), ROOT / "examples" / "model.py"]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, ast.JoinedStr):

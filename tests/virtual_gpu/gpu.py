@@ -7,7 +7,6 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,46 +15,12 @@ from torch import Tensor
 from polyconv.cuda import LaunchError
 from polyconv.cuda.backend import CudaBackend, PreparedPlan
 from polyconv.problem import Pass
+from pretended_cuda import LaunchRecord
+from pretended_cuda.library import LAUNCH
 
 _LAUNCH_FAILED = 719
 
 OUTPUTS = {Pass.FPROP: ("y",), Pass.DGRAD: ("x",), Pass.WGRAD: ("dw", "db")}
-
-
-class _LaunchStruct(ctypes.Structure):
-    """``VirtualLaunch`` in driver/virtual_gpu.h."""
-
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("cubin", ctypes.c_void_p),
-        ("cubin_bytes", ctypes.c_uint64),
-        ("grid", ctypes.c_uint32 * 3),
-        ("block", ctypes.c_uint32 * 3),
-        ("dynamic_shared", ctypes.c_uint32),
-        ("max_dynamic_shared", ctypes.c_uint32),
-        ("stream", ctypes.c_uint64),
-        ("device", ctypes.c_int32),
-        ("params_bytes", ctypes.c_uint32),
-        ("params", ctypes.c_void_p),
-    ]
-
-
-_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_LaunchStruct))
-
-
-@dataclass(frozen=True)
-class LaunchRecord:
-    """A launch that the driver accepted."""
-
-    name: str
-    cubin: bytes
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    dynamic_shared: int
-    max_dynamic_shared: int
-    stream: int
-    device: int
-    params: bytes
 
 
 Executor = Callable[[LaunchRecord, list[tuple[int, int]]], None]
@@ -96,14 +61,14 @@ class VirtualGpu:
         self._executor = executor or volta_executor
         self._buffers: list[tuple[int, int]] = []
         self._failure: BaseException | None = None
-        self._callback = _CALLBACK(self._on_launch)
+        self._callback = LAUNCH(self._on_launch)
 
     def __enter__(self) -> VirtualGpu:
         _stub().virtual_gpu_on_launch(self._callback)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _stub().virtual_gpu_on_launch(_CALLBACK())
+        _stub().virtual_gpu_on_launch(LAUNCH())
 
     @property
     def synchronisations(self) -> int:
@@ -146,7 +111,7 @@ class VirtualGpu:
     def _on_launch(self, struct: Any) -> int:
         """Called by the driver. No exception can cross it, so one is kept and the launch reported as failed."""
         try:
-            launch = _record(struct.contents)
+            launch = LaunchRecord.read(struct.contents)
             self.launches.append(launch)
             self._executor(launch, list(self._buffers))
         except BaseException as error:
@@ -195,17 +160,3 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
     """Address and bytes from the tensor's first element to its last, whatever the strides."""
     elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), elements * tensor.element_size()
-
-
-def _record(struct: Any) -> LaunchRecord:
-    return LaunchRecord(
-        name=struct.name.decode(),
-        cubin=ctypes.string_at(struct.cubin, struct.cubin_bytes),
-        grid=tuple(struct.grid),
-        block=tuple(struct.block),
-        dynamic_shared=struct.dynamic_shared,
-        max_dynamic_shared=struct.max_dynamic_shared,
-        stream=struct.stream,
-        device=struct.device,
-        params=ctypes.string_at(struct.params, struct.params_bytes),
-    )

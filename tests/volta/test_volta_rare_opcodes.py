@@ -78,7 +78,15 @@ CASES: list[tuple[str, Callable[[Array, Array], Any]]] = [
     ("MOV {d}, ~{a}", lambda a, b: ~a),
     ("S2R {d}, SR_LTMASK", lambda a, b: (np.uint32(1) << np.arange(32, dtype="u4")) - 1),
     ("S2R {d}, SR_GEMASK", lambda a, b: ~((np.uint32(1) << np.arange(32, dtype="u4")) - 1)),
+    ("EXIT PT", lambda a, b: 0 * a),  # nobody comes to the store
+    ("@!PT EXIT PT", lambda a, b: unwritten(a)),
+    ("EXIT !PT", lambda a, b: unwritten(a)),
 ]
+
+
+def unwritten(a: Array) -> Array:
+    """What a register holds that no instruction has written: the addition was its only one."""
+    return 0 * a + 0x7FFFDEAD
 
 
 def prmt(a: Array, b: Array) -> Array:

@@ -110,7 +110,8 @@ def _cpu_identity() -> str:
 
 
 def _compiler() -> str:
-    return os.environ.get("CXX", "g++")
+    """$VOLTA_CXX where $CXX is for something else: an extension that nvcc builds in the same process, for example."""
+    return os.environ.get("VOLTA_CXX") or os.environ.get("CXX", "g++")
 
 
 def _key(sources: list[Path]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from ..plan import DEVICES, PlanError
 from ..problem import PaddingMode
 from ._options import (
     UsageError,
+    add_arch_argument,
     add_device_argument,
     add_examples,
     add_json_argument,
@@ -34,11 +36,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     completes(workload, list(entries()))
     add_output_argument(parser, "the file to write; - for standard output")
     add_device_argument(parser, sorted(DEVICES), "v100", "choose kernels for this GPU")
+    parser.add_argument(
+        "--from",
+        dest="module",
+        metavar="PACKAGE.MODULE:ATTRIBUTE",
+        help="a Conv2d of yours, a Sequential of them, or a function that makes one; with --input",
+    )
+    parser.add_argument("--forward-only", action="store_true", help="leave the gradients out")
+    add_arch_argument(parser, help="compile for these (sm_70,sm_80) if TORCH_CUDA_ARCH_LIST does not say what for")
+    parser.add_argument("--class-name", default="ModelNew", metavar="NAME", help="of the module; default: ModelNew")
     parser.add_argument("--list", action="store_true", help="print the named convolutions and exit")
     add_json_argument(parser, "what was written, or the named convolutions,")
     add_examples(
         parser,
         "polyconv export kb80 -o model.py",
+        "polyconv export --from package.module:attribute --input 8 32 512 512 --forward-only -o model.py",
         "polyconv export --in-channels 32 --out-channels 64 --kernel-size 5 9 --input 8 32 512 512 -o model.py",
     )
     conv = parser.add_argument_group("a convolution by its arguments, those of torch.nn.Conv2d")
@@ -69,7 +81,13 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("-o FILE is needed" + (", because standard output is for JSON" if to_stdout else ""))
     check_writable(None if to_stdout else args.output)
     try:
-        text = exported_file(_model(args), DEVICES[args.device])
+        text = exported_file(
+            _model(args),
+            DEVICES[args.device],
+            forward_only=args.forward_only,
+            arch=";".join(re.sub(r"sm_(\d+)(\d)", r"\1.\2", arch) for arch in args.archs or ()),
+            class_name=args.class_name,
+        )
     except (ExportError, PlanError, RuntimeError, TypeError) as error:
         raise UsageError(str(error)) from error
     if to_stdout:
@@ -95,13 +113,17 @@ def _list(as_json: bool) -> None:
 
 
 def _model(args: argparse.Namespace) -> Model:
-    from ..export import ExportError, conv2d_model, named_model
+    from ..export import ExportError, conv2d_model, imported_model, named_model
 
     given = [name for name in (*_REQUIRED, *_OPTIONAL) if getattr(args, name) is not None]
     if args.workload is not None:
         if given:
             raise ExportError(f"{args.workload} is a convolution already; leave out --{given[0].replace('_', '-')}")
         return named_model(args.workload)
+    if args.module is not None:
+        if given != ["input"]:
+            raise ExportError("--from names a convolution already: beside it only --input is given, and it is needed")
+        return imported_model(args.module, tuple(args.input))
     missing = [f"--{name.replace('_', '-')}" for name in _REQUIRED if name not in given]
     if missing:
         raise ExportError(f"name a workload, or give a convolution's arguments; missing are {', '.join(missing)}")

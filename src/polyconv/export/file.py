@@ -4,185 +4,132 @@ from __future__ import annotations
 
 import re
 import textwrap
-from dataclasses import fields, is_dataclass
-from typing import Any
+from collections.abc import Iterable
+from pathlib import Path
 
-from ..plan import gather
+from ..plan.cuda import DEFAULT_WORKSPACE
 from ..plan.device import CudaDevice
 from ..plan.epilogue import has_epilogue
+from ..problem import PaddingMode, Pass
 from ..version import __version__
-from .bundle import bundle
-from .choice import Choice, choose
-from .kernels import cuda_source
-from .models import ExportError, Model
+from .families import NAMES
+from .models import ExportError, Layer, Model
+from .source import CudaSource, cuda_source
 
-_DROPPED = (
-    "polyconv.plan.plan.KernelSpec.source",  # the instances are in the CUDA source already
-    "polyconv.plan.plan.Launch.__str__",
-    # what the planner asks, before the file is written
-    "polyconv.plan.toom.ToomAxis.text",
-    "polyconv.plan.toom.ToomAxis.scheme",
-    "polyconv.plan.toom.ToomAxis.__str__",
-)
-
-_NO_EPILOGUE = '''\
-"""What runs after the sums: nothing but a bias."""
+_HERE = Path(__file__).resolve().parent
+_NO_BACKWARD = """\
+    @staticmethod
+    def backward(ctx, grad):
+        raise RuntimeError("this file was exported for the forward direction alone: export it without --forward-only")
+"""
+_BORDERS = f"BORDERS = {[str(mode) for mode in PaddingMode]}  # by their numbers in that text\n".replace("'", '"')
 
 
-def has_epilogue(problem):
-    return False
+def exported_file(
+    model: Model,
+    device: CudaDevice,
+    *,
+    forward_only: bool = False,
+    arch: str = "",
+    class_name: str = "ModelNew",
+) -> str:
+    """The text of a self-contained Python file: a module, its kernels, and nothing imported but torch.
 
-
-def task_with_epilogue(problem, task, elements, fewer_blocks=0):
-    return task
-
-
-def with_epilogue(problem, launch):
-    return launch
-'''
-"""In place of plan/epilogue.py: an exported file holds plain convolutions."""
-
-
-def exported_file(model: Model, device: CudaDevice) -> str:
-    """The text of a self-contained Python file: ``ModelNew``, its kernels, and nothing imported but torch."""
+    ``arch`` is what ``TORCH_CUDA_ARCH_LIST`` is if the environment does not say; without it, the GPUs at hand.
+    """
     for layer in model.layers:
         if has_epilogue(layer.problem):
             raise ExportError(
                 f"{layer.attribute} would have an activation or a residual of its own ({layer.problem}): "
                 "an exported file holds plain convolutions; leave both to the module around it"
             )
-    choice = choose((layer.problem for layer in model.layers), device)
-    source = cuda_source(choice.kernels)
-    replaced = {
-        "polyconv.plan.epilogue": _NO_EPILOGUE,
-        "polyconv.export.cuda_source": f'"""CUDA kernels."""\n\nCUDA_SOURCE = r"""\n{source}"""\n',
-        "polyconv.export.chosen": _chosen(model, choice, device),
-    }
-    return bundle(_entry(model, device), package="polyconv", replaced=replaced, dropped=_DROPPED)
-
-
-def _chosen(model: Model, choice: Choice, device: CudaDevice) -> str:
-    imports: dict[str, set[str]] = {"..problem": {"Pass"}}
-    spelled = {kind: [_spelled(way, imports) for way in each] for kind, each in choice.ways.items()}
-    lines = [
-        '"""What runs, by pass, in order of preference: the first that does not refuse the tensors at hand is taken.',
-        "",
-        '"""',
-        *(f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(imports.items())),
-        "",
-        f'EXPORTED = "{"; ".join(str(layer.problem).removeprefix("fprop ") for layer in model.layers)}"',
-        f"# Chosen by polyconv's cost model for a {device.name}.",
-        "WAYS = {",
-    ]
-    for kind, each in spelled.items():
-        lines += [f"    Pass.{kind.name}: [", *(f"        {way}," for way in each), "    ],"]
-    return "\n".join([*lines, "}", ""])
-
-
-def _spelled(value: Any, imports: dict[str, set[str]], indent: int = 8, before: int = 0) -> str:
-    """A way, or a part of one, as Python text; the names that it needs are added to ``imports``, by module.
-
-    Formatted as ruff would: on one line, else what is inside on one line, else one line for each part.
-    """
-    if isinstance(value, gather.LoaderKind):  # has long texts in it: called by its name
-        name = next(name for name, loader in vars(gather).items() if loader is value)
-        imports.setdefault("..plan.gather", set()).add(name)
-        return name
-    if is_dataclass(value):
-        kind = type(value)
-        module = kind.__module__.replace("polyconv.export.", ".").replace("polyconv.", "..")
-        imports.setdefault(module, set()).add(kind.__name__)
-        parts = [(f.name, getattr(value, f.name)) for f in fields(value)]
-        plain = all(type(part) is int for _, part in parts)
-        inside = [
-            ("" if plain else f"{name}=") + _spelled(part, imports, indent + 4, len(name) + 1) for name, part in parts
-        ]
-        line = f"{kind.__name__}({', '.join(inside)})"
-        if indent + before + len(line) < 120 and "\n" not in line:
-            return line
-        space, together = " " * indent, ", ".join(inside)
-        if indent + 4 + len(together) <= 120 and "\n" not in together:
-            return f"{kind.__name__}(\n{space}    {together}\n{space})"
-        return f"{kind.__name__}(\n" + "".join(f"{space}    {part},\n" for part in inside) + f"{space})"
-    if isinstance(value, tuple):
-        return f"({', '.join(_spelled(each, imports) for each in value)}{',' * (len(value) == 1)})"
-    return f'"{value}"' if isinstance(value, str) else repr(value)
-
-
-_ENTRY = '''\
-# ruff: noqa: E501, UP006, UP035
-"""{title}
-
-    model = ModelNew().cuda()
-    y = model(torch.rand({inputs}, device="cuda"))
-
-{written}
-
-Needs PyTorch 2.0.1 or newer and its CUDA compiler (nvcc 11.8 or newer), a GPU of compute capability 7.0 or higher, and
-nothing else. The kernels are compiled by the first ModelNew() of a process. Any batch, image size and strides will do;
-{tuned}
-"""
-
-import torch
-from torch import Tensor
-
-from polyconv.export.cuda_source import CUDA_SOURCE
-from polyconv.export.runtime import Conv2d
-
-
-class _Model(torch.nn.Module):
-    def __init__({signature}):
-        super().__init__()
-{layers}
-
-    def forward(self, x: Tensor) -> Tensor:
-        return {forward}
-
-
-class ModelNew(_Model):
-    """Takes the arguments of the module it replaces; without any, it is the one that this file was exported for."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*(args if args or kwargs else get_init_inputs()), **kwargs)
-
-
-def get_inputs():
-    return [torch.rand({inputs})]
-
-
-def get_init_inputs():
-    return {init_inputs}
-'''
-
-
-def _entry(model: Model, device: CudaDevice) -> str:
+    if not class_name.isidentifier():
+        raise ExportError(f"{class_name!r} is no name for a class")
+    borders = any("padding_mode" in parameter for parameter in model.signature) or any(
+        layer.problem.padding_mode is not PaddingMode.ZEROS for layer in model.layers
+    )
+    kinds = (Pass.FPROP,) if forward_only else tuple(Pass)
+    pairs = [(layer, cuda_source(layer.problem, device, kinds, borders)) for layer in model.layers]
     forward = "x"
     for layer in model.layers:
         forward = f"self.{layer.attribute}({forward})"
-    signature = ", ".join(("self", *model.signature))
-    if len(signature) > 120 - len("    def __init__():"):
-        signature = "\n        " + ",\n        ".join(("self", *model.signature)) + ",\n    "
-    tuned = "the kernels were chosen for the input above and a "
-    return _ENTRY.format(
-        title=_wrapped(f"{model.title}, on CUDA kernels of its own."),
-        written=_wrapped(f"Written by polyconv {__version__}: polyconv export {model.command}"),
-        tuned=f"{tuned}{device.name}.",
-        inputs=", ".join(map(str, model.inputs)),
-        signature=signature,
-        layers="\n".join(_layer(layer.attribute, layer.arguments) for layer in model.layers),
-        forward=forward,
-        init_inputs=model.init_inputs,
+    parts = {
+        "TITLE": _wrapped(f"{model.title}, on CUDA kernels of its own."),
+        "HOW": "\n".join(_how(layer, source) for layer, source in pairs),
+        "WRITTEN": _wrapped(f"Written by polyconv {__version__} for a {device.name}: polyconv export {model.command}"),
+        "CLASS": class_name,
+        "INPUTS": ", ".join(map(str, model.inputs)),
+        "SOURCES": "\n".join([*(_source(*pair, borders) for pair in pairs), *([_BORDERS] if borders else [])]),
+        "BORDER": "constexpr int kBorder = {13};\nconstexpr int kPadBottom = {10}, kPadRight = {12};\n"
+        if borders
+        else "",
+        "BORDER_OF": ", BORDERS.index(self.padding_mode)" if borders else "",
+        "ARCH": f'\nos.environ.setdefault("TORCH_CUDA_ARCH_LIST", "{arch}")\n' if arch else "",
+        "WORKSPACE": f"{DEFAULT_WORKSPACE >> 20} << 20",
+        "BACKWARD": _NO_BACKWARD if forward_only else (_HERE / "backward.txt").read_text(encoding="utf-8"),
+        "SIGNATURE": _signature(model),
+        "LAYERS": "\n".join(_layer(layer) for layer in model.layers),
+        "FORWARD": forward,
+        "INIT": model.init_inputs,
+        "BUILD": "\n".join(f"    _kernels({_name(layer)}, {_name(layer)}[2])" for layer in model.layers),
+    }
+    text = (_HERE / "model.txt").read_text(encoding="utf-8")
+    return re.sub(r"@([A-Z_]+)@", lambda found: parts[found.group(1)], text)
+
+
+def _name(layer: Layer) -> str:
+    return layer.attribute.upper()
+
+
+def _source(layer: Layer, source: CudaSource, borders: bool) -> str:
+    """What is compiled for a layer: both texts, the geometry that the second is for, and what the functions do."""
+    name, p = _name(layer), layer.problem
+    geometry = (p.in_channels, p.out_channels, p.groups, *p.kernel, *p.stride, *p.dilation, *p.padding)
+    geometry += (list(PaddingMode).index(p.padding_mode),) if borders else ()
+    calls = "".join(f'        "{function}": {_literal(call)},\n' for function, call in source.calls.items())
+    return (
+        f'{name}_DIRECT = r"""\n{source.direct}"""\n\n{name}_PLANNED = r"""\n{source.planned}"""\n\n'
+        f"{name} = (\n    {name}_DIRECT,\n    {name}_PLANNED,\n    {(*geometry, p.bias)},\n    {{\n{calls}    }},\n)\n"
     )
+
+
+def _literal(text: str) -> str:
+    """A call as a string, in two parts where it is long."""
+    name, _, arguments = text.partition("(")
+    parts = [name, f"({arguments}"] if len(text) > 100 else [text]
+    quoted = [f"'{part}'" if '"' in part else f'"{part}"' for part in parts]
+    return quoted[0] if len(quoted) == 1 else f"(\n            {quoted[0]}\n            {quoted[1]}\n        )"
+
+
+def _how(layer: Layer, source: CudaSource) -> str:
+    lines = [f"{layer.attribute}: {str(layer.problem).removeprefix('fprop ')}"]
+    for kind, one in source.launching.items():
+        lines.append(f"  {NAMES[kind].replace('_', ' '):<16} {one.about}")
+    return "\n".join(lines)
+
+
+def _signature(model: Model) -> str:
+    head, tail = "    def _make(", "):"
+    return _fitted(head, ("self", *model.signature), tail).removeprefix(head).removesuffix(tail)
 
 
 def _wrapped(text: str) -> str:
     return textwrap.fill(text, 117, break_on_hyphens=False, break_long_words=False)
 
 
-def _layer(attribute: str, arguments: str) -> str:
-    line = f"        self.{attribute} = Conv2d({arguments})"
-    if len(line) <= 120:
-        return line
-    if len(arguments) > 120 - 12:
-        arguments = re.sub(r", (?![^(]*\))", ",\n            ", arguments) + ","
-    return f"        self.{attribute} = Conv2d(\n            {arguments}\n        )"
+def _layer(layer: Layer) -> str:
+    arguments = (_name(layer), *re.split(r", (?![^(]*\))", layer.arguments))
+    return _fitted(f"        self.{layer.attribute} = Conv2d(", arguments, ")")
+
+
+def _fitted(opening: str, items: Iterable[str], closing: str) -> str:
+    """As ruff would format it: all in one line, or the items in a line of their own, or in one each."""
+    listed = list(items)
+    joined = ", ".join(listed)
+    indent = " " * (len(opening) - len(opening.lstrip()))
+    if len(opening + joined + closing) <= 120:
+        return opening + joined + closing
+    if len(indent + joined) + 4 <= 120:
+        return f"{opening}\n{indent}    {joined}\n{indent}{closing}"
+    lines = "".join(f"{indent}    {item},\n" for item in listed)
+    return f"{opening}\n{lines}{indent}{closing}"

@@ -1,164 +1,311 @@
-"""The CUDA source of an exported file: the device headers in include order, the kernels' instances, the launcher."""
+"""The CUDA text of an exported file: the kernels of its plan, specialised, and the functions that launch them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..plan.assertions import size_assertion
+from ..algebra.emit import emit_transform
+from ..algebra.matrices import Matrix, transpose
 from ..plan.plan import KernelSpec
+from ..plan.toom import ToomAxis
+from .names import axis_name
+from .parameters import without_fields
+from .specialise import (
+    constants_by_part,
+    definitions,
+    folded,
+    joined,
+    name_of,
+    reachable,
+    simplified,
+    tidied,
+    with_constant_arguments,
+    with_fixed_parameters,
+    with_functions_of_constants,
+    with_pragmas_in_line,
+    with_values,
+    without_assignments,
+    without_settled_parameters,
+    without_unused,
+    words,
+    wrapped,
+)
 
 _KERNELS = Path(__file__).resolve().parents[1] / "kernels"
+_TEXTS = Path(__file__).resolve().parent / "cuda"
 _INCLUDE = re.compile(r'^#include "(.+)\.cuh"\n', re.MULTILINE)
+_SMALL = {"common", "toom", "epilogue", "gemm_tile", "strip", "reduce_partials"}
+_PRELUDE = """\
+#include <cstdio>
 
-_HOST = """\
-#ifndef __CUDACC_RTC__
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
+#define UNROLL _Pragma("unroll")
 
-#include <map>
-#include <string>
-#include <vector>
-
-namespace {
-struct Kernel {
-  const void* entry;
-  size_t params_bytes;
-};
-
-const std::map<std::string, Kernel> kernels = {
-%s
-};
-}  // namespace
-
-// Enqueues a kernel on the current stream of a device. Waits for nothing; a launch that is refused raises.
-void launch(const std::string& name, int64_t device, const std::vector<int64_t>& grid,
-            const std::vector<int64_t>& block, int64_t shared_bytes, const std::string& params) {
-  const auto found = kernels.find(name);
-  TORCH_CHECK(found != kernels.end(), "there is no kernel ", name);
-  const Kernel& kernel = found->second;
-  TORCH_CHECK(params.size() == kernel.params_bytes, name, " takes ", kernel.params_bytes, " bytes of parameters, not ",
-              params.size());
-  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
-  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
-  void* arguments[] = {const_cast<char*>(params.data())};
-  cudaError_t status = cudaSuccess;
-  if (shared_bytes > 48 * 1024)
-    status = cudaFuncSetAttribute(kernel.entry, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes));
-  if (status == cudaSuccess)
-    status = cudaLaunchKernel(kernel.entry, dim3(grid.at(0), grid.at(1), grid.at(2)),
-                              dim3(block.at(0), block.at(1), block.at(2)), arguments, shared_bytes, stream);
-  if (status != cudaSuccess) cudaGetLastError();  // told here: the next call must not find it again
-  TORCH_CHECK(status == cudaSuccess, "could not launch ", name, " with grid ", grid, ", block ", block, " and ",
-              shared_bytes, " bytes of shared memory: ", cudaGetErrorString(status));
-}
-#endif
 """
 
 
-def cuda_source(specs: Iterable[KernelSpec]) -> str:
-    """One translation unit with these kernels. NVRTC compiles it too, without the launcher."""
-    specs = list(specs)
-    stems: list[str] = []
-    for spec in specs:
-        _collect(spec.stem, stems)
-    headers = {stem: _items(_body(stem)) for stem in stems}
-    instances = _instances(specs)
-    kept = _reachable([item for items in headers.values() for item in items], instances)
-    parts = [_section(f"{stem}.cuh", "".join(i.text for i in items if i in kept)) for stem, items in headers.items()]
-    entries = (
-        f'    {{"{s.symbol}", {{reinterpret_cast<const void*>(&{s.symbol}), sizeof({s.params})}}}},' for s in specs
-    )
-    parts += [
-        _section("The instances that this file uses", instances),
-        _section("Launching", _HOST % "\n".join(entries)),
-    ]
-    return "\n".join(parts)
+@dataclass(frozen=True)
+class Texts:
+    """What a file is made of: kernels and host functions for any geometry, and for the one that was planned."""
+
+    direct: str
+    planned: str
 
 
-def _section(title: str, text: str) -> str:
-    text = re.sub(r"\n{3,}", "\n\n", text).strip("\n")
-    return f"// ---- {title} {'-' * (111 - len(title))}\n{text}\n"
+def cuda_texts(
+    specs: list[KernelSpec],
+    fixed: dict[str, dict[str, str]],
+    shared: dict[str, dict[str, str]],
+    constants: str,
+    sizes: dict[str, str],
+    direct: Iterable[str],
+    hosts: Iterable[str],
+    calls: Mapping[str, str],
+    borders: bool,
+) -> tuple[Texts, dict[str, str]]:
+    """These kernels, specialised, and these host texts, as far as these calls need them; the geometry is apart.
 
-
-def _instances(specs: list[KernelSpec]) -> str:
-    """The specs' entry points, and each algorithm and the size of each struct once.
-
-    Of what host and device agree on, that is all that a reader of the file can still change by accident.
+    ``fixed`` are the parameters that the geometry fixes, ``shared`` those that the call has too, ``constants``
+    definitions that the host texts need, ``sizes`` those of tables, ``calls`` what the entry points do. Without
+    ``borders`` there are none but of zeros.
     """
-    algorithms = dict.fromkeys(axis.text() for spec in specs for axis in spec.axes)
-    sizes = dict.fromkeys(size_assertion(spec.params, spec.params_bytes) + "\n" for spec in specs)
-    return "\n".join([*algorithms, "".join(sizes), *(spec.entry() for spec in specs)])
+    axes = {axis.struct: axis for spec in specs for axis in spec.axes}
+    ascending = sorted(specs, key=lambda spec: spec.threads)  # the bounds of a template are those of the largest block
+    bodies = {re.sub(r"[<(].*", "", spec.body.removeprefix("polyconv::")): spec for spec in ascending}
+    fixed = {struct: fields | shared.get(struct, {}) for struct, fields in fixed.items()}
+    unassigned = {struct: {n: v for n, v in fields.items() if v != f"p.{n}"} for struct, fields in fixed.items()}
+    found = [_inheriting(part, shared) for part in with_functions_of_constants([*_headers(specs, fixed)])]
+    ones = "|".join(re.findall(r"constexpr int (\w+) = 1;", constants)) or "(?!)"
+    for host in (*direct, "host", *hosts):
+        text = re.sub(rf"\b(?:{ones})\b", "1", (_TEXTS / f"{host}.cuh").read_text(encoding="utf-8"))
+        found += [without_assignments(part, unassigned) for part in definitions(text)]
+        found += definitions(constants) if host == "taps" else []
+    if not borders:
+        found = [re.sub(r"\bkBorder\b", "0", part) for part in found]
+    found = [_resized(part, sizes) for part in map(with_pragmas_in_line, found)]
+    types, known = {axis_name(axis) for axis in axes.values()}, _counts(axes.values())
+    last = "\n".join(calls.values())
+    before: list[str] = []
+    while found != before:
+        before = found
+        *found, last = without_settled_parameters([*found, last], types)
+        found = [_folded(*pair) for pair in zip(found, constants_by_part(found, known), strict=True)]
+    found = [_entry(part, bodies.get(name_of(part) or "")) for part in found]
+    general = reachable(found, {"Call", "OnDevice", *(f"direct_{name}" for name in calls)})
+    kept = [part for part in reachable(found, words(last)) if part not in general]
+    before = []
+    while kept != before:  # what a constant or a variable was computed from may be of no use any more
+        before = kept
+        everything = "\n".join([*kept, *general, last])
+        constants_of_parts = constants_by_part([*general, *kept], known)[len(general) :]
+        kept = [
+            without_unused(with_values(*pair, everything), everything)
+            for pair in zip(kept, constants_of_parts, strict=True)
+        ]
+        kept = reachable([*general, *kept], words(last) | {"Call", "OnDevice"})
+        kept = [part for part in kept if part not in general]
+    transforms = _transforms(axes.values(), "\n".join([*kept, *general, last]))
+    named = {axis_name(axis) for axis in axes.values()}
+    at = next((i for i, part in enumerate(kept) if words(part) & named), len(kept))
+    planned = [*kept[:at], *transforms, *kept[at:]]
+    return Texts(_PRELUDE + _laid_out(general), _laid_out(planned)), dict(zip(calls, last.split("\n"), strict=True))
 
 
-def _read(stem: str) -> str:
-    return (_KERNELS / f"{stem}.cuh").read_text(encoding="utf-8")
+def _laid_out(parts: Iterable[str]) -> str:
+    """Definitions one below the other, with a line between them unless both are of one line."""
+    text = ""
+    for part in (part.strip("\n") for part in parts):
+        together = "\n" not in part and text.rpartition("\n\n")[2].count("\n") == 1
+        text += ("" if together or not text else "\n") + part + "\n"
+    return joined(wrapped(tidied(text)))
 
 
-def _collect(stem: str, stems: list[str]) -> None:
-    for included in _INCLUDE.findall(_read(stem)):
-        _collect(included, stems)
-    if stem not in stems:
-        stems.append(stem)
+def _folded(part: str, constants: dict[str, int]) -> str:
+    part = folded(simplified(part, constants), constants)
+    return tidied(with_constant_arguments(part, constants))
+
+
+def _headers(specs: list[KernelSpec], fixed: dict[str, dict[str, str]]) -> Iterator[str]:
+    """The definitions of the kernels' headers, what is included first."""
+    stems: list[str] = []
+
+    def collect(stem: str) -> None:
+        for included in _INCLUDE.findall((_KERNELS / f"{stem}.cuh").read_text(encoding="utf-8")):
+            collect(included)
+        if stem not in stems:
+            stems.append(stem)
+
+    collect("common")
+    for spec in specs:
+        collect(spec.stem)
+    params = {spec.stem: spec.params.removeprefix("polyconv::") for spec in specs}
+    for stem in stems:
+        if stem == "epilogue":  # an exported file holds plain convolutions
+            continue
+        parts = _with_heading(stem, definitions(_body(stem)))
+        struct = next((name for name in map(name_of, parts) if name and name.endswith("Params")), params.get(stem, ""))
+        for part in parts:
+            name = name_of(part) or ""
+            part = _without_epilogue(part, struct)
+            named = re.search(r"\b(\w+Params)& p(?:arams)?\b", part)
+            part = without_fields(part, fixed[name]) if name in fixed else part
+            yield with_fixed_parameters(part, fixed.get(named.group(1) if named else struct, {}))
+        if stem == "common":
+            yield from definitions((_TEXTS / "call.cuh").read_text(encoding="utf-8"))
+
+
+def _inheriting(text: str, shared: dict[str, dict[str, str]]) -> str:
+    """The struct of parameters that the call has most of. What it has not, and is divided by, is a plain number."""
+    name = name_of(text) or ""
+    if name not in shared:
+        return text
+    call = words((_TEXTS / "call.cuh").read_text(encoding="utf-8"))
+    divisors = [field for field, value in shared[name].items() if value == f"p.{field}" and field not in call]
+    return text.replace(f"struct {name} {{\n", f"struct {name} : Call {{\n  u32 {', '.join(divisors)};\n")
+
+
+def _with_heading(stem: str, parts: list[str]) -> list[str]:
+    """What a header says of itself, above its first definition; of the small ones nothing is said."""
+    if stem in _SMALL or not parts or name_of(parts[0]) is not None:
+        return parts
+    first = next(i for i, part in enumerate(parts) if name_of(part) is not None)
+    return [f"{_ruled(stem)}{parts[0].strip()}\n\n{parts[first].lstrip()}", *parts[first + 1 :]]
+
+
+def _ruled(title: str) -> str:
+    return f"// ---- {title} {'-' * (111 - len(title))}\n"
 
 
 def _body(stem: str) -> str:
-    return _INCLUDE.sub("", _read(stem)).replace("#pragma once\n", "")
+    text = (_KERNELS / f"{stem}.cuh").read_text(encoding="utf-8")
+    text = _INCLUDE.sub("", text).replace("#pragma once\n", "").replace("POLYCONV_", "")
+    text = re.sub(r"^(?:namespace polyconv \{|\}  // namespace polyconv)\n", "", text, flags=re.MULTILINE)
+    return re.sub(r"\b(\w+)\.cuh\b", r"\1", text)
 
 
-# ---- leaving out what no instance uses
+def _without_epilogue(text: str, struct: str) -> str:
+    text = re.sub(r"^ *template <class Params>\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r", class Params>", ">", text)
+    text = re.sub(r"\bconst Params& p\b", f"const {struct}& p", text)
+    text = text.replace("EpilogueOf<Params>::kExists", "false")
+    return re.sub(r"\bfinished\(p, ((?:[^(),]|\([^()]*\)|\[[^\]]*\])+), [^()]*\)", r"\1", text)
 
 
-@dataclass(frozen=True)
-class _Item:
-    """A definition at the top of a header with the comment above it; or other text, which has no name and is kept."""
-
-    name: str | None
-    text: str
-
-    @property
-    def words(self) -> set[str]:
-        return set(re.findall(r"\w+", re.sub(r"//.*", "", self.text)))
+def _resized(text: str, sizes: dict[str, str]) -> str:
+    """Tables with as many places as the file uses."""
+    for name, size in sizes.items():
+        text = re.sub(rf"(constexpr int {name} =) \d+", rf"\g<1> {size}", text)
+    return text
 
 
-def _items(body: str) -> list[_Item]:
-    """A header cut into its definitions. They start in the first column, as clang-format leaves them."""
-    found: list[_Item] = []
-    block: list[str] = []
-    for line in body.splitlines(keepends=True):
-        block.append(line)
-        text = "".join(block)
-        code = re.sub(r"//.*", "", text).strip()
-        if code.startswith("#"):
-            whole = code.count("#if") == code.count("#endif") and not line.endswith("\\\n")
-        elif code.startswith("namespace") or code == "}":
-            whole = True
+def _entry(text: str, spec: KernelSpec | None) -> str:
+    """The body of a kernel as the kernel itself."""
+    if spec is None:
+        return text
+    blocks = f"MIN_BLOCKS({spec.min_blocks})" if spec.min_blocks > 1 else "1"
+    bounds = f"__global__ void __launch_bounds__({spec.threads}, {blocks})"
+    head = r"__device__ __forceinline__ void (\w+)\(const (\w+)& p\)"
+    found = re.search(head, text)
+    apart = "\n" if found and len(bounds) + len(found.expand(r"\1 const __grid_constant__ \2 p")) > 112 else " "
+    return re.sub(head, rf"{bounds}{apart}\1(const __grid_constant__ \2 p)", text)
+
+
+def _counts(axes: Iterable[ToomAxis]) -> dict[str, int]:
+    return {f"{axis_name(axis)}::k{name}": value for axis in axes for name, value in _numbers(axis).items()}
+
+
+def _numbers(axis: ToomAxis) -> dict[str, int]:
+    return {
+        "M": axis.m,
+        "Longest": axis.longest,
+        "Points": axis.points,
+        "Segments": len(axis.segments),
+        "Tiles": axis.tiles,
+        "Passes": axis.passes,
+        "Outputs": axis.outputs,
+        "Span": axis.span,
+    }
+
+
+# ---- the transforms
+
+
+def _transforms(axes: Iterable[ToomAxis], used: str) -> Iterator[str]:
+    """What is used of the algorithms: the transforms of each F(m, r) once, then how an axis makes use of them."""
+    plain: dict[tuple[int, int], ToomAxis] = {}
+    distinct = {axis_name(axis): axis for axis in axes}
+    for axis in distinct.values():
+        plain.setdefault((axis.m, axis.longest), ToomAxis(axis.m, (axis.longest,)))
+    for inner in plain.values():
+        scheme = inner.scheme()
+        matrices = {
+            "input": scheme.inner.bt,
+            "weights": scheme.inner.g,
+            "output": scheme.inner.at,
+            "spread": transpose(scheme.inner.at),
+            "collect": transpose(scheme.inner.g),
+        }
+        numbers = ", ".join(
+            f"k{name} = {value}" for name, value in _numbers(inner).items() if name in ("M", "Longest", "Points")
+        )
+        lines = [f"// {scheme}: {inner.m} outputs of {inner.longest} taps from {inner.points} products."]
+        lines += [f"struct {axis_name(inner)}{'' if axis_name(inner) in distinct else 'Transforms'} {{"]
+        lines += [f"  static constexpr int {numbers};"]
+        if axis_name(inner) in distinct:
+            lines += _uses(inner, used)
+        for name, matrix in matrices.items():
+            if f"::{name}(" in used:
+                lines += _method(name, matrix)
+        yield "\n".join([*lines, "};\n"])
+    for name, axis in distinct.items():
+        if len(axis.segments) > 1:
+            base = axis_name(ToomAxis(axis.m, (axis.longest,)))
+            base += "" if base in distinct else "Transforms"
+            head = f"// {axis.scheme()}.\nstruct {name} : {base} {{"
+            yield "\n".join([head, *_uses(axis, used), "};\n"])
+
+
+def _uses(axis: ToomAxis, used: str) -> list[str]:
+    numbers = {name: value for name, value in _numbers(axis).items() if name not in ("M", "Longest", "Points")}
+    listed = ", ".join(f"k{name} = {value}" for name, value in numbers.items() if _named(axis, f"k{name}", used))
+    lines = [f"  static constexpr int {listed};"] if listed else []
+    first_taps = tuple(sum(axis.segments[:s]) for s in range(len(axis.segments)))
+    for name, values in {"offset": axis.offsets, "first_tap": first_taps, "taps": axis.segments}.items():
+        if _named(axis, name, used):
+            choice = str(values[-1])
+            for index, value in reversed(list(enumerate(values[:-1]))):
+                choice = f"i == {index} ? {value} : {choice}"
+            argument = "int i" if len(values) > 1 else "int"
+            lines.append(f"  static __device__ constexpr int {name}({argument}) {{ return {choice}; }}")
+    return lines
+
+
+def _named(axis: ToomAxis, member: str, used: str) -> bool:
+    """Whether a text names a member of an axis, or of the parameter of a template that stands for axes."""
+    return re.search(rf"\b(?:{axis_name(axis)}|H|W|Axis)::{member}\b", used) is not None
+
+
+def _method(name: str, matrix: Matrix) -> list[str]:
+    """A transform, with as many of its operations in a line as fit."""
+    comment, _, _, *body, _ = emit_transform(name, matrix, rounded=True).rstrip("\n").split("\n")
+    body = [re.sub(r"\bx(\d+)\b", r"x[\1]", line.strip()) for line in body if not re.match(r"  const T x\d", line)]
+    body = [re.sub(r"mul_sub\(([^,]*), ([^,]*), (.*)\)", r"fmaf(\1, \2, -\3)", line) for line in body]
+    body = [
+        line.replace("mul_add(", "fmaf(").replace("const T ", "const float ").replace("T(", "float(") for line in body
+    ]
+    lines = [f"  {comment}", f"  static __device__ __forceinline__ void {name}(const float* x, float* y) {{"]
+    for operation in body:
+        last = lines[-1].rstrip(";")
+        if operation.startswith("const float ") and lines[-1].startswith("    const float "):
+            joined = f"{last}, {operation.removeprefix('const float ')}"
+        elif operation.startswith("y[") and lines[-1].startswith("    y["):
+            joined = f"{last}, {operation}"
         else:
-            whole = (not code and line == "\n") or (code.endswith((";", "}")) and code.count("{") == code.count("}"))
-        if whole:
-            found.append(_Item(_name(code), text))
-            block = []
-    found.append(_Item(None, "".join(block)))
-    return found
-
-
-def _name(code: str) -> str | None:
-    """What a definition defines, or None where that cannot be told."""
-    code = re.sub(r"^template <.*?>\n", "", code)
-    match = re.match(r"(?:struct|enum class|using|constexpr int) (\w+)", code) or re.match(
-        r"__device__ __forceinline__ [\w:<>*& ]+?[ *&](\w+)\(", code
-    )
-    return match.group(1) if match else None
-
-
-def _reachable(items: list[_Item], instances: str) -> set[_Item]:
-    kept = {item for item in items if item.name is None}
-    words = set(re.findall(r"\w+", instances)).union(*(item.words for item in kept))
-    while True:
-        more = {item for item in items if item.name in words} - kept
-        if not more:
-            return kept
-        kept |= more
-        words = words.union(*(item.words for item in more))
+            joined = ""
+        if joined and len(joined) <= 120:
+            lines[-1] = joined
+        else:
+            lines.append(f"    {operation}")
+    return [*lines, "  }"]

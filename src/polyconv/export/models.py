@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
+import operator
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from ..arguments import Geometry, normalise, per_axis
 from ..measure.workloads import entries
+from ..nn import Conv2d
 from ..problem import Problem
+
+_ARGUMENTS = (
+    *("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"),
+)
 
 
 class ExportError(ValueError):
@@ -206,6 +216,48 @@ def conv2d_model(
         init_inputs=f"[{', '.join(map(_literal, values.values()))}]",
         inputs=x_shape,
         layers=(Layer("conv2d", ", ".join(values), problem),),
+    )
+
+
+def imported_model(name: str, input: tuple[int, int, int, int]) -> Model:
+    """A ``Conv2d`` of the user's, or a ``Sequential`` of them, by where it is imported from: ``module:attribute``.
+
+    A function or a class there is called without arguments.
+    """
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise ExportError(f"{name!r} names no attribute: write PACKAGE.MODULE:ATTRIBUTE")
+    sys.path.insert(0, "")  # as for python -m: what lies in the current folder can be imported
+    try:
+        found: Any = operator.attrgetter(attribute)(importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise ExportError(f"{name} cannot be imported: {error}") from error
+    finally:
+        sys.path.remove("")
+    made = found if isinstance(found, torch.nn.Module) else found() if callable(found) else found
+    convolutions = dict(made.named_children()) if isinstance(made, torch.nn.Sequential) else {"conv2d": made}
+    if not convolutions:
+        raise ExportError(f"{name} is empty: a Conv2d, or a Sequential of them, can be exported")
+    layers: list[Layer] = []
+    n, c, height, width = input
+    for number, (key, conv) in enumerate(convolutions.items()):
+        if type(conv) not in (torch.nn.Conv2d, Conv2d):  # what a class of the user's computes is not known
+            kind = type(conv).__name__
+            raise ExportError(f"{name} holds a {kind}: a Conv2d, or a Sequential of them, can be exported")
+        if getattr(conv, "activation", None) is not None:
+            raise ExportError(f"{name} holds a Conv2d with the activation {conv.activation!r}: leave it to a module")
+        arguments = {key: _plain(getattr(conv, key)) for key in _ARGUMENTS} | {"bias": conv.bias is not None}
+        problem = conv2d_model((n, c, height, width), **arguments).layers[0].problem
+        written = ", ".join(f"{key}={_literal(value)}" for key, value in arguments.items())
+        layers.append(Layer(key if key.isidentifier() else f"conv{number}", written, problem))
+        n, c, height, width = problem.y_shape
+    return Model(
+        title=f"{name}: {'; '.join(str(layer.problem).removeprefix('fprop ') for layer in layers)}",
+        command=f"--from {name} --input {' '.join(map(str, input))}",
+        signature=(),
+        init_inputs="[]",
+        inputs=input,
+        layers=tuple(layers),
     )
 
 

@@ -75,7 +75,7 @@ __device__ __forceinline__ void depthwise_strip(const Params& p) {
         for (int c = 0; c < kColumns; c++) {
           float sum = m ? open[m ? m - 1 : 0][c] : bias;
 #pragma unroll
-          for (int a = 0; a < kStride && m * kStride + a < kTapsH; a++)
+          for (int a = 0; a < kStride && (kTapsH % kStride == 0 || m * kStride + a < kTapsH); a++)
 #pragma unroll
             for (int s = 0; s < kTapsW; s++) sum = fmaf(taps[m * kStride + a][s], x[u][a][c * kStride + s], sum);
           open[m][c] = sum;

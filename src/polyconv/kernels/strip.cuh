@@ -23,10 +23,9 @@ struct StripParams {
   int cell_row, cell_column;    // depthwise_scatter: where its cell (0, 0) begins
   int rows, columns;            // positions of a plane
   int rows_per_strip;
-  u32 strips;                        // of all planes
-  FastDivisor column_strips;         // strips side by side
-  FastDivisor row_strips, channels;  // strips one above the other; written channels
-  FastDivisor multiplier;            // written channels per source channel
+  u32 strips;                             // of all planes
+  FastDivisor column_strips, row_strips;  // strips side by side, strips one above the other
+  FastDivisor channels, multiplier;       // written channels, those of a source channel
 };
 
 // Steps of so many loads that a thread may have under way: enough to hide the latency of memory, few enough registers.
@@ -50,10 +49,11 @@ struct Strip {
     column = (place - above * p.column_strips.divisor) * kColumns;
     first_row = (above - plane * p.row_strips.divisor) * p.rows_per_strip;
     rows = min(p.rows_per_strip, p.rows - first_row);
-    image = plane;
     if constexpr (kLanes == Lanes::kColumns) {
       image = p.channels.quotient(plane);
       channel = plane - image * p.channels.divisor;
+    } else {
+      image = plane;
     }
   }
 };

@@ -415,13 +415,13 @@ struct ToomWgradLoader {
     }
     const u32 task = thread + (round - Sizes::kRoundsD) * Sizes::kThreads;
     if (Sizes::kTasksV % Sizes::kThreads != 0 && task >= Sizes::kTasksV) return;
-    const u32 c = task % Tile::kTileC, u = task / Tile::kTileC % kChunk, pass = task / (Tile::kTileC * kChunk);
-    const float* at = from + Sizes::kStagedD + c * Sizes::kPitchX + (u + pass * p.interleave) * 4;
+    const u32 c = task % Tile::kTileC, u = task / Tile::kTileC % kChunk, segment = task / (Tile::kTileC * kChunk);
+    const float* at = from + Sizes::kStagedD + c * Sizes::kPitchX + (u + segment * p.interleave) * 4;
     float inputs[8], v[W::kPoints];
     fragment(at, 1, inputs);
     fragment(at + p.interleave * 4, 1, inputs + 4);
     W::input(inputs, v);
-    float* to = operands + Sizes::kOperandD + (pass * W::kPoints * kChunk + u) * Tile::kTileC + c;
+    float* to = operands + Sizes::kOperandD + (segment * W::kPoints * kChunk + u) * Tile::kTileC + c;
 #pragma unroll
     for (int i = 0; i < W::kPoints; i++) to[i * kChunk * Tile::kTileC] = v[i];
   }
@@ -507,7 +507,7 @@ __device__ __forceinline__ constexpr int step_of(int round, int rounds, int step
 // A thread's channels inside the block's tile, and its point and share of the tiles.
 template <class W, class Tile>
 struct ToomWgradPlace {
-  u32 point, split, k, c, pass;
+  u32 point, split, k, c, segment;
 
   __device__ __forceinline__ explicit ToomWgradPlace(u32 thread) {
     const u32 lane = thread % 32, warp = thread / 32, part = warp / W::kPoints;
@@ -516,7 +516,7 @@ struct ToomWgradPlace {
     k = part / Tile::kSplit % Tile::kWarpsK * (Tile::kTileK / Tile::kWarpsK) + lane % Tile::kLanesK * 4;
     const u32 column = part / Tile::kSplit / Tile::kWarpsK;
     c = column % Tile::kWarpsC * (Tile::kTileC / Tile::kWarpsC) + lane / Tile::kLanesK * 4;
-    pass = column / Tile::kWarpsC * (W::kSegments / Tile::kWarpsPass);
+    segment = column / Tile::kWarpsC * (W::kSegments / Tile::kWarpsPass);
   }
 };
 
@@ -528,7 +528,7 @@ __device__ __forceinline__ float* partial_of(const ToomWgradParams& p) {
   const i64 run = (i64(block.slice) * Tile::kSplit + place.split) * p.groups.divisor + block.group;
   const i64 product = (run * p.channel_tiles.divisor + block.channel_tile) * Sizes::kProducts + block.product;
   return p.partial + product * (Sizes::kPasses * W::kPoints * Tile::kTileK * Tile::kTileC) +
-         ((place.pass * W::kPoints + place.point) * Tile::kTileK + place.k) * Tile::kTileC + place.c;
+         ((place.segment * W::kPoints + place.point) * Tile::kTileK + place.k) * Tile::kTileC + place.c;
 }
 
 template <class H, class W, class Tile, bool kClassed>
@@ -577,7 +577,7 @@ __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
     const ToomWgradPlace<W, Tile> place(fresh_thread());
     const float* d = now + (place.point * kChunk + place.split) * Tile::kTileK + place.k;
     const float* v = now + Sizes::kOperandD +
-                     ((place.pass * W::kPoints + place.point) * kChunk + place.split) * Tile::kTileC + place.c;
+                     ((place.segment * W::kPoints + place.point) * kChunk + place.split) * Tile::kTileC + place.c;
     constexpr int kRounds = Sizes::kRoundsD + Sizes::kRoundsV;
     loader.head(next + Sizes::kOperands);
     loader.aim_chunk();

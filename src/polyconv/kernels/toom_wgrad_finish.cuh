@@ -99,10 +99,10 @@ __device__ __forceinline__ void toom_wgrad_finish(const ToomWgradFinishParams& p
 
   // Segment by segment along both axes, so that the values of one pair of them fit into registers.
 #pragma unroll 1
-  for (int segment = 0; segment < H::kSegments; segment++) {
+  for (int segment_h = 0; segment_h < H::kSegments; segment_h++) {
 #pragma unroll 1
-    for (int pass = 0; pass < W::kSegments; pass++) {
-      const float* const sums_at = from + pass * W::kPoints * point_size;
+    for (int segment_w = 0; segment_w < W::kSegments; segment_w++) {
+      const float* const sums_at = from + segment_w * W::kPoints * point_size;
       float along_w[W::kLongest][H::kPoints];
 #pragma unroll
       for (int product = 0; product < H::kPoints; product++) {
@@ -117,11 +117,11 @@ __device__ __forceinline__ void toom_wgrad_finish(const ToomWgradFinishParams& p
       for (int j = 0; j < W::kLongest; j++) {
         float taps[H::kLongest];
         H::collect(along_w[j], taps);
-        const int s = W::first_tap(pass) + j;
+        const int s = W::first_tap(segment_w) + j;
 #pragma unroll
         for (int t = 0; t < H::kLongest; t++) {
-          const int r = H::first_tap(segment) + t;
-          if (t < H::taps(segment) && j < W::taps(pass) && r < taps_h && s < taps_w)
+          const int r = H::first_tap(segment_h) + t;
+          if (t < H::taps(segment_h) && j < W::taps(segment_w) && r < taps_h && s < taps_w)
             dw[i64(r * p.tap_stride_h) * p.dw_row + i64(s * p.tap_stride_w) * p.dw_column] = taps[t];
         }
       }

@@ -96,7 +96,7 @@ struct Library {
 
 /* ---- what the tests see ----------------------------------------------------------------------------------------- */
 
-/* One launch that passed every check. Mirrored by the ctypes structure in virtual_gpu/stub.py. */
+/* One launch that passed every check. Mirrored by the ctypes structure in tools/pretended_cuda/library.py. */
 typedef struct {
   const char* name;
   const unsigned char* cubin;

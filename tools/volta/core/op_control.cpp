@@ -121,7 +121,9 @@ void run_indirect(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
   jump_each(m, w, mask, address);
 }
 
-void run_exit(Machine& m, Warp& w, const Inst&, uint32_t mask) {
+void run_exit(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
+  mask &= w.predicate(in.psrc[0]);
+  if (!mask) return;
   park_active(w);
   w.alive &= ~mask;
   release_blocked(m, w);
@@ -316,9 +318,8 @@ bool bind_control(Binder& b) {
     bind_bra(b);
   } else if (op == "BRX" || op == "CALL" || op == "RET" || op == "JMP" || op == "JMX") {
     bind_jump(b, op == "BRX");
-  } else if (op == "EXIT") {
-    in.run = run_exit;
-  } else if (op == "KILL") {
+  } else if (op == "EXIT" || op == "KILL") {
+    if (b.peek_is(Operand::Kind::Predicate)) b.predicate_source(0);
     in.run = run_exit;
   } else if (op == "BPT") {
     accept_everything(b);

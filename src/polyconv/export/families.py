@@ -1,0 +1,193 @@
+"""How each family of kernels is launched by an exported file: its text in ``cuda/``, and the call that it is made with.
+
+A family that is not here, or a problem that its host text does not take (several phases, say), is left to the direct
+kernels, which every file has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from ..algebra.lattice import DenseAxis
+from ..plan.candidates import CudaCandidate
+from ..plan.chain import segments_of
+from ..plan.device import CudaDevice
+from ..plan.fused import FusedCandidate
+from ..plan.gather import roles
+from ..plan.separable import SeparableCandidate
+from ..plan.strips import COLUMNS, StripCandidate, StripWgradCandidate
+from ..plan.toom_wgrad import INTERLEAVES, ToomWgradCandidate, lattices
+from ..problem import Pass, Problem
+from .names import axis_name
+
+NAMES = {Pass.FPROP: "forward", Pass.DGRAD: "input_gradient", Pass.WGRAD: "weight_gradient"}
+
+
+@dataclass(frozen=True)
+class Launching:
+    """How one of the three functions of a file is carried out."""
+
+    hosts: tuple[str, ...]
+    """Texts in ``cuda/``, in this order."""
+    call: str
+    """An expression with ``*call``."""
+    candidate: CudaCandidate | None = None
+    """None: the direct kernels."""
+    about: str = "by the direct kernels"
+    """In words, for the file's docstring."""
+    constants: tuple[tuple[str, str], ...] = ()
+    shared: tuple[tuple[str, dict[str, str]], ...] = ()
+    """By parameter struct: its fields that the call itself has, so that it inherits from this, and what they are."""
+
+
+def launching(problem: Problem, chosen: CudaCandidate, device: CudaDevice) -> Launching:
+    """The function for a pass of a convolution, given what the planner chose."""
+    if isinstance(chosen, SeparableCandidate) and (found := _separable(problem, chosen)):
+        return found
+    if isinstance(chosen, ToomWgradCandidate):
+        return _toom_wgrad(problem, chosen, device)
+    if isinstance(chosen, FusedCandidate) and (found := _fused(problem, chosen)):
+        return found
+    if isinstance(chosen, StripCandidate | StripWgradCandidate) and (found := _strips(problem, chosen)):
+        return found
+    return Launching((), f"direct_{NAMES[problem.kind]}(*call)")
+
+
+def _axis_constants(h: DenseAxis, w: DenseAxis) -> tuple[tuple[str, str], ...]:
+    numbers = {
+        "kLatticesH": h.dilation,
+        "kLatticesW": w.dilation,
+        "kReadStepH": h.read_step,
+        "kReadStepW": w.read_step,
+        "kClassesH": len(h.classes),
+        "kClassesW": len(w.classes),
+    }
+    return tuple((name, str(value)) for name, value in numbers.items())
+
+
+def _table(axis: DenseAxis) -> str:
+    rows = (f"{{{c.read_first}, {c.taps}, {c.tap_first}, {c.tap_stride}}}" for c in axis.classes)
+    return f"{{{', '.join(rows)}}}"
+
+
+def _tables(name: str, h: DenseAxis, w: DenseAxis) -> tuple[tuple[str, str], ...]:
+    return ((f"k{name}H[]", _table(h)), (f"k{name}W[]", _table(w)))
+
+
+def _separable(problem: Problem, chosen: SeparableCandidate) -> Launching | None:
+    pairs = list(roles(problem).pairs)
+    if len(pairs) > 1:
+        return None
+    ((h, w),) = pairs
+    forward = problem.kind is Pass.FPROP
+    segments = segments_of(chosen.h, h.taps), segments_of(chosen.w, w.taps)
+    arguments = f"{axis_name(chosen.h)}, {axis_name(chosen.w)}, {chosen.k_tile}, {segments[0]}, {segments[1]}"
+    direction = "forward_direction" if forward else "gradient_direction"
+    parts = max(len(h.classes) * segments[0], len(w.classes))
+    return Launching(
+        ("taps", "direction", "separable"),
+        f"separable<{arguments}>(*call, {direction}(*call), direct_{NAMES[problem.kind]})",
+        chosen,
+        f"{chosen.h} along H, {chosen.w} along W, one after the other; {chosen.k_tile} channels per block",
+        (*_axis_constants(h, w), *_tables("Forward" if forward else "Gradient", h, w), ("kMaxParts#", str(parts))),
+    )
+
+
+def _toom_wgrad(problem: Problem, chosen: ToomWgradCandidate, device: CudaDevice) -> Launching:
+    h, w = lattices(problem)
+    tile = chosen.tile.cpp.removeprefix("polyconv::")
+    interleave = next(e for e in INTERLEAVES if w.dilation % e == 0)
+    classed = str(len(h.classes) * len(w.classes) > 1).lower()
+    arguments = f"{axis_name(chosen.h)}, {axis_name(chosen.w)}, {tile}, {interleave}, {classed}"
+    most = str(_most_pixels(problem, chosen, device))
+    classes = max(len(h.classes), len(w.classes))
+    sizes = (("kMaxClasses#", str(classes)), ("kMaxTapClasses#", str(classes)))
+    constants = (*_axis_constants(h, w), *_tables("Forward", h, w), ("kMostPixels", most), *sizes)
+    about = f"{chosen.h} along H, {chosen.w} along W, in its transposed form; {chosen.tile.name} channels per block"
+    return Launching(("taps", "toom_wgrad"), f"toom_weight_gradient<{arguments}>(*call)", chosen, about, constants)
+
+
+def _most_pixels(problem: Problem, chosen: ToomWgradCandidate, device: CudaDevice) -> int:
+    """Outputs over which the sums stay within the tolerance: found by doubling the batch."""
+    batch = problem.batch
+    while batch < problem.batch << 20:
+        larger = replace(problem, batch=2 * batch)
+        if chosen.error(larger, device.sms, 64 * 2**20) > problem.tolerance:
+            break
+        batch *= 2
+    return batch * prod(problem.out_size)
+
+
+def _fused(problem: Problem, chosen: FusedCandidate) -> Launching | None:
+    pairs = list(roles(problem).pairs)
+    if len(pairs) > 1:
+        return None
+    ((h, w),) = pairs
+    forward, tile = problem.kind is Pass.FPROP, chosen.tile
+    body = chosen.kernel.body.removesuffix("(params);").replace("polyconv::", "")
+    for axis in (chosen.h, chosen.w):
+        body = body.replace(axis.struct, axis_name(axis))
+    kernel, _, rest = body.partition("<")
+    axes = f"{axis_name(chosen.h)}, {axis_name(chosen.w)}"
+    layout = f"{32 // (tile.lanes_k * tile.lanes_u)}, {tile.each}, {tile.lanes_k}, {tile.thread_k}"
+    numbers = f"{layout}, {tile.chunk}, {tile.min_blocks}, {chosen.shared}"
+    direction = "forward_direction" if forward else "gradient_direction"
+    return Launching(
+        ("taps", "direction", "fused"),
+        f"fused_correlation<{rest.removesuffix('>')}, {axes}, {numbers}>"
+        f'(*call, {direction}(*call), {body}, "{kernel}", direct_{NAMES[problem.kind]})',
+        chosen,
+        f"{chosen.h} along H, {chosen.w} along W, in one kernel; {tile.k} channels x {tile.columns} columns per block",
+        (*_axis_constants(h, w), *_tables("Forward" if forward else "Gradient", h, w)),
+    )
+
+
+def _strips(problem: Problem, chosen: StripCandidate | StripWgradCandidate) -> Launching | None:
+    if chosen.lanes != COLUMNS or (isinstance(chosen, StripCandidate) and chosen.scatters):
+        return None
+    (h, w), blocks = chosen.taps, chosen.kernel.min_blocks
+    bias = {"bias": "p.bias"} if problem.bias else {}
+    partial = {"columns_padded": str(h * w + 1)}
+    return Launching(
+        ("strips",),
+        f"strip_{NAMES[problem.kind]}<{h}, {w}, {chosen.stride}, {blocks}>(*call)",
+        chosen,
+        f"by summation, {h}x{w} taps in registers, a thread for each strip of a column",
+        shared=(
+            ("StripWgradParams", _STRIP_WGRAD_FIELDS | bias | partial)
+            if problem.kind is Pass.WGRAD
+            else ("StripParams", _STRIP_FIELDS | bias),
+        ),
+    )
+
+
+_STRIP_FIELDS = {
+    "source": "p.x",
+    "w": "p.w",
+    "written": "p.y",
+    **{f"source_{axis}": f"p.x_{axis}" for axis in ("batch", "channel")},
+    **{f"source_{axis}": f"int(p.x_{axis})" for axis in ("row", "column")},
+    **{f"source_{axis}": f"int(p.{axis})" for axis in ("height", "width")},
+    **{f"written_{axis}": f"p.y_{axis}" for axis in ("batch", "channel")},
+    **{f"written_{axis}": f"int(p.y_{axis})" for axis in ("row", "column")},
+    **{f"written_{axis}": f"int(p.out_{axis})" for axis in ("height", "width")},
+    "rows": "int(p.out_height)",
+    "columns": "int(p.out_width)",
+    "column_strips": "u32(p.out_width)",
+    "row_strips": "p.row_strips",
+}
+_STRIP_WGRAD_FIELDS = {
+    "x": "p.x",
+    "dy": "p.y",
+    "partial": "p.workspace",
+    **{f"x_{axis}": f"p.x_{axis}" for axis in ("batch", "channel")},
+    **{f"x_{axis}": f"int(p.x_{axis})" for axis in ("row", "column")},
+    **{f"dy_{axis}": f"p.y_{axis}" for axis in ("batch", "channel")},
+    **{f"dy_{axis}": f"int(p.y_{axis})" for axis in ("row", "column")},
+    "height": "int(p.height)",
+    "width": "int(p.width)",
+    "rows": "int(p.out_height)",
+    "column_strips": "u32(p.out_width)",
+    "row_strips": "p.row_strips",
+}

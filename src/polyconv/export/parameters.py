@@ -1,0 +1,131 @@
+"""Which parameters of a kernel the geometry fixes: those that stay the same whatever comes at run time.
+
+Nobody writes down which they are. The planner is asked for the launches of the exported convolution at several batches,
+image sizes and strides and for several devices, and what is the same in all of them is a constant of the file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import cache
+
+from ..plan import layout
+from ..plan.candidates import CudaCandidate
+from ..plan.plan import Launch
+from ..problem import Pass, Problem, Strides
+
+_NEVER = {"zero"}
+"""Fields that are the same always, and must not be known to the compiler."""
+
+
+def variations(problem: Problem) -> Iterator[Problem]:
+    """The same convolution on other tensors. What a file allocates itself is dense; what it is given may not be."""
+    n, c, (height, width) = problem.batch, problem.in_channels, problem.in_size
+    low, short = (dilation * (taps - 1) + 1 for dilation, taps in zip(problem.dilation, problem.kernel, strict=True))
+    smaller = [(1, low + 3, short + 5), (2, low + 40, short + 90)]
+    sizes = [(n, height, width), (n + 3, height + 13, 5 * width + 10), *smaller]
+    wide = 1023 * problem.stride[1] + short - sum(problem.padding[2:])  # of 1024 outputs
+    sizes.append((24, 517, 1024 if problem.kind is Pass.DGRAD else wide))  # many rows of whole vectors are written
+    for batch, h, w in sizes:
+        x, y = (batch, c, h, w), replace(problem, batch=batch, in_size=(h, w)).y_shape
+        for given in (_dense, _channels_last, _expanded):
+            x_strides = _dense(x) if problem.kind is Pass.DGRAD else given(x)
+            y_strides = _dense(y) if problem.kind is Pass.FPROP else given(y)
+            for aligned in (True, False):
+                yield replace(
+                    problem,
+                    batch=batch,
+                    in_size=(h, w),
+                    x_strides=x_strides,
+                    y_strides=y_strides,
+                    vector_aligned=aligned,
+                )
+
+
+def _dense(shape: tuple[int, ...]) -> Strides:
+    _, c, h, w = shape
+    return (c * h * w, h * w, w, 1)
+
+
+def _channels_last(shape: tuple[int, ...]) -> Strides:
+    _, c, h, w = shape
+    return (c * h * w, 1, c * w, c)
+
+
+def _expanded(shape: tuple[int, ...]) -> Strides:
+    return (0, 0, 0, 0)
+
+
+def launches(candidate: CudaCandidate, problem: Problem) -> list[Launch]:
+    """What a candidate launches for all of them."""
+    found: list[Launch] = []
+    for other in variations(problem):
+        if candidate.refusal(other) is None:
+            for sms, workspace in ((80, 64 * 2**20), (30, 2**23)):
+                found += _distinct(candidate.schedule(other, sms, workspace).launches)
+    return found
+
+
+def _distinct(of_schedule: Iterable[Launch]) -> Iterator[Launch]:
+    """Of the launches of each kernel the first two and the last: slabs between them differ in where they begin."""
+    by_kernel: dict[str, list[Launch]] = {}
+    for launch in of_schedule:
+        by_kernel.setdefault(launch.kernel.symbol, []).append(launch)
+    for alike in by_kernel.values():
+        yield from {id(launch): launch for launch in (*alike[:2], alike[-1])}.values()
+
+
+def struct_of(launch: Launch) -> type[ctypes.Structure]:
+    found: type[ctypes.Structure] = getattr(layout, launch.kernel.params.removeprefix("polyconv::"))
+    return found
+
+
+def fixed_fields(all_launches: Iterable[Launch]) -> dict[str, dict[str, str]]:
+    """By struct: the fields that are the same in all launches, and what they are, as text."""
+    found: dict[str, dict[str, str]] = {}
+    for launch in all_launches:
+        struct = struct_of(launch)
+        params = struct.from_buffer_copy(launch.params)
+        bound = {slot.offset for slot in launch.pointers}
+        if struct.__name__ not in found:
+            texts = {name: _text(struct, name, params, bound) for name, *_ in struct._fields_ if name not in _NEVER}
+            found[struct.__name__] = {name: text for name, text in texts.items() if text is not None}
+        fields = found[struct.__name__]
+        for name in [name for name, text in fields.items() if text != _text(struct, name, params, bound)]:
+            del fields[name]
+    return found
+
+
+def _text(struct: type[ctypes.Structure], name: str, params: ctypes.Structure, bound: set[int]) -> str | None:
+    value = getattr(params, name)
+    if isinstance(value, layout.FastDivisor):
+        return str(value.divisor)
+    if getattr(struct, name).offset in bound:
+        return None
+    if _types(struct)[name] is layout.pointer:
+        return "false"
+    return str(value) if isinstance(value, int) else None
+
+
+@cache
+def _types(struct: type[ctypes.Structure]) -> dict[str, type]:
+    return {name: kind for name, kind, *_ in struct._fields_}
+
+
+def without_fields(struct: str, fixed: Iterable[str]) -> str:
+    """The text of a struct with the other fields alone."""
+    gone = set(fixed)
+    kept = []
+    for line in struct.splitlines():
+        found = re.match(r"  ((?:const )?\w+\*?) ([^;]*);(.*)", line)
+        if found is None or "(" in line.partition(";")[0]:
+            kept.append(line)
+            continue
+        kind, names, comment = found.groups()
+        left = [name for name in re.split(r",\s*", names) if re.sub(r"\W.*", "", name) not in gone]
+        if left:
+            kept.append(f"  {kind} {', '.join(left)};{comment}")
+    return "\n".join(kept) + "\n"

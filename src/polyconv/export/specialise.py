@@ -1,0 +1,629 @@
+"""Partial evaluation of the kernels' text: what one geometry fixes is settled in the text, and what is left is read.
+
+The device headers are written for every geometry: as templates, with parameters that the host fills in and branches
+that the compiler takes or drops. An exported file has one geometry. So template parameters that have one argument in
+the whole file are replaced by it, as are parameters that are always the same number; branches on constants are taken;
+definitions that nothing uses are left out. The compiler would do all of this too; a reader would not.
+
+The text is not parsed as C++: it is the house's own, formatted by clang-format, and every rule here is a rule of that
+text. What comes out is compiled and executed by the tests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+_OPENING, _CLOSING = "([{", ")]}"
+
+
+def definitions(text: str) -> list[str]:
+    """A text cut into what is defined at its top, each with the comment above it. They start in the first column."""
+    found: list[str] = []
+    block: list[str] = []
+    for line in text.splitlines(keepends=True):
+        block.append(line)
+        code = re.sub(r"//.*", "", "".join(block)).strip()
+        if code.startswith("#"):
+            whole = code.count("#if") == code.count("#endif") and not line.endswith("\\\n")
+        else:
+            whole = (not code and line == "\n") or (code.endswith((";", "}")) and code.count("{") == code.count("}"))
+        if whole:
+            found.append("".join(block))
+            block = []
+    return [*found, "".join(block)] if block else found
+
+
+def name_of(definition: str) -> str | None:
+    """What a definition defines, or None if that has no name: a comment, say."""
+    code = re.sub(r"//.*", "", definition).strip()
+    code = re.sub(r"^template <.*?>\s*\n", "", code, flags=re.DOTALL)
+    found = (
+        re.match(r"(?:struct|enum class|using|#define) (\w+)", code)
+        or re.match(r"#if.*\n#define (\w+)", code)
+        or re.match(r"enum : \w+ \{ (\w+)", code)
+        or re.match(r"(?:static )?constexpr \w+ (\w+)", code)
+        or re.match(r"[\w\s:<>*&,()\"]*?[\s*&](\w+)\((?!\d)", code)
+    )
+    return found.group(1) if found else None
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", re.sub(r"//.*", "", text)))
+
+
+def reachable(found: Iterable[str], roots: Iterable[str]) -> list[str]:
+    """The definitions that these names need, in their order; what has no name belongs to what follows it."""
+    listed = list(found)
+    names = [name_of(definition) for definition in listed]
+    wanted, kept = set(roots), set[int]()
+    while True:
+        more = {i for i, name in enumerate(names) if name in wanted} - kept
+        if not more:
+            break
+        kept |= more
+        wanted = wanted.union(*(words(listed[i]) for i in more))
+    return [definition for i, definition in enumerate(listed) if i in kept]
+
+
+# ---- pieces of text
+
+
+def closing(text: str, opening: int) -> int:
+    """Where the bracket that opens there is closed."""
+    depth = 0
+    for at in range(opening, len(text)):
+        depth += (text[at] in _OPENING) - (text[at] in _CLOSING)
+        if depth == 0:
+            return at
+    raise ValueError(f"unbalanced: {text[opening : opening + 80]!r}")
+
+
+def _angle(text: str, opening: int) -> int:
+    """Where a list of template arguments ends."""
+    depth = 0
+    for at in range(opening, len(text)):
+        depth += (text[at] in "<(") - (text[at] in ">)")
+        if depth == 0:
+            return at
+    raise ValueError(f"unbalanced: {text[opening : opening + 80]!r}")
+
+
+def split(text: str, separator: str = ",") -> list[str]:
+    """The parts between separators outside brackets."""
+    parts, depth, begin = [], 0, 0
+    for at, character in enumerate(text):
+        depth = max(0, depth + (character in "<([{") - (character in ">)]}" and text[at - 1 : at + 1] != "->"))
+        if character == separator and depth == 0:
+            parts.append(text[begin:at].strip())
+            begin = at + 1
+    return [*parts, text[begin:].strip()]
+
+
+def _statement(text: str, begin: int) -> int:
+    """Where the statement that begins there ends."""
+    begin += len(text[begin:]) - len(text[begin:].lstrip())
+    if text[begin] == "{":
+        return closing(text, begin) + 1
+    head = re.compile(r"(?:UNROLL )?(?:for|while|if(?: constexpr)?) \(").match(text, begin)
+    if head:
+        end = _statement(text, closing(text, head.end() - 1) + 1)
+        other = re.compile(r"\s*else\b").match(text, end) if " if" in f" {head.group()}" else None
+        return _statement(text, other.end()) if other else end
+    at = begin
+    while text[at] != ";":
+        at = closing(text, at) if text[at] in _OPENING else at
+        at += 1
+    return at + 1
+
+
+# ---- constants
+
+
+def evaluated(expression: str, constants: Mapping[str, int]) -> int | None:
+    """The value of a constant expression, or None if it is none."""
+    expression = re.sub(r"//.*", "", expression).strip()
+    for operator, decisive in (("||", 1), ("&&", 0)):
+        first, found, rest = expression.partition(f" {operator} ")
+        if "?" in expression or (operator == "&&" and " || " in rest):
+            break
+        if found and first.count("(") == first.count(")") and evaluated(first, constants) == decisive:
+            return decisive
+    unknown = False
+
+    def value(found: re.Match[str]) -> str:
+        nonlocal unknown
+        name = found.group()
+        if name in ("true", "false"):
+            return name.capitalize()
+        unknown |= name not in constants
+        return str(constants.get(name, 0))
+
+    python = re.sub(r"(?<![\w.])[A-Za-z_][\w:.]*", value, expression)
+    if unknown or re.search(r"[^\w\s+\-*/%()<>=!&|?:.]|\d\.", python) or not python.strip():
+        return None
+    if "?" in python:
+        condition, rest = python.split("?", 1)
+        yes, _, no = rest.partition(":")
+        chosen = evaluated(condition, {})
+        return None if chosen is None or "?" in yes else evaluated(yes if chosen else no, {})
+    python = re.sub(r"!(?!=)", " not ", python.replace("&&", " and ").replace("||", " or ")).replace("/", "//")
+    try:
+        return int(eval(python.strip(), {"__builtins__": {}}))
+    except (SyntaxError, TypeError, ZeroDivisionError):
+        return None
+
+
+def is_constant(definition: str) -> bool:
+    """Whether it defines constants that any other may name."""
+    code = re.sub(r"^//.*\n", "", definition.lstrip("\n"), flags=re.MULTILINE).lstrip("\n")
+    return re.match(r"(?:constexpr|enum) ", code) is not None
+
+
+def constants_of(text: str, known: Mapping[str, int]) -> dict[str, int]:
+    """What ``constexpr`` declarations of a text are, as far as they can be told."""
+    found = dict(known)
+    for name, enumerators in re.findall(r"\benum class (\w+) \{ ([\w, ]+) \};", text):
+        found |= {f"{name}::{each}": value for value, each in enumerate(split(enumerators))}
+    for declaration in re.finditer(r"\bconstexpr (?:int|bool) ([^;()]*(?:\([^;]*?\)[^;()]*)*);", text):
+        for part in split(re.sub(r"//.*", "", declaration.group(1))):
+            name, _, expression = part.partition("=")
+            value = evaluated(expression, found) if expression else None
+            if value is not None:
+                found[name.strip()] = value
+    return found
+
+
+def constants_by_part(parts: list[str], known: Mapping[str, int]) -> list[dict[str, int]]:
+    """What each definition may call constant: what is so everywhere, its own, and others' under their full names."""
+    everywhere = dict(known)
+    for part in parts:
+        if is_constant(part):
+            everywhere = constants_of(part, everywhere)
+    for _ in range(2):  # a struct may count with those of one below it
+        for part in parts:
+            name = name_of(part)
+            if re.search(r"^struct ", part, re.MULTILINE):
+                own = {key: value for key, value in constants_of(part, everywhere).items() if key not in everywhere}
+                everywhere |= {f"{name}::{key}": value for key, value in own.items()}
+    return [constants_of(part, everywhere) for part in parts]
+
+
+def with_constant_arguments(text: str, constants: Mapping[str, int]) -> str:
+    """Template arguments that are the name of a constant, replaced by its value."""
+
+    def value(found: re.Match[str]) -> str:
+        return f"{found.group(1)}<{constants.get(found.group(2), found.group(2))}>"
+
+    return re.sub(r"\b([a-z]\w*)<(k\w+)>", value, text)
+
+
+def with_values(text: str, constants: Mapping[str, int], used: str) -> str:
+    """Constants of a struct as numbers, those that nothing uses left out, as many in a line as fit."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        found = re.fullmatch(r"(\s+)static constexpr int ([^;]*);(?:  //.*)?", line)
+        parts = [part.partition(" = ")[::2] for part in split(found.group(2))] if found else []
+        values = {name: evaluated(value, constants) for name, value in parts}
+        if found is None or None in values.values():
+            lines.append(line)
+            continue
+        left = [f"{name} = {value}" for name, value in values.items() if len(re.findall(rf"\b{name}\b", used)) > 1]
+        if not left:
+            continue
+        more = f"{lines[-1][:-1]}, {', '.join(left)};" if lines else ""
+        last = lines[-1] if lines else ""
+        if re.match(rf"{found.group(1)}static constexpr int [^;]*;$", last) and len(more) <= 120:
+            lines[-1] = more
+        else:
+            lines.append(f"{found.group(1)}static constexpr int {', '.join(left)};")
+    return "\n".join(lines)
+
+
+def with_functions_of_constants(texts: list[str]) -> list[str]:
+    """Calls of functions that are one expression of a constant, by this expression."""
+    for name, parameter, expression in re.findall(
+        r"^__device__ constexpr int (\w+)\(int (\w+)\) \{\n  return ([^;]+);\n\}", "".join(texts), re.MULTILINE
+    ):
+        call = re.compile(rf"(?<== ){name}\(([\w *]+)\)(?=;)")
+        inserted = re.sub(rf"\b{parameter}\b", r"\\1", expression)
+        texts = [call.sub(inserted, text) for text in texts]
+    return texts
+
+
+# ---- small things: what is one, or once, or never
+
+
+def simplified(text: str, constants: Mapping[str, int]) -> str:
+    """A definition with zeros and ones for their names, without loops of one turn and dimensions of one place."""
+    for declared in re.findall(r"^ +constexpr (?:int|bool) ([^;]*);", text, re.MULTILINE):
+        for part in split(declared):
+            name, _, expression = part.partition(" = ")
+            if constants.get(name) in (0, 1) and not expression.isdigit():
+                text = _without_constant(text, name, constants[name])
+    for name, value in re.findall(r"^ +const (?:int|i64|u32) (\w+) = ([01]);", text, re.MULTILINE):
+        text = _without_constant(text, name, int(value))
+    return _without_unused(_without_unit_dimensions(_without_single_turns(text, constants)))
+
+
+def _without_constant(text: str, name: str, value: int) -> str:
+    text = re.sub(rf"(?<=, ){name} = [^,;]*, |, {name} = [^,;]*(?=;)", "", text)
+    text = re.sub(rf"^ +const(?:expr)? \w+ {name} = [^,;]*;.*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(rf"(constexpr \w+ ){name} = [^,;]*, ", r"\1", text)
+    return re.sub(rf"(?<![\w.:]){name}\b", str(value), text)
+
+
+def _without_single_turns(text: str, constants: Mapping[str, int]) -> str:
+    """Loops of one turn, by what they do in it."""
+    head = re.compile(r"(?:#pragma unroll \d+\n *|UNROLL )?for \(int (\w+) = ([^;]+); \1 < ([^;]+); \1\+\+\)\s*")
+    at = 0
+    while found := head.search(text, at):
+        name, first, last = found.groups()
+        last, _, condition = last.partition(" && ")
+        begin, end = evaluated(first, constants), evaluated(last, constants)
+        if condition and evaluated(condition.removeprefix("(").removesuffix(")"), constants) != 1:
+            end = None
+        at = found.start() + 1
+        if begin is not None and end is not None and end - begin == 1:
+            behind = _statement(text, found.end())
+            body = re.sub(rf"(?<![\w.]){name}\b", str(begin), _unwrapped(text[found.end() : behind]))
+            declared = set(re.findall(r"(?:^|;\s+)(?:const |float|int)[\w:<> ]*[ &*](\w+)(?: =|\[)", body))
+            if not declared & words(text[: found.start()] + text[behind:]):
+                indent = "  " if text[found.start()] == "#" else ""
+                before = text[: found.start()]
+                if before.rstrip()[-1] == ")" and ";\n" in body:  # it was the whole of another statement
+                    space = before[before.rindex("\n") :]
+                    before, body = before.rstrip() + " {" + space, body + space[:-2] + "}"
+                text = before + indent + body + text[behind:]
+    return text
+
+
+def _without_unit_dimensions(text: str) -> str:
+    """Arrays with one place along a dimension, without this."""
+    for name, dimensions in re.findall(r"\bfloat (\w+)((?:\[[^\]]+\])+)(?: = \{\})?;", text):
+        sizes = re.findall(r"\[([^\]]+)\]", dimensions)
+        uses = [re.findall(r"\[([^\[\]]+)\]", use) for use in re.findall(rf"\b{name}((?:\[[^\[\]]+\])+)", text)]
+        if len(uses) < len(re.findall(rf"\b{name}\b", text)):  # it is also used as a whole
+            continue
+        for i, size in reversed(list(enumerate(sizes))):
+            if size == "1" and all(use == sizes or use[i : i + 1] == ["0"] for use in uses):
+                text = re.sub(rf"\b({name}(?:\[[^\[\]]+\]){{{i}}})\[[01]\]", r"\1", text)
+    return text
+
+
+def _without_unused(text: str) -> str:
+    for line, name in re.findall(r"^( +float (\w+)(?:\[[^\]]+\])+;\n)", text, re.MULTILINE):
+        if len(re.findall(rf"\b{name}\b", text)) == 1:
+            text = text.replace(line, "")
+    return text
+
+
+def without_unused(text: str, everything: str) -> str:
+    """Without variables that a function does not name again, and members of structs that nothing does."""
+    kinds = r"(?:const |static )*(?:float[24]?|int|bool|i64|u32)\*? (?:const )?"
+    declared = re.compile(rf"^ +{kinds}(\w+)(?:\[[^;]*\])?(?: = [^;{{]*)?;.*\n", re.MULTILINE)
+    scope = re.sub(r"//.*", "", everything if re.search(r"^struct ", text, re.MULTILINE) else text)
+
+    def kept(found: re.Match[str]) -> str:
+        return found.group() if len(re.findall(rf"\b{found.group(1)}\b", scope)) > 1 else ""
+
+    return declared.sub(kept, text)
+
+
+# ---- folding
+
+
+def folded(text: str, constants: Mapping[str, int]) -> str:
+    """The text with the branches taken that constants decide, and without what they assert."""
+    text = _without_assertions(text)
+    at = 0
+    head = re.compile(r"\bif (?:constexpr )?\(")
+    while found := head.search(text, at):
+        end = closing(text, found.end() - 1)
+        outcome = evaluated(text[found.end() : end], constants)
+        if outcome is None:
+            at = found.end()
+            continue
+        yes_end = _statement(text, end + 1)
+        other = re.compile(r"\s*else\b").match(text, yes_end)
+        no_end = _statement(text, other.end()) if other else yes_end
+        taken = text[end + 1 : yes_end] if outcome else text[other.end() : no_end] if other else ""
+        before, after = text[: found.start()], text[no_end:]
+        if taken.strip().startswith("return"):  # what follows in the block is never reached
+            after = "\n" + _rest_of_block(after)
+        if not taken.strip():
+            before, after = before.rstrip(" "), re.sub(r"^[^\n]*\n", "", after)
+        text = before + _unwrapped(taken) + after
+        at = len(before)
+    return _choices(text, constants)
+
+
+def _rest_of_block(text: str) -> str:
+    """From the bracket on that closes the block in which the text begins, with its indentation."""
+    depth = 0
+    for at, character in enumerate(text):
+        depth += (character in _OPENING) - (character in _CLOSING)
+        if depth < 0:
+            return text[text.rfind("\n", 0, at) + 1 :]
+    raise ValueError("not in a block")
+
+
+def _without_assertions(text: str) -> str:
+    while found := re.search(r"^ *static_assert\(", text, re.MULTILINE):
+        end = closing(text, found.end() - 1) + 1
+        text = text[: found.start()] + re.sub(r"^;[^\n]*\n", "", text[end:])
+    return text
+
+
+def _unwrapped(taken: str) -> str:
+    """A branch in place of the whole ``if``: out of its braces, and as far to the left."""
+    taken = taken.strip()
+    if not taken.startswith("{"):
+        return taken
+    body = taken[1:-1].strip("\n")
+    lines = [line.removeprefix("  ") for line in body.rstrip().split("\n")]
+    return "\n".join(lines).lstrip()
+
+
+def _choices(text: str, constants: Mapping[str, int]) -> str:
+    """``constant ? this : that``, chosen."""
+    at = 0
+    while (mark := text.find(" ? ", at)) >= 0:
+        begin = mark
+        depth = 0
+        while begin > 0:
+            before = text[begin - 1]
+            if before in _CLOSING:
+                depth += 1
+            elif before in _OPENING:
+                if depth == 0:
+                    break
+                depth -= 1
+            elif depth == 0 and (
+                before in ",;?" or re.search(r"(?:[^=!<>]= |return |: )$", text[max(0, begin - 8) : begin])
+            ):
+                break
+            begin -= 1
+        outcome = evaluated(text[begin:mark], constants)
+        if outcome is None:
+            at = mark + 3
+            continue
+        yes_end = _until(text, mark + 3, ":")
+        no_end = _until(text, yes_end + 1, ",;:")
+        kept = text[mark + 3 : yes_end] if outcome else text[yes_end + 1 : no_end]
+        lead = text[begin:mark][: len(text[begin:mark]) - len(text[begin:mark].lstrip())]
+        text = text[:begin] + lead + kept.strip() + text[no_end:]
+        at = begin
+    return text
+
+
+def _until(text: str, at: int, ends: str) -> int:
+    """Where an operand ends: at one of these outside brackets (``::`` is none), or where a bracket around it closes."""
+    nested = 0
+    while at < len(text):
+        if text[at] in _OPENING:
+            at = closing(text, at)
+        elif text[at] in _CLOSING:
+            return at
+        elif text[at : at + 2] == "::":
+            at += 1
+        elif text[at] == "?":
+            nested += 1
+        elif text[at] in ends:
+            if text[at] != ":" or nested == 0:
+                return at
+            nested -= 1
+        at += 1
+    return at
+
+
+# ---- templates
+
+_TEMPLATE = re.compile(r"^template <(.*?)>\s*\n", re.MULTILINE | re.DOTALL)
+
+
+def without_settled_parameters(texts: list[str], types: set[str]) -> list[str]:
+    """Template parameters that have the same argument wherever the template is named, replaced by it.
+
+    ``types`` are the names of types that are no template's parameters.
+    """
+    types = types | {name for text in texts if (name := name_of(text)) is not None}
+    while True:
+        texts = _without_members([without_aliases(text, types) for text in texts], types)
+        for number, text in enumerate(texts):
+            head = _TEMPLATE.search(text)
+            name = name_of(text) if head else None
+            if head is None or name is None:
+                continue
+            parameters = [part.split() for part in split(head.group(1))]
+            named = [other for other in texts if f"{name}<" in other]
+            uses = [_arguments(other, use.end() - 1) for other in named for use in _uses(name, other)]
+            for i, (*_, parameter) in enumerate(parameters):
+                given = {use[i] if i < len(use) else None for use in uses}
+                argument = next(iter(given)) if len(given) == 1 else None
+                if argument is not None and _is_closed(argument, types):
+                    texts = _settled(texts, number, name, i, parameter, argument)
+                    break
+            else:
+                continue
+            break
+        else:
+            return texts
+
+
+def _is_closed(argument: str, types: set[str]) -> bool:
+    """Whether an argument means the same everywhere."""
+    named = re.findall(r"(?<!::)\b[A-Za-z_]\w*", argument)
+    return set(named) <= types | {"true", "false"}
+
+
+def _uses(name: str, text: str) -> list[re.Match[str]]:
+    return list(re.finditer(rf"\b{name}<", text))
+
+
+def _arguments(text: str, opening: int) -> list[str]:
+    return split(text[opening + 1 : _angle(text, opening)])
+
+
+def _settled(texts: list[str], number: int, name: str, i: int, parameter: str, argument: str) -> list[str]:
+    head = _TEMPLATE.search(texts[number])
+    assert head is not None
+    rest = [part for n, part in enumerate(split(head.group(1))) if n != i]
+    before, after = texts[number][: head.start()], texts[number][head.end() :]
+    after = "\n".join(
+        re.sub(rf"(?<![\w.:]){parameter}\b", argument, code) + slashes + comment
+        for code, slashes, comment in (line.partition("//") for line in after.split("\n"))
+    )
+    if not rest:
+        after = re.sub(r"\btypename |(?<=::)template ", "", after)
+    texts = [*texts]
+    texts[number] = before + (f"template <{', '.join(rest)}>\n" if rest else "") + after
+    return [_without_argument(text, name, i) if f"{name}<" in text else text for text in texts]
+
+
+def _without_argument(text: str, name: str, i: int) -> str:
+    at = 0
+    pattern = re.compile(rf"\b{name}<")
+    while found := pattern.search(text, at):
+        end = _angle(text, found.end() - 1)
+        left = [part for n, part in enumerate(_arguments(text, found.end() - 1)) if n != i]
+        text = text[: found.end() - 1] + (f"<{', '.join(left)}>" if left else "") + text[end + 1 :]
+        at = found.end() - 1
+    return text
+
+
+def _without_members(texts: list[str], types: set[str]) -> list[str]:
+    """``Struct::Name`` replaced where the struct says ``using Name = Type;`` and the type is settled."""
+    for number, text in enumerate(texts):
+        name = name_of(text)
+        if _TEMPLATE.search(text) or not re.search(rf"^struct {name}\b", text, re.MULTILINE):
+            continue
+        for alias, named in re.findall(r"^  using (\w+) = ([\w<>, ]+);\n", text, re.MULTILINE):
+            if _is_closed(named, types):
+                own = re.sub(rf"(?<![\w.:])(?<!using ){alias}\b", named, texts[number])
+                texts = [re.sub(rf"\b(?:typename )?{name}::{alias}\b", named, other) for other in texts]
+                texts[number] = own
+                if not any(re.search(rf"::{alias}\b", other) for other in texts):
+                    texts[number] = re.sub(rf"^  using {alias} = .*\n", "", own, flags=re.MULTILINE)
+    return texts
+
+
+def without_aliases(text: str, types: set[str]) -> str:
+    """``using Name = Type;`` inside a function, replaced where the type is settled."""
+    inside = " +" if not re.search(r"^struct \w", text, re.MULTILINE) else "    +"
+    for found in re.findall(rf"^{inside}using (\w+) = ([\w<>, ]+);\n", text, re.MULTILINE):
+        alias, named = found
+        if _is_closed(named, types):
+            text = re.sub(rf"^{inside}using {alias} = .*\n", "", text, flags=re.MULTILINE)
+            text = re.sub(rf"(?<![\w.]){alias}\b", named, text)
+    return text
+
+
+# ---- parameters
+
+
+def with_fixed_parameters(text: str, fixed: Mapping[str, str]) -> str:
+    """``p.field`` replaced by its value; quotients by a number become divisions by it."""
+    for name, value in fixed.items():
+        at = 0
+        call = re.compile(rf"\bp\.{name}\.quotient\(")
+        while found := call.search(text, at):
+            end = closing(text, found.end() - 1)
+            dividend = text[found.end() : end]
+            quotient = dividend if value == "1" else f"u32({dividend}) / {value}"
+            text = text[: found.start()] + quotient + text[end + 1 :]
+            at = found.start()
+        text = re.sub(rf"\bint\(p\.{name}\.divisor\)", value, text)
+        text = re.sub(rf"\bp\.{name}(?:\.divisor)?\b(?!\[|\.)", value, text)
+    return text
+
+
+def with_pragmas_in_line(text: str) -> str:
+    return re.sub(r"#pragma unroll\n( *)for", r"\1UNROLL for", text)
+
+
+def tidied(text: str) -> str:
+    """Without sums with nothing and products with one, which nobody would write, or pragmas of loops that are gone."""
+    text = re.sub(r"\bUNROLL (?!for\b|_Pragma)", "", text)
+    text = re.sub(r"(?<=[-+(\[,=] )\w+ % 1(?: \* (?:\w+|\([^()]*\)))*(?= [-+]|[)\],;])", "0", text)
+    text = re.sub(r"(?<!\w)\((\d+(?: [-+*/%] \d+)*)\)", _computed, text)
+    text = re.sub(r"\((\d+ [!=]= \d+)\)", _computed, text)
+    text = re.sub(r"(?<=[-+*/=(\[] )\(([\w.]+)\)", r"\1", text)
+    text = re.sub(r"(?:(?<=\()|(?<=return )|(?<=&& )|(?<=\|\| ))(?:0 \|\||1 &&) ", "", text)
+    text = re.sub(r"\bceil_div\(([\w.]+), 1\)", r"\1", text)
+    text = re.sub(r"(?:(?<=\()|(?<== )|(?<=&& ))(\d+) == \1 && ", "", text)
+    text = re.sub(r" \* i64\(1\)(?! \*)", "", text)
+    text = re.sub(r"(?<!\w)i64\(1\) \* ([\w.]+)(?![\w.(])", r"i64(\1)", text)
+    text = re.sub(r"(?<=[=<\[] )(\d+(?: [-+*/%] \d+)+)(?=[,;)\]])", _computed, text)
+    text = re.sub(r"(?<![\w.])(?<![/%-] )0(?: [*/%] (?:[\w:.]+|\([^()]*\)))+", "0", text)
+    text = re.sub(r" [*/] 1\b(?![.\w])", "", text)
+    text = re.sub(r"(?<![\w.])(?<![/%] )1 \* ", "", text)
+    text = re.sub(r" [-+] 0\b(?! [*/%]|[.\w])", "", text)
+    text = re.sub(r"(?<![\w.])(?<![-*/%] )0 \+ ", "", text)
+    return re.sub(r"\n{3,}", "\n\n", text)
+
+
+def _computed(found: re.Match[str]) -> str:
+    return str(evaluated(found.group(1), {}))
+
+
+def without_assignments(text: str, fixed: Mapping[str, Mapping[str, str]]) -> str:
+    """The text of a host function without its assignments to parameters that are fixed."""
+    structs = {name: kind for kind, name in re.findall(r"\b(\w+Params) (\w+)(?:\{[^;]*\};|\))", text)}
+
+    def stays(target: str) -> bool:
+        variable, _, field = target.strip().partition(".")
+        return re.sub(r"\W.*", "", field) not in fixed.get(structs.get(variable, ""), {})
+
+    def rewritten(found: re.Match[str]) -> str:
+        space, body = found.groups()
+        parts = []
+        for part in split(body):
+            *targets, value = part.split(" = ")
+            if left := [target for target in targets if stays(target)]:
+                parts.append(" = ".join([*left, value]))
+        return wrapped(f"{space}{', '.join(parts)};\n") if parts else ""
+
+    names = "|".join(structs)
+    return re.sub(rf"^( +)((?:{names})\.\w+ = [^;]*);\n", rewritten, text, flags=re.MULTILINE) if structs else text
+
+
+def joined(text: str, width: int = 120) -> str:
+    """Lines that have become so short that the next one fits behind them."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        last = lines[-1] if lines else ""
+        deeper = len(line) - len(line.lstrip()) > len(last) - len(last.lstrip())
+        alone = re.match(r" +(?! |UNROLL|for|if|[{#]).*;$", line)
+        goes_on = re.search(r"[,+|&=(]$", last) and not re.search(r"//|^#|^template", last)
+        controls = alone and re.match(r" +(?:UNROLL )?(?:for|if) .*\)$", last)
+        if (goes_on or (deeper and controls)) and len(last) + 1 + len(line.lstrip()) <= width and "//" not in line:
+            lines[-1] = last + ("" if last.endswith("(") else " ") + line.lstrip()
+        else:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def wrapped(text: str, width: int = 120) -> str:
+    """Lines that have become too long, broken behind a comma or before an operator."""
+    lines = []
+    for line in text.split("\n"):
+        code, slashes, comment = line.partition("  //")
+        if len(line) > width and slashes and code.strip() and len(code) <= width:
+            lines.append(f"{code[: len(code) - len(code.lstrip())]}//{comment}")
+            line = code
+        while len(line) > width and re.match(r" *//", line):
+            at = line.rfind(" ", 0, width)
+            lines.append(line[:at])
+            line = f"{line[: line.index('//')]}// {line[at + 1 :]}"
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        while len(line) > width and not line.lstrip().startswith("//"):
+            at = max(line.rfind(", ", 0, width), line.rfind(" + ", 0, width), line.rfind(" && ", 0, width))
+            at = at if at > len(indent) + 8 else line.rfind(" ", 0, width)
+            if at <= len(indent):
+                break
+            cut = at + 1 if line[at] == "," else at
+            lines.append(line[:cut].rstrip())
+            line = indent + line[cut:].lstrip()
+        lines.append(line)
+    return "\n".join(lines)

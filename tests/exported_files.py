@@ -1,0 +1,79 @@
+"""Exported files for tests: their texts, their modules, and a compiler that makes libraries without kernels."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import random
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from polyconv.export import exported_file, named_model
+from polyconv.plan import DEVICES
+
+V100 = DEVICES["v100"]
+PROBLEMS = ("kb50", "kb55", "kb56", "kb62", "kb63", "kb80", "kb82", "kb83", "kb84", "kb85", "kb86", "kb87")
+"""KernelBench's 2-D convolutions."""
+_LIBRARY = """
+const char* forward(const void* call) { return 0; }
+const char* input_gradient(const void* call) { return 0; }
+const char* weight_gradient(const void* call) { return "weight_gradient could not be launched: no reason"; }
+"""
+
+
+@functools.cache
+def text_of(name: str) -> str:
+    """The file of one of KernelBench's problems."""
+    return exported_file(named_model(name), V100)
+
+
+class Builds(list[str]):
+    """Stands in for torch's ``load_inline``: remembers what is to be built, and leaves a library that does nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sources: list[str] = []
+
+    def __call__(self, name: str, cpp: str, cuda: str, *, build_directory: str, **keywords: Any) -> Any:
+        self.append(name)
+        self.sources.append(cuda)
+        command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", f"{build_directory}/{name}.so"]
+        subprocess.run(command, input=_LIBRARY, text=True, check=True)
+        return self
+
+
+def load(text: str, path: Path) -> ModuleType:
+    """An exported file, imported as users would."""
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # where pickle looks for classes
+    spec.loader.exec_module(module)
+    return module
+
+
+def any_convolution(seed: int) -> tuple[tuple[int, int, int, int], dict[str, Any]]:
+    """An input and the arguments of a convolution on it."""
+    choose = random.Random(seed)
+    groups = choose.choice([1, 1, 1, 2, 3, 8])
+    inputs = groups * choose.choice([1, 2, 8, 16, 33])
+    arguments = {
+        "in_channels": inputs,
+        "out_channels": inputs if choose.random() < 0.2 else groups * choose.choice([1, 3, 16, 64]),
+        "kernel_size": (choose.choice([1, 2, 3, 5, 7]), choose.choice([1, 3, 4, 5, 9, 11])),
+        "stride": (choose.choice([1, 1, 2, 3]), choose.choice([1, 1, 2, 3])),
+        "dilation": (choose.choice([1, 1, 2, 3]), choose.choice([1, 1, 2, 4])),
+        "groups": groups,
+        "bias": choose.random() < 0.5,
+        "padding_mode": choose.choice(["zeros", "zeros", "zeros", "reflect", "replicate", "circular"]),
+    }
+    least = 0 if arguments["padding_mode"] != "zeros" else -1
+    arguments["padding"] = choose.choice(
+        [(choose.randrange(6), choose.randrange(6)), tuple(choose.randrange(least, 5) for _ in range(4))]
+    )
+    return (choose.choice([1, 2, 16]), inputs, choose.choice([33, 64, 257]), choose.choice([47, 64, 256])), arguments

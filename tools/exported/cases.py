@@ -1,0 +1,74 @@
+"""Which files are exported, and what each is asked to compute once it is built."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Case:
+    """One computation of an exported file. Small on purpose: the emulator runs every thread."""
+
+    shape: tuple[int, int, int, int]
+    convolution: dict[str, Any]
+    """The arguments of PyTorch's."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Of the constructor; none is the convolution that the file was exported for."""
+    forward_only: bool = False
+    expanded: bool = False
+    """The gradient has stride 0 everywhere, as that of ``y.sum()`` has."""
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True)
+class File:
+    """One exported file."""
+
+    name: str
+    words: str
+    """Of ``polyconv export``."""
+    cases: tuple[Case, ...]
+
+
+W1 = {
+    "in_channels": 32,
+    "out_channels": 64,
+    "kernel_size": (5, 9),
+    "padding": (2, 4),
+    "dilation": (2, 3),
+    "bias": False,
+}
+W2 = {"in_channels": 16, "out_channels": 128, "kernel_size": 3, "bias": False}
+KB82 = {"in_channels": 64, "out_channels": 64, "kernel_size": 3, "groups": 64, "bias": False}
+OTHER = {"in_channels": 5, "out_channels": 7, "kernel_size": (2, 3), "stride": 2, "padding": (1, 1), "bias": True}
+BIASED = {"in_channels": 8, "out_channels": 12, "kernel_size": (3, 5), "padding": (1, 2), "groups": 2, "bias": True}
+
+EXAMPLE = File(
+    "W1",
+    "kb80",
+    (
+        Case((2, 32, 12, 28), W1),
+        # Constructor arguments that the file was not exported for.
+        Case((2, 5, 8, 9), OTHER, arguments=OTHER),
+    ),
+)
+
+FILES = (
+    EXAMPLE,
+    File("W1, forward only", "kb80 --forward-only", (Case((1, 32, 24, 40), W1, forward_only=True),)),
+    File(
+        "W2",
+        "kb63",
+        (Case((2, 16, 8, 11), W2), Case((1, 16, 10, 18), W2, expanded=True)),
+    ),
+    File("kb82, depthwise", "kb82", (Case((2, 64, 10, 21), KB82),)),
+    File(
+        "groups and bias",
+        "--in-channels 8 --out-channels 12 --kernel-size 3 5 --padding 1 2 --groups 2 --bias --input 8 8 64 64",
+        (Case((2, 8, 9, 12), BIASED),),
+    ),
+)

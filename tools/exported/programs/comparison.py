@@ -1,0 +1,82 @@
+"""An exported file's results beside PyTorch's own in float64, on the CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from volta import elf
+
+TOLERANCE = 1e-4
+"""Of each element, in units of the tensor's scale: sqrt(products that are summed) times the rms of both factors."""
+
+
+def load(path: Path) -> Any:
+    """An exported file as a module."""
+    spec = importlib.util.spec_from_file_location("model", path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["model"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Comparison:
+    """A model with one convolution, and PyTorch's in float64 with the same parameters under the same names."""
+
+    def __init__(self, model: Any, arguments: Mapping[str, Any]) -> None:
+        self.model = model
+        self.exact = torch.nn.Sequential()
+        self.exact.add_module("conv2d", torch.nn.Conv2d(**arguments, dtype=torch.float64))
+        self.exact.load_state_dict({name: value.cpu().double() for name, value in model.state_dict().items()})
+
+    def forward(self, x: Tensor, y: Tensor) -> None:
+        """Compare an output, given the input on the CPU."""
+        weight = self.exact.conv2d.weight
+        scale = sqrt(weight[0].numel()) * _rms(x) * _rms(weight)
+        _report("y", y, self.exact(x.double()), scale)
+
+    def backward(self, x: Tensor, dx: Tensor | None, dy: Tensor) -> None:
+        """Compare the gradients, those of the parameters in the model itself, given that of the output."""
+        weight, x_exact = self.exact.conv2d.weight, x.double().requires_grad_()
+        self.exact(x_exact).backward(dy.double())
+        channels, pixels = x.shape[1], dy[:, 0].numel()
+        _report("dx", dx, x_exact.grad, sqrt(weight.numel() / channels) * _rms(dy) * _rms(weight))
+        scales = {"weight": sqrt(pixels) * _rms(dy) * _rms(x), "bias": sqrt(pixels) * _rms(dy)}
+        for name, parameter in self.exact.conv2d.named_parameters():
+            ours = self.model.get_parameter(f"conv2d.{name}").grad
+            _report(f"d{name}", ours, parameter.grad, scales[name])
+
+
+def _rms(tensor: Tensor) -> float:
+    return float(tensor.detach().double().square().mean().sqrt())
+
+
+def _report(name: str, ours: Tensor | None, exact: Tensor | None, scale: float) -> None:
+    """Print how far off a tensor is, and fail if any element is too far."""
+    assert ours is not None, f"{name} is missing"
+    assert exact is not None
+    assert ours.shape == exact.shape, f"{name} has the shape {tuple(ours.shape)}, not {tuple(exact.shape)}"
+    error = float((ours.detach().cpu().double() - exact.detach()).abs().max()) / scale
+    print(f"  {name:8} {tuple(ours.shape)!s:18} largest error {error:.1e} of the scale {scale:.2g}")
+    assert error <= TOLERANCE, f"{name} is wrong: at most {TOLERANCE} is allowed"  # also where it is not a number
+
+
+def report_kernels(launches: Sequence[Any]) -> None:
+    """Print which kernels of the file were launched, and which not; PyTorch's own have mangled names."""
+    ours = [launch for launch in launches if not launch.name.startswith("_ZN2at")]
+    names = Counter(launch.name for launch in ours)
+    print(f"  executed: {len(ours)} launches of the file's kernels, {len(launches) - len(ours)} of PyTorch's own")
+    for name, count in sorted(names.items()):
+        print(f"    {count:3} x {name[:100]}")
+    carried = {name for cubin in {launch.cubin for launch in ours} for name in elf.load(cubin).kernel_names}
+    for name in sorted(carried - set(names)):
+        print(f"      not {name[:100]}")

@@ -1,0 +1,28 @@
+"""A CUDA build of PyTorch on a machine without a GPU: a pretended CUDA runtime, with an emulator behind it.
+
+``runtime/`` is preloaded in place of libcudart, ``driver/`` stands in for libcuda. PyTorch's allocator, streams,
+autograd threads and kernels, and extensions built by nvcc, then run as they are; their machine code for compute
+capability 7.0 is executed by ``tools/volta``. A library can only be preloaded before a process starts::
+
+    subprocess.run([python, "program.py"], env=process_environment(headers))
+
+and in ``program.py``::
+
+    with PretendedGpu() as gpu:
+        y = model(torch.randn(1, 32, 24, 40, device="cuda"))
+    print(len(gpu.launches))
+"""
+
+from __future__ import annotations
+
+from .gpu import LaunchRecord, PretendedGpu, compute_nothing, counts, describe_kernels
+from .library import process_environment
+
+__all__ = [
+    "LaunchRecord",
+    "PretendedGpu",
+    "compute_nothing",
+    "counts",
+    "describe_kernels",
+    "process_environment",
+]

@@ -1,0 +1,95 @@
+"""Fat binaries: what nvcc puts into an object file, machine code for several architectures side by side.
+
+NVIDIA publishes no description. This one is of what CUDA 11.7 to 12.6 write: a header, then entries, each with a header
+of its own that says architecture and sizes, the machine code compressed as an LZ4 block.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from functools import cache
+
+_MAGIC = 0xBA55ED50
+_HEADER = struct.Struct("<IHHQ")  # magic, version, bytes of this header, bytes of all entries
+_ENTRY = struct.Struct(
+    "<HHIQIIHHI"
+)  # kind, version, header bytes, payload bytes, compressed bytes, -, minor, major, arch
+_FLAGS_AT, _UNPACKED_BYTES_AT = 40, 56
+_MACHINE_CODE = 2
+_LZ4, _OTHER_COMPRESSION = 0x2000, 0x8000
+
+
+class FatBinaryError(ValueError):
+    """There is no machine code for the architecture, or it is packed in a way that is not known here."""
+
+
+@cache
+def machine_code(address: int, arch: int) -> bytes:
+    """The cubin for an architecture (70 is 7.0) in the fat binary at an address of this process."""
+    magic, _version, header_bytes, entries_bytes = _HEADER.unpack(ctypes.string_at(address, _HEADER.size))
+    if magic != _MAGIC:
+        raise FatBinaryError(f"no fat binary at 0x{address:x}: it starts with 0x{magic:x}, not 0x{_MAGIC:x}")
+    return find_machine_code(ctypes.string_at(address + header_bytes, entries_bytes), arch)
+
+
+def find_machine_code(entries: bytes, arch: int) -> bytes:
+    """The cubin for an architecture among the entries of a fat binary."""
+    found = []
+    at = 0
+    while at < len(entries):
+        kind, _, header_bytes, payload_bytes, packed_bytes, _, _, _, of_arch = _ENTRY.unpack_from(entries, at)
+        if kind == _MACHINE_CODE:
+            found.append(of_arch)
+            if of_arch == arch:
+                (flags,) = struct.unpack_from("<Q", entries, at + _FLAGS_AT)
+                (unpacked_bytes,) = struct.unpack_from("<Q", entries, at + _UNPACKED_BYTES_AT)
+                payload = entries[at + header_bytes : at + header_bytes + payload_bytes]
+                return _unpacked(payload, flags, packed_bytes, unpacked_bytes)
+        at += header_bytes + payload_bytes
+    there = ", ".join(f"sm_{a}" for a in found) or "none"
+    raise FatBinaryError(f"no machine code for sm_{arch} (there is {there}): set TORCH_CUDA_ARCH_LIST to {arch / 10}")
+
+
+def _unpacked(payload: bytes, flags: int, packed_bytes: int, unpacked_bytes: int) -> bytes:
+    if flags & _OTHER_COMPRESSION:
+        raise FatBinaryError("the machine code is not packed as LZ4: build with nvcc -Xfatbin --compress-mode=speed")
+    if not flags & _LZ4:
+        return payload
+    code = unpack_lz4(payload[:packed_bytes])
+    if len(code) != unpacked_bytes:
+        raise FatBinaryError(f"{len(code)} bytes of machine code where {unpacked_bytes} were promised")
+    return code
+
+
+def unpack_lz4(packed: bytes) -> bytes:
+    """An LZ4 block: sequences of literal bytes, each followed by a copy of something that came before."""
+    out = bytearray()
+    at = 0
+
+    def long_length(length: int) -> int:
+        """Fifteen means: the following bytes are added, up to the first that is not 255."""
+        nonlocal at
+        if length == 15:
+            while packed[at] == 255:
+                length, at = length + 255, at + 1
+            length, at = length + packed[at], at + 1
+        return length
+
+    while at < len(packed):
+        token = packed[at]
+        at += 1
+        literals = long_length(token >> 4)
+        out += packed[at : at + literals]
+        at += literals
+        if at >= len(packed):  # the last sequence has no copy
+            break
+        distance = packed[at] | packed[at + 1] << 8
+        at += 2
+        length = long_length(token & 15) + 4
+        if distance >= length:
+            out += out[len(out) - distance : len(out) - distance + length]
+        else:  # it overlaps itself: a repetition
+            unit = bytes(out[len(out) - distance :])
+            out += (unit * (length // distance + 1))[:length]
+    return bytes(out)

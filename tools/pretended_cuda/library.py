@@ -1,0 +1,147 @@
+"""The two libraries: how they are built, how a process gets them, and how Python talks to the one that is preloaded."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from volta.toolchain import cache_dir
+
+_HERE = Path(__file__).resolve().parent
+_RUNTIME, _DRIVER = "libpretended_cudart.so", "libcuda.so.1"
+_FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread")
+_MAX_PARAMETERS = 64
+
+
+def build(headers: Path) -> Path:
+    """Compile both and return their folder. ``headers``: those of the CUDA version that PyTorch was built with."""
+    sources = sorted(_HERE.glob("*/*.[ch]"))
+    digest = hashlib.sha256(str(headers.resolve()).encode())
+    for source in (*sources, headers / "cuda_runtime_api.h"):
+        digest.update(source.read_bytes())
+    folder = cache_dir() / "pretended-cuda" / digest.hexdigest()[:16]
+    if not (folder / _DRIVER).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _compile("runtime", folder / _RUNTIME, ("-I", str(headers)))
+        _compile("driver", folder / _DRIVER, (f"-Wl,-soname,{_DRIVER}",))
+    return folder
+
+
+def _compile(part: str, target: Path, flags: Sequence[str]) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        built = Path(scratch) / target.name
+        code = sorted(str(source) for source in (_HERE / part).glob("*.c"))
+        subprocess.run(["gcc", *_FLAGS, *flags, *code, "-o", str(built)], check=True)
+        built.rename(target)
+
+
+def process_environment(headers: Path, devices: str = "v100", base: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of a process that has pretended GPUs: ``"v100,t4"`` are two (``runtime/device.c`` lists them).
+
+    PyTorch gets each tensor's memory from the runtime itself, not out of larger blocks, so that the emulator sees
+    where each one ends. Set ``PYTORCH_NO_CUDA_MEMORY_CACHING`` to the empty string where that costs too much time.
+    """
+    folder = build(headers)
+    return {
+        **base,
+        "LD_PRELOAD": _joined(str(folder / _RUNTIME), base.get("LD_PRELOAD")),
+        "LD_LIBRARY_PATH": _joined(str(folder), base.get("LD_LIBRARY_PATH")),
+        "PYTHONPATH": _joined(str(_HERE.parent), base.get("PYTHONPATH")),
+        "PRETENDED_CUDA_DEVICES": devices,
+        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+    }
+
+
+def _joined(first: str, rest: str | None) -> str:
+    return os.pathsep.join(filter(None, [first, rest]))
+
+
+class Parameter(ctypes.Structure):
+    _fields_ = [("offset", ctypes.c_uint32), ("size", ctypes.c_uint32)]
+
+
+class Description(ctypes.Structure):
+    """What the machine code of a kernel says about it; see ``runtime/pretended.h`` for this and the following."""
+
+    _fields_ = [
+        ("cubin", ctypes.c_char_p),
+        ("cubin_bytes", ctypes.c_uint64),
+        ("registers", ctypes.c_int32),
+        ("static_shared", ctypes.c_int32),
+        ("local_bytes", ctypes.c_int32),
+        ("max_threads", ctypes.c_int32),
+        ("params_bytes", ctypes.c_uint32),
+        ("parameters", ctypes.c_int32),
+        ("parameter", Parameter * _MAX_PARAMETERS),
+    ]
+
+
+class Launch(ctypes.Structure):
+    """``PretendedLaunch``; the driver of tests/virtual_gpu hands over the same."""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("cubin", ctypes.c_void_p),
+        ("cubin_bytes", ctypes.c_uint64),
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("dynamic_shared", ctypes.c_uint32),
+        ("max_dynamic_shared", ctypes.c_uint32),
+        ("stream", ctypes.c_uint64),
+        ("device", ctypes.c_int32),
+        ("params_bytes", ctypes.c_uint32),
+        ("params", ctypes.c_void_p),
+    ]
+
+
+class Allocation(ctypes.Structure):
+    _fields_ = [("address", ctypes.c_uint64), ("size", ctypes.c_uint64), ("device", ctypes.c_int32)]
+
+
+class Counts(ctypes.Structure):
+    """What the process has done since it started."""
+
+    _fields_ = [
+        ("launches", ctypes.c_uint64),
+        ("launches_with_gil", ctypes.c_uint64),
+        ("synchronisations", ctypes.c_uint64),
+        ("allocations", ctypes.c_uint64),
+        ("attributes_set", ctypes.c_uint64),
+    ]
+
+
+DESCRIBE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(Description))
+LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Launch))
+
+
+@functools.cache
+def loaded() -> Any:
+    """The runtime of this process, which it must have been started with."""
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "pretended_cuda_counts"):
+        raise RuntimeError("this process has no pretended CUDA runtime: start it with process_environment()")
+    library.pretended_cuda_on_describe.argtypes = [DESCRIBE]
+    library.pretended_cuda_on_launch.argtypes = [LAUNCH]
+    library.pretended_cuda_counts.restype = Counts
+    library.pretended_cuda_allocations.argtypes = [ctypes.POINTER(Allocation), ctypes.c_uint64]
+    library.pretended_cuda_allocations.restype = ctypes.c_uint64
+    library.pretended_cuda_fail.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_int]
+    return library
+
+
+def allocations(device: int) -> list[tuple[int, int]]:
+    """Address and size of all memory that a kernel on a device may touch."""
+    room = 1024
+    while True:
+        found = (Allocation * room)()
+        count = int(loaded().pretended_cuda_allocations(found, room))
+        if count <= room:
+            return [(a.address, a.size) for a in found[:count] if a.device in (device, -1)]
+        room = 2 * count
