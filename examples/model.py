@@ -609,9 +609,8 @@ __global__ void __launch_bounds__(256, 1) transform_weights(const __grid_constan
 // The source, transformed along H, in the layout of half_layout. Bound by memory bandwidth.
 //
 // A thread makes one position: it reads H::kPoints rows of it and writes H::kPoints elements. Neighbouring threads
-// write
-// neighbouring elements; what they read lies in short runs, interleaved, if the convolution is dilated or units are
-// wider than a vector, and the rest of a sector is soon asked for by another warp. Tiles of rows overlap: they
+// write neighbouring elements; what they read lies in short runs, interleaved, if the convolution is dilated or units
+// are wider than a vector, and the rest of a sector is soon asked for by another warp. Tiles of rows overlap: they
 // follow one another, so that the second reading comes from L2.
 // Grid: x covers all (group, channel, row, vector, element) of the slab.
 
@@ -676,8 +675,7 @@ half_transform(const __grid_constant__ HalfTransformParams p) {
 // with the transform along W fused into the load of X and the transform back into the epilogue.
 //
 // One warp per point of W; a warp owns kK x kU accumulators, 8 x 8 per thread. Blocks are persistent and walk over
-// tiles
-// (point of H, group, columns, k tile), the point of H slowest, so that its slice of U stays in L2.
+// tiles (point of H, group, columns, k tile), the point of H slowest, so that its slice of U stays in L2.
 // Segments of the taps are further chunks of channels whose columns lie `next` further on. Nested segments (F(2,2),
 // algebra/segments.py) compute two neighbouring tiles of outputs at once, in two sets of accumulators:
 //   P = (U0 + U1) V1 into the first set; copy it to the second; then U0 (V0 - V1) on the first, U1 (V2 - V1) on the
@@ -962,8 +960,7 @@ __global__ void __launch_bounds__(256, 1) half_gemm(const __grid_constant__ Half
 // A block makes whole stretches of positions for some written channels: vectors come in column by column, phase beside
 // phase, and meet in shared memory, from where H::kM dense rows per channel go out.
 // Grid: x = ((group * blocks of channels + block) * rows + row) * stretches + stretch, so that blocks that run at the
-// same
-// time read and write neighbouring memory. Shared: lines * kM * stretch.
+// same time read and write neighbouring memory. Shared: lines * kM * stretch.
 
 struct HalfInverseParams {
   const float* y;
@@ -1946,6 +1943,8 @@ def _compiled(text):
     name = "polyconv_" + hashlib.sha256(wanted.encode()).hexdigest()[:16]
     folder = cpp_extension._get_build_directory(name, False)
     lock, complete = os.path.join(folder, "lock"), os.path.join(folder, "complete")
+    if os.path.exists(lock) and not os.path.exists(complete):
+        print(f"waiting for the process that compiles; if it was killed, delete its lock {lock}", file=sys.stderr)
     while os.path.exists(lock) and not os.path.exists(complete):
         if time.time() - os.path.getmtime(lock) > 300:
             raise RuntimeError(f"the lock {lock} was left by a process that was killed while compiling: delete it")

@@ -606,16 +606,23 @@ def joined(text: str, width: int = 120) -> str:
 
 def wrapped(text: str, width: int = 120) -> str:
     """Lines that have become too long, broken behind a comma or before an operator."""
-    lines = []
+    lines: list[str] = []
+    carried = ""  # from a comment to its next line
     for line in text.split("\n"):
+        if carried:
+            goes_on = re.match(r" *// (?=[\w(])", line)
+            if goes_on:
+                line = f"{goes_on.group()}{carried} {line[goes_on.end() :]}"
+            else:
+                lines.append(lines[-1][: lines[-1].index("//")] + f"// {carried}")
+            carried = ""
         code, slashes, comment = line.partition("  //")
         if len(line) > width and slashes and code.strip() and len(code) <= width:
             lines.append(f"{code[: len(code) - len(code.lstrip())]}//{comment}")
             line = code
-        while len(line) > width and re.match(r" *//", line):
-            at = line.rfind(" ", 0, width)
-            lines.append(line[:at])
-            line = f"{line[: line.index('//')]}// {line[at + 1 :]}"
+        if len(line) > width and re.match(r" *//", line):
+            at = line.rfind(" ", 0, width + 1)
+            line, carried = line[:at], line[at + 1 :]
         indent = " " * (len(line) - len(line.lstrip()) + 4)
         while len(line) > width and not line.lstrip().startswith("//"):
             at = max(line.rfind(", ", 0, width), line.rfind(" + ", 0, width), line.rfind(" && ", 0, width))
