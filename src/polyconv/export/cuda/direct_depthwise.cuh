@@ -44,7 +44,8 @@ __device__ __forceinline__ float given_back(const Call& c, int image, int k, int
     const int y = v + kPadTop - tap / kKernelW * kDilationH, x = u + kPadLeft - tap % kKernelW * kDilationW;
     if (y % kStrideH || u32(y / kStrideH) >= c.out_height || x % kStrideW || u32(x / kStrideW) >= c.out_width) continue;
     for (int m = k / kGroupInputs * kGroupOutputs; m < (k / kGroupInputs + 1) * kGroupOutputs; m++)
-      sum += c.w[i64(m) * kFilter + k % kGroupInputs * kKernelArea + tap] * c.y[in_y(c, image, m, y / kStrideH, x / kStrideW)];
+      sum += c.w[i64(m) * kFilter + k % kGroupInputs * kKernelArea + tap] *
+             c.y[in_y(c, image, m, y / kStrideH, x / kStrideW)];
   }
   return sum;
 }
@@ -73,7 +74,8 @@ constexpr i64 kSliceBlocks = i64(kOutChannels) * kGroupInputs * kKernelH;
 __global__ void __launch_bounds__(256) direct_weights(const Call c, const u32 slices) {
   __shared__ float sums[8][kKernelW + 1];
   const u32 slice = blockIdx.x / kSliceBlocks, row = blockIdx.x % kSliceBlocks, r = row % kKernelH;
-  const u32 k = row / kKernelH % kGroupInputs, m = row / kKernelH / kGroupInputs, end = first_pixel(c, slice + 1, slices);
+  const u32 k = row / kKernelH % kGroupInputs, m = row / kKernelH / kGroupInputs,
+            end = first_pixel(c, slice + 1, slices);
   const float* plane = c.x + in_x(c, 0, m / kGroupOutputs * kGroupInputs + k, 0, 0);
   float sum[kKernelW + 1] = {};  // the last is for the bias
   for (u32 p = first_pixel(c, slice, slices) + threadIdx.x; p < end; p += 256) {
