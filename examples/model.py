@@ -486,17 +486,6 @@ struct F45 {
     const float t12 = x[3] - x[5], t13 = x[7] - x[1];
     y[7] = fmaf(t12, 5.25f, t13);
   }
-  // 8 from 5 in 18 operations (3 add, 3 mul, 12 fma), depth 4.
-  static __device__ __forceinline__ void weights(const float* x, float* y) {
-    const float t0 = x[1] + x[3], t1 = x[0] + x[2], t2 = x[4] + t1, t3 = t2 * -0.22222222f;
-    y[1] = fmaf(t0, -0.22222222f, t3), y[2] = fmaf(t0, 0.22222222f, t3);
-    const float t4 = fmaf(x[3], 4.0f, x[1]), t5 = x[0] * 0.0027777778f, t6 = fmaf(x[2], 0.011111111f, t5);
-    const float t7 = fmaf(x[4], 0.044444446f, t6);
-    y[3] = fmaf(t4, 0.0055555557f, t7), y[4] = fmaf(t4, -0.0055555557f, t7);
-    const float t8 = fmaf(x[1], 4.0f, x[3]), t9 = x[4] * 0.022222223f, t10 = fmaf(x[2], 0.08888889f, t9);
-    const float t11 = fmaf(x[0], 0.35555556f, t10);
-    y[5] = fmaf(t8, 0.044444446f, t11), y[6] = fmaf(t8, -0.044444446f, t11), y[0] = x[0], y[7] = x[4];
-  }
   // 4 from 8 in 16 operations (10 add, 0 mul, 6 fma), depth 4.
   static __device__ __forceinline__ void output(const float* x, float* y) {
     const float t0 = x[1] + x[2], t1 = x[0] + t0, t2 = x[3] + x[4], t3 = x[5] + x[6], t4 = t2 + t3;
@@ -507,6 +496,17 @@ struct F45 {
     y[2] = fmaf(t2, 4.0f, t9);
     const float t10 = x[7] + t7, t11 = fmaf(t6, 0.125f, t10);
     y[3] = fmaf(t5, 8.0f, t11);
+  }
+  // 8 from 5 in 18 operations (3 add, 3 mul, 12 fma), depth 4.
+  static __device__ __forceinline__ void weights(const float* x, float* y) {
+    const float t0 = x[1] + x[3], t1 = x[0] + x[2], t2 = x[4] + t1, t3 = t2 * -0.22222222f;
+    y[1] = fmaf(t0, -0.22222222f, t3), y[2] = fmaf(t0, 0.22222222f, t3);
+    const float t4 = fmaf(x[3], 4.0f, x[1]), t5 = x[0] * 0.0027777778f, t6 = fmaf(x[2], 0.011111111f, t5);
+    const float t7 = fmaf(x[4], 0.044444446f, t6);
+    y[3] = fmaf(t4, 0.0055555557f, t7), y[4] = fmaf(t4, -0.0055555557f, t7);
+    const float t8 = fmaf(x[1], 4.0f, x[3]), t9 = x[4] * 0.022222223f, t10 = fmaf(x[2], 0.08888889f, t9);
+    const float t11 = fmaf(x[0], 0.35555556f, t10);
+    y[5] = fmaf(t8, 0.044444446f, t11), y[6] = fmaf(t8, -0.044444446f, t11), y[0] = x[0], y[7] = x[4];
   }
   // 8 from 4 in 12 operations (4 add, 0 mul, 8 fma), depth 2.
   static __device__ __forceinline__ void spread(const float* x, float* y) {

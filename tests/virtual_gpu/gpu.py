@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from polyconv.cuda import LaunchError
 from polyconv.cuda.backend import CudaBackend, PreparedPlan
 from polyconv.problem import Pass
-from pretended_cuda import LaunchRecord
+from pretended_cuda import Executor, LaunchRecord, execute
 from pretended_cuda.library import LAUNCH
 
 _LAUNCH_FAILED = 719
@@ -23,25 +23,9 @@ _LAUNCH_FAILED = 719
 OUTPUTS = {Pass.FPROP: ("y",), Pass.DGRAD: ("x",), Pass.WGRAD: ("dw", "db")}
 
 
-Executor = Callable[[LaunchRecord, list[tuple[int, int]]], None]
-"""Computes a launch, given the (address, size) ranges that it may touch."""
-
-
 def volta_executor(launch: LaunchRecord, buffers: list[tuple[int, int]]) -> None:
-    """Execute the machine code. Races, reads of what nobody wrote and accesses outside the buffers raise."""
-    import volta
-
-    volta.run_raw(
-        launch.cubin,
-        launch.name,
-        launch.grid,
-        launch.block,
-        launch.params,
-        buffers,
-        shared=launch.dynamic_shared,
-        max_dynamic_shared=launch.max_dynamic_shared,
-        check_global=True,
-    )
+    """Execute the machine code, and look for races in global memory, too."""
+    execute(launch, buffers, check_global=True)
 
 
 @functools.cache

@@ -54,7 +54,8 @@ def run_in_virtual_gpu(
 
 def build_driver() -> Path:
     """Compile the stub and return its folder. It lies in the temporary directory, named after its source's hash."""
-    sources = sorted((_HERE / "driver").glob("*.[ch]"))
+    handed_over = _REPOSITORY / "tools" / "pretended_cuda" / "runtime" / "launch_record.h"
+    sources = [*sorted((_HERE / "driver").glob("*.[ch]")), handed_over]
     digest = hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"polyconv-virtual-gpu-{os.getuid()}-{digest}"
     library = folder / "libcuda.so.1"
@@ -71,6 +72,7 @@ def build_driver() -> Path:
             "-fPIC",
             "-fvisibility=hidden",
             "-pthread",
+            f"-I{handed_over.parent}",
         ]
         code = [str(source) for source in sources if source.suffix == ".c"]
         link = ["-Wl,-soname,libcuda.so.1", "-Wl,-z,defs"]

@@ -15,14 +15,16 @@ and in ``program.py``::
 
 from __future__ import annotations
 
-from .gpu import LaunchRecord, PretendedGpu, compute_nothing, counts, describe_kernels
+from .gpu import Executor, LaunchRecord, PretendedGpu, compute_nothing, counts, describe_kernels, execute
 from .library import process_environment
 
 __all__ = [
+    "Executor",
     "LaunchRecord",
     "PretendedGpu",
     "compute_nothing",
     "counts",
     "describe_kernels",
+    "execute",
     "process_environment",
 ]

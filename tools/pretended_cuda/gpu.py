@@ -54,8 +54,11 @@ Executor = Callable[[LaunchRecord, "list[tuple[int, int]]"], None]
 """Computes a launch, given the (address, size) ranges that it may touch."""
 
 
-def execute(launch: LaunchRecord, buffers: list[tuple[int, int]]) -> None:
-    """Execute the machine code. Races, reads of what nobody wrote and accesses outside the buffers raise."""
+def execute(launch: LaunchRecord, buffers: list[tuple[int, int]], check_global: bool = False) -> None:
+    """Execute the machine code. Races, reads of what nobody wrote and accesses outside the buffers raise.
+
+    ``check_global``: races in global memory, too.
+    """
     volta.run_raw(
         launch.cubin,
         launch.name,
@@ -65,6 +68,7 @@ def execute(launch: LaunchRecord, buffers: list[tuple[int, int]]) -> None:
         buffers,
         shared=launch.dynamic_shared,
         max_dynamic_shared=launch.max_dynamic_shared,
+        check_global=check_global,
     )
 
 

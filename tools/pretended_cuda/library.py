@@ -84,7 +84,7 @@ class Description(ctypes.Structure):
 
 
 class Launch(ctypes.Structure):
-    """``PretendedLaunch``; the driver of tests/virtual_gpu hands over the same."""
+    """``LaunchRecord``; the driver of tests/virtual_gpu hands over the same."""
 
     _fields_ = [
         ("name", ctypes.c_char_p),

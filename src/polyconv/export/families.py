@@ -12,6 +12,7 @@ from math import prod
 from ..algebra.lattice import DenseAxis
 from ..plan.candidates import CudaCandidate
 from ..plan.chain import segments_of
+from ..plan.cuda import DEFAULT_WORKSPACE
 from ..plan.device import CudaDevice
 from ..plan.fused import FusedCandidate
 from ..plan.gather import roles
@@ -37,6 +38,9 @@ class Launching:
     about: str = "by the direct kernels"
     """In words, for the file's docstring."""
     constants: tuple[tuple[str, str], ...] = ()
+    """Names and values that the host texts count with; tables have ``[]`` behind their names."""
+    sizes: tuple[tuple[str, str], ...] = ()
+    """How many places the kernels' tables need."""
     shared: tuple[tuple[str, dict[str, str]], ...] = ()
     """By parameter struct: its fields that the call itself has, so that it inherits from this, and what they are."""
 
@@ -75,22 +79,34 @@ def _tables(name: str, h: DenseAxis, w: DenseAxis) -> tuple[tuple[str, str], ...
     return ((f"k{name}H[]", _table(h)), (f"k{name}W[]", _table(w)))
 
 
-def _separable(problem: Problem, chosen: SeparableCandidate) -> Launching | None:
+def _only_pair(problem: Problem) -> tuple[DenseAxis, DenseAxis] | None:
+    """The two axes, unless a stride makes several correlations of a pass: the host texts launch for one."""
     pairs = list(roles(problem).pairs)
-    if len(pairs) > 1:
+    return pairs[0] if len(pairs) == 1 else None
+
+
+def _direction(problem: Problem, h: DenseAxis, w: DenseAxis) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Which way the convolution is gone, as the host texts are told, and the constants that they need for it."""
+    name = "Forward" if problem.kind is Pass.FPROP else "Gradient"
+    return f"{name.lower()}_direction(*call)", (*_axis_constants(h, w), *_tables(name, h, w))
+
+
+def _separable(problem: Problem, chosen: SeparableCandidate) -> Launching | None:
+    pair = _only_pair(problem)
+    if pair is None:
         return None
-    ((h, w),) = pairs
-    forward = problem.kind is Pass.FPROP
+    h, w = pair
+    direction, constants = _direction(problem, h, w)
     segments = segments_of(chosen.h, h.taps), segments_of(chosen.w, w.taps)
     arguments = f"{axis_name(chosen.h)}, {axis_name(chosen.w)}, {chosen.k_tile}, {segments[0]}, {segments[1]}"
-    direction = "forward_direction" if forward else "gradient_direction"
     parts = max(len(h.classes) * segments[0], len(w.classes))
     return Launching(
         ("taps", "direction", "separable"),
-        f"separable<{arguments}>(*call, {direction}(*call), direct_{NAMES[problem.kind]})",
+        f"separable<{arguments}>(*call, {direction}, direct_{NAMES[problem.kind]})",
         chosen,
         f"{chosen.h} along H, {chosen.w} along W, one after the other; {chosen.k_tile} channels per block",
-        (*_axis_constants(h, w), *_tables("Forward" if forward else "Gradient", h, w), ("kMaxParts#", str(parts))),
+        constants,
+        (("kMaxParts", str(parts)),),
     )
 
 
@@ -101,11 +117,15 @@ def _toom_wgrad(problem: Problem, chosen: ToomWgradCandidate, device: CudaDevice
     classed = str(len(h.classes) * len(w.classes) > 1).lower()
     arguments = f"{axis_name(chosen.h)}, {axis_name(chosen.w)}, {tile}, {interleave}, {classed}"
     most = str(_most_pixels(problem, chosen, device))
-    classes = max(len(h.classes), len(w.classes))
-    sizes = (("kMaxClasses#", str(classes)), ("kMaxTapClasses#", str(classes)))
-    constants = (*_axis_constants(h, w), *_tables("Forward", h, w), ("kMostPixels", most), *sizes)
-    about = f"{chosen.h} along H, {chosen.w} along W, in its transposed form; {chosen.tile.name} channels per block"
-    return Launching(("taps", "toom_wgrad"), f"toom_weight_gradient<{arguments}>(*call)", chosen, about, constants)
+    classes = str(max(len(h.classes), len(w.classes)))
+    return Launching(
+        ("taps", "toom_wgrad"),
+        f"toom_weight_gradient<{arguments}>(*call)",
+        chosen,
+        f"{chosen.h} along H, {chosen.w} along W, in its transposed form; {chosen.tile.name} channels per block",
+        (*_axis_constants(h, w), *_tables("Forward", h, w), ("kMostPixels", most)),
+        (("kMaxClasses", classes), ("kMaxTapClasses", classes)),
+    )
 
 
 def _most_pixels(problem: Problem, chosen: ToomWgradCandidate, device: CudaDevice) -> int:
@@ -113,18 +133,18 @@ def _most_pixels(problem: Problem, chosen: ToomWgradCandidate, device: CudaDevic
     batch = problem.batch
     while batch < problem.batch << 20:
         larger = replace(problem, batch=2 * batch)
-        if chosen.error(larger, device.sms, 64 * 2**20) > problem.tolerance:
+        if chosen.error(larger, device.sms, DEFAULT_WORKSPACE) > problem.tolerance:
             break
         batch *= 2
     return batch * prod(problem.out_size)
 
 
 def _fused(problem: Problem, chosen: FusedCandidate) -> Launching | None:
-    pairs = list(roles(problem).pairs)
-    if len(pairs) > 1:
+    pair = _only_pair(problem)
+    if pair is None:
         return None
-    ((h, w),) = pairs
-    forward, tile = problem.kind is Pass.FPROP, chosen.tile
+    direction, constants = _direction(problem, *pair)
+    tile = chosen.tile
     body = chosen.kernel.body.removesuffix("(params);").replace("polyconv::", "")
     for axis in (chosen.h, chosen.w):
         body = body.replace(axis.struct, axis_name(axis))
@@ -132,14 +152,13 @@ def _fused(problem: Problem, chosen: FusedCandidate) -> Launching | None:
     axes = f"{axis_name(chosen.h)}, {axis_name(chosen.w)}"
     layout = f"{32 // (tile.lanes_k * tile.lanes_u)}, {tile.each}, {tile.lanes_k}, {tile.thread_k}"
     numbers = f"{layout}, {tile.chunk}, {tile.min_blocks}, {chosen.shared}"
-    direction = "forward_direction" if forward else "gradient_direction"
     return Launching(
         ("taps", "direction", "fused"),
         f"fused_correlation<{rest.removesuffix('>')}, {axes}, {numbers}>"
-        f'(*call, {direction}(*call), {body}, "{kernel}", direct_{NAMES[problem.kind]})',
+        f'(*call, {direction}, {body}, "{kernel}", direct_{NAMES[problem.kind]})',
         chosen,
         f"{chosen.h} along H, {chosen.w} along W, in one kernel; {tile.k} channels x {tile.columns} columns per block",
-        (*_axis_constants(h, w), *_tables("Forward" if forward else "Gradient", h, w)),
+        constants,
     )
 
 

@@ -7,14 +7,13 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..plan.cuda import DEFAULT_WORKSPACE
 from ..plan.device import CudaDevice
 from ..plan.epilogue import has_epilogue
 from ..problem import PaddingMode, Pass
 from ..version import __version__
 from .families import NAMES
 from .models import ExportError, Layer, Model
-from .source import CudaSource, cuda_source
+from .source import WORKSPACE, CudaSource, cuda_source
 
 _HERE = Path(__file__).resolve().parent
 _NO_BACKWARD = """\
@@ -65,7 +64,7 @@ def exported_file(
         else "",
         "BORDER_OF": ", BORDERS.index(self.padding_mode)" if borders else "",
         "ARCH": f'\nos.environ.setdefault("TORCH_CUDA_ARCH_LIST", "{arch}")\n' if arch else "",
-        "WORKSPACE": f"{DEFAULT_WORKSPACE >> 20} << 20",
+        "WORKSPACE": WORKSPACE,
         "BACKWARD": _NO_BACKWARD if forward_only else (_HERE / "backward.txt").read_text(encoding="utf-8"),
         "SIGNATURE": _signature(model),
         "LAYERS": "\n".join(_layer(layer) for layer in model.layers),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..algebra.emit import emit_transform
-from ..algebra.matrices import Matrix, transpose
+from ..algebra.matrices import Matrix
 from ..plan.plan import KernelSpec
-from ..plan.toom import ToomAxis
+from ..plan.toom import ToomAxis, choice_of, index_of
 from .names import axis_name
 from .parameters import without_fields
 from .specialise import (
@@ -46,14 +45,6 @@ _PRELUDE = """\
 """
 
 
-@dataclass(frozen=True)
-class Texts:
-    """What a file is made of: kernels and host functions for any geometry, and for the one that was planned."""
-
-    direct: str
-    planned: str
-
-
 def cuda_texts(
     specs: list[KernelSpec],
     fixed: dict[str, dict[str, str]],
@@ -64,12 +55,13 @@ def cuda_texts(
     hosts: Iterable[str],
     calls: Mapping[str, str],
     borders: bool,
-) -> tuple[Texts, dict[str, str]]:
+) -> tuple[str, str, dict[str, str]]:
     """These kernels, specialised, and these host texts, as far as these calls need them; the geometry is apart.
 
     ``fixed`` are the parameters that the geometry fixes, ``shared`` those that the call has too, ``constants``
     definitions that the host texts need, ``sizes`` those of tables, ``calls`` what the entry points do. Without
-    ``borders`` there are none but of zeros.
+    ``borders`` there are none but of zeros. Gives the text for any geometry, what comes behind it for the one that was
+    planned for, and the calls in terms of both.
     """
     axes = {axis.struct: axis for spec in specs for axis in spec.axes}
     ascending = sorted(specs, key=lambda spec: spec.threads)  # the bounds of a template are those of the largest block
@@ -85,7 +77,10 @@ def cuda_texts(
     if not borders:
         found = [re.sub(r"\bkBorder\b", "0", part) for part in found]
     found = [_resized(part, sizes) for part in map(with_pragmas_in_line, found)]
-    types, known = {axis_name(axis) for axis in axes.values()}, _counts(axes.values())
+    types, known = (
+        {axis_name(axis) for axis in axes.values()},
+        {f"{axis_name(a)}::k{name}": n for a in axes.values() for name, n in a.counts.items()},
+    )
     last = "\n".join(calls.values())
     before: list[str] = []
     while found != before:
@@ -107,10 +102,9 @@ def cuda_texts(
         kept = reachable([*general, *kept], words(last) | {"Call", "OnDevice"})
         kept = [part for part in kept if part not in general]
     transforms = _transforms(axes.values(), "\n".join([*kept, *general, last]))
-    named = {axis_name(axis) for axis in axes.values()}
-    at = next((i for i, part in enumerate(kept) if words(part) & named), len(kept))
-    planned = [*kept[:at], *transforms, *kept[at:]]
-    return Texts(_PRELUDE + _laid_out(general), _laid_out(planned)), dict(zip(calls, last.split("\n"), strict=True))
+    at = next((i for i, part in enumerate(kept) if words(part) & types), len(kept))
+    planned = _laid_out([*kept[:at], *transforms, *kept[at:]])
+    return _PRELUDE + _laid_out(general), planned, dict(zip(calls, last.split("\n"), strict=True))
 
 
 def _laid_out(parts: Iterable[str]) -> str:
@@ -194,9 +188,9 @@ def _without_epilogue(text: str, struct: str) -> str:
 
 
 def _resized(text: str, sizes: dict[str, str]) -> str:
-    """Tables with as many places as the file uses."""
+    """Tables with as many places as the file uses, and the workspace that it allocates."""
     for name, size in sizes.items():
-        text = re.sub(rf"(constexpr int {name} =) \d+", rf"\g<1> {size}", text)
+        text = re.sub(rf"(constexpr \w+ {name} =) [^;]+", rf"\g<1> {size}", text)
     return text
 
 
@@ -212,24 +206,10 @@ def _entry(text: str, spec: KernelSpec | None) -> str:
     return re.sub(head, rf"{bounds}{apart}\1(const __grid_constant__ \2 p)", text)
 
 
-def _counts(axes: Iterable[ToomAxis]) -> dict[str, int]:
-    return {f"{axis_name(axis)}::k{name}": value for axis in axes for name, value in _numbers(axis).items()}
-
-
-def _numbers(axis: ToomAxis) -> dict[str, int]:
-    return {
-        "M": axis.m,
-        "Longest": axis.longest,
-        "Points": axis.points,
-        "Segments": len(axis.segments),
-        "Tiles": axis.tiles,
-        "Passes": axis.passes,
-        "Outputs": axis.outputs,
-        "Span": axis.span,
-    }
-
-
 # ---- the transforms
+
+_INNER = ("M", "Longest", "Points")
+"""Numbers of an algorithm that do not depend on how the taps are cut into segments."""
 
 
 def _transforms(axes: Iterable[ToomAxis], used: str) -> Iterator[str]:
@@ -239,23 +219,13 @@ def _transforms(axes: Iterable[ToomAxis], used: str) -> Iterator[str]:
     for axis in distinct.values():
         plain.setdefault((axis.m, axis.longest), ToomAxis(axis.m, (axis.longest,)))
     for inner in plain.values():
-        scheme = inner.scheme()
-        matrices = {
-            "input": scheme.inner.bt,
-            "weights": scheme.inner.g,
-            "output": scheme.inner.at,
-            "spread": transpose(scheme.inner.at),
-            "collect": transpose(scheme.inner.g),
-        }
-        numbers = ", ".join(
-            f"k{name} = {value}" for name, value in _numbers(inner).items() if name in ("M", "Longest", "Points")
-        )
-        lines = [f"// {scheme}: {inner.m} outputs of {inner.longest} taps from {inner.points} products."]
+        numbers = ", ".join(f"k{name} = {inner.counts[name]}" for name in _INNER)
+        lines = [f"// {inner}: {inner.m} outputs of {inner.longest} taps from {inner.points} products."]
         lines += [f"struct {axis_name(inner)}{'' if axis_name(inner) in distinct else 'Transforms'} {{"]
         lines += [f"  static constexpr int {numbers};"]
         if axis_name(inner) in distinct:
             lines += _uses(inner, used)
-        for name, matrix in matrices.items():
+        for name, matrix in inner.transforms().items():
             if f"::{name}(" in used:
                 lines += _method(name, matrix)
         yield "\n".join([*lines, "};\n"])
@@ -263,22 +233,18 @@ def _transforms(axes: Iterable[ToomAxis], used: str) -> Iterator[str]:
         if len(axis.segments) > 1:
             base = axis_name(ToomAxis(axis.m, (axis.longest,)))
             base += "" if base in distinct else "Transforms"
-            head = f"// {axis.scheme()}.\nstruct {name} : {base} {{"
+            head = f"// {axis}.\nstruct {name} : {base} {{"
             yield "\n".join([head, *_uses(axis, used), "};\n"])
 
 
 def _uses(axis: ToomAxis, used: str) -> list[str]:
-    numbers = {name: value for name, value in _numbers(axis).items() if name not in ("M", "Longest", "Points")}
-    listed = ", ".join(f"k{name} = {value}" for name, value in numbers.items() if _named(axis, f"k{name}", used))
+    numbers = {f"k{name}": value for name, value in axis.counts.items() if name not in _INNER}
+    listed = ", ".join(f"{name} = {value}" for name, value in numbers.items() if _named(axis, name, used))
     lines = [f"  static constexpr int {listed};"] if listed else []
-    first_taps = tuple(sum(axis.segments[:s]) for s in range(len(axis.segments)))
-    for name, values in {"offset": axis.offsets, "first_tap": first_taps, "taps": axis.segments}.items():
+    for name, values in axis.tables.items():
         if _named(axis, name, used):
-            choice = str(values[-1])
-            for index, value in reversed(list(enumerate(values[:-1]))):
-                choice = f"i == {index} ? {value} : {choice}"
-            argument = "int i" if len(values) > 1 else "int"
-            lines.append(f"  static __device__ constexpr int {name}({argument}) {{ return {choice}; }}")
+            returned = f"{{ return {choice_of(values)}; }}"
+            lines.append(f"  static __device__ constexpr int {name}({index_of(values)}) {returned}")
     return lines
 
 

@@ -14,8 +14,9 @@ from functools import cache
 
 from ..plan import layout
 from ..plan.candidates import CudaCandidate
+from ..plan.cuda import DEFAULT_WORKSPACE
 from ..plan.plan import Launch
-from ..problem import Pass, Problem, Strides
+from ..problem import Pass, Problem, Strides, channels_last_strides, contiguous_strides
 
 _NEVER = {"zero"}
 """Fields that are the same always, and must not be known to the compiler."""
@@ -31,9 +32,9 @@ def variations(problem: Problem) -> Iterator[Problem]:
     sizes.append((24, 517, 1024 if problem.kind is Pass.DGRAD else wide))  # many rows of whole vectors are written
     for batch, h, w in sizes:
         x, y = (batch, c, h, w), replace(problem, batch=batch, in_size=(h, w)).y_shape
-        for given in (_dense, _channels_last, _expanded):
-            x_strides = _dense(x) if problem.kind is Pass.DGRAD else given(x)
-            y_strides = _dense(y) if problem.kind is Pass.FPROP else given(y)
+        for given in (contiguous_strides, channels_last_strides, _expanded):
+            x_strides = contiguous_strides(x) if problem.kind is Pass.DGRAD else given(x)
+            y_strides = contiguous_strides(y) if problem.kind is Pass.FPROP else given(y)
             for aligned in (True, False):
                 yield replace(
                     problem,
@@ -45,16 +46,6 @@ def variations(problem: Problem) -> Iterator[Problem]:
                 )
 
 
-def _dense(shape: tuple[int, ...]) -> Strides:
-    _, c, h, w = shape
-    return (c * h * w, h * w, w, 1)
-
-
-def _channels_last(shape: tuple[int, ...]) -> Strides:
-    _, c, h, w = shape
-    return (c * h * w, 1, c * w, c)
-
-
 def _expanded(shape: tuple[int, ...]) -> Strides:
     return (0, 0, 0, 0)
 
@@ -64,7 +55,7 @@ def launches(candidate: CudaCandidate, problem: Problem) -> list[Launch]:
     found: list[Launch] = []
     for other in variations(problem):
         if candidate.refusal(other) is None:
-            for sms, workspace in ((80, 64 * 2**20), (30, 2**23)):
+            for sms, workspace in ((80, DEFAULT_WORKSPACE), (30, 2**23)):
                 found += _distinct(candidate.schedule(other, sms, workspace).launches)
     return found
 

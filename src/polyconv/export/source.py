@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ..plan.cuda import choose
+from ..plan.cuda import DEFAULT_WORKSPACE, choose
 from ..plan.device import CudaDevice
 from ..plan.plan import Launch
 from ..problem import Pass, Problem
 from . import parameters
 from .families import NAMES, Launching, launching
 from .kernels import cuda_texts
+
+WORKSPACE = f"{DEFAULT_WORKSPACE >> 20} << 20"
+"""Bytes of scratch memory, as a file allocates them and as its host functions count with them."""
 
 
 @dataclass(frozen=True)
@@ -36,19 +39,18 @@ def cuda_source(problem: Problem, device: CudaDevice, kinds: Iterable[Pass], bor
         if candidate is not None:
             launches += parameters.launches(candidate, of_pass)
     constants = dict(pair for one in functions.values() for pair in one.constants)
-    sizes = {name[:-1]: value for name, value in constants.items() if name.endswith("#")}
-    texts, calls = cuda_texts(
+    direct, planned, calls = cuda_texts(
         specs=list(dict.fromkeys(launch.kernel for launch in launches)),
         fixed=parameters.fixed_fields(launches),
         shared={struct: fields for one in functions.values() for struct, fields in one.shared},
-        constants="".join(_constant(*pair) for pair in constants.items() if not pair[0].endswith("#")),
-        sizes=sizes,
+        constants="".join(_constant(*pair) for pair in constants.items()),
+        sizes=dict([("kWorkspace", WORKSPACE), *(pair for one in functions.values() for pair in one.sizes)]),
         direct=direct_texts(problem),
         hosts=dict.fromkeys(host for one in functions.values() for host in one.hosts),
         calls={NAMES[kind]: one.call for kind, one in functions.items()},
         borders=borders,
     )
-    return CudaSource(texts.direct, texts.planned, calls, functions)
+    return CudaSource(direct, planned, calls, functions)
 
 
 def _constant(name: str, value: str) -> str:

@@ -53,7 +53,7 @@ def words(text: str) -> set[str]:
 
 
 def reachable(found: Iterable[str], roots: Iterable[str]) -> list[str]:
-    """The definitions that these names need, in their order; what has no name belongs to what follows it."""
+    """The definitions that these names need, in their order."""
     listed = list(found)
     names = [name_of(definition) for definition in listed]
     wanted, kept = set(roots), set[int]()
@@ -243,7 +243,7 @@ def simplified(text: str, constants: Mapping[str, int]) -> str:
                 text = _without_constant(text, name, constants[name])
     for name, value in re.findall(r"^ +const (?:int|i64|u32) (\w+) = ([01]);", text, re.MULTILINE):
         text = _without_constant(text, name, int(value))
-    return _without_unused(_without_unit_dimensions(_without_single_turns(text, constants)))
+    return _without_unit_dimensions(_without_single_turns(text, constants))
 
 
 def _without_constant(text: str, name: str, value: int) -> str:
@@ -288,13 +288,6 @@ def _without_unit_dimensions(text: str) -> str:
         for i, size in reversed(list(enumerate(sizes))):
             if size == "1" and all(use == sizes or use[i : i + 1] == ["0"] for use in uses):
                 text = re.sub(rf"\b({name}(?:\[[^\[\]]+\]){{{i}}})\[[01]\]", r"\1", text)
-    return text
-
-
-def _without_unused(text: str) -> str:
-    for line, name in re.findall(r"^( +float (\w+)(?:\[[^\]]+\])+;\n)", text, re.MULTILINE):
-        if len(re.findall(rf"\b{name}\b", text)) == 1:
-            text = text.replace(line, "")
     return text
 
 

@@ -76,6 +76,40 @@ class ToomAxis:
     def cpp(self) -> str:
         return f"polyconv::{self.struct}"
 
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """The numbers that kernels know it by, as ``k<name>``."""
+        return {
+            "M": self.m,
+            "Longest": self.longest,
+            "Points": self.points,
+            "Segments": len(self.segments),
+            "Tiles": self.tiles,
+            "Passes": self.passes,
+            "OuterInputs": len(self.offsets),
+            "Outputs": self.outputs,
+            "Span": self.span,
+        }
+
+    @cached_property
+    def tables(self) -> dict[str, tuple[int, ...]]:
+        """What kernels ask by the number of a segment or of an input tile."""
+        first_taps = tuple(sum(self.segments[:s]) for s in range(len(self.segments)))
+        return {"offset": self.offsets, "first_tap": first_taps, "taps": self.segments}
+
+    def transforms(self) -> dict[str, Matrix]:
+        """The matrices of the inner algorithm, by the names that kernels call them by."""
+        from ..algebra.matrices import transpose
+
+        inner = self.scheme().inner
+        return {
+            "input": inner.bt,
+            "output": inner.at,
+            "weights": inner.g,
+            "spread": transpose(inner.at),
+            "collect": transpose(inner.g),
+        }
+
     def scheme(self) -> AxisScheme:
         """The exact algorithm."""
         return _scheme(self)
@@ -97,50 +131,31 @@ def _scheme(axis: ToomAxis) -> AxisScheme:
 
 @lru_cache(maxsize=256)
 def _struct(axis: ToomAxis) -> str:
-    from ..algebra.matrices import transpose
-
-    scheme = axis.scheme()
-    inner = scheme.inner
-    counts = {
-        "M": axis.m,
-        "Longest": axis.longest,
-        "Points": axis.points,
-        "Segments": len(axis.segments),
-        "Tiles": axis.tiles,
-        "Passes": axis.passes,
-        "OuterInputs": len(axis.offsets),
-        "Outputs": axis.outputs,
-        "Span": axis.span,
-    }
-    transforms = {
-        "input": inner.bt,
-        "output": inner.at,
-        "weights": inner.g,
-        "spread": transpose(inner.at),
-        "collect": transpose(inner.g),
-    }
-    first_taps = tuple(sum(axis.segments[:s]) for s in range(len(axis.segments)))
     lines = [
-        f"// {scheme}",
+        f"// {axis.scheme()}",
         f"struct {axis.struct} {{",
-        *(f"  static constexpr int k{name} = {value};" for name, value in counts.items()),
-        _table("offset", axis.offsets),
-        _table("first_tap", first_taps),
-        _table("taps", axis.segments),
-        *(_method(name, matrix) for name, matrix in transforms.items()),
+        *(f"  static constexpr int k{name} = {value};" for name, value in axis.counts.items()),
+        *(
+            f"  static POLYCONV_INLINE constexpr int {name}({index_of(values)}) {{ return {choice_of(values)}; }}"
+            for name, values in axis.tables.items()
+        ),
+        *(_method(name, matrix) for name, matrix in axis.transforms().items()),
         "};",
     ]
     return "\n".join(["namespace polyconv {", *lines, "}  // namespace polyconv", ""])
 
 
-def _table(name: str, values: tuple[int, ...]) -> str:
-    """A small function from index to value: device code has no static arrays that fold to constants."""
+def index_of(values: tuple[int, ...]) -> str:
+    """The parameter of a small function from index to value."""
+    return "int i" if len(values) > 1 else "int"
+
+
+def choice_of(values: tuple[int, ...]) -> str:
+    """What such a function returns: device code has no static arrays that fold to constants."""
     choice = str(values[-1])
     for index, value in reversed(list(enumerate(values[:-1]))):
         choice = f"i == {index} ? {value} : {choice}"
-    return (
-        f"  static POLYCONV_INLINE constexpr int {name}({'int i' if len(values) > 1 else 'int'}) {{ return {choice}; }}"
-    )
+    return choice
 
 
 def _method(name: str, matrix: Matrix) -> str:

@@ -9,7 +9,7 @@ API void virtual_gpu_on_launch(VirtualLaunchCallback callback) {
   on_launch = callback;
 }
 
-static CUresult check(const VirtualLaunch* launch, CUkernel kernel, void** parameters) {
+static CUresult check(const LaunchRecord* launch, CUkernel kernel, void** parameters) {
   for (int i = 0; i < 3; i++) REQUIRE(launch->grid[i] > 0 && launch->block[i] > 0, CUDA_ERROR_INVALID_VALUE);
   REQUIRE(launch->grid[0] <= 2147483647u, CUDA_ERROR_INVALID_VALUE);
   REQUIRE(launch->grid[1] <= V100_GRID_YZ && launch->grid[2] <= V100_GRID_YZ, CUDA_ERROR_INVALID_VALUE);
@@ -39,7 +39,7 @@ API CUresult cuLaunchKernel(CUfunction kernel, unsigned grid_x, unsigned grid_y,
   REQUIRE(!extra, CUDA_ERROR_INVALID_VALUE); /* the other way to pass parameters: not modelled */
 
   unsigned char bytes[V100_PARAMS];
-  VirtualLaunch launch = {
+  LaunchRecord launch = {
       .name = kernel->name,
       .cubin = kernel->library->cubin,
       .cubin_bytes = kernel->library->bytes,

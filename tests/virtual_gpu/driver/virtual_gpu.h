@@ -18,6 +18,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "launch_record.h" /* of tools/pretended_cuda */
+
 #define API __attribute__((visibility("default")))
 
 /* ---- NVIDIA's numbers ------------------------------------------------------------------------------------------- */
@@ -96,20 +98,7 @@ struct Library {
 
 /* ---- what the tests see ----------------------------------------------------------------------------------------- */
 
-/* One launch that passed every check. Mirrored by the ctypes structure in tools/pretended_cuda/library.py. */
-typedef struct {
-  const char* name;
-  const unsigned char* cubin;
-  uint64_t cubin_bytes;
-  uint32_t grid[3], block[3];
-  uint32_t dynamic_shared, max_dynamic_shared;
-  uint64_t stream;
-  int32_t device;
-  uint32_t params_bytes;
-  const unsigned char* params;
-} VirtualLaunch;
-
-typedef CUresult (*VirtualLaunchCallback)(const VirtualLaunch* launch);
+typedef CUresult (*VirtualLaunchCallback)(const LaunchRecord* launch);
 
 API void virtual_gpu_on_launch(VirtualLaunchCallback callback);
 API uint64_t virtual_gpu_synchronisations(void); /* how often the host waited for the GPU: our code never should */

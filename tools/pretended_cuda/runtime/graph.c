@@ -10,7 +10,7 @@ typedef struct Node {
   const void* from;
   int value;
   size_t bytes;
-  PretendedLaunch launch; /* its parameters are the graph's own copy */
+  LaunchRecord launch; /* its parameters are the graph's own copy */
   struct Node* next;
 } Node;
 
@@ -49,7 +49,7 @@ cudaError_t do_fill(Graph* graph, void* at, int value, size_t bytes) {
   return cudaSuccess;
 }
 
-cudaError_t do_launch(Graph* graph, const PretendedLaunch* launch) {
+cudaError_t do_launch(Graph* graph, const LaunchRecord* launch) {
   if (!graph) return launch_now(launch);
   Node node = {.kind = LAUNCH, .launch = *launch};
   unsigned char* params = malloc(launch->params_bytes + 1u);

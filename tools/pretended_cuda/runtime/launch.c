@@ -22,7 +22,7 @@ static void find_python(void) {
   *(void**)&holds_gil = dlsym(RTLD_DEFAULT, "PyGILState_Check");
 }
 
-cudaError_t launch_now(const PretendedLaunch* launch) {
+cudaError_t launch_now(const LaunchRecord* launch) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, find_python);
   COUNT(launches);
@@ -62,7 +62,7 @@ API cudaError_t cudaLaunchKernel(const void* host, dim3 grid, dim3 block, void**
   unsigned char bytes[PARAMETER_BYTES];
   memset(bytes, 0, d->params_bytes);
   for (int i = 0; i < d->parameters; i++) memcpy(bytes + d->parameter[i].offset, parameters[i], d->parameter[i].size);
-  const PretendedLaunch launch = {
+  const LaunchRecord launch = {
       .name = function->name,
       .cubin = d->cubin,
       .cubin_bytes = d->cubin_bytes,

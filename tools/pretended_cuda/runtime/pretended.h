@@ -22,6 +22,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "launch_record.h"
+
 #define API __attribute__((visibility("default")))
 
 enum {
@@ -65,19 +67,6 @@ typedef struct {
   } parameter[MAX_PARAMETERS];
 } Description;
 
-/* One launch that every check accepted. */
-typedef struct {
-  const char* name;
-  const unsigned char* cubin;
-  uint64_t cubin_bytes;
-  uint32_t grid[3], block[3];
-  uint32_t dynamic_shared, max_dynamic_shared;
-  uint64_t stream;
-  int32_t device;
-  uint32_t params_bytes;
-  const unsigned char* params;
-} PretendedLaunch;
-
 /* A range of memory. `device` is -1 for pinned memory of the host, which every device reaches. */
 typedef struct {
   uint64_t address, size;
@@ -91,7 +80,7 @@ typedef struct {
 
 /* Both return a cudaError_t. */
 typedef int (*DescribeCallback)(const void* fat_binary, const char* name, Description* description);
-typedef int (*LaunchCallback)(const PretendedLaunch* launch);
+typedef int (*LaunchCallback)(const LaunchRecord* launch);
 
 API void pretended_cuda_on_describe(DescribeCallback callback);
 /* Without a callback launches are checked and counted, and compute nothing. */
@@ -126,8 +115,8 @@ Graph* captured_into(cudaStream_t stream);           /* NULL unless the stream i
 /* A graph's nodes: done at once if `graph` is NULL. */
 cudaError_t do_copy(Graph* graph, void* to, const void* from, size_t bytes);
 cudaError_t do_fill(Graph* graph, void* at, int value, size_t bytes);
-cudaError_t do_launch(Graph* graph, const PretendedLaunch* launch);
-cudaError_t launch_now(const PretendedLaunch* launch);
+cudaError_t do_launch(Graph* graph, const LaunchRecord* launch);
+cudaError_t launch_now(const LaunchRecord* launch);
 
 #define COUNT(what) __atomic_add_fetch(&counts.what, 1, __ATOMIC_RELAXED)
 #define REQUIRE(condition, error)             \
