@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from . import epoch
 from .blocks import Block, Entry, Stack
@@ -48,6 +48,10 @@ class Settings:
     """``POLYCONV_TUNING_FILE``: measured choices that replace the cost model's. Several files are separated by ``:``
     and asked in that order, then the one that ``polyconv tune`` writes by itself (``tuning.json`` in the cache's
     folder), which is the default. ``off``: none at all, the model decides."""
+    profile: Path | Literal["off"] | None = None
+    """``POLYCONV_PROFILE``: what ``polyconv calibrate`` measured of this processor. Default: ``profile.json`` in the
+    cache's folder, if it is there; behind it stand the profiles that are shipped. ``off``: none at all, the cost model
+    is believed as it is."""
     jit: bool = True
     """``POLYCONV_JIT``: ``off`` never runs the CUDA compiler; a kernel that is nowhere on disk is an error then."""
     kernels: Path | None = None
@@ -129,6 +133,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "workspace_bytes": _byte_count,
     "tolerance": checked_tolerance,
     "tuning_file": _tuning_files,
+    "profile": lambda text: "off" if text.lower() == "off" else Path(text).expanduser(),
     "jit": _switch,
     "kernels": Path,
     "allow_low_precision": _switch,

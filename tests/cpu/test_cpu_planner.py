@@ -9,7 +9,7 @@ import pytest
 
 import polyconv
 from polyconv.cli import main
-from polyconv.cpu import aten, native, plain
+from polyconv.cpu import aten, native, plain, planner
 from polyconv.cpu.device import CpuDevice, this_machine
 from polyconv.cpu.planner import offered, plan_cpu
 from polyconv.measure.workloads import find
@@ -94,7 +94,7 @@ def test_kept_weights_may_change_the_choice() -> None:
 def test_deterministic() -> None:
     problem = find("W1")[0].problem("fprop")
     first = plan_cpu(problem, SERVER)
-    plan_cpu.cache_clear()
+    planner._plan.cache_clear()
     assert plan_cpu(problem, SERVER) == first
 
 

@@ -22,6 +22,7 @@
 #include "channel_lanes/transform-inl.h"
 #include "common/memory.h"
 #include "common/stages.h"
+#include "common/weight_reader-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace polyconv {
@@ -34,6 +35,9 @@ inline constexpr int kBlockVectors = 2 * kSumVectors;
 // weights serve all units of a chunk.
 inline constexpr int kTermsAtATime = 144;
 static_assert(kTermsAtATime % kLanes == 0, "channels are cut by whole vectors, and no sum is longer than this");
+
+// Bytes of transformed weights that stay in a core's L2 cache beside the units.
+inline constexpr std::size_t kWeightsInCache = 384 << 10;
 
 // What a register tile reads. Offsets and pitches are in floats.
 struct UnitProducts {
@@ -133,29 +137,17 @@ struct ForwardWeights {
   }
 };
 
-// The taps of kDoubleCount output channels, in double; those behind the last channel are zeros.
+// Transforms of weights are computed in double, half a vector at a time.
 inline constexpr hn::ScalableTag<double> kWeightDoubles{};
 inline constexpr int kWeightLanes = hn::MaxLanes(kWeightDoubles);
 using WeightDoubles = hn::Vec<hn::ScalableTag<double>>;
-
-inline WeightDoubles LoadTap(const Convolution& conv, int first_channel, int channel, int r, int s) {
-  HWY_ALIGN double tap[kWeightLanes] = {};
-  const float* w = conv.w + channel * conv.w_in + r * conv.w_row + s * conv.w_column;
-  for (int i = 0; i < kWeightLanes && first_channel + i < conv.out_channels; i++) {
-    tap[i] = w[(first_channel + i) * conv.w_out];
-  }
-  return hn::Load(kWeightDoubles, tap);
-}
-
-inline void StoreWeights(WeightDoubles v, float* target) {
-  const hn::Rebind<float, hn::ScalableTag<double>> narrow;
-  hn::StoreU(hn::DemoteTo(narrow, v), narrow, target);
-}
+static_assert(kLanes == 2 * kWeightLanes);
 
 // Direct summation over all taps: the packed pixels are the units.
 class DirectForward {
  public:
   static constexpr int kMatrices = 1;
+  static constexpr int kTerms = kTermsAtATime;
   static bool Serves(const Convolution&) { return true; }
 
   DirectForward(const Convolution& conv, int units)
@@ -170,11 +162,19 @@ class DirectForward {
 
   static ForwardWeights Weights(const Convolution& conv) { return {conv, 1, conv.taps_h * conv.taps_w}; }
 
-  // All taps of one input channel and half a vector of output channels.
-  template <class Put>
-  static void TransformWeights(const Convolution& conv, int first_channel, int channel, const Put& put) {
-    for (int r = 0, tap = 0; r < conv.taps_h; r++) {
-      for (int s = 0; s < conv.taps_w; s++, tap++) put(0, tap, LoadTap(conv, first_channel, channel, r, s));
+  static bool TakesPlainWeights(const Convolution&) { return false; }
+
+  static WeightReader Reader(const Convolution& conv) {
+    return {conv, conv.w, {0, conv.taps_h, 1}, {0, conv.taps_w, 1}, conv.taps_w};
+  }
+
+  // The weights of a tile: put in order.
+  static void PutWeights(const WeightReader& reader, const ForwardWeights& weights, int first, int width,
+                         float* target) {
+    for (int v = first; v < first + width; v++) {
+      reader.Read(v * kLanes, 0, weights.channels, [&](int channel, int tap, Floats w) {
+        Store(target + weights.Offset(first, width, v, tap, channel), w);
+      });
     }
   }
 
@@ -228,6 +228,10 @@ class FastForward {
  public:
   using S = Scheme<AlongH, AlongW, false, true>;
   static constexpr int kMatrices = AlongH::kPoints * AlongW::kPoints;
+  // Input channels that are summed at a time: the weights of a tile for so many, all points of them, stay in the cache.
+  static constexpr int kTerms = std::min<int>(
+      kTermsAtATime, kWeightsInCache / (sizeof(float) * kMatrices * kSumVectors * kLanes) / kLanes * kLanes);
+  static_assert(kTerms >= kLanes);
   static bool Serves(const Convolution& conv) {
     return conv.stride_h == 1 && conv.stride_w == 1 && conv.taps_h <= AlongH::kR && conv.taps_w <= AlongW::kR;
   }
@@ -237,25 +241,35 @@ class FastForward {
 
   static ForwardWeights Weights(const Convolution& conv) { return {conv, kMatrices, 1}; }
 
-  template <class Put>
-  static void TransformWeights(const Convolution& conv, int first_channel, int channel, const Put& put) {
-    WeightDoubles half[AlongH::kR][AlongW::kPoints];
-    for (int r = 0; r < AlongH::kR; r++) {
-      for (auto& sum : half[r]) sum = hn::Zero(kWeightDoubles);
-      for (int s = 0; s < conv.taps_w && r < conv.taps_h; s++) {
-        const WeightDoubles tap = LoadTap(conv, first_channel, channel, r, s);
-        for (int j = 0; j < AlongW::kPoints; j++) {
-          half[r][j] = hn::MulAdd(hn::Set(kWeightDoubles, AlongW::kMatrices.weight.at[j][s]), tap, half[r][j]);
+  // Past the cache, to write the transformed weights and read them again takes longer than the products of a small map:
+  // there they are made tile by tile, for some input channels at a time, and used at once by all units of a chunk.
+  static bool TakesPlainWeights(const Convolution& conv) {
+    return Weights(conv).size() * sizeof(float) > kWeightsInCache;
+  }
+
+  static WeightReader Reader(const Convolution& conv) {
+    return {conv, conv.w, {0, conv.taps_h, 1}, {0, conv.taps_w, 1}, AlongW::kR};
+  }
+
+  // The weights of a tile: transformed.
+  static void PutWeights(const WeightReader& reader, const ForwardWeights& weights, int first, int width,
+                         float* target) {
+    Transform(reader, first, width, 0, weights.channels, target + weights.Offset(first, width, first, 0, 0),
+              weights.matrix_size());
+  }
+
+  // Those of the input channels [begin, end): target[point][channel][vector][lane].
+  static void Transform(const WeightReader& reader, int first, int width, int begin, int end, float* target,
+                        std::size_t matrix_pitch) {
+    HWY_ALIGN float taps[kLanes][AlongH::kR * AlongW::kR][kLanes] = {};
+    for (int channel = begin; channel < end; channel += kLanes) {
+      const int last = std::min(channel + kLanes, end);
+      for (int v = 0; v < width; v++) {
+        reader.Read((first + v) * kLanes, channel, last,
+                    [&](int c, int tap, Floats w) { StoreAligned(taps[c - channel][tap], w); });
+        for (int c = channel; c < last; c++) {
+          TransformTaps(taps[c - channel], target + ((c - begin) * width + v) * kLanes, matrix_pitch);
         }
-      }
-    }
-    for (int i = 0; i < AlongH::kPoints; i++) {
-      for (int j = 0; j < AlongW::kPoints; j++) {
-        WeightDoubles sum = hn::Zero(kWeightDoubles);
-        for (int r = 0; r < AlongH::kR; r++) {
-          sum = hn::MulAdd(hn::Set(kWeightDoubles, AlongH::kMatrices.weight.at[i][r]), half[r][j], sum);
-        }
-        put(i * AlongW::kPoints + j, 0, sum);
       }
     }
   }
@@ -319,6 +333,52 @@ class FastForward {
   }
 
  private:
+  // All points of one pair of channels, for a vector of output channels.
+  static HWY_INLINE void TransformTaps(const float (&taps)[AlongH::kR * AlongW::kR][kLanes], float* target,
+                                       std::size_t matrix_pitch) {
+    WeightDoubles half[AlongH::kR][AlongW::kPoints][2];
+    POLYCONV_UNROLL
+    for (int r = 0; r < AlongH::kR; r++) {
+      POLYCONV_UNROLL
+      for (int h = 0; h < 2; h++) {
+        WeightDoubles row[AlongW::kR];
+        POLYCONV_UNROLL
+        for (int s = 0; s < AlongW::kR; s++) row[s] = LoadDoubles(taps[r * AlongW::kR + s] + h * kWeightLanes);
+        POLYCONV_UNROLL
+        for (int j = 0; j < AlongW::kPoints; j++) {
+          half[r][j][h] = WeighedSum<AlongW>(j, [&](int s) { return row[s]; });
+        }
+      }
+    }
+    POLYCONV_UNROLL
+    for (int i = 0; i < AlongH::kPoints; i++) {
+      POLYCONV_UNROLL
+      for (int j = 0; j < AlongW::kPoints; j++, target += matrix_pitch) {
+        const auto low = hn::DemoteTo(kHalf, WeighedSum<AlongH>(i, [&](int r) { return half[r][j][0]; }));
+        const auto high = hn::DemoteTo(kHalf, WeighedSum<AlongH>(i, [&](int r) { return half[r][j][1]; }));
+        Store(target, hn::Combine(kFloats, high, low));
+      }
+    }
+  }
+
+  static constexpr hn::Rebind<float, hn::ScalableTag<double>> kHalf{};
+
+  static HWY_INLINE WeightDoubles LoadDoubles(const float* p) {
+    return hn::PromoteTo(kWeightDoubles, hn::Load(kHalf, p));
+  }
+
+  // One point of a transform along an axis. Loops are unrolled, so that factors are constants and zeros cost nothing.
+  template <class Axis, class Term>
+  static HWY_INLINE WeightDoubles WeighedSum(int point, const Term& term) {
+    WeightDoubles sum = hn::Zero(kWeightDoubles);
+    POLYCONV_UNROLL
+    for (int t = 0; t < Axis::kR; t++) {
+      const double factor = Axis::kMatrices.weight.at[point][t];
+      if (factor != 0.0) sum = hn::MulAdd(hn::Set(kWeightDoubles, factor), term(t), sum);
+    }
+    return sum;
+  }
+
   template <int kGroup>
   void ExpandGroups(int chunk, const float* packed, float* expanded, float* work) const {
     if constexpr (kGroup < S::kGroups) {
@@ -379,7 +439,11 @@ template <class Form>
 class ChannelForward {
  public:
   ChannelForward(const Convolution& conv, const float* transformed)
-      : conv_(conv), weights_(Form::Weights(conv)), transformed_(transformed), form_(conv, ChooseUnits(conv)) {}
+      : conv_(conv),
+        weights_(Form::Weights(conv)),
+        reader_(Form::Reader(conv)),
+        transformed_(transformed),
+        form_(conv, ChooseUnits(conv)) {}
 
   void Run(const Runtime& runtime) const {
     const PackedPanels& panels = form_.panels();
@@ -394,6 +458,7 @@ class ChannelForward {
       const std::size_t sums_at = carver.Take(Form::kMatrices * matrix_pitch);
       const std::size_t outputs_at = carver.Take(form_.outputs_size(block));
       const std::size_t work_at = carver.Take(form_.work_size());
+      const std::size_t weights_at = carver.Take(transformed_ == nullptr ? Form::kMatrices * kFreshPitch : 0);
       float* scratch = Scratch::OfThread().Get(carver.size());
       float* sums = scratch + sums_at;
       std::vector<std::ptrdiff_t> list;
@@ -404,7 +469,11 @@ class ChannelForward {
         form_.ListUnits(chunk, &list);
         for (int first = 0; first < weights_.vectors; first += block) {
           const int last = std::min(first + block, weights_.vectors);
-          Multiply(x, list, first, last, sums, matrix_pitch, vector_pitch);
+          if (transformed_ != nullptr) {
+            Multiply(x, list, first, last, sums, matrix_pitch, vector_pitch);
+          } else if constexpr (Form::kMatrices > 1) {
+            TransformAndMultiply(x, list, first, last, sums, matrix_pitch, vector_pitch, scratch + weights_at);
+          }
           const StageTimer timer(Stage::kInvert);
           form_.Finish(chunk, sums, matrix_pitch, vector_pitch, scratch + outputs_at, first, last - first, unpacker);
         }
@@ -413,6 +482,9 @@ class ChannelForward {
   }
 
  private:
+  // Between the points of weights that were transformed here: an odd number of lines, for the cache sets' sake.
+  static constexpr std::size_t kFreshPitch = static_cast<std::size_t>((Form::kTerms * kSumVectors) | 1) * kLanes;
+
   // As many units as keep the transformed input in a core's L2 cache, so that weights are used often.
   static int ChooseUnits(const Convolution& conv) {
     constexpr double kCache = 1.2 * (1 << 20);
@@ -432,9 +504,9 @@ class ChannelForward {
     const StageTimer timer(Stage::kProducts);
     // Either some channels of one tap, or all channels of some taps.
     const int vectors = form_.panels().x_vectors();
-    const int blocks = CeilDiv(vectors * kLanes, kTermsAtATime);
+    const int blocks = CeilDiv(vectors * kLanes, Form::kTerms);
     const int channels_at_a_time = blocks > 1 ? CeilDiv(vectors, blocks) * kLanes : weights_.channels;
-    const int taps_at_a_time = std::max(1, kTermsAtATime / channels_at_a_time);
+    const int taps_at_a_time = std::max(1, Form::kTerms / channels_at_a_time);
     UnitProducts op{};
     op.vector_pitch = form_.vector_pitch();
     for (int matrix = 0; matrix < Form::kMatrices; matrix++) {
@@ -455,6 +527,31 @@ class ChannelForward {
     }
   }
 
+  // The same with weights that are transformed here, for a tile and some channels at a time.
+  void TransformAndMultiply(const float* x, const std::vector<std::ptrdiff_t>& list, int first, int last, float* sums,
+                            std::size_t matrix_pitch, std::size_t vector_pitch, float* fresh) const {
+    UnitProducts op{};
+    op.vector_pitch = form_.vector_pitch();
+    op.taps = form_.taps().data();
+    op.tap_count = 1;
+    ForwardWeights::ForTiles(first, last, [&](int v, int width) {
+      for (int channel = 0; channel < weights_.channels; channel += Form::kTerms) {
+        op.channels = std::min(Form::kTerms, weights_.channels - channel);
+        {
+          const StageTimer timer(Stage::kWeights);
+          Form::Transform(reader_, v, width, channel, channel + op.channels, fresh, kFreshPitch);
+        }
+        const StageTimer timer(Stage::kProducts);
+        for (int matrix = 0; matrix < Form::kMatrices; matrix++) {
+          op.x = x + matrix * form_.matrix_pitch() + channel / kLanes * form_.vector_pitch();
+          op.weights = fresh + matrix * kFreshPitch;
+          float* target = sums + matrix * matrix_pitch + (v - first) * vector_pitch;
+          MultiplyUnits(op, list, width, target, vector_pitch, channel > 0);
+        }
+      }
+    });
+  }
+
   // Equal shares rather than a few units left over. Each fetches a share of the next weights ahead: they follow in memory.
   static HWY_INLINE void MultiplyUnits(UnitProducts op, const std::vector<std::ptrdiff_t>& list, int width,
                                        float* target, std::size_t vector_pitch, bool accumulate) {
@@ -470,7 +567,8 @@ class ChannelForward {
 
   const Convolution& conv_;
   const ForwardWeights weights_;
-  const float* transformed_;
+  const WeightReader reader_;
+  const float* transformed_;  // null: made here
   const Form form_;
 };
 
@@ -478,20 +576,14 @@ template <class Form>
 void TransformAll(const Convolution& conv, float* transformed, const Runtime& runtime) {
   const StageTimer timer(Stage::kWeights);
   const ForwardWeights weights = Form::Weights(conv);
+  const WeightReader reader = Form::Reader(conv);
   constexpr int kBlock = kBlockVectors;
   // The tiles are those of the products, which never cross the end of a block of output channels.
   runtime.parallel_for(CeilDiv(weights.vectors, kBlock), [&](std::int64_t begin, std::int64_t end) {
     for (int block = static_cast<int>(begin); block < end; block++) {
       const int last = std::min((block + 1) * kBlock, weights.vectors);
       ForwardWeights::ForTiles(block * kBlock, last, [&](int first, int width) {
-        for (int channel = 0; channel < weights.channels; channel++) {
-          for (int i = 0; i < width * kLanes; i += kWeightLanes) {
-            Form::TransformWeights(conv, first * kLanes + i, channel, [&](int matrix, int tap, WeightDoubles w) {
-              const std::size_t offset = weights.Offset(first, width, first + i / kLanes, tap, channel);
-              StoreWeights(w, transformed + matrix * weights.matrix_size() + offset + i % kLanes);
-            });
-          }
-        }
+        Form::PutWeights(reader, weights, first, width, transformed);
       });
     }
   });
@@ -519,13 +611,19 @@ void RunForward(const Convolution& conv, const Schedule&, const float* transform
   WithForm<Form>(conv, [&]<class Chosen>() { ChannelForward<Chosen>(conv, transformed).Run(runtime); });
 }
 
+template <class Form>
+bool TakesPlainForwardWeights(const Convolution& conv) {
+  return WithForm<Form>(conv, [&]<class Chosen>() { return Chosen::TakesPlainWeights(conv); });
+}
+
 inline int LongestForwardSum(int) {
   return kTermsAtATime;
 }
 
 template <class Form>
 inline constexpr SchemeKernels kForwardKernels = {&ForwardWeightsSize<Form>, &TransformForwardWeights<Form>,
-                                                  &RunForward<Form>, &LongestForwardSum};
+                                                  &TakesPlainForwardWeights<Form>, &RunForward<Form>,
+                                                  &LongestForwardSum};
 
 template <SchemeShape kShape>
 using ForwardOf = std::conditional_t<kShape == kDirect, DirectForward, FastForward<AlongH<kShape>, AlongW<kShape>>>;

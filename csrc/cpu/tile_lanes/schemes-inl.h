@@ -103,7 +103,8 @@ void Run(const Convolution& given, const Schedule& wanted, const float* transfor
 
 template <class H, class W, bool kNested>
 inline constexpr SchemeKernels kKernels = {&WeightsSize<H, W, kNested>, &TransformWeights<Scheme<H, W, kNested, false>>,
-                                           &Run<H, W, kNested>, &ChannelsSummed};
+                                           [](const Convolution&) { return false; }, &Run<H, W, kNested>,
+                                           &ChannelsSummed};
 
 inline constexpr auto kKernelsOf = []<SchemeShape kShape>() {
   return &kKernels<AlongH<kShape>, AlongW<kShape>, kShape.nested>;

@@ -67,8 +67,8 @@ void RunGroups(const Convolution& first, int groups, bool input_gradient, const 
   static thread_local Scratch weights_scratch;
   for (int group = 0; group < groups; group++) {
     const Convolution conv = OfGroup(first, group, input_gradient);
-    const float* weights = transformed + group * size;
-    if (transformed == nullptr) {
+    const float* weights = transformed == nullptr ? nullptr : transformed + group * size;
+    if (transformed == nullptr && !kernels.takes_plain_weights(conv)) {
       float* fresh = weights_scratch.Get(size);
       kernels.transform_weights(conv, fresh, runtime);
       weights = fresh;

@@ -28,6 +28,7 @@ COMMANDS: dict[str, str] = {
     "plan": "what would run for a named workload on a GPU or on this CPU, and why",
     "bench": "time and error of named workloads, layers and whole networks on this machine, next to PyTorch",
     "tune": "measure which kernels are the fastest here, for named workloads, and write it down",
+    "calibrate": "measure this processor, so that what runs is chosen rightly on it; a minute",
     "warmup": "compile CUDA kernels ahead of time, for this machine or into a folder for others; needs no GPU",
     "inspect": "registers, spills and occupancy of kernels, and what a V100 would spend on them, counted",
     "export": "write one Python file with a convolution and its CUDA kernels, which needs nothing but torch",

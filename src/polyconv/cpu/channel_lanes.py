@@ -25,6 +25,12 @@ NAME = "channel lanes"
 """The same as tile lanes, but lanes hold channels: small maps, channels_last, the weight gradient."""
 
 
+WEIGHTS_IN_CACHE = 384 * 2**10
+"""Bytes of transformed weights up to which they are made once for all tiles."""
+READ_AGAIN = 16.0
+"""Cycles per vector of weights that comes from beyond the core's caches."""
+
+
 def schemes(kind: Pass) -> tuple[KernelScheme, ...]:
     """Those of a pass, in the order of their numbers."""
     return compiled("gradient" if kind is Pass.WGRAD else "channel")
@@ -120,17 +126,29 @@ def forward_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -
     per_input, per_output = (25.0, 30.0) if prod(part.size) >= 512**2 else (12.0, 20.0)
     pixels = part.batch * prod(part.size) * (per_input * x_vectors + per_output * y_vectors)
     transforms = 0.0 if scheme.direct else tiles * points * (x_vectors + y_vectors) * 4.0
-    # Chunks of tiles are what threads share.
-    units = 128 if scheme.direct else min(96.0, max(56.0, 1.2 * 2**20 / (4 * points * (part.channels + 96))))
-    chunks = ceil(tiles / units)
+    chunks = _chunks(part, scheme)
     idle = ceil_div(chunks, device.cores) * device.cores / chunks
     crowding = 0.8 if scheme.direct else 0.92 + 0.0036 * points
-    return idle * crowding * (products + pixels + transforms) + 16.0 * terms * y_vectors
+    return idle * crowding * (products + pixels + transforms) + READ_AGAIN * terms * y_vectors
+
+
+def _chunks(part: Correlation, scheme: KernelScheme) -> int:
+    """Of tiles: what threads share."""
+    room = 4 * prod(scheme.points) * (part.channels + 96)
+    units = 128 if scheme.direct else min(96.0, max(56.0, 1.2 * 2**20 / room))
+    return max(1, ceil(_tiles(part.batch, part.size, part.dilation, scheme) / units))
 
 
 def _weight_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:
+    """Estimated cycles to put the weights of one group in order, or to transform them.
+
+    Transformed ones that no cache holds are made anew for each chunk, and used at once: never written, never read.
+    """
     points = prod(part.taps) if scheme.direct else prod(scheme.points)
-    return points * part.channels * ceil_div(part.outputs, device.lanes) * (80.0 if scheme.direct else 27.0)
+    vectors = points * part.channels * ceil_div(part.outputs, device.lanes)
+    if scheme.direct or 4 * device.lanes * vectors <= WEIGHTS_IN_CACHE:
+        return 12.0 * vectors
+    return max(4.0, 12.0 * _chunks(part, scheme) - READ_AGAIN) * vectors
 
 
 # ---- the weight gradient

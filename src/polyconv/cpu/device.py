@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from .processors import Profile
+
 VECTOR_LANES = {"avx512": 16, "avx2": 8, "sse4": 4}
 """Floats per vector, by the native kernels' instruction set."""
 
@@ -21,6 +23,8 @@ class CpuDevice:
     cores: int = 1
     l1_bytes: int = 48 * 2**10
     l2_bytes: int = 2 * 2**20
+    profile: Profile | None = None
+    """What was measured on it, or on others; None: the cost model is believed as it is."""
 
     @property
     def lanes(self) -> int:

@@ -6,11 +6,13 @@ the preference. Nothing is timed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
+from math import exp, prod
 from types import ModuleType
+
+import torch
 
 from ..preference import Preference
 from ..problem import Pass, Problem
@@ -19,9 +21,14 @@ from . import aten, channel_lanes, depthwise, native, plain, tile_lanes
 from .borders import has_border, padded
 from .candidates import CpuCandidate
 from .device import CpuDevice, this_machine
+from .processors import Correction, Kernel, in_force
 
 CALL_CYCLES = 2000.0
 """What any call costs, so that no work at all is not free."""
+
+OWN_CALL_CYCLES = 1e4
+"""What it costs to get to a kernel of polyconv's, where PyTorch's would have been called as a program calls it: a few
+microseconds."""
 
 CHECK_CYCLES, CHECK_BYTES = 8e3, 8.0
 """What it costs to find out whether a weight is still the one whose transform was kept: a call, bytes per cycle."""
@@ -32,6 +39,11 @@ MOST_FOR_THE_CHECK = 0.02
 ENGINES: tuple[ModuleType, ...] = (tile_lanes, channel_lanes, depthwise, plain, aten)
 """Modules with a ``NAME``, ``candidates(problem, device)`` and ``prepare(chosen, problem, weights)``, where ``weights``
 keeps transformed ones from call to call, or is None."""
+
+
+def engine_of(candidate: CpuCandidate) -> ModuleType:
+    """Who offers it, and runs it."""
+    return next(engine for engine in ENGINES if candidate.engine == engine.NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +74,7 @@ class CpuPlan:
     @property
     def engine(self) -> ModuleType:
         """Who computes."""
-        return next(engine for engine in ENGINES if self.chosen.engine == engine.NAME)
+        return engine_of(self.chosen)
 
     @property
     def name(self) -> str:
@@ -77,10 +89,12 @@ class CpuPlan:
         """The plan in words: what runs, and why others do not: the next best, or all (verbose)."""
         runs = f"  runs {self.name} on {self.device.instruction_set}: {self.reason}"
         error = f"predicted error {self.predicted_error:.1e}"
-        return "\n".join([str(self.problem), f"{runs}; {error}", *why_not(self.candidates, verbose=verbose)])
+        said = [str(self.problem), f"{runs}; {error}", *why_not(self.candidates, verbose=verbose)]
+        if self.device.profile is not None:
+            said.append(f"  estimates are corrected by the profile of {self.device.profile}")
+        return "\n".join(said)
 
 
-@lru_cache(maxsize=4096)
 def plan_cpu(
     problem: Problem,
     device: CpuDevice | None = None,
@@ -95,37 +109,70 @@ def plan_cpu(
     still right costs little beside the call, or nothing, because the weight is frozen. What is preferred runs if it can
     and keeps the tolerance.
     """
+    return _plan(problem, device or here(), kept_weights, prefer)
+
+
+@lru_cache(maxsize=4096)
+def _plan(problem: Problem, device: CpuDevice, kept_weights: bool, prefer: Preference | None) -> CpuPlan:
     if other_axes := problem.why_not_pictures():
         raise PlanError(other_axes)
-    device = device or _here()
     ran = padded(problem) if problem.kind is Pass.DGRAD and has_border(problem) else problem
-
-    check = 0.0 if problem.frozen else CHECK_CYCLES + 4.0 * prod(problem.w_shape) / CHECK_BYTES
-
-    def keeps(candidate: CpuCandidate) -> bool:
-        without = candidate.cycles - candidate.weight_cycles
-        return kept_weights and candidate.weight_cycles > 0.0 and check <= MOST_FOR_THE_CHECK * without
-
-    def cost(candidate: CpuCandidate) -> float:
-        saved = candidate.weight_cycles - check if keeps(candidate) else 0.0
-        return CALL_CYCLES + candidate.cycles - saved
-
+    costs = Costs(ran, device, kept_weights)
     found = select(
         offered(ran, device),
         problem,
         refusal=lambda candidate: candidate.refusal,
         error=lambda candidate: candidate.error,
-        cost=cost,
+        cost=costs.cautious,
         prefer=prefer,
     )
     reason = found.preference
     if prefer is None or found.chosen.name != prefer.name:
-        reason = _reason(problem, found, cost) + (f" ({reason})" if reason else "")
-    return CpuPlan(problem, ran, device, found.chosen, reason, found.candidates, keeps(found.chosen))
+        reason = _reason(problem, found, costs) + (f" ({reason})" if reason else "")
+    return CpuPlan(problem, ran, device, found.chosen, reason, found.candidates, costs.keeps(found.chosen))
 
 
-def _here() -> CpuDevice:
-    return this_machine(native.instruction_set() if native.is_available() else "sse4")
+def here() -> CpuDevice:
+    """The processor that runs this, as it is set up now: as many cores as PyTorch's pool has threads."""
+    instruction_set = native.instruction_set() if native.is_available() else "sse4"
+    threads = torch.get_num_threads()
+    return replace(this_machine(instruction_set), cores=threads, profile=in_force(instruction_set, threads))
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What candidates cost, in cycles of one core."""
+
+    problem: Problem
+    device: CpuDevice
+    kept_weights: bool
+
+    @property
+    def _check(self) -> float:
+        """To find out whether a weight is still the one that was transformed."""
+        return 0.0 if self.problem.frozen else CHECK_CYCLES + 4.0 * prod(self.problem.w_shape) / CHECK_BYTES
+
+    def keeps(self, candidate: CpuCandidate) -> bool:
+        """Whether it uses weights that were transformed before."""
+        without = candidate.cycles - candidate.weight_cycles
+        pays = candidate.weight_cycles > 0.0 and self._check <= MOST_FOR_THE_CHECK * without
+        return self.kept_weights and pays
+
+    def counted(self, candidate: CpuCandidate) -> float:
+        """By the cost model."""
+        saved = candidate.weight_cycles - self._check if self.keeps(candidate) else 0.0
+        return CALL_CYCLES + candidate.cycles - saved
+
+    def correction(self, candidate: CpuCandidate) -> Correction | None:
+        """By what was measured; None for PyTorch's convolution, which all others are compared with."""
+        if self.device.profile is None or candidate.engine == aten.NAME:
+            return None
+        return self.device.profile.correction(self.problem, Kernel(candidate.name, self.keeps(candidate)))
+
+    def cautious(self, candidate: CpuCandidate) -> float:
+        """What is compared: a kernel of polyconv's has to be ahead by as much as its estimate may well be wrong."""
+        correction, counted = self.correction(candidate), self.counted(candidate)
+        return counted if correction is None else OWN_CALL_CYCLES + counted * correction.factor
 
 
 def offered(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
@@ -139,15 +186,28 @@ def offered(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
             yield from engine.candidates(problem, device)
 
 
-def _reason(problem: Problem, found: Selection[CpuCandidate], cost: Callable[[CpuCandidate], float]) -> str:
+def _reason(problem: Problem, found: Selection[CpuCandidate], costs: Costs) -> str:
     """Why the chosen one, in a few words."""
     chosen = found.chosen
     if len(found.able) == 1:
         alone = chosen.engine == aten.NAME
         return aten.why_alone(problem) if alone else f"{problem.dtype} is for checking, not for speed"
+    if costs.device.profile is not None:
+        return _advantage(found, costs)
     direct = [c for c in found.able if c.direct and c is not chosen and c.engine != plain.NAME]
     if not direct:
         return "the least estimated time"
-    ratio = min(map(cost, direct)) / cost(chosen)
+    ratio = min(map(costs.counted, direct)) / costs.counted(chosen)
     what = "the next direct one" if chosen.direct else "direct summation"
     return f"estimated {ratio:.1f} times as fast as {what}"
+
+
+def _advantage(found: Selection[CpuCandidate], costs: Costs) -> str:
+    """The same where estimates are corrected by measurements."""
+    theirs = next(candidate for candidate in found.able if candidate.engine == aten.NAME)
+    correction = costs.correction(found.chosen)
+    if correction is None:
+        return "no kernel of polyconv's is ahead of it by as much as the estimate may be wrong"
+    ratio = costs.counted(theirs) / (OWN_CALL_CYCLES + costs.counted(found.chosen) * exp(correction.shift))
+    least = costs.counted(theirs) / costs.cautious(found.chosen)
+    return f"estimated {ratio:.1f} times as fast as PyTorch's convolution, probably at least {least:.1f} times"

@@ -1,0 +1,127 @@
+"""``polyconv calibrate``: measure this processor, so that plans are right on it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from math import exp, log
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..console import print_json, print_table, progress
+from . import INTERRUPTED, _options
+
+if TYPE_CHECKING:
+    from ..cpu.processors import Record, Section
+
+ABOUT = """\
+What runs is chosen by a cost model, corrected by what was measured: by a profile of the processor. Some are shipped;
+on a processor that has none, polyconv's kernels run only where their advantage is large. This measures one: layers of
+real networks in both layouts and all passes, kernels of every engine in turn with PyTorch's convolution, with as many
+threads as torch uses. The machine should have nothing else to do meanwhile.
+
+Without -o the result goes to profile.json in the cache's folder, where every process finds it; with POLYCONV_PROFILE
+another file is read. What was measured with another version of polyconv or torch is not used.
+"""
+SECONDS = 50
+HEADERS = ("pass", "layout", "problems", "ours ahead", "by (geometric mean)", "estimates scatter by")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--seconds", metavar="N", type=_options.positive, default=SECONDS, help=f"to measure (default: {SECONDS})"
+    )
+    parser.add_argument(
+        "--most", metavar="N", type=float, default=2e8, help="multiply-adds of a layer, at most (default: 2e8)"
+    )
+    _options.add_output_argument(parser, "the profile to add to (default: profile.json in the cache's folder)")
+    _options.add_json_argument(parser, "what was measured")
+    _options.add_examples(parser, "polyconv calibrate", "polyconv calibrate --seconds 600 -o profile.json", about=ABOUT)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ..cpu import native
+    from ..cpu.processors import ProfileError, own_file
+
+    if reason := native.why_absent():
+        print(f"polyconv calibrate: there is nothing to measure: {reason}", file=sys.stderr)
+        return 1
+    _options.check_writable(args.output)
+    path = args.output or own_file()
+    _options.check_folder(path.parent, "name a file with -o")
+    try:
+        return _calibrate(path, args)
+    except ProfileError as error:
+        print(f"polyconv calibrate: {error}", file=sys.stderr)
+        return 1
+
+
+def _calibrate(path: Path, args: argparse.Namespace) -> int:
+    import torch
+
+    from ..backends import backend_for
+    from ..cpu.processors import Section, check, update
+    from ..machine import processor_model
+    from ..measure.calibration import cases, measure, within
+
+    check(path)
+    records: list[Record] = []
+    status = 0
+    with progress() as shown, torch.no_grad():
+        shown.expect(round(args.seconds))
+        try:
+            for gone, problems in within(args.seconds, cases(args.most)):
+                records += map(measure, problems)
+                while shown.done < gone:
+                    shown.step(f"{problems[0]}")
+        except KeyboardInterrupt:  # keep what is there
+            status = INTERRUPTED
+    if not records:
+        return status or 1
+    section = Section.of(processor_model(), backend_for(torch.device("cpu")).environment(), records)
+    update(path, section)
+    _report(section, path, as_json=args.json)
+    return status
+
+
+def _report(section: Section, path: Path, *, as_json: bool) -> None:
+    rooms: dict[tuple[str, str], list[Record]] = {}
+    for record in section.records:
+        rooms.setdefault((str(record.problem.kind), _layout(record)), []).append(record)
+    if as_json:
+        print_json(
+            {
+                "profile": str(path),
+                "processor": str(section),
+                "rooms": [dict(zip(("pass", "layout"), room, strict=True)) | _figures(r) for room, r in rooms.items()],
+            }
+        )
+        return
+    table = []
+    for room, records in rooms.items():
+        found = _figures(records)
+        ahead = f"{found['ahead']} ({100 * found['ahead'] / found['problems']:.0f} %)"
+        table.append([*room, str(found["problems"]), ahead, f"{found['by']:.2f}", f"{found['scatter']:.2f}"])
+    print_table(f"{section}", HEADERS, table, left=2)
+    print(f"{path}: {len(section.records)} problems")
+
+
+def _layout(record: Record) -> str:
+    from ..cpu.processors.profile import is_channels_last
+
+    return "channels_last" if is_channels_last(record.problem) else "NCHW"
+
+
+def _figures(records: Sequence[Record]) -> dict[str, float]:
+    """How often the best kernel of polyconv's is ahead of PyTorch's, and by how much; and how wrong estimates are."""
+    ratios = [r.torch.seconds / min(s.seconds for _, s in r.kernels) for r in records if r.kernels]
+    errors = [error for record in records for _, error in record.errors()]
+    mean = sum(errors) / len(errors)
+    gains = [log(ratio) for ratio in ratios if ratio > 1.0]
+    return {
+        "problems": len(records),
+        "ahead": len(gains),
+        "by": exp(sum(gains) / max(1, len(gains))),
+        "scatter": exp((sum((error - mean) ** 2 for error in errors) / len(errors)) ** 0.5),
+    }

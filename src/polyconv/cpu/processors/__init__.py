@@ -1,0 +1,28 @@
+"""Profiles of processors: what kernels took on them, measured, beside what the cost model estimates.
+
+The cost model alone is right on the machine that its constants were fitted on. :mod:`.profile` corrects it by what was
+measured nearby, and says how far it is to be believed; ``known`` has the processors that were met so far;
+``polyconv calibrate`` measures another one.
+"""
+
+from .file import ProfileError, Section, channels_last, check, load, text, update
+from .lookup import in_force, own_file, shipped
+from .profile import Correction, Kernel, Profile, Record, Spent
+
+__all__ = [
+    "Correction",
+    "Kernel",
+    "Profile",
+    "ProfileError",
+    "Record",
+    "Section",
+    "Spent",
+    "channels_last",
+    "check",
+    "in_force",
+    "load",
+    "own_file",
+    "shipped",
+    "text",
+    "update",
+]

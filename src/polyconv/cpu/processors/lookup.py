@@ -1,0 +1,102 @@
+"""Which profile is in force: this machine's own, measured by ``polyconv calibrate``, before those that are shipped.
+
+Of the shipped ones that of the same processor is believed; without one, that of a processor with the same instruction
+set, and less so. Behind a machine's own profile stands the shipped one: sixty seconds do not measure everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from importlib.resources import files
+from math import log2, sqrt
+from pathlib import Path
+
+import torch
+
+from ... import settings
+from ...machine import processor_model, processor_name
+from ...once import warn_once
+from ...version import __version__
+from .file import ProfileError, Section, load, parse
+from .profile import Profile
+
+STRANGER = 0.3
+"""Doubt about a processor that is not the one that was measured."""
+PER_DOUBLING = 0.1
+"""Doubt for each doubling of the number of threads, or halving."""
+NEWLY_MEASURED = 0.1
+"""Doubt about a shipped profile of the same processor: another machine, another day."""
+
+
+def in_force(instruction_set: str, threads: int) -> Profile | None:
+    """For the processor that runs this, with the instruction set that the native kernels use on it; None: ``off``."""
+    named = settings.current().profile
+    if named == "off":
+        return None
+    path = own_file() if named or settings.current().cache_dir else None
+    return _in_force(instruction_set, threads, processor_model(), path)
+
+
+def own_file() -> Path:
+    """What ``polyconv calibrate`` writes unless it is told another file."""
+    named = settings.current().profile
+    return settings.cache_folder() / "profile.json" if named is None or named == "off" else named
+
+
+@lru_cache(maxsize=16)
+def _in_force(instruction_set: str, threads: int, model: str, path: Path | None) -> Profile:
+    alike = [section for section in shipped() if section.instruction_set == instruction_set]
+    of_this = [section for section in alike if section.model == model]
+    found = _nearest(of_this or alike, threads)
+    behind = None if found is None else Profile(str(found), found.records)
+    distance = _distance(found, threads) if of_this else sqrt(STRANGER**2 + _distance(found, threads) ** 2)
+    mine = [s for s in _own_sections(path) if s.instruction_set == instruction_set and s.model == model]
+    own = _nearest(mine, threads)
+    if own is not None:
+        return Profile(f"{own}, measured here", own.records, behind, max(distance, NEWLY_MEASURED))
+    if behind is not None and not distance:
+        return behind
+    stranger = f"{processor_name()} ({model}), which was not measured"
+    return Profile(f"{stranger}, taken for {behind}" if behind else stranger, (), behind, distance)
+
+
+def _nearest(sections: Iterable[Section], threads: int) -> Section | None:
+    return min(sections, key=lambda section: _distance(section, threads), default=None)
+
+
+def _distance(section: Section | None, threads: int) -> float:
+    return 0.0 if section is None else PER_DOUBLING * abs(log2(section.threads / threads))
+
+
+@lru_cache(maxsize=1)
+def shipped() -> tuple[Section, ...]:
+    """The processors that were met so far."""
+    folder = files(__package__).joinpath("known")
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".json"))
+    return tuple(section for name in names for section in parse(folder.joinpath(name).read_bytes(), name))
+
+
+def _own_sections(path: Path | None) -> tuple[Section, ...]:
+    """Of this version of polyconv and of torch. A file that cannot be read is named in a warning, once."""
+    if path is None:
+        return ()
+    try:
+        sections = load(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        if settings.current().profile is None:
+            return ()
+        sections = ()
+        _ignore(f"{path} cannot be read")
+    except (ProfileError, OSError) as error:
+        sections = ()
+        _ignore(str(error))
+    here = {"polyconv": __version__, "torch": str(torch.__version__)}
+    return tuple(s for s in sections if here.items() <= s.environment.items())
+
+
+def _ignore(problem: str) -> None:
+    warn_once(
+        f"polyconv ignores a profile: {problem}. What is shipped decides instead; set POLYCONV_PROFILE to a file that "
+        "`polyconv calibrate` wrote, or to off"
+    )

@@ -1,0 +1,174 @@
+"""What was measured of a processor, and what it makes of the cost model's estimates.
+
+The cost model counts. How far a count is from the truth differs from kernel to kernel and from processor to processor,
+most of all for PyTorch's kernels, whose insides it does not know. A profile has problems that were timed, kernels of
+every engine in turn with PyTorch's convolution. Of a new problem it asks those that lie near it: how wrong was the
+estimated ratio between a kernel and PyTorch's there (the shift), and how much do such errors scatter (the doubt)? Far
+from everything that was measured, the doubt is that of the model alone.
+
+A kernel of polyconv's runs where it is ahead of PyTorch's by more than the doubt. So a layer that is like none that was
+measured, or a processor that nobody has seen, is left to PyTorch unless the advantage is large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from math import exp, log, log2, prod, sqrt
+
+from ...problem import Pass, Problem
+
+CAUTION = 1.0
+"""Doubts by which a kernel must be ahead of PyTorch's."""
+REACH = 0.7
+"""How far a measured problem is heard, in the units of :func:`place_of`."""
+FAR = 4.0
+"""From so many times that distance on, it is not heard at all."""
+MODEL_WEIGHT = 0.1
+"""What the model's own word weighs beside measured problems, each of which weighs one where it lies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """Of the ratio between the estimated times of a kernel and of PyTorch's, in natural logarithms."""
+
+    shift: float
+    doubt: float
+    """A standard deviation."""
+
+    @property
+    def factor(self) -> float:
+        """What an estimate is to be multiplied by, so that a kernel which is chosen all the same is ahead, probably."""
+        return exp(self.shift + CAUTION * self.doubt)
+
+    def elsewhere(self, doubt: float) -> Correction:
+        """The same for another processor, of which less is known."""
+        return Correction(self.shift, sqrt(self.doubt**2 + doubt**2))
+
+
+Formula = tuple[str, bool, bool]
+Place = tuple[float, ...]
+
+UNMEASURED = Correction(0.4, 0.7)
+"""Of the cost model alone: it thinks well of polyconv's kernels, and in one case of three is wrong by a factor of 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """The time of one call, measured and estimated."""
+
+    seconds: float
+    cycles: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A candidate of an engine's."""
+
+    name: str
+    """``F(4,3) x F(4,3), tile lanes``: as the planner calls it."""
+    kept: bool = False
+    """With weights that were prepared by an earlier call."""
+
+    @property
+    def formula(self) -> Formula:
+        """Kernels that are estimated by one formula are wrong alike: those of an engine, direct or fast ones."""
+        form, _, engine = self.name.rpartition(", ")
+        return engine, form == "direct", self.kept
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A problem that was measured: PyTorch's convolution, and kernels of polyconv's."""
+
+    problem: Problem
+    torch: Spent
+    kernels: tuple[tuple[Kernel, Spent], ...]
+
+    def errors(self) -> tuple[tuple[Formula, float], ...]:
+        """By how much the estimated ratio of each kernel to PyTorch's was too small, as a logarithm."""
+        return tuple(
+            (kernel.formula, log(spent.seconds / self.torch.seconds) - log(spent.cycles / self.torch.cycles))
+            for kernel, spent in self.kernels
+        )
+
+
+_Room = tuple[Pass, bool]
+
+
+class Profile:
+    """Measured problems of one processor. Never changed once it is made."""
+
+    def __init__(
+        self, name: str, records: Iterable[Record], behind: Profile | None = None, distance: float = 0.0
+    ) -> None:
+        self.name = name
+        """For people: which processor, and with what."""
+        self.behind = behind
+        """Another profile, believed where this one has nothing."""
+        self.distance = distance
+        """How much less that one is to be believed: a doubt."""
+        self._measured: dict[_Room, list[tuple[Place, tuple[tuple[Formula, float], ...]]]] = {}
+        for record in records:
+            there = self._measured.setdefault(_room(record.problem), [])
+            there.append((place_of(record.problem), record.errors()))
+        self._heard = lru_cache(maxsize=1024)(self._listen)
+
+    def correction(self, problem: Problem, kernel: Kernel) -> Correction:
+        """For a kernel on a problem."""
+        prior = UNMEASURED
+        if self.behind is not None:
+            prior = self.behind.correction(problem, kernel).elsewhere(self.distance)
+        heard = self._heard(_room(problem), place_of(problem)).get(kernel.formula, [])
+        if not heard:
+            return prior
+        count = sum(weight for weight, _ in heard)
+        total = MODEL_WEIGHT + count
+        shift = (MODEL_WEIGHT * prior.shift + sum(weight * error for weight, error in heard)) / total
+        scatter = MODEL_WEIGHT * prior.doubt**2 + sum(weight * (error - shift) ** 2 for weight, error in heard)
+        # The shift is a mean of so many, and itself uncertain.
+        return Correction(shift, sqrt(scatter / total * (1.0 + min(count, 1.0 / count))))
+
+    def _listen(self, room: _Room, place: Place) -> dict[Formula, list[tuple[float, float]]]:
+        """What was measured near a place: weights and errors, by formula."""
+        found: dict[Formula, list[tuple[float, float]]] = {}
+        for there, errors in self._measured.get(room, ()):
+            squared = sum((a - b) ** 2 for a, b in zip(place, there, strict=True)) / REACH**2
+            if squared < FAR**2:
+                weight = exp(-squared / 2.0)
+                for formula, error in errors:
+                    found.setdefault(formula, []).append((weight, error))
+        return found
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _room(problem: Problem) -> _Room:
+    """Problems in different rooms say nothing about one another: of another pass, or in another layout."""
+    return problem.kind, is_channels_last(problem)
+
+
+def is_channels_last(problem: Problem) -> bool:
+    return problem.x_strides[1] == 1 and problem.in_channels > 1
+
+
+def place_of(problem: Problem) -> Place:
+    """Where a problem lies among others of its room: sizes as logarithms, each weighed by how much it decides."""
+    c, k = problem.channels_per_group
+    return (
+        0.5 * _log(c),
+        0.5 * _log(k),
+        0.5 * _log(problem.groups),
+        0.35 * _log(problem.batch),
+        0.5 * _log(prod(problem.out_size)),
+        1.5 * _log(problem.kernel[0]),
+        1.5 * _log(problem.kernel[1]),
+        1.5 * _log(prod(problem.stride)),
+        0.7 * _log(prod(problem.dilation)),
+    )
+
+
+def _log(size: int) -> float:
+    return log2(max(1, size))

@@ -1,0 +1,207 @@
+"""Measures a profile of this processor: layers of real networks, kernels of every engine in turn with PyTorch's.
+
+Layers come in an order in which each is far from those before it, so that whatever the time allows covers all kinds;
+each is measured in both layouts and in all its passes, before the next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod, sqrt
+
+import torch
+from torch import Tensor
+
+from ..cpu import aten, plain
+from ..cpu.candidates import CpuCandidate
+from ..cpu.device import CpuDevice
+from ..cpu.planner import Costs, engine_of, here, offered
+from ..cpu.processors import Kernel, Record, Spent, channels_last
+from ..cpu.processors.profile import Place, place_of
+from ..cpu.weights import TransformedWeights
+from ..problem import Pass, Problem
+from . import layers, workloads
+from .timing import interleaved
+from .workloads import Workload
+
+IMAGE_CHANNELS = 4
+"""An image of so many channels is a network's input, which needs no gradient."""
+BATCHES = (1, 8)
+"""In turn, from layer to layer."""
+REPEATS = 4
+PATIENCE = 0.1
+"""Seconds after which a problem has only the rounds that it must have."""
+PER_ENGINE = 2
+"""Kernels of an engine that are timed: those that the model ranks first."""
+WORTH_A_TRIAL = 5.0
+"""Kernels whose estimate is so many times the least are not timed."""
+MOST_MULTIPLICATIONS = 2e8
+"""Of one call: some milliseconds of one core."""
+MOST_WEIGHTS = 2**22
+"""Elements: there are few larger weights, and they take long."""
+
+
+def cases(most: float = MOST_MULTIPLICATIONS) -> Iterator[list[Problem]]:
+    """The problems of one layer after the other: both layouts, all passes."""
+    for number, layer in enumerate(_far_apart(_candidates(most))):
+        yield list(_passes(layer, BATCHES[number % len(BATCHES)], most))
+
+
+def _candidates(most: float) -> list[Workload]:
+    """Layers that are small enough; first those that are nobody's neighbours."""
+    named = [replace(layer, input=(1, *layer.input[1:])) for layer in workloads.catalogue().values()]
+    every = [*named, *layers.sample(layers.every(), None)]
+    problems = [(layer, layer.problem(Pass.FPROP)) for layer in every]
+    return [layer for layer, one in problems if one.multiplications <= most and prod(one.w_shape) <= MOST_WEIGHTS]
+
+
+def _far_apart(every: Sequence[Workload]) -> Iterator[Workload]:
+    """In an order in which the next is the one that is farthest from all before; of equals, that which is used most."""
+    places = [place_of(layer.problem(Pass.FPROP)) for layer in every]
+    distances = [float(layer.uses) * 1e6 for layer in every]
+    for _ in every:
+        chosen = max(range(len(every)), key=distances.__getitem__)
+        yield every[chosen]
+        there = places[chosen]
+        distances = [
+            min(old, _weighed(place, there, layer.uses))
+            for old, place, layer in zip(distances, places, every, strict=True)
+        ]
+
+
+def _weighed(place: Place, other: Place, uses: int) -> float:
+    """The square of a distance; a layer that is used often may be nearer to another one."""
+    return sum((a - b) ** 2 for a, b in zip(place, other, strict=True)) * sqrt(uses)
+
+
+def _passes(layer: Workload, batch: int, most: float) -> Iterator[Problem]:
+    one = layer.problem(Pass.FPROP)
+    images = batch if batch * one.multiplications <= most else 1
+    for kind in Pass:
+        if kind is Pass.DGRAD and one.in_channels <= IMAGE_CHANNELS:
+            continue
+        problem = replace(layer, input=(images, *layer.input[1:])).problem(kind)
+        yield problem
+        yield channels_last(problem)
+
+
+def measure(problem: Problem) -> Record:
+    """Time one problem."""
+    tensors = _tensors(problem)
+    trials = list(_trials(problem, replace(here(), profile=None)))
+    calls = {trial: _call(problem, trial, tensors) for trial in trials}
+    timings = interleaved({str(trial): call for trial, call in calls.items()}, REPEATS, patience=PATIENCE)
+    alone = torch.get_num_threads() == 1
+    spent = {
+        trial: Spent(timings[str(trial)].cpu if alone else timings[str(trial)].best, trial.cycles) for trial in trials
+    }
+    return _record(problem, spent)
+
+
+def remodelled(record: Record, instruction_set: str, threads: int) -> Record:
+    """The same with the estimates of today's cost model, for the processor that was measured."""
+    device = CpuDevice(instruction_set, cores=threads)
+    known = dict(record.kernels)
+    spent = {
+        trial: Spent((record.torch if trial.theirs else known[trial.kernel]).seconds, trial.cycles)
+        for trial in _estimated(record.problem, device)
+        if trial.theirs or trial.kernel in known
+    }
+    return _record(record.problem, spent)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A candidate, with weights that are kept or not."""
+
+    candidate: CpuCandidate
+    kept: bool
+    cycles: float
+
+    @property
+    def kernel(self) -> Kernel:
+        return Kernel(self.candidate.name, self.kept)
+
+    @property
+    def theirs(self) -> bool:
+        return self.candidate.engine == aten.NAME
+
+    def __str__(self) -> str:
+        return f"{self.candidate.name}{', kept' if self.kept else ''}"
+
+
+def _record(problem: Problem, spent: Mapping[_Trial, Spent]) -> Record:
+    (theirs,) = (trial for trial in spent if trial.theirs)
+    kernels = tuple((trial.kernel, spent[trial]) for trial in spent if not trial.theirs)
+    return Record(problem, spent[theirs], kernels)
+
+
+def _estimated(problem: Problem, device: CpuDevice) -> Iterator[_Trial]:
+    """All that can run it, and in a forward pass again with kept weights, where they can be kept."""
+    for kept in (False, True) if problem.kind is Pass.FPROP else (False,):
+        costs = Costs(replace(problem, frozen=kept), device, kept)
+        for candidate in offered(problem, device):
+            able = candidate.refusal is None and candidate.engine != plain.NAME
+            exact = candidate.direct or candidate.error <= problem.tolerance
+            if able and exact and kept == costs.keeps(candidate):
+                yield _Trial(candidate, kept, costs.counted(candidate))
+
+
+def _trials(problem: Problem, device: CpuDevice) -> Iterator[_Trial]:
+    """Those that are worth it, and PyTorch's."""
+    every = sorted(_estimated(problem, device), key=lambda trial: trial.cycles)
+    taken: dict[tuple[str, bool], int] = {}
+    for trial in every:
+        group = trial.candidate.engine, trial.kept
+        taken[group] = taken.get(group, 0) + 1
+        near = trial.cycles <= WORTH_A_TRIAL * every[0].cycles
+        if trial.theirs or (near and taken[group] <= PER_ENGINE):
+            yield trial
+
+
+def _tensors(problem: Problem) -> dict[str, Tensor]:
+    """Random numbers as they lie in memory."""
+    draw = torch.Generator().manual_seed(0)
+
+    def strided(shape: Sequence[int], strides: Sequence[int], scale: float = 1.0) -> Tensor:
+        return torch.empty_strided(tuple(shape), tuple(strides)).normal_(std=scale, generator=draw)
+
+    terms = problem.w_shape[1] * problem.kernel[0] * problem.kernel[1]
+    found = {
+        "x": strided(problem.x_shape, problem.x_strides),
+        "w": strided(problem.w_shape, problem.w_strides, terms**-0.5),
+        "y": strided(problem.y_shape, problem.y_strides),
+    }
+    if problem.bias and problem.kind is Pass.FPROP:
+        found["bias"] = torch.randn(problem.out_channels, generator=draw)
+    return found
+
+
+def _call(problem: Problem, trial: _Trial, tensors: Mapping[str, Tensor]) -> Callable[[], object]:
+    """One pass as a backend runs it: into a new tensor."""
+    asked = replace(problem, frozen=trial.kept)
+    weights = TransformedWeights() if trial.kept else None
+    run = engine_of(trial.candidate).prepare(trial.candidate, asked, weights)
+    written, like = {Pass.FPROP: ("y", "y"), Pass.DGRAD: ("x", "x"), Pass.WGRAD: ("dw", "w")}[problem.kind]
+    bias = problem.kind is Pass.WGRAD and problem.bias
+
+    def call() -> None:
+        given = dict(tensors)
+        given[written] = torch.empty_like(tensors[like])
+        if bias:
+            given["db"] = given["dw"].new_empty(problem.out_channels)
+        run(given)
+
+    return call
+
+
+def within(seconds: float, every: Iterable[list[Problem]]) -> Iterator[tuple[float, list[Problem]]]:
+    """As many of these layers as the time allows, each with the seconds that are gone."""
+    began = time.monotonic()
+    for problems in every:
+        gone = time.monotonic() - began
+        if gone >= seconds:
+            return
+        yield gone, problems
