@@ -7,6 +7,7 @@
 #include <hwy/foreach_target.h>  // includes this file again, once per target
 // foreach_target.h comes first
 #include "depthwise/pixels-inl.h"
+#include "depthwise/planes-inl.h"
 #include "depthwise/rows-inl.h"
 #include "depthwise/weights-inl.h"
 
@@ -16,6 +17,7 @@ namespace HWY_NAMESPACE {
 
 void Correlate(const DepthwiseCorrelation& conv, const Runtime& runtime) {
   if (DepthwisePixels::Takes(conv)) return DepthwisePixels(conv).Run(runtime);
+  if (DepthwisePlanes::Takes(conv)) return DepthwisePlanes(conv).Run(runtime);
   DepthwiseRows(conv).Run(runtime);
 }
 

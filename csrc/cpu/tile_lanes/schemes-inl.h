@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "common/caches.h"
 #include "tile_lanes/fast_convolution-inl.h"
 #include "tile_lanes/schemes.h"
 
@@ -15,22 +16,27 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-// The schedule with all choices made: a pure function of the problem. The sizes suit cores with 1 to 2 MiB of L2 cache.
+// The schedule with all choices made: a pure function of the problem and of the size of a core's L2 cache. The shares of
+// it were found on cores with 1 and 2 MiB.
 template <class H, class W, bool kNested>
 Schedule Resolve(const Convolution& conv, Schedule schedule) {
   using S = Scheme<H, W, kNested, false>;
-  constexpr double kKiB = 1024;
+  constexpr double kKiB = 1024, kMiB = 1024 * kKiB;
+  const double cache = static_cast<double>(L2Bytes());
   const Taps taps(conv, S::kTapsH, S::kTapsW);
   const int channels = taps.channels();
   const int units = CeilDiv(CeilDiv(conv.out_width, taps.w.dilation), S::kUnitColumns) * taps.w.dilation;
   const double unit_bytes = 4.0 * S::kSlots * S::kGroupPoints * channels;  // transformed input, all points
   const double group_bytes = H::kPoints > 2 ? unit_bytes * 2 / H::kPoints : unit_bytes;
+  const double weight_bytes = unit_bytes * conv.out_channels;
   if (schedule.mode == Schedule::kAutomatic) {
-    if (unit_bytes * 64 <= 1280 * kKiB) {
+    const double all_units = 1.0 * conv.batch * CeilDiv(conv.out_height, H::kM) * units;
+    if (unit_bytes * 64 <= 0.625 * cache && (units >= kLanes || H::kPoints <= 2)) {
       schedule.mode = Schedule::kFused;
-    } else if (group_bytes * 48 <= 1024 * kKiB && units >= kLanes / 2) {
+    } else if (group_bytes * 32 <= cache && all_units >= 128) {
       schedule.mode = Schedule::kFusedGrouped;
     } else {
+      // Also where there are few units: chunks of them would leave most threads without work.
       schedule.mode = Schedule::kPhased;
     }
   }
@@ -39,20 +45,25 @@ Schedule Resolve(const Convolution& conv, Schedule schedule) {
     if (schedule.mode == Schedule::kPhased) {
       // A slab of transformed input and products: large enough to use each weight often, small enough to be bounded.
       const double slab = 4.0 * S::kBlocks * S::kGroupPoints * (conv.out_channels + kTileChannels) + alive;
-      schedule.lanes = static_cast<int>(std::clamp(96 * kKiB * kKiB / slab, 96.0, 32768.0));
+      schedule.lanes = static_cast<int>(std::clamp(96 * kMiB / slab, 96.0, 32768.0));
     } else {
-      // At least 48 to 64 units, or the weights stream through too often; of the narrowest vectors that is more than 12.
-      const double room = (schedule.mode == Schedule::kFusedGrouped ? 400 : 640) * kKiB;  // grouped, columns are kept
+      // Grouped, columns and sums are kept beside the transformed input.
+      const double room = schedule.mode == Schedule::kFusedGrouped ? std::min(400 * kKiB, 0.3 * cache)
+                                                                   : std::min(640 * kKiB, 0.44 * cache);
       const int lanes = static_cast<int>(room / alive) / kLanes * kLanes;
-      const int least = alive * 64 <= 1280 * kKiB ? 64 : 48;
-      schedule.lanes = std::clamp(lanes, least, std::max(least, 12 * kLanes));
+      // With fewer units the weights stream through too often: all the more, the farther away they have to lie.
+      const int wanted = cache <= 1.5 * kMiB ? 32 : alive * 64 <= 1280 * kKiB ? 64 : 48;
+      const int least = std::clamp(static_cast<int>(weight_bytes / (256 * kKiB)), wanted, 96);
+      const int most = std::min(12 * kLanes, static_cast<int>(cache / (8 * kKiB)));
+      schedule.lanes = std::clamp(lanes, least, std::max(least, most));
     }
   }
   if (schedule.channels <= 0) {
     // The products that wait for their inverse transform should not push the transformed input out of the cache.
     const double points =
         S::kBlocks * S::kGroupPoints / (schedule.mode == Schedule::kFusedGrouped ? H::kPoints / 2.0 : 1.0);
-    const int batch = static_cast<int>(400 * kKiB / (4 * points * std::min(schedule.lanes, 12 * kLanes)));
+    const double room = std::min(400 * kKiB, 0.25 * cache);
+    const int batch = static_cast<int>(room / (4 * points * std::min(schedule.lanes, 12 * kLanes)));
     schedule.channels = std::clamp(batch / kTileChannels * kTileChannels, kTileChannels, 32);
   }
   return schedule;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "channel_lanes/forward.h"
+#include "common/caches.h"
 #include "common/convolution.h"
 #include "common/hash.h"
 #include "common/memory.h"
@@ -131,6 +132,12 @@ std::string InstructionSetOp(const std::string& name) {
   return NameOf(TheSet());
 }
 
+// Bytes of L2 cache that the work is cut for; sets them first if any are given.
+int64_t L2BytesOp(int64_t bytes) {
+  if (bytes > 0) SetL2Bytes(static_cast<std::size_t>(bytes));
+  return static_cast<int64_t>(L2Bytes());
+}
+
 void SetOutputPoolLimitOp(int64_t bytes) {
   SetOutputPoolLimit(static_cast<std::size_t>(std::max<int64_t>(bytes, 0)));
 }
@@ -162,6 +169,7 @@ STABLE_TORCH_LIBRARY(polyconv_cpu, m) {
   m.def("longest_sum(int terms, int[] plan) -> int");
   m.def("hash(Tensor dense) -> int");
   m.def("instruction_set(str name) -> str");
+  m.def("l2_bytes(int bytes) -> int");
 #if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_11_0
   m.def("empty_output(Tensor like, int[] sizes, int[] strides) -> Tensor");
   m.def("set_output_pool_limit(int bytes) -> ()");
@@ -179,6 +187,7 @@ STABLE_TORCH_LIBRARY_IMPL(polyconv_cpu, CompositeExplicitAutograd, m) {
   m.impl("longest_sum", TORCH_BOX(&LongestSumOp));
   m.impl("hash", TORCH_BOX(&HashOp));
   m.impl("instruction_set", TORCH_BOX(&InstructionSetOp));
+  m.impl("l2_bytes", TORCH_BOX(&L2BytesOp));
 #if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_11_0
   m.impl("empty_output", TORCH_BOX(&EmptyOutputOp));
   m.impl("set_output_pool_limit", TORCH_BOX(&SetOutputPoolLimitOp));

@@ -1,0 +1,34 @@
+#include "common/caches.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+
+namespace polyconv {
+namespace {
+
+constexpr std::size_t kKiB = 1024;
+constexpr std::size_t kLeast = 256 * kKiB, kMost = 2048 * kKiB;  // virtual machines are told of more than there is
+
+std::size_t AskSystem() {
+  const long told = sysconf(_SC_LEVEL2_CACHE_SIZE);  // 0 or -1 where nobody knows
+  return told > 0 ? std::clamp(static_cast<std::size_t>(told), kLeast, kMost) : 1024 * kKiB;
+}
+
+std::atomic<std::size_t>& Size() {
+  static std::atomic<std::size_t> size{AskSystem()};
+  return size;
+}
+
+}  // namespace
+
+std::size_t L2Bytes() {
+  return Size().load(std::memory_order_relaxed);
+}
+
+void SetL2Bytes(std::size_t bytes) {
+  Size().store(std::clamp(bytes, kLeast, kMost), std::memory_order_relaxed);
+}
+
+}  // namespace polyconv
