@@ -1,0 +1,41 @@
+"""Writes the estimates in shipped profiles anew, after a change of the cost model's formulas; measured times stay.
+
+    python benchmarks/cpu/remodel_profiles.py
+
+Sections of instruction sets that this processor does not have are left as they are, and named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import polyconv.cpu.processors
+from polyconv.cpu import native
+from polyconv.cpu.processors import Section, load, text
+from polyconv.measure.calibration import remodelled
+
+KNOWN = Path(polyconv.cpu.processors.__file__).with_name("known")
+
+
+def anew(section: Section) -> Section:
+    """The same with today's estimates."""
+    try:
+        native.instruction_set(section.instruction_set)
+    except RuntimeError:
+        print(f"{section}: left as it is, this processor has no {section.instruction_set}")
+        return section
+    records = tuple(remodelled(one, section.instruction_set, section.threads) for one in section.records)
+    native.instruction_set("best")
+    return replace(section, records=records)
+
+
+def main() -> None:
+    for path in sorted(KNOWN.glob("*.json")):
+        sections = load(path)
+        path.write_text(text(map(anew, sections)), encoding="utf-8")
+        print(f"{path.name}: {len(sections)} sections")
+
+
+if __name__ == "__main__":
+    main()
