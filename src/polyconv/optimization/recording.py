@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ class Call:
     dy: Tensor | None = None
     """The gradient that came back, in training."""
     count: int = 0
+    seconds: float = 0.0
+    """Of all these calls in the example run, forward: its share of the model's time."""
 
 
 @dataclass(eq=False)
@@ -67,10 +70,16 @@ def _discard(_: Any) -> None:
 
 
 def record(model: nn.Module, convolutions: Mapping[str, nn.Conv2d], example: Example, loss: Loss | None) -> Recording:
-    """Run the model once and write down what its convolutions are called with."""
+    """Run the model and write down what its convolutions are called with. A first run, not recorded, warms up."""
+    with torch.no_grad():
+        run_model(model, example)
     flow = Flow(model, convolutions.values())
     layers = {module: Layer(name, module) for name, module in convolutions.items()}
     order: dict[Layer, None] = {}
+    began: dict[nn.Module, float] = {}
+
+    def start(module: nn.Module, _: Any) -> None:
+        began[module] = time.perf_counter()
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         x = args[0] if args else kwargs["input"]
@@ -78,6 +87,7 @@ def record(model: nn.Module, convolutions: Mapping[str, nn.Conv2d], example: Exa
         signature = (x.shape, x.stride(), x.dtype, x.requires_grad)
         call = layer.calls.setdefault(signature, Call(x.detach(), x.requires_grad))
         call.count += 1
+        call.seconds += time.perf_counter() - began[module]
         order[layer] = None
         if output.requires_grad and call.dy is None:
 
@@ -88,8 +98,11 @@ def record(model: nn.Module, convolutions: Mapping[str, nn.Conv2d], example: Exa
 
     with ExitStack() as stack:
         for module in layers:
-            handle = module.register_forward_hook(note, prepend=True, with_kwargs=True)
-            stack.callback(handle.remove)
+            for handle in (
+                module.register_forward_pre_hook(start),
+                module.register_forward_hook(note, prepend=True, with_kwargs=True),
+            ):
+                stack.callback(handle.remove)
         with torch.enable_grad() if model.training else torch.no_grad():
             with flow:
                 output = run_model(model, example)
