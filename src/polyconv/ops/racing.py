@@ -25,11 +25,11 @@ from ..forking import whole
 from ..once import warn_once
 from ..problem import Pass, Problem
 from ..standings import Standings
-from ..tuning import Entry, Environment, Tuning, merge, update
 from .plain import is_watched
 
 if TYPE_CHECKING:
     from ..backends import Backend, Run
+    from ..tuning import Entry, Environment
 
 ROUNDS, MORE_ROUNDS = 5, 10
 """Timed calls of each contender that stays to the end; and of calls that are shorter than :data:`SHORT`."""
@@ -69,6 +69,8 @@ class Race:
 
     def run(self, problem: Problem, inference: bool, usual: Run, tensors: MutableMapping[str, Tensor]) -> None:
         """One call. ``usual`` computes it where the race does not: what the cost model chose."""
+        if self._pending is not None:
+            self._read_pending()
         with whole:
             turn = self._next(inference and problem.kind is Pass.FPROP, tensors)
         if turn is None:
@@ -88,7 +90,6 @@ class Race:
 
     def _next(self, one_weight: bool, tensors: MutableMapping[str, Tensor]) -> tuple[str, bool] | None:
         """Whose turn it is, and whether the call counts; None where it is no part of the race."""
-        self._read_pending()
         if self.ended or not _is_fair() or (one_weight and not self._has_weight(tensors["w"])):
             return None
         self.calls += 1
@@ -132,10 +133,13 @@ class Race:
                 self._standings.note(name, seconds)
 
     def _read_pending(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None and not torch.cuda.is_current_stream_capturing():
-            name, start, end = pending
-            end.synchronize()
+        with whole:
+            pending, self._pending = self._pending, None
+        if pending is None or torch.cuda.is_current_stream_capturing():
+            return
+        name, start, end = pending
+        end.synchronize()
+        with whole:
             self._standings.note(name, start.elapsed_time(end) / 1e3)
             self._settle()
 
@@ -164,6 +168,8 @@ class Race:
         winner = min(running, key=best.__getitem__)
         if torchs is not None and best[torchs] <= DRAW * best[winner]:
             winner = torchs
+        from ..tuning import Entry  # here, as below: the backends have imported it, and importing polyconv need not
+
         self.entry = Entry(winner, best, None if torchs is None else best[torchs])
         choices.remember(self._environment, {self._key: winner}, _in_words(winner, best))
 
@@ -242,6 +248,8 @@ def save_benchmark(path: str | PathLike[str]) -> int:
     Name the file in ``POLYCONV_TUNING_FILE``, or let it be ``tuning.json`` in the cache's folder: then a process that
     runs in the same environment (processor, threads, versions) makes these choices at once, and races only what is new.
     """
+    from ..tuning import Tuning, merge, update
+
     with whole:
         ended = [(environment, key, race.entry) for (environment, key), race in _races.items() if race.entry]
     found = merge(Tuning.of(environment, {key: entry}) for environment, key, entry in ended)
