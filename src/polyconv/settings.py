@@ -322,10 +322,10 @@ def benchmark(enable: bool = True) -> AbstractContextManager[None]:
     (on the CPU), and those of polyconv's plans that the cost model ranks first. Who is far behind drops out; after some
     ten to sixty calls the fastest is known, and stays for the process, also after the block. Every result keeps the
     tolerance, but the last bits may differ from call to call until then. So nothing is raced where
-    ``torch.use_deterministic_algorithms`` or ``torch.backends.cudnn.deterministic`` asks for determinism, nor while a
-    CUDA graph is captured, a profiler or a mode looks on, or ``torch.func`` transforms a function. What a tuning file
-    or :func:`polyconv.optimize` has settled is not raced either. On a GPU a call that takes part waits for the end of
-    the one before::
+    ``torch.use_deterministic_algorithms`` or ``torch.backends.cudnn.deterministic`` asks for determinism; only plain
+    calls are raced, not those of a compiled graph, of a CUDA graph that is captured, under ``torch.func``, autocast, a
+    profiler or a mode. What a tuning file or :func:`polyconv.optimize` has settled is not raced either. On a GPU a call
+    that takes part waits for the end of the one before::
 
         polyconv.benchmark()
         for batch in loader:  # the first some are the race

@@ -26,7 +26,7 @@ from polyconv import backends, choices, settings, tuning
 from polyconv.backends import Run, backend_for
 from polyconv.cpu import aten, native
 from polyconv.cpu.backend import CpuBackend
-from polyconv.ops import racing
+from polyconv.ops import calls, racing
 from polyconv.problem import Problem
 from polyconv.scale import largest, scales
 from polyconv.select import CONTENDERS
@@ -48,6 +48,7 @@ def _forgotten() -> Iterator[None]:
         if entry not in before:
             choices.forget(entry)
     racing._races.clear()
+    calls.known.clear()  # which know the races
 
 
 class Timed(CpuBackend):
@@ -113,7 +114,7 @@ def test_every_result_keeps_the_tolerance(tolerance: float) -> None:
         results = call_until_decided(x, w)
         after = [call(x, w) for _ in range(3)]
     assert len(results) > CONTENDERS
-    assert all(largest((y.double() - exact).abs(), unit) <= max(tolerance, 1e-6) for y in results)
+    assert all(largest((y.double() - exact).abs(), unit) <= max(tolerance, 4e-6) for y in results)
     assert all(torch.equal(y, results[-1]) for y in after), "the winner stays"
 
 
@@ -264,7 +265,7 @@ def test_one_weight_takes_part_in_inference(timed: Timed) -> None:
 def test_a_new_weight_in_every_call_ends_the_race(timed: Timed) -> None:
     x, _ = tensors()
     weights = [torch.randn(W) for _ in range(2)]
-    for turn in range(2 * racing.LONGEST):
+    for turn in range(3 * racing.LONGEST):
         weights[turn % 2] = torch.randn(W)
         call(x, weights[turn % 2])
     assert not racing.is_raced(timed, problem_of(x, weights[0]), inference=True)
@@ -305,6 +306,8 @@ PAUSED: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "a profiler": lambda x, w: _within_profiler(x, w),
     "vmap": lambda x, w: torch.func.vmap(lambda x: polyconv.conv2d(x, w, padding=1))(x[None]),
     "a function's gradient": lambda x, w: torch.func.grad(lambda x: polyconv.conv2d(x, w, padding=1).sum())(x),
+    "autocast": lambda x, w: _within_autocast(x, w),
+    "a compiled graph": lambda x, w: torch.compile(lambda x: call(x, w), backend="aot_eager")(x),
     "a fake call": lambda x, w: polyconv.explain(polyconv.conv2d, x, w, padding=1),
     "someone who watches": lambda x, w: _watched(x, w),
     "a choice that is forced": lambda x, w: _forced(x, w),
@@ -313,6 +316,11 @@ PAUSED: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 def _within_profiler(x: Tensor, w: Tensor) -> None:
     with profile():
+        call(x, w)
+
+
+def _within_autocast(x: Tensor, w: Tensor) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
         call(x, w)
 
 
@@ -419,7 +427,7 @@ def test_what_was_raced_holds_after_the_block(timed: Timed) -> None:
 
 LATER = """
 import sys, torch, polyconv
-from polyconv.ops import racing
+from polyconv.ops import calls, racing
 torch.set_num_threads(1)
 x, w = torch.randn(2, 16, 24, 28), torch.randn(16, 16, 3, 3)
 polyconv.benchmark()

@@ -69,7 +69,7 @@ class CpuBackend:
             return text
         for words, frozen in (("without gradients", False), ("frozen, without gradients", True)):
             plan = self.plan(replace(problem, frozen=frozen), inference=True)
-            if (plan.chosen, plan.keeps_weights) != (said.chosen, said.keeps_weights):
+            if (plan.chosen, plan.keeps_weights, plan.preference) != (said.chosen, said.keeps_weights, said.preference):
                 kept = f", {_KEPT[frozen]}" if plan.keeps_weights else ""
                 text += f"\n  {words}{kept}: {plan.name}, {plan.reason}"
                 said = plan

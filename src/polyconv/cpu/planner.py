@@ -48,6 +48,8 @@ class CpuPlan:
     """All of them; their costs are cycles of one core."""
     keeps_weights: bool = False
     """Whether transformed weights stay from call to call."""
+    preference: str = ""
+    """What became of a choice from outside; empty where there was none."""
 
     @property
     def folded(self) -> bool:
@@ -121,7 +123,7 @@ def plan_cpu(
     reason = found.preference
     if prefer is None or found.chosen.name != prefer.name:
         reason = _reason(problem, found, cost) + (f" ({reason})" if reason else "")
-    return CpuPlan(problem, ran, device, found.chosen, reason, found.candidates, keeps(found.chosen))
+    return CpuPlan(problem, ran, device, found.chosen, reason, found.candidates, keeps(found.chosen), found.preference)
 
 
 def _here() -> CpuDevice:

@@ -25,7 +25,7 @@ from ..forking import whole
 from ..once import warn_once
 from ..problem import Pass, Problem
 from ..standings import Standings
-from .plain import is_watched
+from .plain import is_plain, is_watched
 
 if TYPE_CHECKING:
     from ..backends import Backend, Run
@@ -90,7 +90,7 @@ class Race:
 
     def _next(self, one_weight: bool, tensors: MutableMapping[str, Tensor]) -> tuple[str, bool] | None:
         """Whose turn it is, and whether the call counts; None where it is no part of the race."""
-        if self.ended or not _is_fair() or (one_weight and not self._has_weight(tensors["w"])):
+        if self.ended or not _is_fair(tensors["x"]) or (one_weight and not self._has_weight(tensors["w"])):
             return None
         self.calls += 1
         if self.calls > LONGEST:
@@ -180,9 +180,9 @@ def _in_words(winner: str, best: dict[str, float]) -> str:
     return f"the winner of a race in this process ({best[winner] * 1e3:.3g} ms{against})"
 
 
-def _is_fair() -> bool:
-    """Whether a call may be computed by any contender, and its time be what it always is."""
-    if choices.determinism_is_asked_for() or is_watched() or torch._C._are_functorch_transforms_active():
+def _is_fair(x: Tensor) -> bool:
+    """Whether a call may be computed by any contender, and its time be what it always is: a plain one, of no graph."""
+    if choices.determinism_is_asked_for() or is_watched() or not is_plain(x):
         return False
     return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
