@@ -49,6 +49,8 @@ class Recording:
     idle: tuple[str, ...]
     """Names of the convolutions that did not run."""
     flow: Flow
+    seconds: float = 0.0
+    """Of the whole run."""
 
 
 def runner(model: nn.Module, example: Example, loss: Loss | None) -> Callable[[], None]:
@@ -103,14 +105,16 @@ def record(model: nn.Module, convolutions: Mapping[str, nn.Conv2d], example: Exa
                 module.register_forward_hook(note, prepend=True, with_kwargs=True),
             ):
                 stack.callback(handle.remove)
+        began_all = time.perf_counter()
         with torch.enable_grad() if model.training else torch.no_grad():
             with flow:
                 output = run_model(model, example)
             flow.returned(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
             if model.training:
                 backward(output, loss)
+        seconds = time.perf_counter() - began_all
     del output
     gc.collect()  # what is alive after this is kept by someone
     flow.finish()
     idle = tuple(layer.name for layer in layers.values() if not layer.calls)
-    return Recording(tuple(order), idle, flow)
+    return Recording(tuple(order), idle, flow, seconds)

@@ -103,7 +103,7 @@ class OptimizationReport(TableReport):
         notes = [f"left alone: {name or '(the model itself)'}: {why}" for name, why in self.left_alone.items()]
         before, after = self.before.best * 1e3, self.after.best * 1e3
         spread = f"timed twice in turn, the model as it was differed by {self.spread:.1%} from itself"
-        return [*notes, f"the model: {before:.4g} ms before, {after:.4g} ms now: {self.verdict}", spread]
+        return [*notes, spread, f"the model: {before:.4g} ms before, {after:.4g} ms now: {self.verdict}"]
 
 
 def _cells(row: Row) -> list[str]:
