@@ -1,7 +1,7 @@
 """How long measuring may take, and how that is divided: among the convolutions by their share of the model's time.
 
-A layer that takes a third of the time deserves a third of the measuring. Layers are measured in that order, so that what
-there is no time for is what matters least.
+A layer that takes a third of the time deserves a third of the measuring. Layers are measured in that order, so that
+what there is no time for is what matters least.
 """
 
 from __future__ import annotations
