@@ -9,6 +9,7 @@ import polyconv
 GROUPS = {
     "Convolution": ("conv2d", "Conv2d", "LazyConv2d"),
     "Existing models": ("replace", "restore", "Replacement", "optimize", "OptimizationReport"),
+    "Choices that are measured": ("benchmark", "save_benchmark"),
     "What would run": ("explain", "Explanation"),
     "Accuracy": ("set_tolerance", "tolerance", "audit", "Audit", "allow_low_precision"),
 }

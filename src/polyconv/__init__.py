@@ -14,12 +14,13 @@ from .freezing import Freezing, freeze, unfreeze
 from .functional import conv2d
 from .nn import Conv2d, LazyConv2d
 from .replacement import Replacement, replace, restore
-from .settings import allow_low_precision, set_tolerance, tolerance
+from .settings import allow_low_precision, benchmark, set_tolerance, tolerance
 from .version import __version__
 
 if TYPE_CHECKING:
     from .auditing import Audit, audit
     from .explanation import Explanation, explain
+    from .ops.racing import save_benchmark
     from .optimization import OptimizationReport, optimize
 
 _ON_DEMAND = {
@@ -29,6 +30,7 @@ _ON_DEMAND = {
     "audit": "auditing",
     "explain": "explanation",
     "optimize": "optimization",
+    "save_benchmark": "ops.racing",
 }
 """Public name -> the module that defines it."""
 
@@ -43,12 +45,14 @@ __all__ = [
     "__version__",
     "allow_low_precision",
     "audit",
+    "benchmark",
     "conv2d",
     "explain",
     "freeze",
     "optimize",
     "replace",
     "restore",
+    "save_benchmark",
     "set_tolerance",
     "tolerance",
     "unfreeze",

@@ -18,6 +18,7 @@ from .blocks import Block, Stack
 from .forking import whole
 from .importing import imported
 from .problem import Problem
+from .select import CONTENDERS
 
 if TYPE_CHECKING:
     from .choices import Planned
@@ -67,6 +68,22 @@ class Backend(Protocol):
 
         With ``inference`` no gradient is recorded, so the weight of a forward pass is likely to stay what it is.
         """
+
+    def contenders(self, problem: Problem, *, inference: bool = False, most: int = CONTENDERS) -> tuple[str, ...]:
+        """Names of the candidates among which a measurement should decide, the cost model's first choice first.
+
+        ``most``: of the backend's own kernels, but for the best of each kind; PyTorch's convolution, where it is a
+        candidate at all, is there besides.
+        """
+
+    def contender(self, problem: Problem, name: str, *, inference: bool = False) -> Run:
+        """What runs a problem by the candidate of that name, whatever was decided for it: one side of a race.
+
+        What it prepares of a weight is its own, and is gone with it.
+        """
+
+    def key(self, problem: Problem, *, inference: bool = False) -> str:
+        """By which what was measured for a problem is found again."""
 
     def environment(self) -> Environment:
         """Where this backend runs, for what is measured there."""

@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+import torch
+
 from . import agreement, epoch, settings
 from .blocks import Block, Entry, Stack
 from .preference import Preference
@@ -76,8 +78,11 @@ def _decide(key: str, environment: Environment, plan: Callable[[Preference | Non
     forced = _forced.entries[-1].value if _forced.entries else None
     if forced is not None and key in forced.choices:
         return plan(Preference(forced.choices[key], "asked for"))
-    mine = plan(_own(key, environment))
+    own = _own(key, environment)
+    mine = plan(own)
     if (forced is not None and forced.alone) or agreement.ranks() == 1:
+        return mine
+    if own is None and _races():  # nobody is to be bound by the model's choice: the first to end its race decides
         return mine
     agreed = agreement.agree(environment.device, key, mine.choice)
     if agreed == mine.choice:
@@ -97,11 +102,29 @@ def _own(key: str, environment: Environment) -> Preference | None:
     """What this process would run without the others."""
     for entry in reversed(_measured.entries):
         if key in entry.value.choices and entry.value.environment == environment:
-            return Preference(entry.value.choices[key], MEASURED)
+            return Preference(entry.value.choices[key], entry.value.source)
     from . import tuning
 
     found = tuning.find(key, environment)
     return None if found is None else Preference(found.entry.choice, f"chosen by the tuning file {found.path}")
+
+
+# ---- races
+
+
+def may_be_raced(key: str, environment: Environment) -> bool:
+    """Whether the first calls of a problem are to find out what runs it: nobody but the cost model has a word on it."""
+    return _races() and _own(key, environment) is None
+
+
+def _races() -> bool:
+    """Whether problems are raced now. Not where somebody measures, or looks on; nor where bits are to be the same."""
+    return settings.current().benchmark and not _forced.entries and not determinism_is_asked_for()
+
+
+def determinism_is_asked_for() -> bool:
+    """Whether the program wants the same bits from the same call."""
+    return torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic
 
 
 # ---- when to plan again
@@ -122,15 +145,17 @@ class Measured:
 
     environment: Environment
     choices: Mapping[str, str]
+    source: str = MEASURED
+    """How, in the words of :class:`~polyconv.preference.Preference`."""
 
 
 _measured: Stack[Measured] = Stack()
 """The latest last: it has the first word."""
 
 
-def remember(environment: Environment, choices: Mapping[str, str]) -> Entry[Measured]:
+def remember(environment: Environment, choices: Mapping[str, str], source: str = MEASURED) -> Entry[Measured]:
     """Let problems run what was measured to be best for them, from now on, until :func:`forget`."""
-    measured = Entry(Measured(environment, dict(choices)))
+    measured = Entry(Measured(environment, dict(choices), source))
     _measured.put(measured)
     return measured
 

@@ -14,6 +14,11 @@ from typing import Generic, Protocol, TypeVar
 from .preference import UNKNOWN, Preference
 from .problem import Problem
 
+CONTENDERS = 3
+"""How many candidates are timed where a measurement decides, from the cost model's first on."""
+REACH = 3.0
+"""How far off a model of costs is taken to be: a candidate that costs so many times as much is not measured."""
+
 
 class PlanError(RuntimeError):
     """No kernel of polyconv can solve this problem; the message says why."""
@@ -121,6 +126,22 @@ def _outcome(prefer: Preference, best: Candidate, cheapest: Candidate, every: Se
 def by_cost(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Those that may run: they can, and keep the tolerance. The least cost comes first."""
     return sorted((c for c in candidates if c.cost is not None), key=lambda c: c.cost or 0.0)
+
+
+def worth_timing(candidates: Iterable[Candidate], most: int, kind: Callable[[str], str], always: str = "") -> list[str]:
+    """Names of those that a measurement should decide between, the least cost first: ``most``, and the best of a kind.
+
+    A model of costs errs least between candidates of one kind, so each kind has its best there. Who would take
+    :data:`REACH` times as long as the best is not worth the time. The best of the kind ``always`` is there whatever
+    it costs, and is not counted.
+    """
+    able = by_cost(candidates)
+    firsts = {kind(c.name): c for c in reversed(able)}
+    others = [c for c in able if kind(c.name) != always and (c.cost or 0.0) <= REACH * (able[0].cost or 0.0)]
+    chosen = [c for place, c in enumerate(others) if place < most or firsts[kind(c.name)] is c]
+    if always in firsts:
+        chosen.append(firsts[always])
+    return [c.name for c in by_cost(chosen)]
 
 
 def why_not(candidates: Sequence[Candidate], *, verbose: bool) -> list[str]:

@@ -58,6 +58,8 @@ class Settings:
     """``POLYCONV_KERNELS``: a folder of compiled kernels from ``polyconv warmup -o``, looked into before the cache."""
     allow_low_precision: bool = False
     """``POLYCONV_ALLOW_LOW_PRECISION``: see :func:`allow_low_precision`. ``on`` or ``off``."""
+    benchmark: bool = False
+    """``POLYCONV_BENCHMARK``: see :func:`benchmark`. ``on`` or ``off``."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
@@ -137,6 +139,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "jit": _switch,
     "kernels": Path,
     "allow_low_precision": _switch,
+    "benchmark": _switch,
 }
 
 _current: Settings | None = None
@@ -272,14 +275,14 @@ def tolerance(value: float) -> AbstractContextManager[Settings]:
     return use(tolerance=checked_tolerance(value))
 
 
-class _Allowed(Block[_Change, None]):
-    """What :func:`allow_low_precision` gives: in force from the beginning, and until the end of a block, if it has one.
+class _Switched(Block[_Change, None]):
+    """What a switch gives: in force from the beginning, and until the end of a block, if it has one.
 
     Not a value that is put back: another thread may have changed it meanwhile, or be in a block of its own.
     """
 
-    def __init__(self, allow: bool) -> None:
-        super().__init__(_changes, _Change({"allow_low_precision": allow}, holds_changes=False), None)
+    def __init__(self, **changed: bool) -> None:
+        super().__init__(_changes, _Change(changed, holds_changes=False), None)
         entry = Entry(self._value)
         entry.forgotten = weakref.ref(self, lambda _: _keep(entry))
         self._made: Entry[_Change] | None = entry
@@ -313,4 +316,25 @@ def allow_low_precision(allow: bool = True) -> AbstractContextManager[None]:
         with polyconv.allow_low_precision(), torch.autocast("cpu", dtype=torch.bfloat16):
             y = conv(x)  # bfloat16
     """
-    return _Allowed(bool(allow))
+    return _Switched(allow_low_precision=bool(allow))
+
+
+def benchmark(enable: bool = True) -> AbstractContextManager[None]:
+    """Let the first calls of each new problem be a race: for the process, or, as a context, for a block.
+
+    As ``torch.backends.cudnn.benchmark``, but no call is made that the program does not make itself. While a problem is
+    raced, each of its calls is computed by one contender, on the caller's own tensors, and timed: PyTorch's convolution
+    (on the CPU), and those of polyconv's plans that the cost model ranks first. Who is far behind drops out; after some
+    ten to sixty calls the fastest is known, and stays for the process, also after the block. Every result keeps the
+    tolerance, but the last bits may differ from call to call until then. So nothing is raced where
+    ``torch.use_deterministic_algorithms`` or ``torch.backends.cudnn.deterministic`` asks for determinism; only plain
+    calls are raced, not those of a compiled graph, of a CUDA graph that is captured, under ``torch.func``, autocast, a
+    profiler or a mode. What a tuning file or :func:`polyconv.optimize` has settled is not raced either. On a GPU a call
+    that takes part waits for the end of the one before::
+
+        polyconv.benchmark()
+        for batch in loader:  # the first some are the race
+            model(batch)
+        polyconv.save_benchmark("tuning.json")  # for later processes
+    """
+    return _Switched(benchmark=bool(enable))

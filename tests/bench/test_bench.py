@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -173,7 +173,7 @@ def test_rounds_start_with_another_one() -> None:
     ran: list[str] = []
     calls = {name: lambda name=name: ran.append(name) for name in "abc"}
     timings = timing.interleaved(calls, 3)  # type: ignore[arg-type]
-    assert "".join(ran) == "aaabbbccc" + "abc" + "bca" + "cab"
+    assert "".join(ran) == "aabbcc" + "abc" + "bca" + "cab"
     assert all(0 < found.best <= found.median for found in timings.values())
     assert all(found.cpu >= 0 for found in timings.values())
 
@@ -196,6 +196,20 @@ def test_short_calls_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
     timing.interleaved({"a": lambda: ran.append(1)}, 2)
     assert len(ran) == 3 + 2 * 5
+
+
+def test_who_is_far_behind_drops_out_unless_it_stays() -> None:
+    ran: list[str] = []
+    seconds = {"fast": 1.0, "slow": 9.0, "theirs": 9.0}
+    calls = {name: lambda name=name: ran.append(name) for name in seconds}  # type: ignore[misc]
+
+    def known(call: Callable[[], object], times: int) -> float:
+        call()
+        return seconds[ran[-1]]
+
+    timings = timing.interleaved(calls, 5, known, stays=("theirs",))
+    assert {name: ran.count(name) for name in seconds} == {"fast": 7, "slow": 3, "theirs": 7}
+    assert {name: found.best for name, found in timings.items()} == seconds
 
 
 def test_threads_are_put_back() -> None:

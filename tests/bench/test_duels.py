@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from polyconv import Conv2d, cli
+from polyconv import Conv2d, choices, cli
 from polyconv.bench import duels, layers, networks, panels, plot, suites, tables, zoo
 from polyconv.bench.cases import Case, Cases, Layout, Mode
 from polyconv.bench.duels import AGAIN, OURS, TORCH, Duel, Memory
 from polyconv.bench.summaries import losses, summaries
 from polyconv.bench.zoo import Network
+from polyconv.cpu import native
 from polyconv.measure import layers as known_layers
 from polyconv.measure import timing
 from polyconv.measure.timing import Timing
@@ -58,6 +59,31 @@ def test_a_layer_is_measured(case: Case) -> None:
     assert Duel.from_json(json.loads(json.dumps(found.as_json()))).key == found.key
 
 
+@pytest.mark.parametrize("mode", list(Mode), ids=str)
+def test_ours_is_raced_before_it_is_measured(mode: Mode) -> None:
+    if not native.is_available():
+        pytest.skip(str(native.why_absent()))
+    layer = replace(small_layer(), input=(1, 16, 21, 22), out_channels=24)
+    cases = Cases((mode,), (Layout.NCHW,), (1,), (1,), repeats=1, benchmark=True)
+    (contest,) = layers.contests([layer], cases)
+    before = choices._measured.entries
+    try:
+        found = contest.run()
+        raced = [entry.value for entry in choices._measured.entries if entry not in before]
+        chosen = {key.split()[0]: choice for measured in raced for key, choice in measured.choices.items()}
+        assert set(found.plans) == {f"{kind} {choice}" for kind, choice in chosen.items()}
+        assert chosen.keys() == ({"fprop"} if mode is Mode.INFERENCE else {"fprop", "dgrad", "wgrad"})
+    finally:
+        for entry in choices._measured.entries:
+            if entry not in before:
+                choices.forget(entry)
+
+
+def test_raced_rows_are_a_suite_of_their_own() -> None:
+    names = [suites.of_layers(Cases(benchmark=raced), (), 1, 0).name for raced in (False, True)]
+    assert names == ["layers", "layers, raced"]
+
+
 def test_the_image_of_a_network_needs_no_gradient() -> None:
     stem = replace(small_layer(), input=(1, 3, 9, 10))
     (contest,) = layers.contests([stem], Cases((Mode.TRAINING,), (Layout.NCHW,), (1,), (1,), repeats=1))
@@ -74,7 +100,8 @@ def test_both_sides_have_their_layout_and_their_convolutions(layout: Layout) -> 
         return lambda: module(x)
 
     net = nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6))
-    duels.fight(net, torch.randn(2, 4, 8, 8), Case(Mode.INFERENCE, layout, 2, 1), 1, prepare)  # type: ignore[arg-type]
+    case = Case(Mode.INFERENCE, layout, 2, 1)
+    duels.fight(net, torch.randn(2, 4, 8, 8), case, Cases(repeats=1), prepare)  # type: ignore[arg-type]
     last = layout is Layout.CHANNELS_LAST
     assert seen == [(nn.Conv2d, last), (Conv2d, last)]
 

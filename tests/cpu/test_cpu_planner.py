@@ -127,3 +127,24 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert plan["algorithm"] == plan["candidates"][0]["name"]
         assert plan["candidates"][0]["rejected"] is None
         assert all(candidate["rejected"] for candidate in plan["candidates"][1:])
+
+
+@pytest.mark.parametrize("kind", PASSES)
+@pytest.mark.parametrize(("kernel", "axes"), [((1, 1), "down across"), ((1, 3), "down"), ((3, 1), "across")])
+def test_no_scheme_combines_taps_that_are_not_there(kernel: tuple[int, int], axes: str, kind: Pass) -> None:
+    padding = (kernel[0] // 2,) * 2 + (kernel[1] // 2,) * 2
+    plan = plan_cpu(Problem.make(kind, (1, 16, 16, 16), (16, 16, *kernel), padding=padding), SERVER)
+    refused = {c.name: c.rejected for c in plan.candidates if "where the kernel has one" in (c.rejected or "")}
+    assert "F(6,3) x F(6,3), " + ("channel lanes" if kind is Pass.WGRAD else "tile lanes") in refused
+    assert {reason.partition(",")[0].split()[-1] for reason in refused.values() if reason} <= set(axes.split())
+    for name in (c.name for c in plan.candidates if c.cost is not None and c.name.startswith("F(")):
+        down, across = name.split(" x ")
+        assert down == "F(1,1)" or kernel[0] > 1
+        assert across.startswith("F(1,1)") or kernel[1] > 1
+
+
+def test_phases_of_a_stride_keep_their_schemes() -> None:
+    """The gradient of a strided 3x3 kernel has classes of two taps and of one: three at a time may still gain there."""
+    plan = plan_cpu(Problem.make("dgrad", (1, 96, 64, 64), (96, 96, 3, 3), stride=(2, 2), padding=(1,) * 4), SERVER)
+    (tried,) = (c for c in plan.candidates if c.name == "F(6,3) x F(1,1), tile lanes")
+    assert tried.cost is not None

@@ -12,6 +12,7 @@ from polyconv import reference
 from polyconv.arguments import Geometry
 from polyconv.backends import override
 from polyconv.measure.workloads import find
+from polyconv.ops import racing
 from polyconv.problem import Pass, Problem
 from recording import Calls
 from virtual_gpu import run_in_virtual_gpu
@@ -60,6 +61,31 @@ def _forward_and_backward(case: Case) -> None:
         excess = ((got.double() - exact[name]).abs() / allowed.clamp_min(1e-30)).nan_to_num(nan=float("inf"))
         where = tuple(int(i) for i in torch.unravel_index(excess.argmax(), excess.shape))
         assert excess.max() <= 1, f"{name}{list(where)} is {got[where]} and should be {exact[name][where]}"
+
+
+def test_the_first_calls_are_a_race() -> None:
+    run_in_virtual_gpu(_race)
+
+
+def _race() -> None:
+    """Of polyconv's kernels alone: every call is right, and one of them stays."""
+    torch.manual_seed(0)
+    x, w = torch.randn(1, 8, 9, 12), torch.randn(16, 8, 3, 3)
+    exact = torch.nn.functional.conv2d(x.double(), w.double())
+    problem = Problem.make("fprop", x.shape, w.shape)
+    with VirtualGpu() as gpu, override("cpu", gpu.backend()) as backend, polyconv.benchmark(), torch.no_grad():
+        names = backend.contenders(problem)
+        assert len(names) > 1
+        before = -1
+        while before != racing.turns():
+            before = racing.turns()
+            torch.testing.assert_close(polyconv.conv2d(x, w).double(), exact, atol=1e-3, rtol=1e-4)
+        (race,) = racing._races.values()
+        assert race.entry is not None
+        assert race.entry.torch_seconds is None
+        assert set(race.entry.seconds) == set(names)
+        assert backend.plan(problem).choice == race.entry.choice
+        assert "the winner of a race in this process" in backend.explain(problem)
 
 
 @pytest.mark.parametrize("activation", ["relu", "silu"])

@@ -150,6 +150,30 @@ def test_the_median_counts_too() -> None:
     assert type(model[0]) is nn.Conv2d
 
 
+def test_a_machine_that_is_too_noisy_to_judge() -> None:
+    """The same model, timed twice, differs by more than what was gained."""
+    model = small()
+    whole = {"before": 1.0, "before, again": 1.2, "after": 0.9}
+    report = optimize(model, X, Times({"0": FASTER, MODEL: whole}))
+    assert report.swapped == ()
+    assert report.spread == pytest.approx(0.2)
+    assert report.verdict.startswith("the machine was too noisy to judge: with the swaps it is 11.1% faster, but the")
+    assert "differed by 20.0% from itself" in str(report)
+    assert report.as_json()["spread"] == report.spread
+    whole["before, again"] = 1.05
+    report = optimize(model, X, Times({"0": FASTER, MODEL: whole}))
+    assert report.swapped == ("0",)
+    report.undo()
+
+
+def test_what_there_is_no_time_for_stays_and_is_named() -> None:
+    model = small()
+    report = optimize(model, X, everything_faster("0", "2"), seconds=0.0)
+    assert report.swapped == ()
+    assert set(report.left_alone) == {"0", "2"}
+    assert all("seconds of measuring were spent" in why for why in report.left_alone.values())
+
+
 def test_nothing_faster_nothing_done() -> None:
     model = small()
     before = snapshot(model)

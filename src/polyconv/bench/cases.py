@@ -45,6 +45,8 @@ class Cases:
     batches: Sequence[int] = (1, 8)
     threads: Sequence[int] = (1,)
     repeats: int = 7
+    benchmark: bool = False
+    """Whether ours is raced first, with :func:`polyconv.benchmark`, until all of its choices are made."""
 
     def __iter__(self) -> Iterator[Case]:
         for case in product(self.modes, self.layouts, self.batches, self.threads):

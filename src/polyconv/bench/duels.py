@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .. import choices
+from .. import choices, settings
 from ..measure.timing import Timing, interleaved, threads
+from ..ops import racing
 from ..replacement import replace
-from .cases import Case, Layout, Mode
+from .cases import Case, Cases, Layout, Mode
 from .rows import timings_as_json, timings_from_json
 
 TORCH, AGAIN, OURS = "torch", "torch_again", "ours"
@@ -151,19 +152,30 @@ def block(mode: Mode) -> AbstractContextManager[object]:
     return torch.inference_mode() if mode is Mode.INFERENCE else torch.enable_grad()
 
 
-def fight(module: nn.Module, x: Tensor, case: Case, repeats: int, prepare: Prepare) -> dict[str, Any]:
+def fight(module: nn.Module, x: Tensor, case: Case, cases: Cases, prepare: Prepare) -> dict[str, Any]:
     """The fields of a :class:`Duel` that are measured. ``prepare`` is asked once for each side."""
     module, x = prepared(module, x, case)
     twin = copy.deepcopy(module)
     replace(twin)
     with threads(case.threads), block(case.mode):
         theirs, ours = prepare(module, x, case.mode), prepare(twin, x, case.mode)
+        if cases.benchmark:
+            race(ours)
         with choices.watched(alone=True) as seen:
             result = ours()
         difference = _difference(result, theirs()) if case.mode is Mode.INFERENCE else None
         del result
-        timings = interleaved({TORCH: theirs, OURS: ours, AGAIN: theirs}, repeats, patience=PATIENCE)
+        timings = interleaved({TORCH: theirs, OURS: ours, AGAIN: theirs}, cases.repeats, patience=PATIENCE)
     return {"timings": timings, "difference": difference, "plans": _plans(seen)}
+
+
+def race(call: Callable[[], object]) -> None:
+    """Make a call until all races that it leads to are decided: then it is what it will be."""
+    with settings.use(benchmark=True):
+        before = -1
+        while before != racing.turns():
+            before = racing.turns()
+            call()
 
 
 def _difference(mine: object, theirs: object) -> float:

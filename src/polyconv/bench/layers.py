@@ -26,13 +26,11 @@ IMAGE_CHANNELS = 4
 def contests(layers: Sequence[Workload], cases: Cases) -> list[Contest[Duel]]:
     """All of them, layer by layer."""
     return [
-        Contest(f"{layer.name}, {case}", partial(_contest, layer, case, cases.repeats))
-        for layer in layers
-        for case in cases
+        Contest(f"{layer.name}, {case}", partial(_contest, layer, case, cases)) for layer in layers for case in cases
     ]
 
 
-def _contest(layer: Workload, case: Case, repeats: int) -> Duel:
+def _contest(layer: Workload, case: Case, cases: Cases) -> Duel:
     torch.manual_seed(0)
     problem = layer.problem(Pass.FPROP)
     module = nn.Conv2d(
@@ -53,7 +51,7 @@ def _contest(layer: Workload, case: Case, repeats: int) -> Duel:
         kind=class_of(layer),
         case=case,
         uses=layer.uses,
-        **fight(module, x, case, repeats, _call),
+        **fight(module, x, case, cases, _call),
     )
 
 

@@ -21,7 +21,7 @@ from ..replacement import replace
 from . import zoo
 from .cases import Case, Cases, Mode
 from .contests import Contest, begin
-from .duels import Duel, Memory, block, fight, prepared
+from .duels import Duel, Memory, block, fight, prepared, race
 from .zoo import Network
 
 RATE = 1e-6
@@ -33,13 +33,13 @@ CALLS = 3
 def contests(networks: Sequence[Network], cases: Cases) -> list[Contest[Duel]]:
     """All of them, network by network."""
     return [
-        Contest(f"{network.name}, {case}", partial(_contest, network, case, cases.repeats))
+        Contest(f"{network.name}, {case}", partial(_contest, network, case, cases))
         for network in networks
         for case in cases
     ]
 
 
-def _contest(network: Network, case: Case, repeats: int) -> Duel:
+def _contest(network: Network, case: Case, cases: Cases) -> Duel:
     module, x = _made(network, case)
     _, _, height, width = x.shape
     return Duel(
@@ -47,8 +47,8 @@ def _contest(network: Network, case: Case, repeats: int) -> Duel:
         what=f"{height}×{width}",
         kind="",
         case=case,
-        memory=_memory(network, case),
-        **fight(module, x, case, repeats, _call),
+        memory=_memory(network, case, cases.benchmark),
+        **fight(module, x, case, cases, _call),
     )
 
 
@@ -76,26 +76,27 @@ def _call(module: nn.Module, x: Tensor, mode: Mode) -> Callable[[], object]:
 # ---- memory
 
 
-def _memory(network: Network, case: Case) -> Memory:
-    theirs, ours = (_alone(network.name, case, swapped) for swapped in (False, True))
-    return Memory(theirs, ours)
+def _memory(network: Network, case: Case, benchmark: bool) -> Memory:
+    return Memory(_alone(network.name, case, False, False), _alone(network.name, case, True, benchmark))
 
 
-def _alone(name: str, case: Case, swapped: bool) -> int:
+def _alone(name: str, case: Case, swapped: bool, benchmark: bool) -> int:
     """The peak of a new process: a copy of one that has imported what is needed and computed nothing."""
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__, *zoo.modules()])
     isa = native.instruction_set() if native.is_available() else ""
     with ProcessPoolExecutor(1, context, begin, (isa,)) as pool:
-        return pool.submit(_peak, name, case, swapped).result()
+        return pool.submit(_peak, name, case, swapped, benchmark).result()
 
 
-def _peak(name: str, case: Case, swapped: bool) -> int:
+def _peak(name: str, case: Case, swapped: bool, benchmark: bool) -> int:
     module, x = prepared(*_made(zoo.NETWORKS[name], case), case)
     if swapped:
         replace(module)
     with threads(case.threads), block(case.mode):
         call = _call(module, x, case.mode)
+        if benchmark:
+            race(call)
         for _ in range(CALLS):
             call()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

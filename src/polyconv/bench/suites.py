@@ -53,7 +53,7 @@ def of_networks(cases: Cases, only: Sequence[str]) -> Suite[Duel]:
     zoo.require(chosen)
     names, contests = [network.name for network in chosen], networks.contests(chosen, cases)
     read, show, drawn = Duel.from_json, tables.print_networks, panels.of_networks
-    return Suite("networks", names, contests, read, show, drawn, panels.NETWORKS_LEGEND)
+    return Suite(_named("networks", cases), names, contests, read, show, drawn, panels.NETWORKS_LEGEND)
 
 
 def of_layers(cases: Cases, only: Sequence[str], size: int, seed: int) -> Suite[Duel]:
@@ -64,7 +64,12 @@ def of_layers(cases: Cases, only: Sequence[str], size: int, seed: int) -> Suite[
     chosen = known_layers.sample((every[name] for name in found), size, seed)
     names, contests = [layer.name for layer in chosen], layers.contests(chosen, cases)
     read, show, drawn = Duel.from_json, tables.print_layers, panels.of_layers
-    return Suite("layers", names, contests, read, show, drawn, panels.LAYERS_LEGEND)
+    return Suite(_named("layers", cases), names, contests, read, show, drawn, panels.LAYERS_LEGEND)
+
+
+def _named(name: str, cases: Cases) -> str:
+    """Rows that were raced are no part of a run whose rows were not."""
+    return f"{name}, raced" if cases.benchmark else name
 
 
 def _selected(names: Iterable[str], texts: Iterable[str], words: Sequence[str]) -> list[str]:

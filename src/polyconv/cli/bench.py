@@ -55,6 +55,9 @@ how it is measured:
   trained; a sample drawn with --seed, of which a smaller one is the beginning of a larger. lost ms is processor time,
   counted for every convolution of those networks that is this one.
 
+  --benchmark: what runs is not the cost model's choice but the winner of a race in the first calls, which are not
+  timed: polyconv.benchmark(True).
+
   A/A is PyTorch against itself, in the same rounds: what a ratio is worth on this machine at this moment.
 """
 
@@ -108,6 +111,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", metavar="N", type=int, help=f"of the draw (default: {SEED})")
     parser.add_argument("--fresh-weights", action="store_true", help="a new weight tensor in every call of ours")
     parser.add_argument(
+        "--benchmark",
+        action="store_true",
+        help="of networks and layers: race ours first, with polyconv.benchmark, until all choices are made",
+    )
+    parser.add_argument(
         "--seconds", metavar="N", type=_options.positive, help="begin nothing more after so many seconds"
     )
     _options.add_json_argument(parser, "the rows, with medians and notes,")
@@ -123,6 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "polyconv bench W1 --batch 1 --pass fprop",
         "polyconv bench --suite models --threads 1,2 -o bench.json --plot bench.png",
         "polyconv bench --suite networks --only resnet,unet --mode inference --threads 1",
+        "polyconv bench --suite networks --benchmark",
         "polyconv bench --suite layers --sample 400 --isa avx2 --seconds 3600 -o layers.json --resume",
         about=HOW,
     )
@@ -165,7 +174,8 @@ def _suite(args: argparse.Namespace) -> Suite[Any]:
     from ..bench.passes import Options
 
     batches = args.batch or (1, 8)
-    cases = Cases(args.modes or tuple(Mode), args.layouts or tuple(Layout), batches, _threads(args), args.repeats)
+    modes, layouts = args.modes or tuple(Mode), args.layouts or tuple(Layout)
+    cases = Cases(modes, layouts, batches, _threads(args), args.repeats, args.benchmark)
     try:
         if _passes_run(args):
             batch = args.batch[0] if args.batch else None
@@ -221,7 +231,7 @@ def _measure(contests: Sequence[Contest[Any]], seconds: float | None, rows: Reco
 def _check(args: argparse.Namespace) -> None:
     """Options that say nothing about what is measured are mistakes."""
     if _passes_run(args):
-        given = {"--mode": args.modes, "--layout": args.layouts}
+        given = {"--mode": args.modes, "--layout": args.layouts, "--benchmark": args.benchmark}
         where = "networks and layers"
         workloads.find(_names(args))
         if args.batch and len(args.batch) > 1:

@@ -113,6 +113,7 @@ class Measured:
     def cells(self) -> list[str]:
         entry, model = self.outcome.entry, self.outcome.decision.choice
         ours, theirs = self.outcome.seconds, entry.torch_seconds
+        assert theirs is not None  # a contest has PyTorch's convolution always
         milliseconds = [f"{theirs * 1e3:.4g}", f"{ours * 1e3:.4g}", f"{theirs / ours:.2f}"]
         modelled = f"{entry.seconds[model] * 1e3:.4g}" if model in entry.seconds else ""
         head = [self.workload.name, self.what, self.batch, entry.choice]

@@ -9,9 +9,10 @@ from functools import lru_cache
 from torch import Tensor
 
 from .. import choices, epoch
+from ..preference import Preference
 from ..problem import Pass, Problem
-from ..select import by_cost
-from ..tuning import Environment
+from ..select import CONTENDERS, by_cost, worth_timing
+from ..tuning import Environment, problem_key
 from . import aten, native
 from .borders import fold
 from .planner import CpuPlan, plan_cpu
@@ -38,14 +39,23 @@ class CpuBackend:
         plan = plan_cpu(problem, kept_weights=_may_keep_weights(problem, inference))
         return tuple(candidate.name for candidate in by_cost(plan.candidates))
 
+    def contenders(self, problem: Problem, *, inference: bool = False, most: int = CONTENDERS) -> tuple[str, ...]:
+        plan = plan_cpu(problem, kept_weights=_may_keep_weights(problem, inference))
+        return tuple(worth_timing(plan.candidates, most, _engine, always=aten.NAME))
+
+    def contender(self, problem: Problem, name: str, *, inference: bool = False) -> Run:
+        plan = plan_cpu(problem, kept_weights=_may_keep_weights(problem, inference), prefer=Preference(name))
+        return _prepared(plan, TransformedWeights())
+
+    def key(self, problem: Problem, *, inference: bool = False) -> str:
+        return problem_key(problem, kept_weights=_may_keep_weights(problem, inference))
+
     def environment(self) -> Environment:
         return Environment.of_cpu(native.instruction_set() if native.is_available() else "")
 
     def prepare(self, problem: Problem, *, inference: bool = False) -> Run:
         """Plan. In inference transformed weights may be kept between calls."""
-        plan = self.plan(problem, inference=inference)
-        run: Run = plan.engine.prepare(plan.chosen, plan.ran, self.weights if plan.keeps_weights else None)
-        return run if not plan.folded else _folding(run, plan)
+        return _prepared(self.plan(problem, inference=inference), self.weights)
 
     def leaves_to_torch(self, problem: Problem, *, inference: bool = False) -> bool:
         plan = self.plan(problem, inference=inference)
@@ -59,7 +69,7 @@ class CpuBackend:
             return text
         for words, frozen in (("without gradients", False), ("frozen, without gradients", True)):
             plan = self.plan(replace(problem, frozen=frozen), inference=True)
-            if (plan.chosen, plan.keeps_weights) != (said.chosen, said.keeps_weights):
+            if (plan.chosen, plan.keeps_weights, plan.preference) != (said.chosen, said.keeps_weights, said.preference):
                 kept = f", {_KEPT[frozen]}" if plan.keeps_weights else ""
                 text += f"\n  {words}{kept}: {plan.name}, {plan.reason}"
                 said = plan
@@ -84,6 +94,17 @@ _KEPT = {
 def _may_keep_weights(problem: Problem, inference: bool) -> bool:
     """Whether transformed weights may stay from call to call."""
     return inference and problem.kind is Pass.FPROP
+
+
+def _prepared(plan: CpuPlan, weights: TransformedWeights) -> Run:
+    """What runs a plan; transformed weights, where it keeps them, stay in ``weights``."""
+    run: Run = plan.engine.prepare(plan.chosen, plan.ran, weights if plan.keeps_weights else None)
+    return run if not plan.folded else _folding(run, plan)
+
+
+def _engine(name: str) -> str:
+    """Whose candidate it is."""
+    return name.rpartition(", ")[2]
 
 
 def _folding(run: Run, plan: CpuPlan) -> Run:

@@ -74,7 +74,9 @@ def _refusal(problem: Problem, scheme: KernelScheme) -> str | None:
         return f"of unit stride, not {problem.stride[0]}x{problem.stride[1]}"
     if problem.kind is not Pass.WGRAD and max(problem.kernel) > 3:
         return f"of at most 3x3 taps, not {problem.kernel[0]}x{problem.kernel[1]}"
-    return None
+    if problem.kind is Pass.WGRAD:
+        return scheme.why_too_long([problem.kernel])
+    return scheme.why_too_long(part.taps for part in correlations(problem))
 
 
 def _tiles(batch: int, size: Extents, dilation: Extents, scheme: KernelScheme) -> int:

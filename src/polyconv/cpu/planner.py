@@ -60,6 +60,8 @@ class CpuPlan:
     """All of them; their costs are cycles of one core."""
     keeps_weights: bool = False
     """Whether transformed weights stay from call to call."""
+    preference: str = ""
+    """What became of a choice from outside; empty where there was none."""
 
     @property
     def folded(self) -> bool:
@@ -129,7 +131,8 @@ def _plan(problem: Problem, device: CpuDevice, kept_weights: bool, prefer: Prefe
     reason = found.preference
     if prefer is None or found.chosen.name != prefer.name:
         reason = _reason(problem, found, costs) + (f" ({reason})" if reason else "")
-    return CpuPlan(problem, ran, device, found.chosen, reason, found.candidates, costs.keeps(found.chosen))
+    keeps = costs.keeps(found.chosen)
+    return CpuPlan(problem, ran, device, found.chosen, reason, found.candidates, keeps, found.preference)
 
 
 def here() -> CpuDevice:

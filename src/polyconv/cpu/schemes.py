@@ -7,6 +7,7 @@ say: :func:`compiled` asks.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -50,6 +51,19 @@ class KernelScheme:
     def segments(self, taps: Extents) -> int:
         """Pieces that a kernel is cut into; each counts as an input channel of its own."""
         return ceil_div(taps[0], self.taps[0]) * ceil_div(taps[1], self.taps[1])
+
+    def why_too_long(self, taps: Iterable[Extents]) -> str | None:
+        """Why a kernel is not for this scheme, or None; ``taps`` are those of each of the correlations it is made of.
+
+        Several taps are combined along an axis where the kernel has one in all of them: that saves nothing, and costs
+        the products of taps that are not there. Where it has fewer than the scheme, but more than one, it may still
+        gain: no scheme is compiled for every number of taps.
+        """
+        every = tuple(taps)
+        for axis, name in enumerate(("down", "across")):
+            if self.taps[axis] > 1 and all(count[axis] == 1 for count in every):
+                return f"combines {self.taps[axis]} taps {name}, where the kernel has one"
+        return None
 
     @property
     def exact(self) -> Scheme2d | None:

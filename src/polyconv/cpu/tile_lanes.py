@@ -41,12 +41,13 @@ def refusal(problem: Problem) -> str | None:
 
 def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     """Every scheme."""
-    why_not = refusal(problem)
+    in_general = refusal(problem)
+    parts = () if in_general else correlations(problem)
     for index, scheme in enumerate(schemes()):
+        why_not = in_general or scheme.why_too_long(part.taps for part in parts)
         if why_not is not None:
             yield CpuCandidate(NAME, str(scheme), index, scheme.direct, refusal=why_not)
             continue
-        parts = correlations(problem)
         weight_cycles = problem.groups * sum(part.times * transform_cycles(part, scheme, device) for part in parts)
         cycles = problem.groups * sum(part.times * scheme_cycles(part, scheme, device) for part in parts)
         yield CpuCandidate(

@@ -19,9 +19,10 @@ from .. import choices, epoch, settings
 from ..plan.cuda import plan_cuda
 from ..plan.device import why_too_old
 from ..plan.plan import Plan
+from ..preference import Preference
 from ..problem import Problem
-from ..select import by_cost
-from ..tuning import Environment
+from ..select import CONTENDERS, by_cost, worth_timing
+from ..tuning import Environment, problem_key
 from . import driver
 from .cache import KernelCache
 from .errors import CudaError
@@ -118,6 +119,18 @@ class CudaBackend:
         plan = plan_cuda(problem, self.description, settings.current().workspace_bytes)
         return tuple(candidate.name for candidate in by_cost(plan.candidates))
 
+    def contenders(self, problem: Problem, *, inference: bool = False, most: int = CONTENDERS) -> tuple[str, ...]:
+        """PyTorch's convolution is none of them: it is not called on a CUDA tensor."""
+        plan = plan_cuda(problem, self.description, settings.current().workspace_bytes)
+        return tuple(worth_timing(plan.candidates, most, lambda name: name.partition("_")[0]))
+
+    def contender(self, problem: Problem, name: str, *, inference: bool = False) -> PreparedPlan:
+        workspace = settings.current().workspace_bytes
+        return self._loaded(plan_cuda(problem, self.description, workspace, Preference(name)))
+
+    def key(self, problem: Problem, *, inference: bool = False) -> str:
+        return problem_key(problem)
+
     def environment(self) -> Environment:
         """This GPU, its driver, and what its kernels are compiled with."""
         number = int(driver.call("cuDriverGetVersion"))
@@ -132,9 +145,11 @@ class CudaBackend:
         return int(torch.cuda.current_stream(self.index).cuda_stream)
 
     def _prepare_anew(self, problem: Problem, _: int) -> PreparedPlan:
-        plan = self.plan(problem)
+        return self._loaded(self.plan(problem))
+
+    def _loaded(self, plan: Plan) -> PreparedPlan:
         specs = list(dict.fromkeys(plan.kernels))
-        cubins = self._cache.get_many(specs, self.description.arch, wanted_for=str(problem))
+        cubins = self._cache.get_many(specs, self.description.arch, wanted_for=str(plan.problem))
         kernels = {spec: self.device.load(spec, cubin) for spec, cubin in zip(specs, cubins, strict=True)}
         launches = (driver.PreparedLaunch(kernels[launch.kernel], launch) for launch in plan.launches)
         return PreparedPlan(plan, tuple(launches), self)

@@ -5,7 +5,7 @@ The core of ``polyconv tune``, which draws its numbers, and of :func:`polyconv.o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -18,6 +18,7 @@ from ..backends import Backend
 from ..choices import Decision
 from ..problem import PaddingMode, Pass, Problem
 from ..scale import largest
+from ..select import CONTENDERS
 from ..tuning import Entry
 from ..vouching import vouch
 from .accuracy import measure_all, scale
@@ -26,8 +27,6 @@ from .timing import Timing, Within, cuda_sample, interleaved, sample
 
 TORCH = "PyTorch"
 """The candidate that is not ours."""
-CANDIDATES = 3
-"""Those of polyconv's that the cost model ranks first; PyTorch's convolution, where it is a candidate, runs besides."""
 REPEATS = 7
 PATIENCE = 4.0
 """Seconds after which a contest ends with the rounds that it has."""
@@ -51,15 +50,17 @@ class Timer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stopwatch:
-    """Times calls in turn on a device, by the clock."""
+    """Times calls in turn on a device, by the clock; those that are far behind only until that is seen."""
 
     device: torch.device
     repeats: int = REPEATS
     patience: float = PATIENCE
+    stays: Collection[str] = (TORCH,)
+    """Who is timed to the end, because others are compared with it."""
 
     def __call__(self, what: str, calls: Mapping[str, Callable[[], object]], within: Within) -> Mapping[str, Timing]:
         timer = cuda_sample if self.device.type == "cuda" else sample
-        return interleaved(calls, self.repeats, timer, within=within, patience=self.patience)
+        return interleaved(calls, self.repeats, timer, within=within, patience=self.patience, stays=self.stays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def contest(
     backend: Backend,
     timer: Timer,
     *,
-    most: int = CANDIDATES,
+    most: int = CONTENDERS,
     known: Mapping[str, float] | None = None,
 ) -> Outcome:
     """Time the candidates, and choose the fastest that is exact enough.
@@ -122,12 +123,11 @@ def contest(
 
 
 def times_of(
-    decision: Decision, operands: Operands, backend: Backend, timer: Timer, *, most: int = CANDIDATES
+    decision: Decision, operands: Operands, backend: Backend, timer: Timer, *, most: int = CONTENDERS
 ) -> dict[str, float]:
     """Seconds of one call, by candidate and for PyTorch."""
     problem, inference = decision.problem, decision.inference
-    able = backend.candidates(problem, inference=inference)
-    names = [*able[:most], *(name for name in able[most:] if name.endswith(", ATen"))]
+    names = backend.contenders(problem, inference=inference, most=most)
     # Weights of their own: what is prepared of a weight is kept for one candidate at a time.
     calls: dict[str, Callable[[], object]] = {
         name: ours(problem, _operands(problem, operands, inference=inference)) for name in names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,6 +11,8 @@ from math import ceil, inf, nan
 from statistics import median
 
 import torch
+
+from ..standings import Standings
 
 SHORTEST = 2e-3
 """Seconds that one sample lasts at least: shorter calls are repeated within it, and the sample is their mean."""
@@ -68,6 +70,7 @@ def interleaved(
     *,
     within: Within | None = None,
     patience: float = inf,
+    stays: Collection[str] | None = None,
 ) -> dict[str, Timing]:
     """Time the calls in turn, ``repeats`` times; each round starts with another one.
 
@@ -79,6 +82,7 @@ def interleaved(
         timer: takes one sample; on a GPU, one that waits for it.
         within: the state in which a candidate runs; those that are not named run in the one that is there.
         patience: seconds after which no more than :data:`FEWEST_ROUNDS` are run.
+        stays: who is timed to the end; of the others, who is far behind drops out. Everybody, unless they are named.
     """
     names = list(calls)
     states = {name: (within or {}).get(name, nullcontext) for name in names}
@@ -87,22 +91,27 @@ def interleaved(
     for name, call in calls.items():
         with states[name]():
             call()
-            once = min(timer(call, 1) for _ in range(2))
+            once = timer(call, 1)
+            if once < SHORTEST:
+                once = min(once, timer(call, 1))
         per_sample[name] = max(1, min(MOST_CALLS, ceil(SHORTEST / max(once, 1e-9))))
-    samples: dict[str, list[float]] = {name: [] for name in names}
+    standings = Standings(names, repeats, names if stays is None else stays)
     cpu: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(repeats):
         if turn >= FEWEST_ROUNDS and time.perf_counter() - began > patience:
             break
         first = turn % len(names)
         for name in names[first:] + names[:first]:
+            if name not in standings.running:
+                continue
             with states[name]():
                 if name in (within or {}) and per_sample[name] > 1:
                     calls[name]()  # the state changed: what follows from it, a plan, is found again
                 before = time.process_time()
-                samples[name].append(timer(calls[name], per_sample[name]))
+                seconds = timer(calls[name], per_sample[name])
                 cpu[name].append((time.process_time() - before) / per_sample[name])
-    return {name: Timing.of(found, cpu[name]) for name, found in samples.items()}
+            standings.note(name, seconds)
+    return {name: Timing.of(list(found), cpu[name]) for name, found in standings.samples.items()}
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from ..backends import Backend, Run, backend_for
 from ..blocks import Block, Stack
 from ..problem import Problem
 from ..reduction import reduce_geometry
+from . import racing
 from .layouts import Layout
 from .problems import dense_strides
 
@@ -97,12 +98,16 @@ def are_left_to_torch(problems: Iterable[Problem], device: torch.device, *, infe
     if _observers.entries or choices.are_watched():
         return False
     backend = backend_for(device)
-    return all(backend.leaves_to_torch(problem, inference=inference) for problem in problems)
+    return all(
+        backend.leaves_to_torch(problem, inference=inference)
+        and not racing.is_raced(backend, problem, inference=inference)
+        for problem in problems
+    )
 
 
 def _prepare(problem: Problem, inference: bool, device: torch.device) -> Run:
     backend = backend_for(device)
-    run = backend.prepare(problem, inference=inference)
+    run = racing.entered(backend, problem, backend.prepare(problem, inference=inference), inference=inference)
     observers = [entry.value for entry in _observers.entries]
     if not observers:
         return run

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .. import epoch
 from ..arguments import Extent, Geometry, Padding, activation_name, normalise, suggests_channels_last
+from ..backends import backend_for
 from ..epilogue import apply_epilogue
 from ..problem import Activation, Problem
 from ..vouching import vouched
@@ -31,6 +32,7 @@ from .layouts import Layout, check_residual, check_tensors, geometry_of
 from .plain import TYPES, alike, is_plain, is_watched
 from .precision import HALF
 from .problems import dense_strides, described, dgrad_problem, fprop_problem, wgrad_problem
+from .racing import awaited
 
 LONGEST_ROW = 8
 """Calls of the same shapes and arguments to remember. They differ in strides, dtypes, or in what wants a gradient."""
@@ -67,7 +69,10 @@ class ShortCall(Call):
         self.fits_residual = alike() if residual is None else alike(residual)  # apart: it may be the input
         self.following = following
         self.place: int = 1 if following is None else following.place + 1
-        left = self.run is not None and are_left_to_torch(_passes(self, x, w), x.device, inference=inference)
+        passes = [] if self.run is None else list(_passes(self, x, w))
+        left = bool(passes) and are_left_to_torch(passes, x.device, inference=inference)
+        if self.run is not None and not left:
+            self.run = awaited(backend_for(x.device), passes[1:], self.run)
         pairs = geometry.stride, geometry.padding[::2], geometry.dilation
         self.left_to_torch: tuple[Any, ...] | None = (*map(_for_torch, pairs), geometry.groups) if left else None
         """What PyTorch's convolution is called with; None where something else runs in any of the passes."""

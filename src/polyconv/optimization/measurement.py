@@ -24,6 +24,8 @@ TORCH, OURS, FUSED = "PyTorch", "polyconv", "polyconv, fused"
 
 Passes = Callable[[], object]
 """One call of a module: forward, and in training backward."""
+TimerWithin = Callable[[float], Timer]
+"""A timer that takes no more than so many seconds, if it can."""
 
 
 @dataclass(frozen=True)
@@ -48,24 +50,31 @@ class Measurement:
 class Measurer:
     """Measures layers one after another; what was timed for one problem is not timed again for the next layer."""
 
-    def __init__(self, timer: Timer, *, training: bool, candidates: int) -> None:
-        self.timer = timer
+    def __init__(self, timer: TimerWithin, *, training: bool, candidates: int) -> None:
+        self.timer_within = timer
         self.training = training
         self.candidates = candidates
         self._known: dict[str, dict[str, float]] = {}
 
-    def measure(self, layer: Layer, call: Call, activation: nn.Module | None, fused: str | None) -> Measurement:
-        """Time one layer on one of its inputs. ``activation`` follows it always; ``fused`` is what it is called."""
+    def measure(
+        self, layer: Layer, call: Call, activation: nn.Module | None, fused: str | None, seconds: float
+    ) -> Measurement:
+        """Time one layer on one of its inputs. ``activation`` follows it always; ``fused`` is what it is called.
+
+        ``seconds`` are for all of it: a half for the candidates of its problems, unless another layer had the same
+        ones, and the rest for the modules.
+        """
         twin = _twin(layer.module, None)
         decisions = self._decisions(twin, call)
         operands = _operands(layer.module, call)
         backend = backend_for(call.x.device)
+        timer = self.timer_within(seconds / 2 / max(1, len(decisions)))
         outcomes: list[Outcome] = []
         for decision in decisions:
             if decision.key not in self._known:
-                self._known[decision.key] = times_of(decision, operands, backend, self.timer, most=self.candidates)
+                self._known[decision.key] = times_of(decision, operands, backend, timer, most=self.candidates)
             known = self._known[decision.key]
-            outcomes.append(contest(decision, operands, backend, self.timer, known=known))
+            outcomes.append(contest(decision, operands, backend, timer, known=known))
         entries = {outcome.key: outcome.entry for outcome in outcomes}
         if fused is not None:
             entries.update(_fused_entries(outcomes, Activation(fused), backend.candidates))
@@ -80,7 +89,7 @@ class Measurer:
         within: dict[str, Callable[[], AbstractContextManager[object]]] = dict.fromkeys(calls, lambda: forced)
         within[TORCH] = nullcontext
         with self._mode():
-            timings = self.timer(layer.name, calls, within)
+            timings = self.timer_within(seconds / 2)(layer.name, calls, within)
         return Measurement(
             shape=f"{_times(call.x.shape)}: {decisions[0].problem.in_brief}" if decisions else _times(call.x.shape),
             plan=_plan(outcomes),

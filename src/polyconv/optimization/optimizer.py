@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -16,14 +16,16 @@ from torch import Tensor, nn
 from .. import choices, tuning
 from ..backends import backend_for
 from ..console import Progress, progress
-from ..measure.contest import CANDIDATES, InexactError, Stopwatch, Timer
+from ..measure.contest import PATIENCE, InexactError, Stopwatch, Timer
 from ..measure.timing import Timing
 from ..nn import Conv2d
 from ..rehearsal import Example, Loss, preserved
 from ..replacement import why_not_replace
+from ..select import CONTENDERS
 from ..vouching import doubt, vouch
+from .budget import SECONDS, Budget
 from .gains import Gains, Measurements, agreed_word, gains_of
-from .measurement import Measurement, Measurer
+from .measurement import TORCH, Measurement, Measurer
 from .recording import Layer, Recording, record, runner
 from .report import OptimizationReport, Row
 from .swapping import Fusion, Swap
@@ -34,6 +36,9 @@ MARGIN = 0.03
 LARGE = 0.15
 """The same of a gain that is worth a second try of the whole model, if there are smaller ones beside it."""
 
+BEFORE, AGAIN = "before", "before, again"
+"""The model as it was, timed twice in each round: what a difference is worth on this machine at this moment."""
+
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -43,7 +48,8 @@ def optimize(
     *,
     loss: Loss | None = None,
     margin: float = MARGIN,
-    candidates: int = CANDIDATES,
+    candidates: int = CONTENDERS,
+    seconds: float = SECONDS,
     fuse: bool = True,
     tuning_file: str | PathLike[str] | None = None,
     quiet: bool = False,
@@ -62,6 +68,9 @@ def optimize(
     the example shows to follow a convolution, and nothing else, is computed by the convolution; the module becomes an
     ``nn.Identity``. The example should therefore take every path that the model will take.
 
+    The model as it was is timed against itself, too. Where the two differ by more than what was gained, the machine was
+    too noisy to judge: the report says so, and nothing is swapped.
+
     In evaluation mode the weights of what is swapped are frozen, as by :func:`polyconv.freeze`: who will write to them
     behind their version counters calls :func:`polyconv.unfreeze`. ``report.undo()`` ends it, too.
 
@@ -73,28 +82,36 @@ def optimize(
             with random weights.
         margin: share of PyTorch's time that a convolution must gain to be swapped.
         candidates: how many of polyconv's plans are timed for each problem, from the cost model's first on.
+        seconds: how long measuring may take, some seconds more or less. It is divided among the convolutions by their
+            share of the model's time; those for which none is left stay PyTorch's, and the report says so.
         fuse: let convolutions compute the activations that follow them.
         tuning_file: merge what was measured into this tuning file, for other processes.
         quiet: show no progress on standard error.
         timer: what times the calls, instead of the clock.
     """
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    timer = timer or Stopwatch(device)
+    stopwatch = Stopwatch(device, stays=(TORCH, BEFORE, AGAIN))
+
+    def timer_within(patience: float) -> Timer:
+        return timer or replace(stopwatch, patience=min(PATIENCE, patience))
+
     convolutions, left_alone = _convolutions(model)
     weights = [] if model.training else [convolution.weight for convolution in convolutions.values()]
     with preserved(model, example_inputs), _frozen(weights), progress(quiet=quiet) as shown:
         recording = record(model, convolutions, example_inputs, loss)
+        budget = Budget(recording, seconds)
         shown.expect(sum(len(layer.calls) for layer in recording.layers) + 1)
         fusable = [Fusion(*group) for group in recording.flow.groups()] if fuse else []
-        measurer = Measurer(timer, training=model.training, candidates=candidates)
-        measurements, inexact = _measure(recording, fusable, measurer, shown)
-        left_alone.update(inexact)
+        measurer = Measurer(timer_within, training=model.training, candidates=candidates)
+        measurements, unmeasured = _measure(recording, budget, fusable, measurer, shown)
+        left_alone.update(unmeasured)
         fusable = [fusion for fusion in fusable if {layer.module for layer in measurements} >= set(fusion.convolutions)]
         proposals = _proposals(measurements, fusable, margin)
         run = runner(model, example_inputs, loss)
-        before, after = _time_whole(timer, proposals, run, training=model.training)
+        before, again, after = _time_whole(timer_within(budget.for_model()), proposals, run, training=model.training)
         shown.step("the model")
-    kept = _decide(proposals, before, after)
+    spread = _spread(before, again)
+    kept = _decide(proposals, before, after, spread)
     if tuning_file is not None:  # first: where the file cannot be written, the model stays what it was
         _save(Path(tuning_file), device, measurements)
     undo = _nothing if kept is None else _keep(kept, device, freeze=not model.training)
@@ -105,7 +122,8 @@ def optimize(
         left_alone={**left_alone, **dict.fromkeys(recording.idle, "it does not run on these inputs")},
         before=before,
         after=before if kept is None else after[kept.name],
-        verdict=_verdict(before, after, kept) if measurements else "there was nothing to compare",
+        spread=spread,
+        verdict=_verdict(before, after, kept, spread) if measurements else "there was nothing to compare",
         choices={} if kept is None else kept.choices,
         _undo=undo,
     )
@@ -166,37 +184,50 @@ def _why_not(module: nn.Conv2d) -> str | None:
 
 
 def _measure(
-    recording: Recording, fusable: Sequence[Fusion], measurer: Measurer, shown: Progress
+    recording: Recording, budget: Budget, fusable: Sequence[Fusion], measurer: Measurer, shown: Progress
 ) -> tuple[dict[Layer, list[Measurement]], dict[str, str]]:
-    """Each layer on each of its inputs; and why those that are not exact enough were not measured further."""
+    """Each layer on each of its inputs; and why others were not measured, or not further."""
     follows = {conv: fusion for fusion in fusable for conv in fusion.convolutions}
     measurements: dict[Layer, list[Measurement]] = {}
-    inexact: dict[str, str] = {}
-    for layer in recording.layers:
+    unmeasured: dict[str, str] = {}
+    for layer in budget.in_order:
+        why_not = agreed_word(f"measure {layer.name}", budget.why_not(layer))
+        if why_not:
+            unmeasured[layer.name] = why_not
+            continue
         fusion = follows.get(layer.module)
         activation, kind = (fusion.modules[0], fusion.activation) if fusion is not None else (None, None)
         try:
-            measurements[layer] = [measurer.measure(layer, call, activation, kind) for call in layer.calls.values()]
+            measurements[layer] = [
+                measurer.measure(layer, call, activation, kind, budget.for_call(call)) for call in layer.calls.values()
+            ]
         except InexactError as error:
-            inexact[layer.name] = str(error)
+            unmeasured[layer.name] = str(error)
         for _ in layer.calls:
             shown.step(layer.name)
-    return measurements, inexact
+    return {layer: measurements[layer] for layer in recording.layers if layer in measurements}, unmeasured
 
 
 def _time_whole(
     timer: Timer, proposals: Sequence[_Proposal], run: Callable[[], None], *, training: bool
-) -> tuple[Timing, Mapping[str, Timing]]:
-    """The model as it is, and with each proposal that changes it, in turn."""
-    calls: dict[str, Callable[[], None]] = {"before": run}
-    within: dict[str, Callable[[], AbstractContextManager[object]]] = {"before": nullcontext}
+) -> tuple[Timing, Timing, Mapping[str, Timing]]:
+    """The model as it is, once more, and with each proposal that changes it, in turn."""
+    calls: dict[str, Callable[[], None]] = {BEFORE: run, AGAIN: run}
+    within: dict[str, Callable[[], AbstractContextManager[object]]] = dict.fromkeys(calls, nullcontext)
     for proposal in proposals:
         if proposal.swap.convolutions:
             calls[proposal.name] = run
             within[proposal.name] = partial(_swapped, proposal.swap, choices.Forced(proposal.choices))
     with torch.enable_grad() if training else torch.inference_mode():
         timings = dict(timer("the model", calls, within))
-    return timings.pop("before"), timings
+    return timings.pop(BEFORE), timings.pop(AGAIN), timings
+
+
+def _spread(before: Timing, again: Timing) -> float:
+    """By what share two measurements of the same model differ: in their best times, or in their medians."""
+    return max(
+        abs(one - other) / min(one, other) for one, other in ((before.best, again.best), (before.median, again.median))
+    )
 
 
 @contextmanager
@@ -205,21 +236,38 @@ def _swapped(swap: Swap, forced: choices.Forced) -> Iterator[None]:
         yield
 
 
-def _decide(proposals: Sequence[_Proposal], before: Timing, after: Mapping[str, Timing]) -> _Proposal | None:
-    """The proposal that makes the model the fastest; none, if none makes it faster. On all ranks the same one."""
-    faster = [name for name, timing in after.items() if timing.best < before.best and timing.median < before.median]
-    best = min(faster, key=lambda name: after[name].best, default="before")
+def _decide(
+    proposals: Sequence[_Proposal], before: Timing, after: Mapping[str, Timing], spread: float
+) -> _Proposal | None:
+    """The proposal that makes the model the fastest; none, if none gains more than the same model differs from itself.
+
+    On all ranks the same one.
+    """
+    faster = [
+        name for name, timing in after.items() if timing.median < before.median and _gain(before, timing) > spread
+    ]
+    best = min(faster, key=lambda name: after[name].best, default=BEFORE)
     best = agreed_word(f"keep {[sorted(proposal.choices) for proposal in proposals]}", best)
     return next((proposal for proposal in proposals if proposal.name == best), None)
 
 
-def _verdict(before: Timing, after: Mapping[str, Timing], kept: _Proposal | None) -> str:
+def _gain(before: Timing, after: Timing) -> float:
+    """Share of the time by which a model became faster: negative, if it did not."""
+    return before.best / after.best - 1
+
+
+def _verdict(before: Timing, after: Mapping[str, Timing], kept: _Proposal | None, spread: float) -> str:
     if not after:
         return "no convolution is faster in polyconv"
     if kept is not None:
         return f"{before.best / after[kept.name].best:.2f} times as fast"
-    best = min(timing.best for timing in after.values())
-    return f"with the swaps it takes {best * 1e3:.4g} ms, so all of them were undone"
+    best = min(after.values(), key=lambda timing: timing.best)
+    if 0 < _gain(before, best) <= spread:
+        return (
+            f"the machine was too noisy to judge: with the swaps it is {_gain(before, best):.1%} faster, but the same "
+            f"model differed by {spread:.1%} from itself, so all of them were undone"
+        )
+    return f"with the swaps it takes {best.best * 1e3:.4g} ms, so all of them were undone"
 
 
 @contextmanager

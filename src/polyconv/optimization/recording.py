@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ class Call:
     dy: Tensor | None = None
     """The gradient that came back, in training."""
     count: int = 0
+    seconds: float = 0.0
+    """Of all these calls in the example run, forward: its share of the model's time."""
 
 
 @dataclass(eq=False)
@@ -46,6 +49,8 @@ class Recording:
     idle: tuple[str, ...]
     """Names of the convolutions that did not run."""
     flow: Flow
+    seconds: float = 0.0
+    """Of the whole run."""
 
 
 def runner(model: nn.Module, example: Example, loss: Loss | None) -> Callable[[], None]:
@@ -67,10 +72,16 @@ def _discard(_: Any) -> None:
 
 
 def record(model: nn.Module, convolutions: Mapping[str, nn.Conv2d], example: Example, loss: Loss | None) -> Recording:
-    """Run the model once and write down what its convolutions are called with."""
+    """Run the model and write down what its convolutions are called with. A first run, not recorded, warms up."""
+    with torch.no_grad():
+        run_model(model, example)
     flow = Flow(model, convolutions.values())
     layers = {module: Layer(name, module) for name, module in convolutions.items()}
     order: dict[Layer, None] = {}
+    began: dict[nn.Module, float] = {}
+
+    def start(module: nn.Module, _: Any) -> None:
+        began[module] = time.perf_counter()
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         x = args[0] if args else kwargs["input"]
@@ -78,6 +89,7 @@ def record(model: nn.Module, convolutions: Mapping[str, nn.Conv2d], example: Exa
         signature = (x.shape, x.stride(), x.dtype, x.requires_grad)
         call = layer.calls.setdefault(signature, Call(x.detach(), x.requires_grad))
         call.count += 1
+        call.seconds += time.perf_counter() - began[module]
         order[layer] = None
         if output.requires_grad and call.dy is None:
 
@@ -88,16 +100,21 @@ def record(model: nn.Module, convolutions: Mapping[str, nn.Conv2d], example: Exa
 
     with ExitStack() as stack:
         for module in layers:
-            handle = module.register_forward_hook(note, prepend=True, with_kwargs=True)
-            stack.callback(handle.remove)
+            for handle in (
+                module.register_forward_pre_hook(start),
+                module.register_forward_hook(note, prepend=True, with_kwargs=True),
+            ):
+                stack.callback(handle.remove)
+        began_all = time.perf_counter()
         with torch.enable_grad() if model.training else torch.no_grad():
             with flow:
                 output = run_model(model, example)
             flow.returned(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
             if model.training:
                 backward(output, loss)
+        seconds = time.perf_counter() - began_all
     del output
     gc.collect()  # what is alive after this is kept by someone
     flow.finish()
     idle = tuple(layer.name for layer in layers.values() if not layer.calls)
-    return Recording(tuple(order), idle, flow)
+    return Recording(tuple(order), idle, flow, seconds)

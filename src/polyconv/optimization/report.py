@@ -53,6 +53,8 @@ class OptimizationReport(TableReport):
     """The whole model, in seconds, as it was."""
     after: Timing
     """The whole model as it is now: the same as before where nothing was gained."""
+    spread: float
+    """By what share the model as it was differed from itself, timed twice in turn: what a difference is worth."""
     verdict: str
     """What the whole model's time decided, in words."""
     choices: Mapping[str, str]
@@ -83,6 +85,7 @@ class OptimizationReport(TableReport):
             "before": asdict(self.before),
             "after": asdict(self.after),
             "speedup": self.speedup,
+            "spread": self.spread,
             "verdict": self.verdict,
             "choices": dict(self.choices),
         }
@@ -99,7 +102,8 @@ class OptimizationReport(TableReport):
     def _notes(self) -> list[str]:
         notes = [f"left alone: {name or '(the model itself)'}: {why}" for name, why in self.left_alone.items()]
         before, after = self.before.best * 1e3, self.after.best * 1e3
-        return [*notes, f"the model: {before:.4g} ms before, {after:.4g} ms now: {self.verdict}"]
+        spread = f"timed twice in turn, the model as it was differed by {self.spread:.1%} from itself"
+        return [*notes, spread, f"the model: {before:.4g} ms before, {after:.4g} ms now: {self.verdict}"]
 
 
 def _cells(row: Row) -> list[str]:

@@ -53,8 +53,9 @@ class Entry:
     """The candidate, as the planner calls it."""
     seconds: Mapping[str, float]
     """Best time of one call, by candidate."""
-    torch_seconds: float
-    """The same of PyTorch's convolution, called as a program without polyconv would."""
+    torch_seconds: float | None
+    """The same of PyTorch's convolution, called as a program without polyconv would; None where it was not timed, as in
+    a race on a GPU."""
     measured: str = field(default_factory=lambda: datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"))
     """When, in UTC."""
 
@@ -62,12 +63,8 @@ class Entry:
     def of(cls, entry: Value) -> Entry:
         """As a file has it; :class:`~polyconv.documents.DocumentError` if a value is not what it should be."""
         seconds = {name: value.number() for name, value in entry.member("seconds").members().items()}
-        return cls(
-            entry.member("choice").text(),
-            seconds,
-            entry.member("torch_seconds").number(),
-            entry.member("measured").text(),
-        )
+        theirs = entry.member("torch_seconds").number() if "torch_seconds" in entry.object() else None
+        return cls(entry.member("choice").text(), seconds, theirs, entry.member("measured").text())
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -75,7 +72,7 @@ class Entry:
             "seconds": {
                 name: _rounded(self.seconds[name]) for name in sorted(self.seconds, key=self.seconds.__getitem__)
             },
-            "torch_seconds": _rounded(self.torch_seconds),
+            **({} if self.torch_seconds is None else {"torch_seconds": _rounded(self.torch_seconds)}),
             "measured": self.measured,
         }
 

@@ -1,0 +1,258 @@
+"""``polyconv.benchmark``: the first calls of a problem are a race between the candidates for it.
+
+Each call is computed by one contender, on the caller's own tensors, and timed where it would run anyway: between the
+other layers of a model, in caches that they have used. So nothing is computed that nobody asked for, and what is
+measured is what a program will see. When the fastest is known it becomes a choice of this process
+(:mod:`~polyconv.choices`), all calls are prepared anew, and nothing of the race is left in them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import weakref
+from collections.abc import Iterable, MutableMapping
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .. import choices, settings
+from ..forking import whole
+from ..once import warn_once
+from ..problem import Pass, Problem
+from ..standings import Standings
+from .plain import is_plain, is_watched
+
+if TYPE_CHECKING:
+    from ..backends import Backend, Run
+    from ..tuning import Entry, Environment
+
+ROUNDS, MORE_ROUNDS = 5, 10
+"""Timed calls of each contender that stays to the end; and of calls that are shorter than :data:`SHORT`."""
+SHORT = 1e-3
+"""Seconds. Of short calls a larger share is chance, and more of them are soon done."""
+DRAW = 1.02
+"""PyTorch's convolution wins where the best is not faster than so many times: what is left to it has no overhead."""
+LONGEST = 100
+"""Calls after which a race ends however it stands: it has one weight, and new ones may come with every call."""
+
+clock = time.perf_counter
+"""Of calls on a CPU."""
+
+_races: dict[tuple[Environment, str], Race] = {}
+"""All that were begun, by where and what."""
+
+
+class Race:
+    """One problem, in one environment."""
+
+    def __init__(self, backend: Backend, environment: Environment, key: str, names: tuple[str, ...]) -> None:
+        self._backend = backend
+        self._key = key
+        self._environment = environment
+        self._standings = Standings(names, MORE_ROUNDS)
+        self._runs: dict[tuple[Problem, str], Run] = {}
+        self._warm: set[str] = set()
+        """Those that have run on these weights: whose next call is counted."""
+        self._weight: weakref.ref[Tensor] | None = None
+        """In inference one weight takes part: what is prepared of a weight is kept, for each contender by itself."""
+        self.calls = 0
+        self._pending: tuple[str, Any, Any] | None = None
+        """A timed call of a GPU, with the events around it. It is read at the next call, when it is likely over."""
+        self.entry: Entry | None = None
+        """What was found; None until then, or where there was nothing to be found."""
+        self.ended = False
+
+    def run(self, problem: Problem, inference: bool, usual: Run, tensors: MutableMapping[str, Tensor]) -> None:
+        """One call. ``usual`` computes it where the race does not: what the cost model chose."""
+        if self._pending is not None:
+            self._read_pending()
+        with whole:
+            turn = self._next(inference and problem.kind is Pass.FPROP, tensors)
+        if turn is None:
+            usual(tensors)
+            return
+        name, counted = turn
+        try:
+            self._run_timed(name, counted, self._prepared(problem, name, inference), tensors)
+        except RuntimeError as error:  # of torch's, or of the driver's: memory that another contender does without
+            with whole:
+                self._standings.drop(name)
+            warn_once(f"polyconv.benchmark: {name} is out of the race for {self._key}: {error}")
+            usual(tensors)
+        if counted:
+            with whole:
+                self._settle()
+
+    def _next(self, one_weight: bool, tensors: MutableMapping[str, Tensor]) -> tuple[str, bool] | None:
+        """Whose turn it is, and whether the call counts; None where it is no part of the race."""
+        if self.ended or not _is_fair(tensors["x"]) or (one_weight and not self._has_weight(tensors["w"])):
+            return None
+        self.calls += 1
+        if self.calls > LONGEST:
+            self._end()
+            return None
+        new = next((name for name in self._standings.running if name not in self._warm), None)
+        if new is not None:
+            self._warm.add(new)
+            return new, False
+        return self._standings.next, True
+
+    def _has_weight(self, w: Tensor) -> bool:
+        """Whether this is the weight that takes part. When that is gone, the next takes its place."""
+        known = None if self._weight is None else self._weight()
+        if known is None:
+            self._weight = weakref.ref(w)
+            self._warm.clear()
+        return known is None or known is w
+
+    def _prepared(self, problem: Problem, name: str, inference: bool) -> Run:
+        run = self._runs.get((problem, name))
+        if run is None:
+            run = self._runs[problem, name] = self._backend.contender(problem, name, inference=inference)
+        return run
+
+    def _run_timed(self, name: str, counted: bool, run: Run, tensors: MutableMapping[str, Tensor]) -> None:
+        if tensors["x"].is_cuda:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            run(tensors)
+            end.record()
+            if counted:
+                self._pending = name, start, end
+            return
+        began = clock()
+        run(tensors)
+        seconds = clock() - began
+        if counted:
+            with whole:
+                self._standings.note(name, seconds)
+
+    def _read_pending(self) -> None:
+        with whole:
+            pending, self._pending = self._pending, None
+        if pending is None or torch.cuda.is_current_stream_capturing():
+            return
+        name, start, end = pending
+        end.synchronize()
+        with whole:
+            self._standings.note(name, start.elapsed_time(end) / 1e3)
+            self._settle()
+
+    # ---- the end
+
+    def _settle(self) -> None:
+        """End the race if it is decided."""
+        best = self._standings.best
+        if best and min(best.values()) >= SHORT:
+            self._standings.rounds = ROUNDS
+        if self._standings.decided and not self.ended:
+            self._end()
+
+    def _end(self) -> None:
+        """Let what was found be a choice of this process."""
+        self.ended = True
+        self._runs.clear()
+        best = self._standings.best
+        running = [name for name in self._standings.running if name in best]
+        if not running:  # no weight came twice: what the cost model chose stays
+            choices.remember(
+                self._environment, {self._key: self._standings.running[0]}, "raced in vain, for new weights"
+            )
+            return
+        torchs = next((name for name in best if name.endswith(", ATen")), None)
+        winner = min(running, key=best.__getitem__)
+        if torchs is not None and best[torchs] <= DRAW * best[winner]:
+            winner = torchs
+        from ..tuning import Entry  # here, as below: the backends have imported it, and importing polyconv need not
+
+        self.entry = Entry(winner, best, None if torchs is None else best[torchs])
+        choices.remember(self._environment, {self._key: winner}, _in_words(winner, best))
+
+
+def _in_words(winner: str, best: dict[str, float]) -> str:
+    others = [f"{best[name] * 1e3:.3g} ms by {name}" for name in sorted(best, key=best.__getitem__) if name != winner]
+    against = f" against {', '.join(others)}" if others else ""
+    return f"the winner of a race in this process ({best[winner] * 1e3:.3g} ms{against})"
+
+
+def _is_fair(x: Tensor) -> bool:
+    """Whether a call may be computed by any contender, and its time be what it always is: a plain one, of no graph."""
+    if choices.determinism_is_asked_for() or is_watched() or not is_plain(x):
+        return False
+    return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+
+
+def is_raced(backend: Backend, problem: Problem, *, inference: bool) -> bool:
+    """Whether the next call of a problem is, or may become, part of a race."""
+    return _place(backend, problem, inference) is not None
+
+
+def entered(backend: Backend, problem: Problem, usual: Run, *, inference: bool) -> Run:
+    """What runs a problem: the race for it, where there is one; what runs it usually otherwise."""
+    place = _place(backend, problem, inference)
+    if place is None:
+        return usual
+    with whole:
+        race = _races.get(place)
+        if race is None or race.ended:
+            race = _races[place] = Race(backend, *place, backend.contenders(problem, inference=inference))
+    return partial(race.run, problem, inference, usual)
+
+
+def _place(backend: Backend, problem: Problem, inference: bool) -> tuple[Environment, str] | None:
+    """Where and what is raced; None where nothing is, because it is settled, or because there is no choice."""
+    if not settings.current().benchmark:
+        return None
+    environment, key = backend.environment(), backend.key(problem, inference=inference)
+    if not choices.may_be_raced(key, environment) or len(backend.contenders(problem, inference=inference)) < 2:
+        return None
+    return environment, key
+
+
+def awaited(backend: Backend, gradients: Iterable[Problem], run: Run) -> Run:
+    """A forward pass that leads to gradients which are yet to be raced; it gives them up if they never come.
+
+    Until they are settled the call cannot be left to torch. A program that records gradients and never computes them
+    would pay for that for ever.
+    """
+    places = {place: problem for problem in gradients if (place := _place(backend, problem, False)) is not None}
+    if not places:
+        return run
+    ahead = itertools.count(LONGEST, -1)
+
+    def run_and_count(tensors: MutableMapping[str, Tensor]) -> None:
+        run(tensors)
+        if next(ahead) == 0:
+            for (environment, key), problem in places.items():
+                if (environment, key) not in _races:
+                    choices.remember(
+                        environment, {key: backend.contenders(problem)[0]}, "never raced, for want of calls"
+                    )
+
+    return run_and_count
+
+
+def turns() -> int:
+    """Calls that were part of a race so far. Where a call leads to no more of them, all is decided that it leads to."""
+    return sum(race.calls for race in list(_races.values()))
+
+
+def save_benchmark(path: str | PathLike[str]) -> int:
+    """Merge what was raced in this process into a tuning file, for later ones; gives the number of entries.
+
+    Name the file in ``POLYCONV_TUNING_FILE``, or let it be ``tuning.json`` in the cache's folder: then a process that
+    runs in the same environment (processor, threads, versions) makes these choices at once, and races only what is new.
+    """
+    from ..tuning import Tuning, merge, update
+
+    with whole:
+        ended = [(environment, key, race.entry) for (environment, key), race in _races.items() if race.entry]
+    found = merge(Tuning.of(environment, {key: entry}) for environment, key, entry in ended)
+    if ended:
+        update(Path(path), found)
+    return len(found)
