@@ -8,7 +8,7 @@ stream, and the workspace comes from torch's allocator, which orders memory by s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from .. import choices, epoch, settings
+from ..forking import whole
+from ..plan.cost import resident_blocks
 from ..plan.cuda import plan_cuda
 from ..plan.device import why_too_old
 from ..plan.plan import Plan
@@ -132,12 +134,29 @@ class CudaBackend:
         return int(torch.cuda.current_stream(self.index).cuda_stream)
 
     def _prepare_anew(self, problem: Problem, _: int) -> PreparedPlan:
-        plan = self.plan(problem)
-        specs = list(dict.fromkeys(plan.kernels))
-        cubins = self._cache.get_many(specs, self.description.arch, wanted_for=str(problem))
-        kernels = {spec: self.device.load(spec, cubin) for spec, cubin in zip(specs, cubins, strict=True)}
-        launches = (driver.PreparedLaunch(kernels[launch.kernel], launch) for launch in plan.launches)
-        return PreparedPlan(plan, tuple(launches), self)
+        """Planned again for as long as a kernel turns out to be another than the planner believed: it learns of it."""
+        while True:
+            plan = self.plan(problem)
+            specs = list(dict.fromkeys(plan.kernels))
+            codes = self._cache.get_many(specs, self.description.arch, wanted_for=str(problem))
+            kernels = {spec: self.device.load(spec, code) for spec, code in zip(specs, codes, strict=True)}
+            with self.device.activate():
+                launches = tuple(driver.PreparedLaunch(kernels[launch.kernel], launch) for launch in plan.launches)
+                if not self._learns_occupancy(plan, launches):
+                    return PreparedPlan(plan, launches, self)
+
+    def _learns_occupancy(self, plan: Plan, launches: tuple[driver.PreparedLaunch, ...]) -> bool:
+        """Whether a multiprocessor holds fewer blocks of some launch than its cost was reckoned with."""
+        fewer: dict[str, int] = {}
+        for prepared, launch in zip(launches, plan.launches, strict=True):
+            symbol, believed = launch.kernel.symbol, resident_blocks(launch, self.description)
+            if believed > 1 and symbol not in fewer and (held := prepared.resident_blocks) < believed:
+                fewer[symbol] = max(1, held)
+        if fewer:
+            with whole:
+                known = {**self.description.read, **fewer}
+                self.description = replace(self.description, resident=tuple(sorted(known.items())))
+        return bool(fewer)
 
     def _plan_or_choose(self, problem: Problem, device: CudaDevice) -> Plan:
         workspace = settings.current().workspace_bytes
