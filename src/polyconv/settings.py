@@ -54,6 +54,9 @@ class Settings:
     """``POLYCONV_KERNELS``: a folder of compiled kernels from ``polyconv warmup -o``, looked into before the cache."""
     allow_low_precision: bool = False
     """``POLYCONV_ALLOW_LOW_PRECISION``: see :func:`allow_low_precision`. ``on`` or ``off``."""
+    strict: bool = False
+    """``POLYCONV_STRICT``: ``on`` raises where a CUDA kernel cannot be compiled, loaded or launched; else a warning
+    says what to report, and the next best kernel runs."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
@@ -132,6 +135,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "jit": _switch,
     "kernels": Path,
     "allow_low_precision": _switch,
+    "strict": _switch,
 }
 
 _current: Settings | None = None
