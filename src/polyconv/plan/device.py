@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from .. import tf32
 from .occupancy import LIMITS, SmLimits
 
 OLDEST_ARCH = 70
@@ -34,8 +35,8 @@ class CudaDevice:
 
     @cached_property
     def fp32_per_clock(self) -> int:
-        """FP32 multiply-adds per clock and multiprocessor: 64 up to sm_80, 128 after it."""
-        return 64 if self.arch in {"sm_70", "sm_72", "sm_75", "sm_80"} else 128
+        """FP32 multiply-adds per clock and multiprocessor."""
+        return tf32.fp32_per_clock(self.arch)
 
     @cached_property
     def limits(self) -> SmLimits:
