@@ -1,7 +1,7 @@
 """What every test shares: one thread (the cores go to the test workers), a fixed seed, hypothesis profiles.
 
 No tuning file and no profile: what someone measured on this or on another machine must not change which plans the tests
-see.
+see. Strict: a kernel that cannot be compiled, loaded or launched is an error, and no other one runs in its place.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 torch.set_num_threads(1)
 os.environ["POLYCONV_TUNING_FILE"] = "off"
 os.environ["POLYCONV_PROFILE"] = "off"
+os.environ["POLYCONV_STRICT"] = "on"
 
 # Derandomised: a red test is red for everyone. Search more widely with --hypothesis-profile=wide.
 settings.register_profile(

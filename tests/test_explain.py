@@ -136,3 +136,11 @@ def test_a_device_that_is_not_there_is_said_to_be() -> None:
 def test_torchs_function() -> None:
     text = str(polyconv.explain(F.conv2d, torch.randn(1, 2, 8, 8), torch.randn(4, 2, 3, 3)))
     assert "PyTorch's own convolution" in text
+
+
+def test_a_convolution_by_its_arguments_on_any_known_gpu() -> None:
+    for name in DEVICES:
+        explained = polyconv.explain(polyconv.conv2d, (8, 64, 56, 56), (64, 64, 3, 3), None, 1, 1, device=name)
+        assert all(DEVICES[name].name in str(one) for one in explained.convolutions[0].passes)
+    x, w = torch.empty(8, 64, 56, 56), torch.empty(64, 64, 3, 3)
+    assert str(explained) == str(polyconv.explain(polyconv.conv2d, x, w, padding=1, device=name))

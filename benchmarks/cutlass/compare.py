@@ -28,8 +28,8 @@ from polyconv.cuda.cache import KernelCache
 from polyconv.cuda.cubin import kernel_info
 from polyconv.inspection import emulator, inspect_workloads
 from polyconv.inspection.counting import V100, count
-from polyconv.inspection.occupancy import blocks_per_sm
 from polyconv.measure import workloads
+from polyconv.plan.occupancy import blocks_per_sm
 from polyconv.problem import Pass, Problem
 
 HERE = Path(__file__).resolve().parent

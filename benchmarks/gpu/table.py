@@ -29,10 +29,10 @@ from polyconv.cuda.cache import KernelCache
 from polyconv.cuda.cubin import kernel_info
 from polyconv.inspection import emulator
 from polyconv.inspection.counting import V100, Counted, CountingError, count_plan
-from polyconv.inspection.occupancy import blocks_per_sm
 from polyconv.inspection.rows import main_kernel
 from polyconv.measure import workloads
 from polyconv.plan import KernelSpec, Launch, Plan, plan_cuda
+from polyconv.plan.occupancy import blocks_per_sm
 from polyconv.plan.plan import Dim3
 from polyconv.problem import Pass, Problem
 

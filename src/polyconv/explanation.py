@@ -78,11 +78,13 @@ def explain(target: Callable[..., Any], *inputs: Any, device: Device | None = No
         explain(module, (8, 32, 512, 512), device="cuda")  # as if module and input were on that device
         explain(module, (8, 32, 512, 512), device="v100")  # as if on a GPU of that kind; none is needed
         explain(polyconv.conv2d, x, w, padding=1)  # a call
+        explain(polyconv.conv2d, (8, 32, 512, 512), (64, 32, 5, 9), padding=2, device="t4")  # shapes do here, too
 
     Args:
         target: a module or a function.
         inputs, kwargs: its arguments. A tuple of integers, in the place of a module's input, stands for a tensor of
-            that shape with the dtype and the device of the module's parameters.
+            that shape with the dtype and the device of the module's parameters; in the place of a function's first or
+            second argument, if it has three integers or more, for a float32 tensor on the CPU.
         device: ask for this device instead of the tensors' own: ``"cuda"``, for a model that is still on the CPU; or a
             GPU that need not be here, by its short name in :data:`polyconv.plan.DEVICES` or by its description.
     """
@@ -110,7 +112,10 @@ def _recorded(target: Callable[..., Any], inputs: Sequence[Any], kwargs: Mapping
     with mode, torch.no_grad():
         fake_state = {name: _fake(value, mode) for name, value in state.items()}
         like = next((value for value in fake_state.values() if value.is_floating_point()), None)
-        args = tuple(_fake(value, mode, like) for value in inputs)
+        if module is None:
+            args = (*(_fake(value, mode, _stands_for(value)) for value in inputs[:2]), *_fakes(inputs[2:], mode))
+        else:
+            args = tuple(_fake(value, mode, like) for value in inputs)
         keywords = {name: _fake(value, mode) for name, value in kwargs.items()}
         with recorder:
             if module is None:
@@ -141,6 +146,15 @@ def _fake_mode(values: Sequence[Any]) -> FakeTensorMode:
         if isinstance(value, FakeTensor):
             return value.fake_mode
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _stands_for(value: Any) -> Tensor | None:
+    """What a shape in the place of a function's tensor is a shape of; two integers may be a stride as well."""
+    return torch.empty(0) if isinstance(value, (tuple, list)) and len(value) > 2 else None
+
+
+def _fakes(values: Sequence[Any], mode: FakeTensorMode) -> tuple[Any, ...]:
+    return tuple(_fake(value, mode) for value in values)
 
 
 def _fake(value: Any, mode: FakeTensorMode, like: Tensor | None = None) -> Any:

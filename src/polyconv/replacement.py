@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from . import tf32
 from .nn import Conv2d, LazyConv2d
+from .once import warn_once
 
 Class = type[torch.nn.Module]
 
@@ -48,8 +50,23 @@ def replace(model: torch.nn.Module) -> Replacement:
     A ``torch.nn.LazyConv2d`` becomes one that turns into a :class:`polyconv.Conv2d` at its first input, and a module
     with parametrisations (``torch.nn.utils.parametrize``) keeps them. Other subclasses of ``torch.nn.Conv2d`` are left
     alone, because they may do more than a convolution. The result counts what was replaced and names what was not.
+
+    Where the model is on a GPU on which PyTorch's TF32 is likely to be faster, and is on, one warning says so.
     """
-    return _swap(model, "replaced", _OURS, why_not_replace)
+    done = _swap(model, "replaced", _OURS, why_not_replace)
+    if done.count:
+        _tell_of_tf32(model)
+    return done
+
+
+def _tell_of_tf32(model: torch.nn.Module) -> None:
+    """Once per kind of GPU; nothing is asked of a driver unless a parameter is on one."""
+    on_gpus = dict.fromkeys(parameter.device for parameter in model.parameters() if parameter.is_cuda)
+    for device in on_gpus if torch.backends.cudnn.allow_tf32 else ():
+        gpu = torch.cuda.get_device_properties(device)
+        arch = f"sm_{gpu.major}{gpu.minor}"
+        if tf32.is_likely_faster(arch, gpu.name):
+            warn_once(tf32.advice(gpu.name))
 
 
 def restore(model: torch.nn.Module) -> Replacement:

@@ -73,12 +73,13 @@ def select(
     *,
     refusal: Callable[[W], str | None],
     error: Callable[[W], float],
-    cost: Callable[[W], float],
+    cost: Callable[[W], float | str],
     prefer: Preference | None = None,
 ) -> Selection[W]:
     """The candidate of least cost among those that take the problem and keep its tolerance, or the preferred of them.
 
-    Of equal ones the first. Raises :class:`PlanError` if there is none.
+    ``cost`` says what one costs on the device, or why the device cannot run it. Of equal ones the first. Raises
+    :class:`PlanError` if there is none.
     """
 
     def weigh(one: W) -> Candidate:
@@ -88,7 +89,8 @@ def select(
         if not one.direct and expected > problem.tolerance:
             words = f"its predicted error {expected:.1e} exceeds the tolerance {problem.tolerance:.1e}"
             return Candidate(one.name, error=expected, rejected=words)
-        return Candidate(one.name, cost(one), expected)
+        found = cost(one)
+        return Candidate(one.name, rejected=found) if isinstance(found, str) else Candidate(one.name, found, expected)
 
     pairs = [(one, weigh(one)) for one in offered]
     able = [(one, weighed) for one, weighed in pairs if weighed.rejected is None]

@@ -60,6 +60,9 @@ class Settings:
     """``POLYCONV_ALLOW_LOW_PRECISION``: see :func:`allow_low_precision`. ``on`` or ``off``."""
     benchmark: bool = False
     """``POLYCONV_BENCHMARK``: see :func:`benchmark`. ``on`` or ``off``."""
+    strict: bool = False
+    """``POLYCONV_STRICT``: ``on`` raises where a CUDA kernel cannot be compiled, loaded or launched; else a warning
+    says what to report, and the next best kernel runs."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
@@ -140,6 +143,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "kernels": Path,
     "allow_low_precision": _switch,
     "benchmark": _switch,
+    "strict": _switch,
 }
 
 _current: Settings | None = None

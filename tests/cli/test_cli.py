@@ -264,6 +264,37 @@ def test_a_file_after_json_is_told_where_to_go(name: str, capsys: pytest.Capture
     )
 
 
+BY_ARGUMENTS = ["plan", "--in-channels", "8", "--out-channels", "8", "--kernel-size", "3"]
+BY_ARGUMENTS += ["--input", "2", "8", "20", "20"]
+
+
+def test_plan_takes_a_convolution_by_its_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*BY_ARGUMENTS, "--padding", "same", "--device", "t4", "--json"]) == 0
+    plans = json.loads(capsys.readouterr().out)
+    assert [(plan["workload"], plan["pass"], plan["device"]) for plan in plans] == [
+        ("Conv2d", kind, "Tesla T4") for kind in ("fprop", "dgrad", "wgrad")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["plan"], "missing are --in-channels, --out-channels, --kernel-size, --input"),
+        (["plan", "W1", "--groups", "2"], "W1 has its arguments already; leave out --groups"),
+        ([*BY_ARGUMENTS, "--groups", "3"], "cannot be split into 3 groups"),
+        ([*BY_ARGUMENTS, "--dilation", "16"], "nothing to compute: the output would have the shape (2, 8, -12, -12)"),
+        ([*BY_ARGUMENTS, "--padding", "much"], "--padding takes numbers, 'same' or 'valid'; got 'much'"),
+        ([*BY_ARGUMENTS, "--stride", "0"], "a stride is at least 1"),
+        ([*BY_ARGUMENTS[:-3], "9", "20", "20"], "an input of 9 channels does not fit --in-channels 8"),
+    ],
+)
+def test_plan_says_what_is_wrong_with_arguments(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.skipif(not native.is_available(), reason="without native kernels there are no other candidates")
 def test_plan_names_an_option_that_it_has(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "tiny-batch", "--device", "cpu", "--pass", "fprop"]) == 0

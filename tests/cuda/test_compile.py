@@ -59,13 +59,9 @@ def test_host_and_device_must_agree_about_the_parameters() -> None:
         compile_kernel(replace(axpy_spec(), params_bytes=40), "sm_70", include_dirs=[KERNELS])
 
 
-@pytest.mark.parametrize(
-    ("arch", "words"),
-    [("sm_60", r"need compute capability 7\.0 .* a GPU of sm_60 has 6\.0"), ("sm_999", r"polyconv\[cu13\]")],
-)
-def test_an_unknown_architecture_says_what_to_install(arch: str, words: str) -> None:
-    with pytest.raises(CompileError, match=words):
-        compile_kernel(axpy_spec(), arch)
+def test_an_architecture_that_is_too_old_is_refused_in_words() -> None:
+    with pytest.raises(CompileError, match=r"need compute capability 7\.0 .* a GPU of sm_60 has 6\.0"):
+        compile_kernel(axpy_spec(), "sm_60")
 
 
 def test_a_volta_on_cuda_13_is_sent_to_cu12(monkeypatch: pytest.MonkeyPatch) -> None:

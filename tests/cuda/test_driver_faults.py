@@ -30,6 +30,7 @@ WORDS = {
     "cuCtxPopCurrent_v2": "cuCtxPopCurrent failed",
     "cuLibraryLoadData": "could not be loaded on device 0",
     "cuLibraryGetKernel": "could not be loaded on device 0",
+    "cuOccupancyMaxActiveBlocksPerMultiprocessor": "cuOccupancyMaxActiveBlocksPerMultiprocessor failed",
     "cuLaunchKernel": "when launching",
 }
 

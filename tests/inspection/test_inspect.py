@@ -15,10 +15,10 @@ from polyconv import cli, console
 from polyconv.cli import inspect as command
 from polyconv.cuda.cache import KernelCache
 from polyconv.cuda.compile import compile_kernel
-from polyconv.inspection import counting, occupancy, rows
+from polyconv.inspection import counting, rows
 from polyconv.inspection.counting import count, count_plan, sample
 from polyconv.measure.workloads import find
-from polyconv.plan import DEVICES, all_kernels, plan_cuda
+from polyconv.plan import DEVICES, all_kernels, occupancy, plan_cuda
 from polyconv.plan.gather import PACK
 from polyconv.problem import Problem
 
@@ -108,7 +108,7 @@ def test_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     ("argv", "code", "said"),
     [
         (["W9"], 2, "'W9'; there are W1 (kb80)"),
-        (["--arch", "sm_35"], 1, "there are sm_70, sm_80"),
+        (["--arch", "sm_35"], 1, "there are sm_70, sm_75, sm_80"),
         (["--arch", "sm_35", "--all-kernels"], 1, "need compute capability 7.0 (Tesla V100) or newer"),
     ],
 )

@@ -1,7 +1,8 @@
-"""A Tesla V100 without a GPU: polyconv's real launch path, on a stub of the CUDA driver, with an emulator behind it.
+"""A GPU without a GPU: polyconv's real launch path, on a stub of the CUDA driver, with an emulator behind it.
 
-``driver/`` builds a ``libcuda.so.1`` that checks every launch against a V100's limits. The CUDA bindings load it as
-they would load NVIDIA's, so planning, compiling, caching, loading and marshalling are the code that runs in production.
+``driver/`` builds a ``libcuda.so.1`` that checks every launch against the limits of a V100, or of another GPU that the
+environment names (``VIRTUAL_GPU_MODEL=t4``: see ``driver/model.c``). The CUDA bindings load it as they would load
+NVIDIA's, so planning, compiling, caching, loading and marshalling are the code that runs in production.
 What the stub is handed (machine code and parameter bytes) goes to ``tools/volta``, which executes it on the memory of
 ordinary CPU tensors.
 

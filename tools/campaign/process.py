@@ -42,6 +42,7 @@ class Surroundings:
             **os.environ,
             "PYTHONFAULTHANDLER": "1",
             "POLYCONV_TUNING_FILE": "off",
+            "POLYCONV_STRICT": "on",
             **self.environment,
         }
         found["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [found.get("PYTHONPATH")])])

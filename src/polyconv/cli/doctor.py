@@ -165,7 +165,8 @@ def _print_self_test(report: Report) -> None:
             ]
             for contest in report.contests
         ]
-        title = f"Time of one call on {report.device}, float32, best of a few"
+        formats = " and ".join(sorted({contest.torch_computes_in for contest in report.contests}))
+        title = f"Time of one call on {report.device}, ours in float32, PyTorch in {formats}, best of a few"
         print_table(title, ("workload", "pass", "images", "PyTorch ms", "ours ms", "x PyTorch"), rows, left=2)
     for failure in report.failures:
         print(f"PROBLEM {failure}")

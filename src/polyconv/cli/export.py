@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..console import print_json
 from ..measure.workloads import entries
 from ..plan import DEVICES, PlanError
-from ..problem import PaddingMode
+from ._convolution import add_convolution_arguments, convolution, given, option
 from ._options import (
     UsageError,
     add_arch_argument,
@@ -24,9 +24,6 @@ from ._options import (
 
 if TYPE_CHECKING:
     from ..export import Model
-
-_REQUIRED = ("in_channels", "out_channels", "kernel_size", "input")
-_OPTIONAL = {"stride": [1], "padding": ["0"], "dilation": [1], "groups": 1, "bias": True, "padding_mode": "zeros"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,21 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "polyconv export --from package.module:attribute --input 8 32 512 512 --forward-only -o model.py",
         "polyconv export --in-channels 32 --out-channels 64 --kernel-size 5 9 --input 8 32 512 512 -o model.py",
     )
-    conv = parser.add_argument_group("a convolution by its arguments, those of torch.nn.Conv2d")
-    conv.add_argument("--in-channels", type=int, metavar="N")
-    conv.add_argument("--out-channels", type=int, metavar="N")
-    conv.add_argument("--kernel-size", type=int, nargs="+", metavar="N", help="one number, or height and width")
-    conv.add_argument("--stride", type=int, nargs="+", metavar="N")
-    conv.add_argument(
-        "--padding", nargs="+", metavar="N", help="one number, height and width, four sides (top, bottom, left, right)"
-    )
-    conv.add_argument("--dilation", type=int, nargs="+", metavar="N")
-    conv.add_argument("--groups", type=int, metavar="N")
-    conv.add_argument("--bias", action=argparse.BooleanOptionalAction, default=None, help="default: with a bias")
-    conv.add_argument("--padding-mode", choices=[str(mode) for mode in PaddingMode])
-    conv.add_argument(
-        "--input", type=int, nargs=4, metavar=("N", "C", "H", "W"), help="the input to choose kernels for"
-    )
+    add_convolution_arguments(parser, input="the input to choose kernels for")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -115,40 +98,13 @@ def _list(as_json: bool) -> None:
 def _model(args: argparse.Namespace) -> Model:
     from ..export import ExportError, conv2d_model, imported_model, named_model
 
-    given = [name for name in (*_REQUIRED, *_OPTIONAL) if getattr(args, name) is not None]
+    found = given(args)
     if args.workload is not None:
-        if given:
-            raise ExportError(f"{args.workload} is a convolution already; leave out --{given[0].replace('_', '-')}")
+        if found:
+            raise ExportError(f"{args.workload} is a convolution already; leave out {option(found[0])}")
         return named_model(args.workload)
     if args.module is not None:
-        if given != ["input"]:
+        if found != ["input"]:
             raise ExportError("--from names a convolution already: beside it only --input is given, and it is needed")
         return imported_model(args.module, tuple(args.input))
-    missing = [f"--{name.replace('_', '-')}" for name in _REQUIRED if name not in given]
-    if missing:
-        raise ExportError(f"name a workload, or give a convolution's arguments; missing are {', '.join(missing)}")
-    values: dict[str, Any] = {
-        name: getattr(args, name) if name in given else default for name, default in _OPTIONAL.items()
-    }
-    padding = values["padding"]
-    values["padding"] = padding[0] if padding[0] in ("same", "valid") else _numbers([_integer(p) for p in padding])
-    for name in ("stride", "dilation"):
-        values[name] = _numbers(values[name])
-    return conv2d_model(
-        tuple(args.input),
-        in_channels=args.in_channels,
-        out_channels=args.out_channels,
-        kernel_size=_numbers(args.kernel_size),
-        **values,
-    )
-
-
-def _integer(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise UsageError(f"--padding takes numbers, 'same' or 'valid'; got {text!r}") from None
-
-
-def _numbers(values: list[int]) -> int | tuple[int, ...]:
-    return values[0] if len(values) == 1 else tuple(values)
+    return conv2d_model(**convolution(args))

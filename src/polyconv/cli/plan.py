@@ -1,10 +1,10 @@
-"""``polyconv plan``: what would run for a named workload, on a GPU that need not be here or on this CPU, and why."""
+"""``polyconv plan``: what would run for a convolution, on a GPU that need not be here or on this CPU, and why."""
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings
 from ..console import print_json, progress
@@ -13,37 +13,59 @@ from ..plan import DEVICES, Plan, plan_cuda
 from ..problem import Problem
 from ..select import by_cost
 from . import _options
+from ._convolution import add_convolution_arguments, convolution, given, option, problem_of
 
 if TYPE_CHECKING:
     from ..cpu.planner import CpuPlan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    _options.add_workloads_argument(
-        parser, "workloads or groups of them, separated by commas: W1,kb63,models", required=True
-    )
+    _options.add_workloads_argument(parser, "workloads or groups of them, separated by commas: W1,kb63,models")
     _options.add_pass_argument(parser)
     _options.add_device_argument(parser, ["cpu", *sorted(DEVICES)], "v100", "plan for this GPU, or for this processor")
     _options.add_json_argument(parser, "a list of plans, with every candidate,")
     parser.add_argument("-v", "--verbose", action="store_true", help="name every candidate that cannot run, too")
+    add_convolution_arguments(parser, input="the input to plan for")
     _options.add_examples(
-        parser, "polyconv plan W1 --pass fprop --device v100", "polyconv plan models --device cpu --json"
+        parser,
+        "polyconv plan W1 --pass fprop --device v100",
+        "polyconv plan models --device cpu --json",
+        "polyconv plan --in-channels 64 --out-channels 64 --kernel-size 3 --padding 1 --input 32 64 56 56 --device t4",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    asked = [(workload, kind) for workload in workloads.find(args.workloads) for kind in args.passes]
+    asked = _asked(args)
     plans = []
     with progress() as shown:
         shown.expect(len(asked))
-        for workload, kind in asked:
-            plans.append((workload, _plan(workload.problem(kind), args.device)))
-            shown.step(f"planned {workload.name} {kind}")
+        for one in asked:
+            plans.append((one, _plan(one.problem, args.device)))
+            shown.step(f"planned {one.name} {one.problem.kind}")
     if args.json:
-        print_json([_as_json(workload, plan) for workload, plan in plans])
+        print_json([_as_json(one, plan) for one, plan in plans])
     else:
-        print("\n".join(f"{workload.name}: {_in_words(plan, verbose=args.verbose)}" for workload, plan in plans))
+        print("\n".join(f"{one.name}: {_in_words(plan, verbose=args.verbose)}" for one, plan in plans))
     return 0
+
+
+class _Asked(NamedTuple):
+    """One pass to plan: of a workload, by its name and id, or of a convolution by its arguments."""
+
+    name: str
+    id: str
+    problem: Problem
+
+
+def _asked(args: argparse.Namespace) -> list[_Asked]:
+    found = given(args)
+    if args.workloads is None:
+        values = convolution(args)
+        return [_Asked("Conv2d", "", problem_of(values, kind)) for kind in args.passes]
+    if found:
+        raise _options.UsageError(f"{args.workloads} has its arguments already; leave out {option(found[0])}")
+    listed = workloads.find(args.workloads)
+    return [_Asked(one.name, one.id, one.problem(kind)) for one in listed for kind in args.passes]
 
 
 def _in_words(plan: Plan | CpuPlan, *, verbose: bool) -> str:
@@ -83,8 +105,8 @@ def _plan(problem: Problem, device: str) -> Plan | CpuPlan:
     return plan_cuda(problem, DEVICES[device], current.workspace_bytes)
 
 
-def _as_json(workload: workloads.Workload, plan: Plan | CpuPlan) -> dict[str, Any]:
-    common = {"workload": workload.name, "id": workload.id, "pass": str(plan.problem.kind)}
+def _as_json(asked: _Asked, plan: Plan | CpuPlan) -> dict[str, Any]:
+    common = {"workload": asked.name, "id": asked.id, "pass": str(plan.problem.kind)}
     return {**common, **(_cuda_json(plan) if isinstance(plan, Plan) else _cpu_json(plan))}
 
 

@@ -18,6 +18,22 @@ Importing this package imports no CUDA library; using it does. The CUDA packages
 
 from __future__ import annotations
 
-from .errors import CompileError, CudaError, DriverError, LaunchError, MissingKernelError
+from .errors import (
+    CompileError,
+    ContextLostError,
+    CudaError,
+    DriverError,
+    LaunchError,
+    MissingKernelError,
+    RefusedKernelError,
+)
 
-__all__ = ["CompileError", "CudaError", "DriverError", "LaunchError", "MissingKernelError"]
+__all__ = [
+    "CompileError",
+    "ContextLostError",
+    "CudaError",
+    "DriverError",
+    "LaunchError",
+    "MissingKernelError",
+    "RefusedKernelError",
+]

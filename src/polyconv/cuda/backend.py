@@ -3,12 +3,16 @@
 The first run of a problem plans it, compiles what is not in the cache, loads the kernels and packs their parameters.
 Every later run only writes addresses and launches. Nothing waits for the GPU: the launches go to torch's current
 stream, and the workspace comes from torch's allocator, which orders memory by stream.
+
+A kernel that cannot be compiled, loaded or launched is given up: one warning says what to report, no plan of this
+process names it any more, and the next candidate runs, down to the plain direct kernels. ``POLYCONV_STRICT=on`` raises
+instead. Errors that are not the kernel's (the GPU is lost, memory is short, a graph is being captured) are raised.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -16,6 +20,9 @@ import torch
 from torch import Tensor
 
 from .. import choices, epoch, settings
+from ..forking import whole
+from ..once import warn_once
+from ..plan.cost import resident_blocks
 from ..plan.cuda import plan_cuda
 from ..plan.device import why_too_old
 from ..plan.plan import Plan
@@ -25,12 +32,24 @@ from ..select import CONTENDERS, by_cost, worth_timing
 from ..tuning import Environment, problem_key
 from . import driver
 from .cache import KernelCache
-from .errors import CudaError
+from .errors import CudaError, LaunchError, RefusedKernelError
 
 if TYPE_CHECKING:
     from ..plan.device import CudaDevice
 
 Planner = Callable[[Problem, "CudaDevice"], Plan]
+
+_given_up: list[str] = []
+"""Kernels that could not be used, on any GPU. Calls that were prepared with them are prepared again."""
+
+
+@epoch.follow
+def _kernels_given_up() -> int:
+    return len(_given_up)
+
+
+def _is_the_kernels(error: RefusedKernelError | LaunchError) -> bool:
+    return not isinstance(error, LaunchError) or driver.blames_the_kernel(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +121,20 @@ class CudaBackend:
             workspace = self.allocate(prepared.plan.workspace_bytes)
             addresses["workspace"] = workspace.data_ptr()
         stream = self.stream()
-        with self.device.activate():
-            for launch in prepared.launches:
-                launch(addresses, stream)
+        launched = 0
+        try:
+            with self.device.activate():
+                for launch in prepared.launches:
+                    launch(addresses, stream)
+                    launched += 1
+        except LaunchError as error:
+            if launched and addresses.get("residual") == addresses.get("y", 0):
+                raise  # what was launched before may have written over an input
+            self._give_up(error)
+            other = self.prepare(prepared.plan.problem)
+            if error.symbol in {kernel.symbol for kernel in other.plan.kernels}:
+                raise
+            other(tensors)
 
     def leaves_to_torch(self, problem: Problem, *, inference: bool = False) -> bool:
         """Never: PyTorch's convolution is not called on a CUDA tensor."""
@@ -126,7 +156,7 @@ class CudaBackend:
 
     def contender(self, problem: Problem, name: str, *, inference: bool = False) -> PreparedPlan:
         workspace = settings.current().workspace_bytes
-        return self._loaded(plan_cuda(problem, self.description, workspace, Preference(name)))
+        return self._settled(lambda: plan_cuda(problem, self.description, workspace, Preference(name)))
 
     def key(self, problem: Problem, *, inference: bool = False) -> str:
         return problem_key(problem)
@@ -145,14 +175,59 @@ class CudaBackend:
         return int(torch.cuda.current_stream(self.index).cuda_stream)
 
     def _prepare_anew(self, problem: Problem, _: int) -> PreparedPlan:
-        return self._loaded(self.plan(problem))
+        return self._settled(lambda: self.plan(problem))
 
-    def _loaded(self, plan: Plan) -> PreparedPlan:
+    def _settled(self, planned: Callable[[], Plan]) -> PreparedPlan:
+        """Planned again for as long as a kernel turns out to be another than the planner believed: it learns of it."""
+        tried: set[str] = set()
+        while True:
+            plan = planned()
+            try:
+                launches = self._launches(plan)
+                if not self._learns_occupancy(plan, launches):
+                    return PreparedPlan(plan, launches, self)
+            except (RefusedKernelError, LaunchError) as error:
+                if error.symbol in tried:
+                    raise
+                tried.add(error.symbol)
+                self._give_up(error)
+
+    def _launches(self, plan: Plan) -> tuple[driver.PreparedLaunch, ...]:
+        """Compiled, loaded and packed."""
         specs = list(dict.fromkeys(plan.kernels))
-        cubins = self._cache.get_many(specs, self.description.arch, wanted_for=str(plan.problem))
-        kernels = {spec: self.device.load(spec, cubin) for spec, cubin in zip(specs, cubins, strict=True)}
-        launches = (driver.PreparedLaunch(kernels[launch.kernel], launch) for launch in plan.launches)
-        return PreparedPlan(plan, tuple(launches), self)
+        codes = self._cache.get_many(specs, self.description.arch, wanted_for=str(plan.problem))
+        kernels = {spec: self.device.load(spec, code) for spec, code in zip(specs, codes, strict=True)}
+        with self.device.activate():
+            return tuple(driver.PreparedLaunch(kernels[launch.kernel], launch) for launch in plan.launches)
+
+    def _give_up(self, error: RefusedKernelError | LaunchError) -> None:
+        """Let no plan name the kernel that an error is about; raise the error if it is not the kernel's, or must be."""
+        if settings.current().strict or not _is_the_kernels(error):
+            raise error
+        warn_once(
+            f"{error.symbol} cannot be used here, and another kernel, which may be slower, runs instead. Please report "
+            f"it, with the output of polyconv doctor ({self.environment()}): {error}"
+        )
+        with whole:
+            epoch.changed()
+            known = {**self.description.refused, error.symbol: str(error).splitlines()[0].rstrip(":")}
+            self.description = replace(self.description, unusable=tuple(sorted(known.items())))
+            _given_up.append(error.symbol)
+            epoch.changed()
+
+    def _learns_occupancy(self, plan: Plan, launches: tuple[driver.PreparedLaunch, ...]) -> bool:
+        """Whether a multiprocessor holds fewer blocks of some launch than its cost was reckoned with."""
+        fewer: dict[str, int] = {}
+        with self.device.activate():
+            for prepared, launch in zip(launches, plan.launches, strict=True):
+                symbol, believed = launch.kernel.symbol, resident_blocks(launch, self.description)
+                if believed > 1 and symbol not in fewer and (held := prepared.resident_blocks) < believed:
+                    fewer[symbol] = max(1, held)
+        if fewer:
+            with whole:
+                known = {**self.description.read, **fewer}
+                self.description = replace(self.description, resident=tuple(sorted(known.items())))
+        return bool(fewer)
 
     def _plan_or_choose(self, problem: Problem, device: CudaDevice) -> Plan:
         workspace = settings.current().workspace_bytes

@@ -1,7 +1,8 @@
 """A kernel description to machine code, with NVRTC.
 
 The generated text only instantiates a template of ``polyconv/kernels``; everything that a person would want to read is
-in the headers there. A cubin is compiled for the exact architecture and no PTX is made: what was tested is what runs.
+in the headers there. A cubin is compiled for the exact architecture: what was tested is what runs. Only a GPU that is
+newer than this NVRTC gets PTX, of the newest architecture before its own, which the driver translates.
 
 Quoted includes are looked up in the kernels' folder (and in ``include_dirs``) and nowhere else. NVRTC would also look
 in the current directory, where a stray file could change the binary behind the back of the cache.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -22,7 +24,7 @@ from typing import Any, TypeVar
 from ..importing import imported
 from ..plan.device import why_too_old
 from ..plan.plan import KernelSpec
-from .errors import CompileError
+from .errors import CompileError, RefusedKernelError
 
 logger = logging.getLogger(__name__)
 
@@ -43,20 +45,32 @@ def search_path(include_dirs: Iterable[str | os.PathLike[str]] = ()) -> tuple[Pa
 
 
 def compile_kernel(spec: KernelSpec, arch: str, *, include_dirs: Iterable[str | os.PathLike[str]] = ()) -> bytes:
-    """Compile one kernel for one architecture (``"sm_70"``) and return the cubin. Needs NVRTC, but no GPU."""
+    """Compile one kernel for one architecture (``"sm_70"``) and return the cubin. Needs NVRTC, but no GPU.
+
+    For an architecture that NVRTC does not know yet: the PTX of the one that :func:`ptx_arch` names.
+    """
     check_arch(arch)
+    older = ptx_arch(arch)
     core = _import("cuda.core")
     options = core.ProgramOptions(
-        arch=arch, name=f"{spec.symbol}.cu", include_path=[str(path) for path in search_path(include_dirs)], **OPTIONS
+        arch=older or arch,
+        name=f"{spec.symbol}.cu",
+        include_path=[str(path) for path in search_path(include_dirs)],
+        **OPTIONS,
     )
     log = io.StringIO()
     try:
-        cubin = core.Program(spec.source(), "c++", options).compile("cubin", logs=log).code
+        if older:
+            code = _ptx(spec.source(), f"{spec.symbol}.cu", options.as_bytes("nvrtc"), log)
+        else:
+            code = core.Program(spec.source(), "c++", options).compile("cubin", logs=log).code
     except Exception as error:
-        raise CompileError(f"NVRTC could not compile {spec.symbol} for {arch}:\n{_relevant(str(error))}") from error
+        raise RefusedKernelError(
+            f"NVRTC could not compile {spec.symbol} for {arch}:\n{_relevant(str(error))}", symbol=spec.symbol
+        ) from error
     if said := _relevant(log.getvalue()):
         logger.warning("NVRTC warned about %s for %s:\n%s", spec.symbol, arch, said)
-    return bytes(cubin)
+    return bytes(code)
 
 
 def in_threads(function: Callable[[KernelSpec], Result], specs: Sequence[KernelSpec]) -> list[Result]:
@@ -70,7 +84,7 @@ def in_threads(function: Callable[[KernelSpec], Result], specs: Sequence[KernelS
 
 def flags(arch: str) -> tuple[str, ...]:
     """The compiler flags as NVRTC sees them, without include paths: they say where, not what."""
-    options = _import("cuda.core").ProgramOptions(arch=arch, **OPTIONS)
+    options = _import("cuda.core").ProgramOptions(arch=ptx_arch(arch) or arch, **OPTIONS)
     return tuple(flag.decode() for flag in options.as_bytes("nvrtc"))
 
 
@@ -81,18 +95,28 @@ def compiler_id() -> str:
     ``nvrtcVersion`` alone says 12.9 for every patch release of 12.9, and these generate different code. The build
     number is written only into the PTX, so an empty program is compiled to read it (30 ms, once per process).
     """
+    major, minor = _checked(_nvrtc().nvrtcVersion())
+    text = _ptx("", "empty.cu", [], io.StringIO()).decode()
+    build = text.partition("Compiler Build ID:")[2].partition("\n")[0].strip()
+    return f"{build or 'unknown'} {major}.{minor}"
+
+
+def _ptx(source: str, name: str, options: list[bytes], log: io.StringIO) -> bytes:
+    """The PTX of a text. Through the bindings: ``cuda.core`` makes it only where there is a driver that takes it."""
     nvrtc = _nvrtc()
-    major, minor = _checked(nvrtc.nvrtcVersion())
-    (program,) = _checked(nvrtc.nvrtcCreateProgram(b"", b"empty.cu", 0, None, None))
+    (program,) = _checked(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, None, None))
     try:
-        _checked(nvrtc.nvrtcCompileProgram(program, 0, []))
-        (size,) = _checked(nvrtc.nvrtcGetPTXSize(program))
-        buffer = bytes(size)
-        _checked(nvrtc.nvrtcGetPTX(program, buffer))
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        said = bytes(*_checked(nvrtc.nvrtcGetProgramLogSize(program)))
+        _checked(nvrtc.nvrtcGetProgramLog(program, said))
+        log.write(said.decode())
+        if status:
+            raise CompileError(f"{status.name}\n{log.getvalue()}")
+        code = bytes(*_checked(nvrtc.nvrtcGetPTXSize(program)))
+        _checked(nvrtc.nvrtcGetPTX(program, code))
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    build = buffer.decode().partition("Compiler Build ID:")[2].partition("\n")[0].strip()
-    return f"{build or 'unknown'} {major}.{minor}"
+    return code
 
 
 @lru_cache(maxsize=1)
@@ -103,22 +127,27 @@ def supported_archs() -> tuple[int, ...]:
 
 
 def check_arch(arch: str) -> None:
-    """Refuse an architecture that NVRTC does not know, and say which installation does."""
-    number = arch.removeprefix("sm_").rstrip("af")
-    if not arch.startswith("sm_") or not number.isdigit():
+    """Refuse an architecture that NVRTC has neither machine code nor PTX for, and say which installation does."""
+    if not re.fullmatch(r"sm_\d+[af]?", arch):
         raise CompileError(f"{arch!r} is not a GPU architecture: expected a name such as 'sm_70'")
     if too_old := why_too_old(arch):
         raise CompileError(too_old)
     known = supported_archs()
-    if int(number) in known:
-        return
-    if int(number) < min(known):
-        advice = "CUDA 13 dropped sm_70 and older GPUs: install polyconv[cu12]"
-    else:
-        advice = "it is newer than this NVRTC: install polyconv[cu13], or a newer nvidia-cuda-nvrtc"
-    raise CompileError(
-        f"NVRTC {compiler_id()} cannot compile for {arch}: {advice} (it knows sm_{', sm_'.join(map(str, known))})"
-    )
+    if _number(arch) < min(known):
+        raise CompileError(
+            f"NVRTC {compiler_id()} cannot compile for {arch}: CUDA 13 dropped sm_70 and older GPUs: install "
+            f"polyconv[cu12] (it knows sm_{', sm_'.join(map(str, known))})"
+        )
+
+
+def ptx_arch(arch: str) -> str | None:
+    """The newest architecture before one that NVRTC does not know: its PTX runs there. None where NVRTC knows it."""
+    known = supported_archs()
+    return None if _number(arch) in known else f"sm_{max(one for one in known if one < _number(arch))}"
+
+
+def _number(arch: str) -> int:
+    return int(arch.removeprefix("sm_").rstrip("af"))
 
 
 def _import(module: str) -> ModuleType:

@@ -79,6 +79,11 @@ class _Section:
     link: int
 
 
+def is_cubin(code: bytes) -> bool:
+    """Whether it is machine code, and not PTX, which a driver has yet to translate."""
+    return code[:4] == b"\x7fELF"
+
+
 def kernel_info(cubin: bytes, name: str | None = None) -> KernelInfo:
     """Resources of the named kernel, or of the only one."""
     kernels = read_cubin(cubin)
@@ -100,7 +105,7 @@ def read_cubin(cubin: bytes) -> dict[str, KernelInfo]:
 
 
 def _read(cubin: bytes) -> dict[str, KernelInfo]:
-    if cubin[:4] != b"\x7fELF" or struct.unpack_from("<H", cubin, 18)[0] != _MACHINE_CUDA:
+    if not is_cubin(cubin) or struct.unpack_from("<H", cubin, 18)[0] != _MACHINE_CUDA:
         raise CubinError("not a cubin: no ELF file for the NVIDIA architecture")
     arch = f"sm_{_arch_number(cubin)}"
     sections = _sections(cubin)

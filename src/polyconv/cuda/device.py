@@ -7,6 +7,9 @@ from functools import cache
 from ..plan.device import CudaDevice
 from . import driver
 
+USUAL_CLOCK_MHZ = 1500
+"""For drivers that report no clock: the cost model compares candidates on one device, and any clock serves for that."""
+
 
 @cache
 def describe(index: int) -> CudaDevice:
@@ -18,12 +21,14 @@ def describe(index: int) -> CudaDevice:
         name=gpu.name,
         arch=f"sm_{major}{minor}",
         sms=sms,
-        clock_mhz=gpu.attribute("CLOCK_RATE") // 1000,
+        clock_mhz=gpu.attribute("CLOCK_RATE") // 1000 or USUAL_CLOCK_MHZ,
         dram_gbs=_bandwidth(gpu.attribute("MEMORY_CLOCK_RATE"), gpu.attribute("GLOBAL_MEMORY_BUS_WIDTH"), sms),
         shared_per_sm=gpu.attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
         shared_per_block_optin=gpu.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
         registers_per_sm=gpu.attribute("MAX_REGISTERS_PER_MULTIPROCESSOR"),
         l2_bytes=gpu.attribute("L2_CACHE_SIZE"),
+        threads_per_sm=gpu.attribute("MAX_THREADS_PER_MULTIPROCESSOR"),
+        blocks_per_sm=gpu.attribute("MAX_BLOCKS_PER_MULTIPROCESSOR"),
     )
 
 

@@ -20,10 +20,16 @@ from typing import Any
 from ..forking import whole
 from ..importing import imported
 from ..plan.plan import KernelSpec, Launch
-from .cubin import KernelInfo, kernel_info
-from .errors import DriverError, LaunchError
+from .cubin import KernelInfo, is_cubin, kernel_info
+from .errors import ContextLostError, DriverError, LaunchError
 
 _SHARED_WITHOUT_OPT_IN = 48 * 1024
+
+_LOST = frozenset({4, 214, 220, 700, 702, 709, 710, *range(714, 720), 999})
+"""Statuses after which a context is of no use: a memory access, an instruction or an assertion of some kernel that was
+wrong, an error of the hardware, a driver that has shut down. The driver's word for them: sticky."""
+_NOT_THE_KERNELS = frozenset({2, 3, 100, 101, 201, 400, *range(900, 911)})
+"""Statuses that any kernel would have met: no memory, no context, no such stream, a graph that is being captured."""
 
 
 @cache
@@ -86,8 +92,25 @@ def call(name: str, *arguments: Any) -> Any:
     driver = bindings()
     status, *values = _answer(getattr(driver, name), *arguments)
     if status:
-        raise DriverError(f"{name} failed: {describe_status(driver, status)}")
+        raise DriverError(f"{name} failed: {describe_status(driver, status)}", status=int(status))
     return values[0] if len(values) == 1 else tuple(values)
+
+
+def launch_error(words: str, symbol: str, status: int) -> LaunchError:
+    """The error of a kernel that the driver did not load or launch, told apart by what it returned."""
+    if status not in _LOST:
+        return LaunchError(words, symbol=symbol, status=status)
+    return ContextLostError(
+        f"{words}. With this error the GPU stops working for the whole process: a kernel that was launched earlier, "
+        "and need not be polyconv's, went wrong. CUDA_LAUNCH_BLOCKING=1 tells which, compute-sanitizer why",
+        symbol=symbol,
+        status=status,
+    )
+
+
+def blames_the_kernel(error: LaunchError) -> bool:
+    """Whether another kernel may do where this one could not be loaded or launched."""
+    return not isinstance(error, ContextLostError) and error.status not in _NOT_THE_KERNELS
 
 
 class Device:
@@ -151,23 +174,49 @@ class Activation:
 class Kernel:
     """A kernel loaded on one device."""
 
-    def __init__(self, device: Device, spec: KernelSpec, cubin: bytes) -> None:
+    def __init__(self, device: Device, spec: KernelSpec, code: bytes) -> None:
         self.device = device
         self.spec = spec
-        self.info: KernelInfo = kernel_info(cubin, spec.symbol)
-        if self.info.params_bytes != spec.params_bytes:
+        info = kernel_info(code, spec.symbol) if is_cubin(code) else None
+        if info is not None and info.params_bytes != spec.params_bytes:
             raise LaunchError(
-                f"{spec.symbol} was compiled for {self.info.params_bytes} bytes of parameters, "
-                f"its description says {spec.params_bytes}"
+                f"{spec.symbol} was compiled for {info.params_bytes} bytes of parameters, "
+                f"its description says {spec.params_bytes}",
+                symbol=spec.symbol,
             )
         try:
-            self._library = call("cuLibraryLoadData", cubin, [], [], 0, [], [], 0)
+            # PTX ends with a NUL; a cubin knows its length.
+            self._library = call("cuLibraryLoadData", code if info else code + b"\0", [], [], 0, [], [], 0)
             self._kernel = call("cuLibraryGetKernel", self._library, spec.symbol.encode())
+            self.info: KernelInfo = info or self._translated()
         except DriverError as error:
-            raise LaunchError(f"{self.info} could not be loaded on {device}: {error}") from error
+            words = f"{info or f'PTX of {spec.symbol}'} could not be loaded on {device}: {error}"
+            raise launch_error(words, spec.symbol, error.status) from error
         # The driver takes a kernel wherever it takes a function; the bindings want the type.
         self.function = bindings().CUfunction(int(self._kernel))
         self._dynamic_shared = _SHARED_WITHOUT_OPT_IN - self.info.static_shared
+
+    def _translated(self) -> KernelInfo:
+        """What the driver made of PTX."""
+        return KernelInfo(
+            self.spec.symbol,
+            "PTX",
+            registers=self._attribute("NUM_REGS"),
+            static_shared=self._attribute("SHARED_SIZE_BYTES"),
+            stack=self._attribute("LOCAL_SIZE_BYTES"),
+            params_bytes=self.spec.params_bytes,
+            max_threads=self._attribute("MAX_THREADS_PER_BLOCK"),
+        )
+
+    def _attribute(self, name: str) -> int:
+        attribute = getattr(bindings().CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
+        return int(call("cuKernelGetAttribute", attribute, self._kernel, self.device.handle))
+
+    def blocks_per_sm(self, dynamic_shared: int) -> int:
+        """Blocks that a multiprocessor holds at once, as the driver says. The device is the active one."""
+        return int(
+            call("cuOccupancyMaxActiveBlocksPerMultiprocessor", self.function, self.spec.threads, dynamic_shared)
+        )
 
     def allow_shared(self, dynamic_shared: int) -> None:
         """Ask for more dynamic shared memory than a kernel gets by default (48 KiB, static included)."""
@@ -178,10 +227,11 @@ class Kernel:
             try:
                 call("cuKernelSetAttribute", attribute, dynamic_shared, self._kernel, self.device.handle)
             except DriverError as error:
-                raise LaunchError(
+                words = (
                     f"{self.spec.symbol} needs {dynamic_shared} B of dynamic and {self.info.static_shared} B of static "
                     f"shared memory, which {self.device} does not give: {error}"
-                ) from error
+                )
+                raise launch_error(words, self.spec.symbol, error.status) from error
             self._dynamic_shared = dynamic_shared
 
 
@@ -198,7 +248,8 @@ class PreparedLaunch:
         if len(launch.params) != launch.kernel.params_bytes:
             raise LaunchError(
                 f"{launch.kernel.symbol} takes {launch.kernel.params_bytes} bytes of parameters, "
-                f"the plan holds {len(launch.params)}"
+                f"the plan holds {len(launch.params)}",
+                symbol=launch.kernel.symbol,
             )
         kernel.allow_shared(launch.dynamic_shared)
         self._kernel = kernel
@@ -232,12 +283,18 @@ class PreparedLaunch:
 
     def _error(self, status: Any, stream: int) -> LaunchError:
         launch, kernel = self._launch, self._kernel
-        return LaunchError(
+        words = (
             f"{describe_status(bindings(), status)} when launching {kernel.spec.symbol} on {kernel.device}: "
             f"grid {launch.grid}, block {launch.block}, {launch.dynamic_shared} B dynamic shared memory, "
             f"stream {stream:#x}; the kernel has {kernel.info.registers} registers, "
             f"{kernel.info.static_shared} B static shared memory and allows {kernel.info.max_threads} threads"
         )
+        return launch_error(words, kernel.spec.symbol, int(status))
+
+    @property
+    def resident_blocks(self) -> int:
+        """Blocks of this launch that a multiprocessor holds at once. The device is the active one."""
+        return self._kernel.blocks_per_sm(self._launch.dynamic_shared)
 
 
 @cache

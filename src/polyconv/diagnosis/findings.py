@@ -19,7 +19,7 @@ from ..backends import backend_for
 from ..cpu import native
 from ..cuda import CudaError, driver, entries
 from ..cuda.bundle import Bundle
-from ..cuda.compile import check_arch, compiler_id, supported_archs
+from ..cuda.compile import check_arch, compiler_id, ptx_arch, supported_archs
 from ..cuda.device import describe
 from ..cuda.entries import EntryError
 from ..machine import processor_name
@@ -165,6 +165,10 @@ def _compiler() -> Iterator[Finding]:
             check_arch(gpu.description.arch)
         except CudaError as error:
             yield Finding("compiler", State.PROBLEM, str(error), f"for GPU {gpu.index}, {gpu}")
+            continue
+        if older := ptx_arch(gpu.description.arch):
+            text = f"no machine code for GPU {gpu.index}, {gpu}, which is newer; the driver translates PTX of {older}"
+            yield Finding("compiler", State.WARNING, text, "install a newer nvidia-cuda-nvrtc")
 
 
 def _cache() -> Iterator[Finding]:

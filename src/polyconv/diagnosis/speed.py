@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import tf32
 from ..measure.accuracy import scale
 from ..measure.limits import available_memory, with_batch
 from ..measure.operands import NCHW, OURS, Call, Operands, ours, pytorch
-from ..measure.timing import Sample, cuda_sample, interleaved, sample
+from ..measure.timing import Sample, cuda_sample, current, interleaved, sample
 from ..measure.workloads import Workload
 from ..problem import DEFAULT_TOLERANCE, Pass, Problem
 from ..scale import largest
@@ -38,6 +39,8 @@ class Contest:
     torch_ms: float | None = None
     deviation: float | None = None
     """From PyTorch's float32 result, on a part of it."""
+    torch_computes_in: str = "float32"
+    """PyTorch's format while it was timed, under the user's own flags: ``TF32`` on newer GPUs, unless it is off."""
     failure: str = ""
 
     @property
@@ -89,13 +92,16 @@ def contests(
 def _contest(problem: Problem, device: torch.device, timer: Sample) -> dict[str, Any]:
     operands = _operands(problem, device)
     calls: dict[str, Call] = {OURS: ours(problem, operands), NCHW: pytorch(problem, operands)}
-    with torch.no_grad(), _float32(device):
-        deviation = _compare(problem, operands, calls)
-        timings = interleaved(calls, REPEATS, timer)
+    with torch.no_grad(), current(device):
+        with _cudnn(device, allow_tf32=False):
+            deviation = _compare(problem, operands, calls)
+        with _cudnn(device, allow_tf32=torch.backends.cudnn.allow_tf32):
+            timings = interleaved(calls, REPEATS, timer)
     return {
         "ours_ms": timings[OURS].best * 1e3,
         "torch_ms": timings[NCHW].best * 1e3,
         "deviation": deviation,
+        "torch_computes_in": torchs_format(device),
     }
 
 
@@ -140,9 +146,17 @@ def free_memory(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_memory()
 
 
-def _float32(device: torch.device) -> AbstractContextManager[Any]:
-    """PyTorch at its best in float32: cuDNN may try its algorithms, but not TF32."""
+def torchs_format(device: torch.device) -> str:
+    """What PyTorch convolves float32 tensors in on a device, under the flags of now."""
+    if device.type != "cuda" or not torch.backends.cudnn.allow_tf32:
+        return "float32"
+    gpu = torch.cuda.get_device_properties(device)
+    return "TF32" if tf32.per_clock(f"sm_{gpu.major}{gpu.minor}", gpu.name) else "float32"
+
+
+def _cudnn(device: torch.device, *, allow_tf32: bool) -> AbstractContextManager[Any]:
+    """PyTorch at its best: cuDNN may try its algorithms."""
     if device.type != "cuda":
         return nullcontext()
-    flags: AbstractContextManager[Any] = torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False)
+    flags: AbstractContextManager[Any] = torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=allow_tf32)
     return flags

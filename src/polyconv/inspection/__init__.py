@@ -1,7 +1,6 @@
 """What can be said about a kernel without running it on a GPU.
 
 =======================  ==================================================================================
-:mod:`~.occupancy`       how many blocks of it a multiprocessor holds
 :mod:`~.counting`        what a V100 would spend on a launch, counted by executing a sample of its blocks
 :mod:`~.rows`            both, for the kernels of a workload's plans: the rows of ``polyconv inspect``
 =======================  ==================================================================================

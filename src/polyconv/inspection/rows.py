@@ -11,13 +11,13 @@ from typing import Any, Protocol
 from .. import settings
 from ..cuda.cache import KernelCache
 from ..cuda.compile import in_threads
-from ..cuda.cubin import KernelInfo, kernel_info
+from ..cuda.cubin import KernelInfo, is_cubin, kernel_info
 from ..measure.workloads import Workload
 from ..plan import DEVICES, CudaDevice, KernelSpec, Launch, Plan, plan_cuda
 from ..plan.cost import bound_us
+from ..plan.occupancy import blocks_per_sm
 from ..problem import Pass
 from .counting import COUNTED_ARCH, Counted, count_plan
-from .occupancy import blocks_per_sm
 
 
 class Listener(Protocol):
@@ -76,7 +76,7 @@ def device_of(arch: str) -> CudaDevice:
     for device in DEVICES.values():
         if device.arch == arch:
             return device
-    known = ", ".join(device.arch for device in DEVICES.values())
+    known = ", ".join(dict.fromkeys(device.arch for device in DEVICES.values()))
     raise InspectionError(f"no GPU is described for {arch}, so no plan can be made; there are {known}")
 
 
@@ -137,6 +137,10 @@ def compile_all(
 
     def compile_one(spec: KernelSpec) -> bytes:
         cubin = cache.get(spec, arch)
+        if not is_cubin(cubin):
+            raise InspectionError(
+                f"this NVRTC is older than {arch}: of {spec.symbol} it makes PTX, and no machine code"
+            )
         listener.step(f"compiled {spec.symbol} for {arch}")
         return cubin
 

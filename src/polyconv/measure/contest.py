@@ -23,7 +23,7 @@ from ..tuning import Entry
 from ..vouching import vouch
 from .accuracy import measure_all, scale
 from .operands import Operands, ours, pytorch
-from .timing import Timing, Within, cuda_sample, interleaved, sample
+from .timing import Timing, Within, cuda_sample, current, interleaved, sample
 
 TORCH = "PyTorch"
 """The candidate that is not ours."""
@@ -60,7 +60,8 @@ class Stopwatch:
 
     def __call__(self, what: str, calls: Mapping[str, Callable[[], object]], within: Within) -> Mapping[str, Timing]:
         timer = cuda_sample if self.device.type == "cuda" else sample
-        return interleaved(calls, self.repeats, timer, within=within, patience=self.patience, stays=self.stays)
+        with current(self.device):
+            return interleaved(calls, self.repeats, timer, within=within, patience=self.patience, stays=self.stays)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, inf, nan
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -53,7 +54,7 @@ def sample(call: Callable[[], object], times: int) -> float:
 
 
 def cuda_sample(call: Callable[[], object], times: int) -> float:
-    """Seconds per call by the GPU's own clock."""
+    """Seconds per call by the clock of the current GPU: see :func:`current`."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(times):
@@ -61,6 +62,11 @@ def cuda_sample(call: Callable[[], object], times: int) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / 1e3 / times
+
+
+def current(device: torch.device) -> AbstractContextManager[Any]:
+    """A ``with`` block in which a GPU is the current one, on which events are recorded; nothing for the CPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def interleaved(

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from .. import settings
+from ..once import warn_once
 from .schema import library
+
+NOT_FOLLOWED = (
+    "torch.autocast asks for {region}, and polyconv computes in float32: on this GPU that is slower than the region's "
+    "dtype may be, and the result is a float32 tensor. polyconv.allow_low_precision() gives results of the region's "
+    "dtype, polyconv.restore(model) PyTorch's convolutions"
+)
 
 
 class _Overruled(threading.local):
@@ -40,6 +47,8 @@ def autocast_kernel(op: Callable[..., Any], device_type: str, key: str) -> Calla
             eligible = isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
             return value.to(dtype) if eligible else value
 
+        if device_type == "cuda" and dtype != region:
+            warn_once(NOT_FOLLOWED.format(region=region))
         outer, _overruled.dtype = _overruled.dtype, None if dtype == region else region
         try:
             with torch._C._ExcludeDispatchKeyGuard(keys):

@@ -130,12 +130,34 @@ def _unevenness(launch: Task | Launch, device: CudaDevice) -> float:
     work = launch.work
     if not work.blocks:
         return 1.0
+    slots = device.sms * resident_blocks(launch, device)
     if work.tiles > work.blocks:  # persistent: blocks walk over tiles
-        return round_up(work.tiles, work.blocks) / work.tiles
-    slots = device.sms * launch.kernel.min_blocks
+        queued = waves(work.blocks, slots) * slots / work.blocks if work.blocks > slots else 1.0
+        return queued * round_up(work.tiles, work.blocks) / work.tiles
     if work.blocks <= slots:
         return round_up(work.blocks, device.sms) / work.blocks
     return waves(work.blocks, slots) * slots / work.blocks
+
+
+def resident_blocks(launch: Task | Launch, device: CudaDevice) -> int:
+    """Blocks of a launch that a multiprocessor holds at once: as many as the kernel is compiled for, unless the device
+    has less shared memory or room for fewer threads, or something else was read from the compiled kernel."""
+    kernel = launch.kernel
+    believed = min(kernel.min_blocks, device.limits.holds(kernel.threads, launch.dynamic_shared))
+    return max(1, min(believed, device.read.get(kernel.symbol, believed)))
+
+
+def why_not_on(tasks: Iterable[Task], device: CudaDevice) -> str | None:
+    """Why a device cannot run these launches, or None."""
+    for task in tasks:
+        if (refused := device.refused.get(task.kernel.symbol)) is not None:
+            return f"{task.kernel.symbol} cannot be used on this device: {refused}"
+        if task.dynamic_shared > device.shared_per_block_optin:
+            return (
+                f"a block of {task.kernel.symbol} needs {task.dynamic_shared} bytes of shared memory, "
+                f"and {device.name} gives it {device.shared_per_block_optin}"
+            )
+    return None
 
 
 def waves(blocks: int, slots: int) -> float:

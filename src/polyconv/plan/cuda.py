@@ -12,7 +12,7 @@ from ..problem import AXES, PaddingMode, Pass, Problem
 from ..select import PlanError, Selection, select
 from . import depthwise, fused, gather, pointwise_wgrad, separable, strips, toom_wgrad, wgrad
 from .candidates import CudaCandidate
-from .cost import tasks_us
+from .cost import tasks_us, why_not_on
 from .device import CudaDevice, why_too_old
 from .plan import KernelSpec, Plan
 
@@ -81,12 +81,17 @@ def choose(
     prefer: Preference | None = None,
 ) -> Selection[CudaCandidate]:
     """What runs, of what these families offer. Costs are in microseconds."""
+
+    def cost(one: CudaCandidate) -> float | str:
+        tasks = tuple(one.tasks(problem, device.sms, workspace))
+        return why_not_on(tasks, device) or tasks_us(tasks, device)
+
     return select(
         candidates(problem, families),
         problem,
         refusal=lambda one: one.refusal(problem),
         error=lambda one: one.error(problem, device.sms, workspace),
-        cost=lambda one: tasks_us(one.tasks(problem, device.sms, workspace), device),
+        cost=cost,
         prefer=prefer,
     )
 

@@ -107,7 +107,8 @@ class DepthwiseCandidate(_PlaneCandidate):
         walked = tiles * problem.batch * channels
         rounds = ceil_div(height * width, self.tile.threads) * r.channels  # of loading a tile's source
         work = Work(jobs * channels * phases, walked * phases * rounds, walked * taps, moved_bytes(problem))
-        yield task_with_epilogue(problem, Task(self.kernel, (jobs, channels, phases), work), prod(problem.y_shape))
+        task = Task(self.kernel, (jobs, channels, phases), work, dynamic_shared=self.shared(problem))
+        yield task_with_epilogue(problem, task, prod(problem.y_shape))
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         """The one launch; no workspace."""
@@ -129,7 +130,7 @@ class DepthwiseCandidate(_PlaneCandidate):
         p.images_per_block = self._images_per_block(problem, r, sms)
         slots = layout.slots(DepthwiseParams, source=r.source, w="w", written=r.written, bias=r.bias)
         (task,) = self.tasks(problem, sms, workspace)
-        return Schedule((with_epilogue(problem, task.launch(bytes(p), slots, self.shared(problem))),), 0)
+        return Schedule((with_epilogue(problem, task.launch(bytes(p), slots)),), 0)
 
 
 def _halo(phases: tuple[Phase, ...], positions: int) -> int:
@@ -211,7 +212,8 @@ class DepthwiseWgradCandidate(_PlaneCandidate):
             walked * self.taps,
             moved_bytes(problem) + 4 * cut.slices * problem.out_channels * cut.columns_padded,
         )
-        return Task(self.kernel, (cut.slices, problem.out_channels, cut.chunks), work)
+        grid = (cut.slices, problem.out_channels, cut.chunks)
+        return Task(self.kernel, grid, work, dynamic_shared=self.shared(problem))
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         """The partial sums, then their reduction."""
@@ -233,7 +235,7 @@ class DepthwiseWgradCandidate(_PlaneCandidate):
         p.tiles_w = ceil_div(problem.out_size[1], self.tile.width)
         p.jobs, p.jobs_per_slice = cut.jobs, cut.jobs_per_slice
         slots = layout.slots(DepthwiseWgradParams, x="x", dy="y", partial="workspace")
-        first = self._task(problem, cut).launch(bytes(p), slots, self.shared(problem))
+        first = self._task(problem, cut).launch(bytes(p), slots)
         second = reduction(problem, cut.slices, area, cut.columns_padded)
         return Schedule((first, second), 4 * cut.slices * problem.out_channels * cut.columns_padded)
 

@@ -1,15 +1,19 @@
-"""The figures of a GPU that the planner reckons with."""
+"""The figures of a GPU that the planner reckons with, and the limits that its launches keep to."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+
+from .. import tf32
+from .occupancy import LIMITS, SmLimits
 
 OLDEST_ARCH = 70
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CudaDevice:
-    """What the cost model needs to know of a GPU. Equal descriptions lead to equal plans."""
+    """What the planner needs to know of a GPU. Equal descriptions lead to equal plans."""
 
     name: str
     arch: str
@@ -21,11 +25,36 @@ class CudaDevice:
     shared_per_block_optin: int
     registers_per_sm: int
     l2_bytes: int
+    threads_per_sm: int
+    blocks_per_sm: int
+    resident: tuple[tuple[str, int], ...] = ()
+    """Kernels of which a multiprocessor holds fewer blocks than they were compiled to allow, as the driver says of what
+    was compiled: symbol and blocks."""
+    unusable: tuple[tuple[str, str], ...] = ()
+    """Kernels that could not be compiled, loaded or launched on it: symbol, and why. No plan names them."""
 
-    @property
+    @cached_property
     def fp32_per_clock(self) -> int:
-        """FP32 multiply-adds per clock and multiprocessor: 64 up to sm_80, 128 after it."""
-        return 64 if self.arch in {"sm_70", "sm_72", "sm_75", "sm_80"} else 128
+        """FP32 multiply-adds per clock and multiprocessor."""
+        return tf32.fp32_per_clock(self.arch)
+
+    @cached_property
+    def limits(self) -> SmLimits:
+        """Of one multiprocessor, for what a launch takes of it."""
+        known = LIMITS.get(self.arch)
+        unit, reserved = (known.shared_unit, known.shared_reserved) if known else (128, 1024)
+        warps = self.threads_per_sm // 32
+        return SmLimits(warps, self.blocks_per_sm, self.shared_per_sm, self.registers_per_sm, unit, reserved)
+
+    @cached_property
+    def read(self) -> dict[str, int]:
+        """:attr:`resident`, by symbol."""
+        return dict(self.resident)
+
+    @cached_property
+    def refused(self) -> dict[str, str]:
+        """:attr:`unusable`, by symbol."""
+        return dict(self.unusable)
 
 
 def why_too_old(arch: str, name: str = "") -> str | None:
@@ -39,14 +68,46 @@ def why_too_old(arch: str, name: str = "") -> str | None:
     )
 
 
-KIB = 1024
+MIB = 2**20
+
+
+def _known(name: str, arch: str, sms: int, clock_mhz: int, dram_gbs: float, l2_mib: int) -> CudaDevice:
+    """A GPU by its own figures; those of its multiprocessors follow from the architecture."""
+    limits = LIMITS[arch]
+    return CudaDevice(
+        name,
+        arch,
+        sms,
+        clock_mhz,
+        dram_gbs,
+        shared_per_sm=limits.shared_bytes,
+        # What the system keeps of a block's share cannot be asked for.
+        shared_per_block_optin=limits.shared_bytes - limits.shared_reserved,
+        registers_per_sm=limits.registers,
+        l2_bytes=l2_mib * MIB,
+        threads_per_sm=32 * limits.warps,
+        blocks_per_sm=limits.blocks,
+    )
+
+
 DEVICES = {
-    "v100": CudaDevice("Tesla V100", "sm_70", 80, 1530, 900.0, 96 * KIB, 96 * KIB, 65536, 6 * KIB * KIB),
-    "a100": CudaDevice("A100", "sm_80", 108, 1410, 1555.0, 164 * KIB, 163 * KIB, 65536, 40 * KIB * KIB),
-    "rtx3090": CudaDevice("RTX 3090", "sm_86", 82, 1695, 936.0, 100 * KIB, 99 * KIB, 65536, 6 * KIB * KIB),
-    "rtx4090": CudaDevice("RTX 4090", "sm_89", 128, 2520, 1008.0, 100 * KIB, 99 * KIB, 65536, 72 * KIB * KIB),
-    "h100": CudaDevice("H100", "sm_90", 132, 1755, 3350.0, 228 * KIB, 227 * KIB, 65536, 50 * KIB * KIB),
-    "b200": CudaDevice("B200", "sm_100", 148, 1850, 8000.0, 228 * KIB, 227 * KIB, 65536, 126 * KIB * KIB),
-    "rtx5090": CudaDevice("RTX 5090", "sm_120", 170, 2400, 1792.0, 100 * KIB, 99 * KIB, 65536, 96 * KIB * KIB),
+    "v100": _known("Tesla V100", "sm_70", 80, 1530, 900.0, 6),
+    "t4": _known("Tesla T4", "sm_75", 40, 1590, 320.0, 4),
+    "a100": _known("A100", "sm_80", 108, 1410, 1555.0, 40),
+    "a30": _known("A30", "sm_80", 56, 1440, 933.0, 24),
+    "rtx3090": _known("RTX 3090", "sm_86", 82, 1695, 936.0, 6),
+    "a10": _known("A10", "sm_86", 72, 1695, 600.0, 6),
+    "orin": _known("Jetson AGX Orin", "sm_87", 16, 1300, 204.8, 4),
+    "rtx4090": _known("RTX 4090", "sm_89", 128, 2520, 1008.0, 72),
+    "l40s": _known("L40S", "sm_89", 142, 2520, 864.0, 96),
+    "l4": _known("L4", "sm_89", 58, 2040, 300.0, 48),
+    "h100": _known("H100", "sm_90", 132, 1755, 3350.0, 50),
+    "b200": _known("B200", "sm_100", 148, 1850, 8000.0, 126),
+    # No data sheet says how many multiprocessors of a B300 are enabled, nor its clock: those of the B200 are taken.
+    "b300": _known("B300", "sm_103", 148, 1850, 8000.0, 126),
+    "rtx5090": _known("RTX 5090", "sm_120", 170, 2400, 1792.0, 96),
+    "gb10": _known("GB10", "sm_121", 48, 2418, 273.0, 24),
 }
-"""Known GPUs by short name, to plan without one. Figures from the vendor's data sheets; clocks are boost clocks."""
+"""Known GPUs by short name, to plan without one. Multiprocessors, boost clocks, bandwidths and L2 from NVIDIA's data
+sheets and architecture papers: Turing (T4), Ampere GA100 (A100, A30) and GA102 (RTX 3090, A10), Jetson AGX Orin 64 GB,
+Ada (RTX 4090, L40S, L4), Hopper, Blackwell, DGX Spark (GB10)."""

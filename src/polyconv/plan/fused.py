@@ -217,7 +217,7 @@ class FusedCandidate:
         rows = blocks * channels * (self.rows + self.h.taps - 1) + tiles * self.tile.k * self.rows
         scattered = apart * rows * ceil_div(self.tile.columns, 32)
         work = Work(blocks, tiles, tiles * (channels // self.tile.chunk), moved, scattered, 4 * scattered)
-        task = Task(self.kernel, (positions * splits, problem.groups, 1), work, times)
+        task = Task(self.kernel, (positions * splits, problem.groups, 1), work, times, self.shared)
         return task_with_epilogue(problem, task, prod(problem.y_shape))
 
     def _convolve(self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, at: int, sms: int) -> Launch:
@@ -243,7 +243,7 @@ class FusedCandidate:
         weights = ("workspace", at)
         slots = layout.slots(FusedParams, source=r.source, weights=weights, written=r.written, bias=r.bias)
         task = self._convolve_task(problem, r, h, w, sms)
-        return with_epilogue(problem, task.launch(bytes(p), slots, self.shared))
+        return with_epilogue(problem, task.launch(bytes(p), slots))
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         """The largest error to be expected, relative to the output's scale."""

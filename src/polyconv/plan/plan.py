@@ -139,10 +139,13 @@ class Task:
     work: Work
     times: int = 1
     """Launches that differ in their parameters alone: slabs of an image, phases of a stride."""
+    dynamic_shared: int = 0
+    """Bytes of shared memory per block that are sized at launch."""
 
-    def launch(self, params: bytes, pointers: tuple[PointerSlot, ...], dynamic_shared: int = 0) -> Launch:
+    def launch(self, params: bytes, pointers: tuple[PointerSlot, ...]) -> Launch:
         """One of the launches."""
-        return Launch(self.kernel, self.grid, (self.kernel.threads, 1, 1), dynamic_shared, params, pointers, self.work)
+        block = (self.kernel.threads, 1, 1)
+        return Launch(self.kernel, self.grid, block, self.dynamic_shared, params, pointers, self.work)
 
 
 @dataclass(frozen=True, slots=True)

@@ -333,6 +333,7 @@ def _slab_tasks(
         (inverse, 1, 1),
         Work(inverse, inverse, inverse * rounds, moved_y + result),
         times,
+        4 * cut.lines * chain.along_h.m * cut.columns * chain.along_w.outputs,
     )
     return (
         Task(
@@ -346,6 +347,7 @@ def _slab_tasks(
             (blocks, 1, 1),
             Work(blocks, tiles, tiles * chain.chunks * chain.passes, moved_x + moved_y + chain.weight_bytes),
             times,
+            gemm_shared(chain.along_w, chain.k_tile),
         ),
         task_with_epilogue(problem, back, result // 4),
     )
@@ -410,7 +412,7 @@ def _gemm(task: Task, chain: Chain, rows: int, source_at: int, written_at: int) 
         outputs=chain.outputs,
     )
     slots = layout.slots(HalfGemmParams, x=("workspace", source_at), u=("workspace", 0), y=("workspace", written_at))
-    return task.launch(bytes(p), slots, gemm_shared(chain.along_w, chain.k_tile))
+    return task.launch(bytes(p), slots)
 
 
 def _inverse(task: Task, problem: Problem, r: Roles, chain: Chain, rows: int, written_at: int) -> Launch:
@@ -436,4 +438,4 @@ def _inverse(task: Task, problem: Problem, r: Roles, chain: Chain, rows: int, wr
         and all(stride % 4 == 0 for stride in r.written_strides[:3])
     )
     slots = layout.slots(HalfInverseParams, y=("workspace", written_at), written=r.written, bias=r.bias)
-    return with_epilogue(problem, task.launch(bytes(p), slots, 4 * cut.lines * chain.along_h.m * stretch))
+    return with_epilogue(problem, task.launch(bytes(p), slots))

@@ -273,7 +273,7 @@ class ToomWgradCandidate:
         lines = self.tile.k * self.h.m + self.tile.c * self.h.points  # rows that a chunk reads
         scattered = steps * lines * (min(32, work.outer_phases) - 1)
         done = Work(blocks, walked, steps, moved_bytes(problem) + 4 * elements * slices, scattered)
-        yield Task(self.spec(problem), (blocks, 1, 1), done)
+        yield Task(self.spec(problem), (blocks, 1, 1), done, dynamic_shared=shared_bytes(self.w, self.tile))
         if slices > 1:
             blocks = ceil_div(elements, 4 * SUM.threads)
             yield Task(SUM, (blocks, 1, 1), Work(blocks, blocks, blocks * slices, 4 * elements * (slices + 1)))
@@ -320,7 +320,7 @@ class ToomWgradCandidate:
         bias_partial = ("workspace", bias_at) if problem.bias else None
         slots = layout.slots(ToomWgradParams, x="x", dy="y", partial="workspace", bias_partial=bias_partial)
         first, *between, last = self._tasks(problem, work)
-        found = [first.launch(bytes(p), slots, shared_bytes(self.w, self.tile))]
+        found = [first.launch(bytes(p), slots)]
         for task in between:
             s = ToomWgradSumParams(elements=self._elements(problem, work), slices=work.slices * self.tile.split)
             found.append(task.launch(bytes(s), layout.slots(ToomWgradSumParams, partial="workspace")))

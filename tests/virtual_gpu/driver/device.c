@@ -1,4 +1,4 @@
-/* Errors, initialisation, and what a V100 says about itself. */
+/* Errors, initialisation, and what the GPU says about itself. */
 #include "virtual_gpu.h"
 
 #include <stdio.h>
@@ -23,6 +23,7 @@ static const struct {
     {CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
     {CUDA_ERROR_NO_BINARY_FOR_GPU, "CUDA_ERROR_NO_BINARY_FOR_GPU",
      "no kernel image is available for execution on the device"},
+    {CUDA_ERROR_INVALID_PTX, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed"},
     {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
@@ -88,7 +89,7 @@ API CUresult cuDeviceGetName(char* name, int size, CUdevice device) {
   REQUIRE_INITIALISED();
   REQUIRE_DEVICE(device);
   memset(name, '#', (size_t)size); /* a driver owes nothing behind the NUL */
-  snprintf(name, (size_t)size, "Virtual Tesla V100-SXM2-16GB   ");
+  snprintf(name, (size_t)size, "%s   ", model()->name);
   return CUDA_SUCCESS;
 }
 
@@ -100,36 +101,37 @@ API CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
 }
 
 API CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice device) {
-  static const int v100[][2] = {
-      {1, V100_THREADS},        /* MAX_THREADS_PER_BLOCK */
-      {2, V100_THREADS},        /* MAX_BLOCK_DIM_X */
-      {3, V100_THREADS},        /* MAX_BLOCK_DIM_Y */
-      {4, V100_BLOCK_Z},        /* MAX_BLOCK_DIM_Z */
-      {5, 2147483647},          /* MAX_GRID_DIM_X */
-      {6, V100_GRID_YZ},        /* MAX_GRID_DIM_Y */
-      {7, V100_GRID_YZ},        /* MAX_GRID_DIM_Z */
-      {8, V100_SHARED},         /* MAX_SHARED_MEMORY_PER_BLOCK */
-      {10, 32},                 /* WARP_SIZE */
-      {12, V100_REGISTERS},     /* MAX_REGISTERS_PER_BLOCK */
-      {13, 1530000},            /* CLOCK_RATE, kHz */
-      {16, 80},                 /* MULTIPROCESSOR_COUNT */
-      {36, 877000},             /* MEMORY_CLOCK_RATE, kHz */
-      {37, 4096},               /* GLOBAL_MEMORY_BUS_WIDTH, bits */
-      {38, 6 * 1024 * 1024},    /* L2_CACHE_SIZE */
-      {39, 2048},               /* MAX_THREADS_PER_MULTIPROCESSOR */
-      {41, 1},                  /* UNIFIED_ADDRESSING */
-      {75, V100_ARCH / 10},     /* COMPUTE_CAPABILITY_MAJOR */
-      {76, V100_ARCH % 10},     /* COMPUTE_CAPABILITY_MINOR */
-      {81, V100_SHARED_OPT_IN}, /* MAX_SHARED_MEMORY_PER_MULTIPROCESSOR */
-      {82, V100_REGISTERS},     /* MAX_REGISTERS_PER_MULTIPROCESSOR */
-      {97, V100_SHARED_OPT_IN}, /* MAX_SHARED_MEMORY_PER_BLOCK_OPTIN */
-      {106, 32},                /* MAX_BLOCKS_PER_MULTIPROCESSOR */
+  const struct Model* gpu = model();
+  const int known[][2] = {
+      {1, BLOCK_THREADS},                          /* MAX_THREADS_PER_BLOCK */
+      {2, BLOCK_THREADS},                          /* MAX_BLOCK_DIM_X */
+      {3, BLOCK_THREADS},                          /* MAX_BLOCK_DIM_Y */
+      {4, BLOCK_Z},                                /* MAX_BLOCK_DIM_Z */
+      {5, 2147483647},                             /* MAX_GRID_DIM_X */
+      {6, GRID_YZ},                                /* MAX_GRID_DIM_Y */
+      {7, GRID_YZ},                                /* MAX_GRID_DIM_Z */
+      {8, BLOCK_SHARED},                           /* MAX_SHARED_MEMORY_PER_BLOCK */
+      {10, 32},                                    /* WARP_SIZE */
+      {12, BLOCK_REGISTERS},                       /* MAX_REGISTERS_PER_BLOCK */
+      {13, gpu->clock_mhz * 1000},                 /* CLOCK_RATE, kHz */
+      {16, gpu->sms},                              /* MULTIPROCESSOR_COUNT */
+      {36, gpu->memory_mhz * 1000},                /* MEMORY_CLOCK_RATE, kHz */
+      {37, gpu->bus_bits},                         /* GLOBAL_MEMORY_BUS_WIDTH, bits */
+      {38, gpu->l2_mib << 20},                     /* L2_CACHE_SIZE */
+      {39, gpu->sm_threads},                       /* MAX_THREADS_PER_MULTIPROCESSOR */
+      {41, 1},                                     /* UNIFIED_ADDRESSING */
+      {75, gpu->arch / 10},                        /* COMPUTE_CAPABILITY_MAJOR */
+      {76, gpu->arch % 10},                        /* COMPUTE_CAPABILITY_MINOR */
+      {81, gpu->sm_shared},                        /* MAX_SHARED_MEMORY_PER_MULTIPROCESSOR */
+      {82, SM_REGISTERS},                          /* MAX_REGISTERS_PER_MULTIPROCESSOR */
+      {97, gpu->sm_shared - gpu->reserved_shared}, /* MAX_SHARED_MEMORY_PER_BLOCK_OPTIN */
+      {106, gpu->sm_blocks},                       /* MAX_BLOCKS_PER_MULTIPROCESSOR */
   };
   REQUIRE_INITIALISED();
   REQUIRE_DEVICE(device);
   *value = 0;
-  for (unsigned i = 0; i < sizeof v100 / sizeof *v100; i++)
-    if (v100[i][0] == attribute) *value = v100[i][1];
+  for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
+    if (known[i][0] == attribute) *value = known[i][1];
   return CUDA_SUCCESS;
 }
 

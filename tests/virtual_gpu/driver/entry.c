@@ -4,34 +4,35 @@
 #include <string.h>
 
 /* Name as the bindings ask for it, and the symbol behind it. */
-#define ENTRY_POINTS(X)                                      \
-  X(cuGetErrorName, cuGetErrorName)                          \
-  X(cuGetErrorString, cuGetErrorString)                      \
-  X(cuInit, cuInit)                                          \
-  X(cuDriverGetVersion, cuDriverGetVersion)                  \
-  X(cuDeviceGetCount, cuDeviceGetCount)                      \
-  X(cuDeviceGet, cuDeviceGet)                                \
-  X(cuDeviceGetName, cuDeviceGetName)                        \
-  X(cuDeviceTotalMem, cuDeviceTotalMem_v2)                   \
-  X(cuDeviceGetAttribute, cuDeviceGetAttribute)              \
-  X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain)      \
-  X(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2) \
-  X(cuCtxGetCurrent, cuCtxGetCurrent)                        \
-  X(cuCtxSetCurrent, cuCtxSetCurrent)                        \
-  X(cuCtxPushCurrent, cuCtxPushCurrent_v2)                   \
-  X(cuCtxPopCurrent, cuCtxPopCurrent_v2)                     \
-  X(cuCtxGetDevice, cuCtxGetDevice)                          \
-  X(cuCtxSynchronize, cuCtxSynchronize)                      \
-  X(cuStreamCreate, cuStreamCreate)                          \
-  X(cuStreamDestroy, cuStreamDestroy_v2)                     \
-  X(cuStreamSynchronize, cuStreamSynchronize)                \
-  X(cuLibraryLoadData, cuLibraryLoadData)                    \
-  X(cuLibraryUnload, cuLibraryUnload)                        \
-  X(cuLibraryGetKernel, cuLibraryGetKernel)                  \
-  X(cuKernelGetAttribute, cuKernelGetAttribute)              \
-  X(cuKernelSetAttribute, cuKernelSetAttribute)              \
-  X(cuLaunchKernel, cuLaunchKernel)                          \
-  X(cuGetExportTable, cuGetExportTable)                      \
+#define ENTRY_POINTS(X)                                                                       \
+  X(cuGetErrorName, cuGetErrorName)                                                           \
+  X(cuGetErrorString, cuGetErrorString)                                                       \
+  X(cuInit, cuInit)                                                                           \
+  X(cuDriverGetVersion, cuDriverGetVersion)                                                   \
+  X(cuDeviceGetCount, cuDeviceGetCount)                                                       \
+  X(cuDeviceGet, cuDeviceGet)                                                                 \
+  X(cuDeviceGetName, cuDeviceGetName)                                                         \
+  X(cuDeviceTotalMem, cuDeviceTotalMem_v2)                                                    \
+  X(cuDeviceGetAttribute, cuDeviceGetAttribute)                                               \
+  X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain)                                       \
+  X(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2)                                  \
+  X(cuCtxGetCurrent, cuCtxGetCurrent)                                                         \
+  X(cuCtxSetCurrent, cuCtxSetCurrent)                                                         \
+  X(cuCtxPushCurrent, cuCtxPushCurrent_v2)                                                    \
+  X(cuCtxPopCurrent, cuCtxPopCurrent_v2)                                                      \
+  X(cuCtxGetDevice, cuCtxGetDevice)                                                           \
+  X(cuCtxSynchronize, cuCtxSynchronize)                                                       \
+  X(cuStreamCreate, cuStreamCreate)                                                           \
+  X(cuStreamDestroy, cuStreamDestroy_v2)                                                      \
+  X(cuStreamSynchronize, cuStreamSynchronize)                                                 \
+  X(cuLibraryLoadData, cuLibraryLoadData)                                                     \
+  X(cuLibraryUnload, cuLibraryUnload)                                                         \
+  X(cuLibraryGetKernel, cuLibraryGetKernel)                                                   \
+  X(cuKernelGetAttribute, cuKernelGetAttribute)                                               \
+  X(cuKernelSetAttribute, cuKernelSetAttribute)                                               \
+  X(cuOccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor) \
+  X(cuLaunchKernel, cuLaunchKernel)                                                           \
+  X(cuGetExportTable, cuGetExportTable)                                                       \
   X(cuGetProcAddress, cuGetProcAddress_v2)
 
 /* NVRTC finds this library, calls cuInit and asks for a private table. It copes with an error, but crashes if the

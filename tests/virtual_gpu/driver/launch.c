@@ -1,4 +1,4 @@
-/* Checks a launch as a V100's driver does, then hands it to the test. */
+/* Checks a launch as the GPU's driver does, then hands it to the test. */
 #include "virtual_gpu.h"
 
 #include <string.h>
@@ -12,19 +12,20 @@ API void virtual_gpu_on_launch(VirtualLaunchCallback callback) {
 static CUresult check(const LaunchRecord* launch, CUkernel kernel, void** parameters) {
   for (int i = 0; i < 3; i++) REQUIRE(launch->grid[i] > 0 && launch->block[i] > 0, CUDA_ERROR_INVALID_VALUE);
   REQUIRE(launch->grid[0] <= 2147483647u, CUDA_ERROR_INVALID_VALUE);
-  REQUIRE(launch->grid[1] <= V100_GRID_YZ && launch->grid[2] <= V100_GRID_YZ, CUDA_ERROR_INVALID_VALUE);
-  REQUIRE(launch->block[0] <= V100_THREADS && launch->block[1] <= V100_THREADS, CUDA_ERROR_INVALID_VALUE);
-  REQUIRE(launch->block[2] <= V100_BLOCK_Z, CUDA_ERROR_INVALID_VALUE);
+  REQUIRE(launch->grid[1] <= GRID_YZ && launch->grid[2] <= GRID_YZ, CUDA_ERROR_INVALID_VALUE);
+  REQUIRE(launch->block[0] <= BLOCK_THREADS && launch->block[1] <= BLOCK_THREADS, CUDA_ERROR_INVALID_VALUE);
+  REQUIRE(launch->block[2] <= BLOCK_Z, CUDA_ERROR_INVALID_VALUE);
 
   uint64_t threads = (uint64_t)launch->block[0] * launch->block[1] * launch->block[2];
-  REQUIRE(threads <= V100_THREADS && threads <= (uint64_t)kernel->max_threads, CUDA_ERROR_INVALID_VALUE);
+  REQUIRE(threads <= BLOCK_THREADS && threads <= (uint64_t)kernel->max_threads, CUDA_ERROR_INVALID_VALUE);
   REQUIRE(launch->dynamic_shared <= launch->max_dynamic_shared, CUDA_ERROR_INVALID_VALUE);
-  REQUIRE(kernel->params_bytes <= V100_PARAMS, CUDA_ERROR_INVALID_VALUE);
+  REQUIRE(kernel->params_bytes <= MOST_PARAMS, CUDA_ERROR_INVALID_VALUE);
   REQUIRE(parameters || !kernel->parameters, CUDA_ERROR_INVALID_VALUE);
 
   /* Registers are given to whole warps, in units of 256 per warp: 8 per thread. */
   uint64_t warps = (threads + 31) / 32, registers = (uint64_t)(kernel->registers + 7) / 8 * 8;
-  REQUIRE(warps * 32 * registers <= V100_REGISTERS, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+  REQUIRE(warps * 32 * registers <= BLOCK_REGISTERS, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+  REQUIRE(resident_blocks(kernel, (int)threads, launch->dynamic_shared) > 0, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
   return CUDA_SUCCESS;
 }
 
@@ -38,10 +39,10 @@ API CUresult cuLaunchKernel(CUfunction kernel, unsigned grid_x, unsigned grid_y,
   REQUIRE(context, CUDA_ERROR_INVALID_CONTEXT);
   REQUIRE(!extra, CUDA_ERROR_INVALID_VALUE); /* the other way to pass parameters: not modelled */
 
-  unsigned char bytes[V100_PARAMS];
+  unsigned char bytes[MOST_PARAMS];
   LaunchRecord launch = {
       .name = kernel->name,
-      .cubin = kernel->library->cubin,
+      .cubin = kernel->library->code,
       .cubin_bytes = kernel->library->bytes,
       .grid = {grid_x, grid_y, grid_z},
       .block = {block_x, block_y, block_z},

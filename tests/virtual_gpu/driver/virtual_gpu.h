@@ -1,12 +1,15 @@
-/* A virtual Tesla V100 behind the interface of the CUDA driver.
+/* A virtual GPU behind the interface of the CUDA driver: a Tesla V100, or another that the environment names.
  *
- * Device memory is the process's own memory. A launch is checked against the limits of a V100 and then handed, with
+ * Device memory is the process's own memory. A launch is checked against the limits of the GPU and then handed, with
  * the kernel's machine code and the exact bytes of its parameters, to a callback that may compute the result. No CUDA
  * header is needed: what we use of the driver's binary interface is declared here, with NVIDIA's names and numbers.
  *
  *   device.c    errors, initialisation, attributes
+ *   model.c     the GPUs that it can be, with their limits
  *   context.c   primary contexts, the stack of current contexts, streams
- *   cubin.c     libraries and kernels: reads the ELF file that a cubin is
+ *   library.c   libraries and kernels: what is loaded, and what is asked of it
+ *   cubin.c     reads the ELF file that a cubin is
+ *   ptx.c       reads the text that PTX is
  *   launch.c    checks a launch and calls back
  *   fault.c     calls that fail because a test wants them to
  *   entry.c     finds the functions above by name
@@ -34,6 +37,7 @@ typedef enum {
   CUDA_ERROR_INVALID_IMAGE = 200,
   CUDA_ERROR_INVALID_CONTEXT = 201,
   CUDA_ERROR_NO_BINARY_FOR_GPU = 209,
+  CUDA_ERROR_INVALID_PTX = 218,
   CUDA_ERROR_INVALID_HANDLE = 400,
   CUDA_ERROR_NOT_FOUND = 500,
   CUDA_ERROR_ILLEGAL_ADDRESS = 700,
@@ -50,18 +54,28 @@ typedef struct Library* CUlibrary;
 typedef struct Kernel* CUkernel;
 typedef struct Kernel* CUfunction; /* the driver takes a kernel wherever it takes a function */
 
-/* ---- the V100 --------------------------------------------------------------------------------------------------- */
+/* ---- the GPU ---------------------------------------------------------------------------------------------------- */
 
+/* The same on all of them. */
 enum {
-  V100_ARCH = 70,
-  V100_THREADS = 1024,
-  V100_BLOCK_Z = 64,
-  V100_GRID_YZ = 65535,
-  V100_SHARED = 48 * 1024,
-  V100_SHARED_OPT_IN = 96 * 1024,
-  V100_REGISTERS = 65536,
-  V100_PARAMS = 4096,
+  BLOCK_THREADS = 1024,
+  BLOCK_Z = 64,
+  GRID_YZ = 65535,
+  BLOCK_SHARED = 48 * 1024, /* without opting in to more */
+  BLOCK_REGISTERS = 65536,
+  SM_REGISTERS = 65536,
+  MOST_PARAMS = 4096,
   MAX_DEVICES = 8,
+};
+
+struct Model {
+  const char *key, *name;
+  int arch; /* 70 */
+  int sms, clock_mhz, l2_mib;
+  int memory_mhz, bus_bits;
+  int sm_threads, sm_blocks, sm_shared;
+  int reserved_shared; /* that the system takes of every block's share */
+  int shared_unit;
 };
 
 /* ---- our objects ------------------------------------------------------------------------------------------------ */
@@ -90,7 +104,7 @@ struct Kernel {
 };
 
 struct Library {
-  unsigned char* cubin;
+  unsigned char* code; /* a cubin, or PTX with its closing NUL */
   size_t bytes;
   struct Kernel* kernels;
   struct Library* next;
@@ -114,7 +128,12 @@ extern pthread_mutex_t lock; /* guards the lists of streams and libraries */
 extern int initialised;
 extern uint64_t synchronisations;
 
-int device_count(void); /* VIRTUAL_GPU_DEVICES in the environment, 1 if absent */
+int device_count(void);          /* VIRTUAL_GPU_DEVICES in the environment, 1 if absent */
+const struct Model* model(void); /* VIRTUAL_GPU_MODEL in the environment, a V100 if absent: all devices are alike */
+struct Kernel* new_kernel(struct Library* library, const char* name, size_t length);
+void read_cubin(struct Library* library);
+void read_ptx(struct Library* library);
+int resident_blocks(CUkernel kernel, int threads, size_t dynamic_shared);
 CUcontext current_context(void);
 int find_context(CUstream stream, CUcontext* context); /* 0 for a handle that is no stream */
 int is_kernel(CUkernel kernel);

@@ -1,0 +1,50 @@
+"""TF32: the format of 19 bits in which PyTorch convolves float32 tensors on newer GPUs unless it is told not to.
+
+polyconv computes in float32. So it is compared with what a user has: PyTorch under the user's own flags; and who has a
+GPU whose tensor cores are far faster in TF32 than its other units are in float32 is told so. Numbers and words alone.
+"""
+
+from __future__ import annotations
+
+import re
+
+RATES = {
+    "sm_80": 512,
+    "sm_86": 256,
+    "sm_87": 512,
+    "sm_89": 256,
+    "sm_90": 1024,
+    "sm_100": 2048,
+    "sm_103": 2048,
+    "sm_120": 256,
+    "sm_121": 256,
+}
+"""Dense multiply-adds per clock and multiprocessor, from the throughputs and clocks in NVIDIA's data sheets. GPUs
+before sm_80 have none; GeForce cards have half, because they accumulate in float32 at half the rate."""
+_GEFORCE = re.compile(r"GeForce|^RTX \d{4}$")
+SAVED = 4.0
+"""Times fewer multiplications that a fast algorithm makes at best where it is used most: F(4, 3) along both axes."""
+
+
+def per_clock(arch: str, name: str) -> int:
+    """Multiply-adds in TF32 per clock and multiprocessor of a GPU; 0 if it has none."""
+    return RATES.get(arch, 0) // (2 if _GEFORCE.search(name) else 1)
+
+
+def fp32_per_clock(arch: str) -> int:
+    """Multiply-adds in float32 per clock and multiprocessor: 64 up to sm_80, 128 after it."""
+    return 64 if arch in {"sm_70", "sm_72", "sm_75", "sm_80"} else 128
+
+
+def is_likely_faster(arch: str, name: str) -> bool:
+    """Whether TF32 on a GPU gains more over float32 than an algorithm that saves multiplications can."""
+    return per_clock(arch, name) > SAVED * fp32_per_clock(arch)
+
+
+def advice(name: str) -> str:
+    """What is said to who has such a GPU."""
+    return (
+        f"on {name} PyTorch convolves float32 tensors in TF32 (torch.backends.cudnn.allow_tf32 is on), which keeps 10 "
+        "bits of a fraction and is likely to be faster than polyconv's float32. polyconv.optimize(model, x) measures "
+        "both and swaps what gains; for float32 throughout, set torch.backends.cudnn.allow_tf32 = False"
+    )

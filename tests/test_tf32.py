@@ -1,0 +1,95 @@
+"""What is said of TF32: rates as in data sheets, one warning where it is likely to be faster, formats by name."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from polyconv import once, replacement, settings, tf32
+from polyconv.diagnosis import speed
+from polyconv.ops.autocast import autocast_kernel
+from polyconv.plan import DEVICES
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+TERAFLOPS = {"a100": 156, "a30": 82, "rtx3090": 35.6, "a10": 62.5, "rtx4090": 82.6, "l40s": 183, "l4": 60, "h100": 495}
+"""Dense, of the data sheets."""
+H100 = SimpleNamespace(name="NVIDIA H100 80GB HBM3", major=9, minor=0)
+RTX_4090 = SimpleNamespace(name="NVIDIA GeForce RTX 4090", major=8, minor=9)
+T4 = SimpleNamespace(name="Tesla T4", major=7, minor=5)
+
+
+@pytest.mark.parametrize("name", TERAFLOPS)
+def test_rates_are_those_of_the_data_sheets(name: str) -> None:
+    device = DEVICES[name]
+    rate = 2 * device.sms * device.clock_mhz * 1e6 * tf32.per_clock(device.arch, device.name) / 1e12
+    assert rate == pytest.approx(TERAFLOPS[name], rel=0.06)
+
+
+def test_which_gpus_are_told() -> None:
+    told = {name for name, device in DEVICES.items() if tf32.is_likely_faster(device.arch, device.name)}
+    assert told == {"a100", "a30", "h100", "b200", "b300"}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "allowed", "said"), [(H100, True, 1), (H100, False, 0), (RTX_4090, True, 0), (T4, True, 0)]
+)
+def test_replace_says_it_once(gpu: SimpleNamespace, allowed: bool, said: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(once, "_said", {})
+    parameter = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))
+    model = SimpleNamespace(parameters=lambda: [parameter, parameter])
+    with (
+        torch.backends.cudnn.flags(allow_tf32=allowed),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        for _ in range(2):
+            replacement._tell_of_tf32(model)  # type: ignore[arg-type]
+    words = [str(one.message) for one in caught]
+    assert len(words) == said
+    assert all("NVIDIA H100" in text and "polyconv.optimize" in text and "TF32" in text for text in words)
+
+
+def test_a_model_on_the_cpu_is_told_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert replacement.replace(torch.nn.Conv2d(2, 2, 1)).count == 1
+
+
+@pytest.mark.parametrize(
+    ("gpu", "allowed", "format"), [(H100, True, "TF32"), (H100, False, "float32"), (T4, True, "float32")]
+)
+def test_doctor_names_what_pytorch_computes_in(
+    gpu: SimpleNamespace, allowed: bool, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    with torch.backends.cudnn.flags(allow_tf32=allowed):
+        assert speed.torchs_format(torch.device("cuda", 0)) == format
+    assert speed.torchs_format(torch.device("cpu")) == "float32"
+
+
+def test_autocast_on_a_gpu_is_told_once_what_happens_to_the_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(once, "_said", {})
+    run = autocast_kernel(lambda x: x, "cuda", "AutocastCUDA")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert run(torch.zeros(1, dtype=torch.float16)).dtype == torch.float32
+        run(torch.zeros(1))
+        with settings.allow_low_precision():
+            run(torch.zeros(1))
+    (warning,) = caught
+    assert "torch.autocast asks for torch.float16, and polyconv computes in float32" in str(warning.message)
+
+
+def test_the_table_of_the_documentation_is_what_the_model_says() -> None:
+    spec = importlib.util.spec_from_file_location("tf32_table", REPOSITORY / "benchmarks" / "gpu" / "tf32.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.table() in (REPOSITORY / "docs" / "performance.md").read_text(encoding="utf-8")
