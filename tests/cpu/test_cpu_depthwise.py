@@ -58,6 +58,12 @@ LAYERS = {
     "reflect, strided": depthwise(1, 3, (9, 21), (5, 5), border="reflect", stride=(2, 2)),
     "replicate": depthwise(1, 3, (3, 2), (3, 3), padding=(1, 5, 3, 0), border="replicate"),
     "circular": depthwise(1, 3, (9, 21), (3, 7), border="circular", stride=(1, 3)),
+    "7x7 pixels": depthwise(3, 11, (7, 7), (3, 3)),
+    "7x7 pixels, strided": depthwise(3, 11, (7, 7), (5, 5), stride=(2, 2)),
+    "rows of a vector and some": depthwise(2, 9, (5, 19), (5, 5), stride=(1, 2)),
+    "small, dilated and strided": depthwise(2, 9, (14, 10), (3, 3), stride=(2, 1), dilation=(2, 2)),
+    "pixels that a stride leaves over": depthwise(2, 9, (8, 10), (2, 2), padding=(0, 0, 0, 0), stride=(2, 2)),
+    "a single column": depthwise(2, 9, (12, 1), (3, 3), stride=(2, 2)),
     "a vector of channels and some": depthwise(2, 37, (9, 11), (3, 3)),
     "many channels, strided": depthwise(1, 48, (9, 12), (5, 5), stride=(2, 2)),
 }
@@ -101,7 +107,7 @@ def test_large_outputs_are_streamed(layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-@pytest.mark.parametrize("name", ["3x3", "5x5, strided", "taller than a band", "multiplier, strided"])
+@pytest.mark.parametrize("name", ["3x3", "5x5, strided", "7x7 pixels", "taller than a band", "multiplier, strided"])
 def test_same_bits_whatever_the_number_of_threads(name: str, layout: str) -> None:
     same_bits_for_any_threads(Run.make(LAYERS[name], torch.float32, layout, layout), "depthwise")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -194,6 +195,45 @@ def test_any_memory_layout(x_layout: str, y_layout: str) -> None:
             for mode in (FUSED, GROUPED, PHASED):
                 fprop(case, scheme, mode=mode, x_layout=x_layout, y_layout=y_layout)
                 dgrad(case, scheme, mode=mode, x_layout=x_layout, y_layout=y_layout)
+
+
+@pytest.fixture(params=[256, 1024, 2048], ids=lambda size: f"{size} KiB")
+def l2_bytes(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Work that is cut for a core with so much L2 cache."""
+    before = native.l2_bytes()
+    yield native.l2_bytes(request.param << 10)
+    native.l2_bytes(before)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case((1, 32, 40, 200), 64, (5, 9), (2, 2, 4, 4), (2, 3)),
+        Case((2, 64, 56, 56), 64, (3, 3), (1, 1, 1, 1)),
+        Case((3, 128, 28, 28), 32, (3, 3), (1, 1, 1, 1)),
+        Case((9, 256, 14, 14), 24, (3, 3), (1, 1, 1, 1)),
+        Case((1, 16, 30, 700), 128, (3, 3)),
+        Case((2, 256, 28, 28), 40, (3, 3), (1, 1, 1, 1), stride=(2, 2)),
+    ],
+    ids=lambda case: f"{case.x} {case.kernel}",
+)
+def test_any_size_of_cache(case: Case, l2_bytes: int) -> None:
+    """Every scheme, in the order of stages and the cut that suit such a core."""
+    assert native.l2_bytes() == l2_bytes
+    for scheme in SCHEMES:
+        fprop(case, scheme)
+        dgrad(case, scheme)
+
+
+def test_the_size_of_the_cache_is_read_and_kept_within_bounds() -> None:
+    before = native.l2_bytes()
+    assert 256 << 10 <= before <= 2 << 20
+    try:
+        assert native.l2_bytes(1) == 256 << 10
+        assert native.l2_bytes(1 << 30) == 2 << 20
+        assert native.l2_bytes() == 2 << 20
+    finally:
+        assert native.l2_bytes(before) == before
 
 
 def test_nothing_is_written_between_the_columns() -> None:

@@ -149,9 +149,10 @@ class DepthwisePixels {
       const AxisPhase& v = conv_.width.phases[b];
       tile.weights = weights;
       tile.taps_w = v.taps;
-      for (int u = 0, pixels; u < v.count; u += pixels) {
-        const int left = v.count - u;
-        pixels = left >= kTilePixels ? kTilePixels : left >= kTilePixels / 2 ? kTilePixels / 2 : 1;
+      // Equal shares rather than a few pixels left over.
+      const int tiles = CeilDiv(v.count, kTilePixels);
+      for (int number = 0; number < tiles; number++) {
+        const int u = v.count * number / tiles, pixels = v.count * (number + 1) / tiles - u;
         tile.first_column = conv_.width.StartOf(v) + u * conv_.width.stride;
         tile.y = y + (u * column_phases + b) * conv_.y_column;
         if (tile.rows == kTileRows) {
@@ -164,16 +165,12 @@ class DepthwisePixels {
     }
   }
 
-  template <int kRows>
+  template <int kRows, int kPixels = kTilePixels>
   HWY_INLINE void RunTile(int pixels, const Tile& tile, int first_channel, int last_channel) const {
-    switch (pixels) {
-      case kTilePixels:
-        return RunTile<kRows, kTilePixels>(tile, first_channel, last_channel);
-      case kTilePixels / 2:
-        return RunTile<kRows, kTilePixels / 2>(tile, first_channel, last_channel);
-      default:
-        return RunTile<kRows, 1>(tile, first_channel, last_channel);
+    if constexpr (kPixels > 1) {
+      if (pixels < kPixels) return RunTile<kRows, kPixels - 1>(pixels, tile, first_channel, last_channel);
     }
+    RunTile<kRows, kPixels>(tile, first_channel, last_channel);
   }
 
   template <int kRows, int kPixels>

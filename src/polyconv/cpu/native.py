@@ -65,6 +65,12 @@ def _instruction_set() -> str:
     return result
 
 
+def l2_bytes(size: int = 0) -> int:
+    """The L2 cache of a core that work is cut for, read from the machine. With a size, another one: for tests."""
+    result: int = _operators().l2_bytes(size)
+    return result
+
+
 def empty_output(like: Tensor, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
     """``torch.empty_strided`` for a large float32 output: on huge pages, reused from outputs that were freed before.
 
