@@ -30,13 +30,14 @@ Schedule Resolve(const Convolution& conv, Schedule schedule) {
   const double group_bytes = H::kPoints > 2 ? unit_bytes * 2 / H::kPoints : unit_bytes;
   const double weight_bytes = unit_bytes * conv.out_channels;
   if (schedule.mode == Schedule::kAutomatic) {
-    const double all_units = 1.0 * conv.batch * CeilDiv(conv.out_height, H::kM) * units;
-    if (unit_bytes * 64 <= 0.625 * cache && (units >= kLanes || H::kPoints <= 2)) {
+    // Bands of less than a vector are better off grouped, unless there are so few units that only some threads have work.
+    const bool many = 1.0 * conv.batch * CeilDiv(conv.out_height, H::kM) * units >= 128;
+    const bool fits = unit_bytes * 64 <= (many ? 0.625 * cache : 1280 * kKiB);
+    if (fits && (units >= kLanes || H::kPoints <= 2 || !many)) {
       schedule.mode = Schedule::kFused;
-    } else if (group_bytes * 32 <= cache && all_units >= 128) {
+    } else if (group_bytes * 32 <= cache && (many || units >= kLanes / 2)) {
       schedule.mode = Schedule::kFusedGrouped;
     } else {
-      // Also where there are few units: chunks of them would leave most threads without work.
       schedule.mode = Schedule::kPhased;
     }
   }
