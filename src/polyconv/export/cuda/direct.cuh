@@ -35,7 +35,8 @@ struct Product {
 
 template <class P>
 __global__ void __launch_bounds__(128, 3) direct(const Call c) {
-  constexpr int kRows = P::kM < 32 ? P::kM : 32, kTiles = (P::kM + kRows - 1) / kRows, kStep = 8 * 128 / P::kLanes;
+  constexpr int kRows = P::kM < 32 ? (P::kM + 3) / 4 * 4 : 32, kTiles = (P::kM + kRows - 1) / kRows;  // quads of sums
+  constexpr int kStep = 8 * 128 / P::kLanes;
   __shared__ __align__(16) float a[kStep][kRows + 4];
   __shared__ Row rows[kStep];
   const u32 columns = P::columns(c), tiles = (columns - 1) / (2 * P::kLanes) + 1, tile = blockIdx.x / kTiles;
