@@ -16,6 +16,7 @@ Written by polyconv 0.1.0 for a Tesla V100: polyconv export kb80
 """
 
 import _thread
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -41,7 +42,6 @@ struct Call {
   i64 x_batch, x_channel, x_row, x_column;  // strides of x, or of its gradient
   i64 y_batch, y_channel, y_row, y_column;  // strides of y, or of its gradient (0 in an expanded tensor)
   i64 batch, height, width, out_height, out_width;
-  i64 device;
   cudaStream_t stream;
 };
 
@@ -56,17 +56,12 @@ static const char* failed(const char* kernel) {
   return sentence;
 }
 
-// Makes the device of a call the current one, as long as it lives.
-struct OnDevice {
-  int before = 0;
-
-  explicit OnDevice(i64 device) { cudaGetDevice(&before), cudaSetDevice(int(device)); }
-  ~OnDevice() { cudaSetDevice(before); }
-};
+static i64 ceil_div(i64 a, i64 b) {
+  return (a + b - 1) / b;
+}
 
 // Where elements lie: offsets in the tensors, and what stands in the border around an image.
 constexpr int kGroupInputs = kInChannels / kGroups, kGroupOutputs = kOutChannels / kGroups;  // channels of one group
-
 constexpr int kKernelArea = kKernelH * kKernelW, kFilter = kGroupInputs * kKernelArea;
 
 __device__ __forceinline__ i64 in_x(const Call& c, i64 image, i64 channel, i64 y, i64 x) {
@@ -89,38 +84,32 @@ __device__ __forceinline__ float read_x(const Call& c, const float* at, int y, i
 
 // A weight gradient is summed over slices of the pixels, which keep all multiprocessors busy and the sums short. Their
 // results lie in the workspace as [slice][output channel][filter, bias], and are added in ascending order: the same
-// call gives the same bits. Where the workspace holds no two slices there is one, written to where it belongs.
+// call gives the same bits.
 constexpr i64 kSlice = i64(kOutChannels) * (kFilter + 1);  // elements
-
-__host__ __device__ inline i64 slice_count(const Call& c, i64 blocks_per_slice) {
-  const i64 pixels = c.batch * c.out_height * c.out_width, wanted = max(pixels / 16384, 640 / blocks_per_slice);
-  return max(min(min(wanted, pixels / 64), kWorkspace / 4 / kSlice), 1ll);
-}
-
-__device__ __forceinline__ u32 first_pixel(const Call& c, u32 slice, u32 slices) {
-  const u32 pixels = c.batch * c.out_height * c.out_width;
-  return min((pixels + slices - 1) / slices * slice, pixels);
-}
-
-// Column n of the filter of output channel m; behind the filter comes the bias.
-__device__ __forceinline__ float* in_slice(const Call& c, i64 slice, i64 slices, i64 m, i64 n) {
-  if (slices > 1) return c.workspace + slice * kSlice + m * (kFilter + 1) + n;
-  return n == kFilter ? c.bias + m : c.w + m * kFilter + n;
-}
 
 __global__ void __launch_bounds__(128) sum_slices(const Call c, const int slices) {
   const i64 element = i64(blockIdx.x) * 128 + threadIdx.x, m = element / (kFilter + 1), n = element % (kFilter + 1);
   if (m >= kOutChannels || (n == kFilter && !c.bias)) return;
   float sum = 0.f;
   for (int slice = 0; slice < slices; slice++) sum += c.workspace[slice * kSlice + element];
-  *in_slice(c, 0, 1, m, n) = sum;
+  (n == kFilter ? c.bias[m] : c.w[m * kFilter + n]) = sum;
 }
 
 static const char* add_slices(const Call& c, int slices) {
-  sum_slices<<<(kSlice + 127) / 128, 128, 0, c.stream>>>(c, slices);
+  sum_slices<<<ceil_div(kSlice, 128), 128, 0, c.stream>>>(c, slices);
   return failed("sum_slices");
 }
 
+// The direct kernels take any geometry, image and strides, by index alone. Each is one product per group,
+//   sums[m][n] = sum over k of a[k][m] * b[k][n]
+//                      m                n                                k
+//   forward            output channel   output pixel                     (input channel, tap)
+//   input gradient     input channel    input pixel of one phase         (output channel, tap of the phase)
+//   weight gradient    output channel   (input channel, tap), and ones   output pixel of one slice
+//
+// A thread owns two columns of up to 32 sums. In each step it takes 8 k: b straight from memory, a through shared
+// memory, where all threads need it. Where there are few columns the k of a step are shared out among the threads, too.
+//
 // Where a k lies: its offsets in both operands, and its shift against the position of a column.
 struct Row {
   bool used;
@@ -136,81 +125,58 @@ struct Column {
   i64 step;
 };
 
-template <int kRows>
 struct Product {
-  static constexpr int kM = kRows, kTile = kM > 32 ? 64 : 32, kTiles = (kM + kTile - 1) / kTile;
+  static constexpr int kLanes = 128;  // threads side by side
+
   const Call& c;
-  const u32 plane;  // a group, with a phase or slice of it
+  const u32 plane;  // a group, with a phase or a slice of it
+  const u32 share;  // which k of a step
 
   __device__ float finished(u32, float sum) const { return sum; }
 };
 
 template <class P>
 __global__ void __launch_bounds__(128, 3) direct(const Call c) {
-  __shared__ __align__(16) float a[2][8][P::kTile + 4], b[2][8][128 + 4];
-  const u32 columns = P::columns(c), tiles = (columns + 127) / 128, tile = blockIdx.x / P::kTiles;
-  const u32 first_m = blockIdx.x % P::kTiles * P::kTile, first_n = tile % tiles * 128, thread = threadIdx.x;
-  const P product{{c, tile / tiles}};
-
-  // Neighbouring threads load neighbouring k of a, and neighbouring columns of b.
-  Column column[4];
-  UNROLL for (int j = 0; j < 4; j++) column[j] = product.column(min(first_n + thread % 32 + j * 32, columns - 1));
-  float next_a[P::kTile / 16], next_b[8];
-  const auto load = [&](u32 k) {
-    const Row row = product.row(k + thread % 8);
-    UNROLL for (int i = 0; i < P::kTile / 16; i++) {
-      const u32 m = first_m + thread / 8 + i * 16;
-      next_a[i] = row.used && m < P::kM ? product.a(row, m) : 0.f;
-    }
-    UNROLL for (int i = 0; i < 8; i++) {
-      const Row row = product.row(k + thread / 32 + i / 4 * 4);
-      next_b[i] = row.used ? product.b(row, column[i % 4]) : 0.f;
-    }
-  };
-  const auto store = [&](int buffer) {
-    UNROLL for (int i = 0; i < P::kTile / 16; i++) a[buffer][thread % 8][thread / 8 + i * 16] = next_a[i];
-    UNROLL for (int i = 0; i < 8; i++) b[buffer][thread / 32 + i / 4 * 4][thread % 32 + i % 4 * 32] = next_b[i];
+  constexpr int kRows = P::kM < 32 ? (P::kM + 3) / 4 * 4 : 32, kTiles = (P::kM + kRows - 1) / kRows;  // quads of sums
+  constexpr int kStep = 8 * 128 / P::kLanes;
+  __shared__ __align__(16) float a[kStep][kRows + 4];
+  __shared__ Row rows[kStep];
+  const u32 columns = P::columns(c), tiles = (columns - 1) / (2 * P::kLanes) + 1, tile = blockIdx.x / kTiles;
+  const u32 first_m = blockIdx.x % kTiles * kRows, n = tile % tiles * 2 * P::kLanes + threadIdx.x % P::kLanes;
+  const P product{{c, tile / tiles, threadIdx.x / P::kLanes}};
+  const Column column[2] = {product.column(min(n, columns - 1)), product.column(min(n + P::kLanes, columns - 1))};
+  float sums[2][kRows] = {};
+  for (u32 k = product.first; k < product.end; k += kStep) {
+    const Row row = product.row(k + threadIdx.x % kStep);
     __syncthreads();
-  };
-
-  // A thread's sums lie in groups of 4 x 4; the groups are half a tile apart.
-  constexpr int kEach = P::kTile / 8;
-  const u32 m = thread / 16 * 4, n = thread % 16 * 4;
-  float sums[kEach][8] = {};
-  load(product.first);
-  store(0);
-  for (u32 k = product.first, buffer = 0; k < product.end; k += 8, buffer ^= 1) {
-    load(k + 8);  // zeros behind the end
-    UNROLL for (int d = 0; d < 8; d++) {
-      float4 u[kEach / 4], v[2];
-      UNROLL for (int i = 0; i < kEach / 4; i++) u[i] = *reinterpret_cast<const float4*>(&a[buffer][d][m + i * 32]);
-      UNROLL for (int j = 0; j < 2; j++) v[j] = *reinterpret_cast<const float4*>(&b[buffer][d][n + j * 64]);
-      UNROLL for (int i = 0; i < kEach * 8; i++) sums[i / 8][i % 8] +=
-          (&u[i / 32].x)[i / 8 % 4] * (&v[i % 8 / 4].x)[i % 4];
+    if (threadIdx.x < kStep) rows[threadIdx.x] = row;
+    for (int i = threadIdx.x / kStep; i < kRows; i += 128 / kStep)
+      a[threadIdx.x % kStep][i] = row.used && first_m + i < P::kM ? product.a(row, first_m + i) : 0.f;
+    __syncthreads();
+    UNROLL for (int i = 0; i < 8; i++) {
+      const Row at = rows[product.share * 8 + i];
+      const float b[2] = {at.used ? product.b(at, column[0]) : 0.f, at.used ? product.b(at, column[1]) : 0.f};
+      UNROLL for (int j = 0; j < 2 * kRows; j++) sums[j % 2][j / 2] += a[product.share * 8 + i][j / 2] * b[j % 2];
     }
-    store(buffer ^ 1);
   }
-  UNROLL for (int j = 0; j < 8; j++) {
-    const u32 at = first_n + n + j / 4 * 64 + j % 4;
-    const Column column = product.column(at);
-    UNROLL for (int i = 0; i < kEach; i++) {
-      const u32 row = first_m + m + i / 4 * 32 + i % 4;
-      if (at < columns && row < P::kM && column.to) column.to[row * column.step] = product.finished(row, sums[i][j]);
-    }
+  UNROLL for (int j = 0; j < 2 * kRows; j++) {
+    const u32 m = first_m + j / 2;
+    if (m < P::kM && n + j % 2 * P::kLanes < columns && column[j % 2].to)
+      column[j % 2].to[m * column[j % 2].step] = product.finished(m, sums[j % 2][j / 2]);
   }
 }
 
 template <class P>
-static const char* launch_direct(const Call& c, const char* name) {
-  const i64 columns = P::columns(c), blocks = (columns + 127) / 128 * P::kTiles * P::planes(c);
-  if (columns == 0) return nullptr;
+static const char* launch_direct(const Call& c) {
+  const i64 columns = P::columns(c), blocks = ceil_div(columns, 2 * P::kLanes) * ceil_div(P::kM, 32) * P::planes(c);
   if (max(max(columns, blocks), c.batch * c.out_height * c.out_width) > 0x7fffff00)
     return "the direct kernels count pixels and tiles with 31 bits: give a smaller batch";
-  direct<P><<<blocks, 128, 0, c.stream>>>(c);
-  return failed(name);
+  if (blocks > 0) direct<P><<<blocks, 128, 0, c.stream>>>(c);
+  return failed("direct");
 }
 
-struct Forward : Product<kGroupOutputs> {
+struct Forward : Product {
+  static constexpr int kM = kGroupOutputs;
   const u32 first = 0, end = kFilter;
 
   static __host__ __device__ i64 columns(const Call& c) { return c.batch * c.out_height * c.out_width; }
@@ -231,7 +197,7 @@ struct Forward : Product<kGroupOutputs> {
 };
 
 static const char* direct_forward(const Call& c) {
-  return launch_direct<Forward>(c, "direct_forward");
+  return launch_direct<Forward>(c);
 }
 
 constexpr int common_divisor(int a, int b) {
@@ -241,34 +207,33 @@ constexpr int common_divisor(int a, int b) {
 // Input pixels with the same rest modulo the stride are a phase: only every kStep-th tap reaches them, and no other is
 // multiplied. A border mixes the phases: then there is one, and whether a tap reaches a pixel is looked at in b.
 constexpr int kPhasesH = kStrideH, kStepH = kPhasesH / common_divisor(kPhasesH, kDilationH);
-
 constexpr int kPhasesW = kStrideW, kStepW = kPhasesW / common_divisor(kPhasesW, kDilationW);
-constexpr int kPhaseTapsH = (kKernelH + kStepH - 1) / kStepH, kPhaseTapsW = (kKernelW + kStepW - 1) / kStepW;
 
-// The first tap that reaches a coordinate of the padded image, or a number that no tap has.
+// The first tap that reaches a coordinate of the padded image, or the number of taps if none does.
 __device__ __forceinline__ int first_tap(int at, int phases, int taps, int dilation) {
   int tap = 0;
   while (tap < taps && (at - tap * dilation) % phases) tap++;
   return tap;
 }
 
-struct InputGradient : Product<kGroupInputs> {
+struct InputGradient : Product {
+  static constexpr int kM = kGroupInputs;
   const int group = plane / (kPhasesH * kPhasesW), phase_y = plane / kPhasesW % kPhasesH, phase_x = plane % kPhasesW;
   const int tap_y = first_tap(phase_y + kPadTop, kPhasesH, kKernelH, kDilationH);
   const int tap_x = first_tap(phase_x + kPadLeft, kPhasesW, kKernelW, kDilationW);
-  const u32 first = 0, end = kGroupOutputs * kPhaseTapsH * kPhaseTapsW;
+  const int taps_h = (kKernelH - tap_y + kStepH - 1) / kStepH, taps_w = (kKernelW - tap_x + kStepW - 1) / kStepW;
+  const u32 first = 0, end = kGroupOutputs * taps_h * taps_w;
 
   static __host__ __device__ i64 height(const Call& c) { return (c.height + kPhasesH - 1) / kPhasesH; }
   static __host__ __device__ i64 width(const Call& c) { return (c.width + kPhasesW - 1) / kPhasesW; }
   static __host__ __device__ i64 columns(const Call& c) { return c.batch * height(c) * width(c); }
   static i64 planes(const Call&) { return i64(kGroups) * kPhasesH * kPhasesW; }
   __device__ Row row(u32 k) const {
-    const u32 channel = group * kGroupOutputs + k / (kPhaseTapsH * kPhaseTapsW);
-    const u32 i = k / kPhaseTapsW % kPhaseTapsH, j = k % kPhaseTapsW;
-    const u32 r = tap_y + i * kStepH, y = i * (kStepH * kDilationH / kPhasesH);
-    const u32 s = tap_x + j * kStepW, x = j * (kStepW * kDilationW / kPhasesW);
-    const i64 a = i64(channel) * kFilter + r * kKernelW + s, b = in_y(c, 0, channel, 0, 0) - in_y(c, 0, 0, y, x);
-    return {k < end && r < kKernelH && s < kKernelW, a, b, -int(y), -int(x)};
+    const int3 tap = pixel_at(k, taps_h, taps_w);  // of the phase; the plane is its output channel
+    const int y = tap.y * (kStepH * kDilationH / kPhasesH), x = tap.x * (kStepW * kDilationW / kPhasesW);
+    const i64 channel = group * kGroupOutputs + tap.z;
+    const i64 a = channel * kFilter + (tap_y + tap.y * kStepH) * kKernelW + tap_x + tap.x * kStepW;
+    return {k < end, a, in_y(c, 0, channel, -y, -x), -y, -x};
   }
   __device__ Column column(u32 n) const {
     const int3 p = pixel_at(n, height(c), width(c));
@@ -285,16 +250,19 @@ struct InputGradient : Product<kGroupInputs> {
 };
 
 static const char* direct_input_gradient(const Call& c) {
-  return launch_direct<InputGradient>(c, "direct_input_gradient");
+  return launch_direct<InputGradient>(c);
 }
 
-struct WeightGradient : Product<kGroupOutputs> {
+struct WeightGradient : Product {
+  static constexpr int kM = kGroupOutputs, kLanes = kFilter < 128 && kSlice < 1 << 20 ? 8 : 128, kShares = 128 / kLanes;
   const u32 count = slices(c), group = plane / count, slice = plane % count;
-  const u32 first = first_pixel(c, slice, count), end = first_pixel(c, slice + 1, count);
+  const u32 first = pixels(c) * slice / count, end = pixels(c) * (slice + 1) / count;
 
+  static __host__ __device__ i64 pixels(const Call& c) { return c.batch * c.out_height * c.out_width; }
   static __host__ __device__ i64 columns(const Call& c) { return kFilter + (c.bias != nullptr); }
   static __host__ __device__ i64 slices(const Call& c) {
-    return slice_count(c, kGroups * kTiles * (kFilter / 128 + 1));
+    const i64 wanted = max(pixels(c) / 16384 / kShares, 640 / (i64(kGroups) * (kM / 32 + 1) * (kFilter / 256 + 1)));
+    return max(min(min(wanted, pixels(c) / 64), kWorkspace / 4 / kSlice / kShares), 1ll);
   }
   static i64 planes(const Call& c) { return kGroups * slices(c); }
   __device__ Row row(u32 k) const {
@@ -304,9 +272,9 @@ struct WeightGradient : Product<kGroupOutputs> {
   }
   __device__ Column column(u32 n) const {
     const int y = n / kKernelW % kKernelH * kDilationH, x = n % kKernelW * kDilationW;
-    float* to = in_slice(c, slice, count, group * kGroupOutputs, n);
     const float* b = n == kFilter ? nullptr : c.x + in_x(c, 0, n / kKernelArea, y, x);
-    return {b, y, x, to, in_slice(c, slice, count, group * kGroupOutputs + 1, n) - to};
+    float* to = c.workspace + (slice * kShares + share) * kSlice + i64(group) * kM * (kFilter + 1) + n;
+    return {b, y, x, to, kFilter + 1};
   }
   __device__ float a(Row row, u32 m) const { return c.y[row.a + m * c.y_channel]; }
   __device__ float b(Row row, Column at) const {
@@ -315,9 +283,8 @@ struct WeightGradient : Product<kGroupOutputs> {
 };
 
 static const char* direct_weight_gradient(const Call& c) {
-  const char* error = launch_direct<WeightGradient>(c, "direct_weight_gradient");
-  const i64 slices = WeightGradient::slices(c);
-  return error || slices == 1 ? error : add_slices(c, slices);
+  const char* error = launch_direct<WeightGradient>(c);
+  return error ? error : add_slices(c, WeightGradient::slices(c) * WeightGradient::kShares);
 }
 """
 
@@ -348,7 +315,6 @@ __device__ __forceinline__ u32 fresh_thread() {
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(v));
   return v;
 }
-
 __device__ __forceinline__ u32 fresh_block_x() {
   u32 v;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(v));
@@ -365,7 +331,6 @@ __device__ __forceinline__ const float* opaque(const float* pointer) {
 __device__ __forceinline__ const float* add_bytes(const float* pointer, i64 bytes) {
   return reinterpret_cast<const float*>(reinterpret_cast<const char*>(pointer) + bytes);
 }
-
 __device__ __forceinline__ float* add_bytes(float* pointer, i64 bytes) {
   return reinterpret_cast<float*>(reinterpret_cast<char*>(pointer) + bytes);
 }
@@ -373,7 +338,6 @@ __device__ __forceinline__ float* add_bytes(float* pointer, i64 bytes) {
 __device__ __forceinline__ float4 load4(const float* from) {
   return *reinterpret_cast<const float4*>(from);
 }
-
 __device__ __forceinline__ void store4(float* to, float4 v) {
   *reinterpret_cast<float4*>(to) = v;
 }
@@ -401,11 +365,11 @@ __device__ __forceinline__ void store4_global(float* to, float a, float b, float
 // Residue classes of a strided convolution (algebra/lattice.py: TapClass) and, along H, segments of taps are further
 // channels: channel = (part of H * classes of W + class of W) * source channels + source channel.
 
-// Classes per axis, times segments along H, that fit into one launch.
-constexpr int kMaxParts = 1;
-
 // Channels that half_gemm sums between two barriers. X and U are filled up to whole chunks.
 enum : int { kChannelChunk = 8 };
+
+// Classes per axis, times segments along H, that fit into one launch. An exported file has as many as it needs.
+constexpr int kMaxParts = 1;
 
 // Where the taps of one class (and segment) begin to read, and the end of what any output needs of the image: what lies
 // beyond is not read, so that an infinity there cannot reach a tile that juts out.
@@ -462,16 +426,11 @@ struct TransformWeightsParams {
   int chunks;                    // of 8 of these, the last filled up
   int outputs, k_tile;  // written channels of a group, of a tile; tiles
   FastDivisor source_channels;
-  TapPart part_h[kMaxParts], class_w[kMaxParts];
+  TapPart tap_part_h[kMaxParts], tap_class_w;
 };
-
 // F(4,5): 4 outputs of 5 taps from 8 products.
 struct F45 {
   static constexpr int kM = 4, kLongest = 5, kPoints = 8;
-  static constexpr int kSegments = 1;
-  static __device__ constexpr int offset(int) { return 0; }
-  static __device__ constexpr int first_tap(int) { return 0; }
-  static __device__ constexpr int taps(int) { return 5; }
   // 8 from 8 in 22 operations (8 add, 0 mul, 14 fma), depth 4.
   static __device__ __forceinline__ void input(const float* x, float* y) {
     const float t0 = x[4] - x[2], t1 = x[0] - x[6];
@@ -533,12 +492,10 @@ struct F45 {
     y[4] = fmaf(t1, -0.22222222f, t15);
   }
 };
-
 // F(4,5) taps 4+5 nested F(2,2).
 struct F45Nested : F45 {
   static constexpr int kTiles = 2, kPasses = 3, kOutputs = 8;
 };
-
 // F(4,5) taps 4+5.
 struct F45x2 : F45 {
   static constexpr int kSegments = 2;
@@ -575,8 +532,8 @@ __global__ void __launch_bounds__(256, 1) transform_weights(const __grid_constan
   const int group = blockIdx.x / p.chunks;
   const int in_chunk = threadIdx.x / 32, channel = chunk * kChannelChunk + in_chunk;
   const int by_class = p.source_channels.quotient(channel), part_h = by_class;
-  const TapPart& h = p.part_h[min(part_h, kMaxParts - 1)];
-  const TapPart& w = p.class_w[by_class - part_h];
+  const TapPart& h = p.tap_part_h[min(part_h, kMaxParts - 1)];
+  const TapPart& w = p.tap_class_w;
   const int next_w = kChannelChunk * p.k_tile;  // from point to point of W
   const i64 plane = i64(F45Nested::kPoints) * next_w;   // one chunk
   const i64 slice = i64(p.chunks) * 3 * plane;
@@ -628,7 +585,7 @@ struct HalfTransformParams {
   FastDivisor source_channels;
   int channels_all;  // of a group, not filled up
   FastDivisor tiles;
-  SourcePart part_h[kMaxParts], class_w[kMaxParts];
+  SourcePart part_h, class_w;
 };
 
 __global__ void __launch_bounds__(256, MIN_BLOCKS(2))
@@ -643,8 +600,7 @@ half_transform(const __grid_constant__ HalfTransformParams p) {
   float in[F45::kPoints], out[F45::kPoints];
   UNROLL for (int i = 0; i < F45::kPoints; i++) in[i] = 0.f;
   if (channel < p.channels_all) {
-    const u32 by_class = p.source_channels.quotient(channel), part = by_class;
-    const SourcePart h = p.part_h[part], w = p.class_w[by_class - part];
+    const SourcePart h = p.part_h, w = p.class_w;
     const u32 place = p.first_row + row, phases = p.tiles.quotient(place), image = u32(phases) / 2;
     const int tile = place - phases * p.tiles.divisor, phase_h = phases - image * 2;
     const u32 piece = p.pitch.quotient(vector), column = vector - piece * p.pitch.divisor;
@@ -655,7 +611,7 @@ half_transform(const __grid_constant__ HalfTransformParams p) {
     const int at_w = w.read_first + (phase_w + 3 * q);
     int at_h = h.read_first + phase_h + step_h * tile * F45::kM;
     const float* from = p.source + image * p.source_batch +
-        (i64(group) * p.source_channels.divisor + channel - by_class * p.source_channels.divisor) * p.source_channel +
+        (i64(group) * p.source_channels.divisor + channel) * p.source_channel +
         i64(at_h) * p.source_row + i64(at_w) * p.source_column;
     const i64 next_row = i64(step_h) * p.source_row;
     const bool column_there = at_w >= 0 && at_w < w.read_end;
@@ -713,9 +669,7 @@ struct HalfGemm {
   static constexpr int kWeightVectors = kChunkU / 128;                                        // float4 per lane
   // Columns are transformed by the warp, 32 at a time: `kTasks` per warp and chunk, some of the last ones idle.
   static constexpr int kStrips = kU / 32, kTaskCount = kChannelChunk * kStrips;
-  static constexpr int kTasks = (kTaskCount + kPoints - 1) / kPoints;
-  static constexpr int kOwnStrips = kStrips == 4 && kPoints % 4 ? 2 : 1;  // different strips that a warp works on
-  static constexpr int kInputs = 2;
+  static constexpr int kTasks = (kTaskCount + kPoints - 1) / kPoints, kOwnStrips = 1, kInputs = 2;
   // The exchange of accumulators goes in parts of kPartRows rows per thread.
   static constexpr int kPartRows = kU == 128 || kPoints < 8 ? 2 : 4;
   static constexpr int kExchangeRows = kLanesK * kPartRows;
@@ -748,9 +702,9 @@ struct HalfGemm {
 
     __device__ __forceinline__ void begin_tile(const HalfGemmParams& p, int chunks) {
       const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-      const u32 rest = tile, k_tile = tile - rest;
+      const u32 rest = tile;
       const u32 hg = p.column_tiles.quotient(rest);
-      from = p.u + i64(hg + k_tile) * chunks * kPoints * kChunkU + warp * kChunkU + lane * 4;
+      from = p.u + i64(hg) * chunks * kPoints * kChunkU + warp * kChunkU + lane * 4;
       chunks_left = chunks;
     }
 
@@ -776,13 +730,11 @@ struct HalfGemm {
       const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
       const u32 rest = tile;
       const u32 hg = p.column_tiles.quotient(rest), column_tile = rest - hg * p.column_tiles.divisor;
-      UNROLL for (int i = 0; i < kOwnStrips; i++) {
-        const u32 strip = (warp + i * kPoints) % kStrips;
-        // Columns past the end repeat the last one: they are not written.
-        const u32 n = min(column_tile * kU + strip * 32 + lane, u32(p.columns - 1));
-        const u32 row = p.row_columns.quotient(n), column = n - row * p.row_columns.divisor;
-        at[i] = row * p.row_stride + hg * p.group_stride + column * kVector;
-      }
+      const u32 strip = warp % kStrips;
+      // Columns past the end repeat the last one: they are not written.
+      const u32 n = min(column_tile * kU + strip * 32 + lane, u32(p.columns - 1));
+      const u32 row = p.row_columns.quotient(n), column = n - row * p.row_columns.divisor;
+      at[0] = row * p.row_stride + hg * p.group_stride + column * kVector;
       chunks_left = chunks, channels_left = p.chunks, kind = 0;
     }
 
@@ -802,7 +754,7 @@ struct HalfGemm {
       } else if (--channels_left == 0) {
         kind = 1, by = -(p.chunks - 1) * kChannelChunk * p.channel_stride;
       }
-      UNROLL for (int i = 0; i < kOwnStrips; i++) at[i] += by;
+      at[0] += by;
     }
 
     static __device__ __forceinline__ int task(int number) { return threadIdx.x / 32 + number * kPoints; }
@@ -874,7 +826,7 @@ struct HalfGemm {
   static __device__ __forceinline__ void write(const Accumulators& c, const HalfGemmParams& p, float* exchange,
                                                int tile) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, lane_k = lane / kLanesU, lane_u = lane % kLanesU;
-    const u32 rest = tile, k_tile = tile - rest;
+    const u32 rest = tile;
     const u32 hg = p.column_tiles.quotient(rest), column_tile = rest - hg * p.column_tiles.divisor;
     UNROLL for (int part = 0; part < 8 / kPartRows; part++) {
       if (kSet > 0 || part > 0) __syncthreads();
@@ -901,7 +853,7 @@ struct HalfGemm {
         UNROLL for (int point = 0; point < kPoints; point++) points[point] = from[point * kExchangeRows * kU];
         F45Nested::output(points, out);
         // Columns past the end are written, too: Y is filled up to whole tiles.
-        const u32 k = k_tile * kK + i / 4 * (kK / 2) + of_lane_k * 4 + i % 4, n = column_tile * kU + u;
+        const u32 k = i / 4 * (kK / 2) + of_lane_k * 4 + i % 4, n = column_tile * kU + u;
         store_vector_if(
             k < p.outputs, p.y + ((i64(hg) * p.outputs + k) * kParts + kSet) * p.columns_filled * kVector + n * kVector,
             out);
@@ -916,7 +868,7 @@ __global__ void __launch_bounds__(256, 1) half_gemm(const __grid_constant__ Half
   extern __shared__ __align__(16) float shared[];
   float* const exchange = shared + 2 * Gemm::kChunkV + 2 * Gemm::kPoints * Gemm::kChunkU;
   typename Gemm::Buffers buffers(shared);
-  const int chunks = p.chunks * (Gemm::kNested ? 3 : 2);
+  const int chunks = p.chunks * 3;
 
   typename Gemm::Columns columns;
   typename Gemm::Weights weights;
@@ -937,19 +889,17 @@ __global__ void __launch_bounds__(256, 1) half_gemm(const __grid_constant__ Half
     UNROLL for (int i = 0; i < 8; i++)
       UNROLL for (int j = 0; j < 8; j++) c.sum[0][i][j] = 0.f;
 #pragma unroll 1
-    for (int chunk = Gemm::kNested ? p.chunks : chunks; chunk > 0; chunk--)
+    for (int chunk = p.chunks; chunk > 0; chunk--)
       Gemm::template multiply_chunk<0>(c, columns, weights, p, chunks, buffers);
-    if constexpr (Gemm::kNested) {
-      UNROLL for (int i = 0; i < 8; i++)
-        UNROLL for (int j = 0; j < 8; j++) c.sum[1][i][j] = c.sum[0][i][j];
+    UNROLL for (int i = 0; i < 8; i++)
+      UNROLL for (int j = 0; j < 8; j++) c.sum[1][i][j] = c.sum[0][i][j];
 #pragma unroll 1
-      for (int chunk = p.chunks; chunk > 0; chunk--) {
-        Gemm::template multiply_chunk<0>(c, columns, weights, p, chunks, buffers);
-        Gemm::template multiply_chunk<1>(c, columns, weights, p, chunks, buffers);
-      }
+    for (int chunk = p.chunks; chunk > 0; chunk--) {
+      Gemm::template multiply_chunk<0>(c, columns, weights, p, chunks, buffers);
+      Gemm::template multiply_chunk<1>(c, columns, weights, p, chunks, buffers);
     }
     Gemm::template write<0>(c, p, exchange, tile);
-    if constexpr (Gemm::kNested) Gemm::template write<1>(c, p, exchange, tile);
+    Gemm::template write<1>(c, p, exchange, tile);
   }
 }
 
@@ -1068,9 +1018,7 @@ __global__ void __launch_bounds__(128, MIN_BLOCKS(5)) half_inverse(const __grid_
 
 constexpr int kChunk = 8;             // tiles that are multiplied between two barriers
 constexpr int kFirstFlush = 1 << 20;  // marks the first one
-
 constexpr int kMaxWarps = 16;
-constexpr int kMaxClasses = 1;  // residue classes of taps per axis
 
 struct ToomWgradParams {
   const float* x;
@@ -1079,8 +1027,8 @@ struct ToomWgradParams {
   i64 x_batch, x_channel, dy_batch, dy_channel;
   i64 x_next_row, dy_next_row;                               // bytes between rows of a tile
   i64 x_next_channel, dy_next_channel;                       // bytes between channels of a warp
-  i64 x_first_h[kMaxClasses], x_first_w[kMaxClasses];        // elements from x to position 0, by class of taps
-  int read_first_h[kMaxClasses], read_first_w[kMaxClasses];  // rows and columns
+  i64 x_first_h, x_first_w;        // elements from x to position 0, by class of taps
+  int read_first_h, read_first_w;  // rows and columns
   int x_row, x_column, dy_row, dy_column;                    // elements from one lattice position to the next
   int height, width;                                         // of x, as far as any output reads it
   int count_h, count_w;                                      // outputs
@@ -1092,8 +1040,7 @@ struct ToomWgradParams {
 // kTileK x kTileC channels per block, cut among kWarpsK x kWarpsC warps per point. The segments of W are cut among
 // kWarpsPass warps, and kSplit warps take every kSplit-th tile. A warp's lanes form kLanesK x (32 / kLanesK).
 struct WgradTile {
-  static constexpr int kTileK = 64, kTileC = 32, kWarpsK = 1, kWarpsC = 1, kSplit = 1, kWarpsPass = 2;
-  static constexpr int kLanesK = 8, kLanesC = 4, kThreadK = 8, kThreadC = 8;
+  static constexpr int kTileK = 64, kTileC = 32, kWarpsPass = 2, kLanesK = 8, kLanesC = 4, kThreadK = 8, kThreadC = 8;
 };
 
 struct ToomWgradSizes {
@@ -1106,7 +1053,6 @@ struct ToomWgradSizes {
   static constexpr int kItemsD = 4, kItemsX = 2;
   // Each item of stage 1 has its row of `staged`, even where the channels end before the warps do.
   static constexpr int kStagedD = 2048, kPitchX = 60, kStaged = 3968, kHeadBlocks = 4, kBatches = 7;
-  static constexpr int kRoundsD = 1, kRoundsV = 1;
 };
 
 // Row `point` of the matrix of a transform, found by applying it to unit vectors (constants, once compiled).
@@ -1125,17 +1071,13 @@ __device__ __forceinline__ void coefficients(int point, float* row) {
 
 // What a block works on. Made anew wherever it is needed, from the special register: the accumulators need the room.
 struct ToomWgradBlock {
-  int product, slice, group, channel_tile, k_tile, c_tile;
+  int product, slice;
 
   __device__ __forceinline__ explicit ToomWgradBlock(const ToomWgradParams& p) {
     const u32 number = fresh_block_x(), pair = number / ToomWgradSizes::kProducts;
     const u32 above = pair, run = above;
     product = number % ToomWgradSizes::kProducts;
-    channel_tile = pair - above;
     slice = run;
-    group = above - run;
-    c_tile = channel_tile;
-    k_tile = channel_tile - c_tile;
   }
 
   __device__ __forceinline__ int first_row(const ToomWgradParams& p) const {
@@ -1185,8 +1127,8 @@ struct ToomWgradLoader {
       : p(params), state(shared_state), tile(0) {
     const ToomWgradBlock block(p);
     const int warp = threadIdx.x / 32;
-    const int left_d = min(WgradTile::kTileK, 64 - block.k_tile * WgradTile::kTileK) - 1 - warp;
-    const int left_x = min(WgradTile::kTileC, 32 - block.c_tile * WgradTile::kTileC) - 1 - warp;
+    const int left_d = min(WgradTile::kTileK, 64) - 1 - warp;
+    const int left_x = min(WgradTile::kTileC, 32) - 1 - warp;
     more = 0;
     UNROLL for (int item = 0; item < 16; item++) {
       more |= u32((item + 1) * ToomWgradSizes::kWarps <= left_d) << item;
@@ -1227,18 +1169,17 @@ struct ToomWgradLoader {
     ToomWgradRow& to = state.row[row & 1];
     const u32 above = row, column = p.tiles_h.quotient(above);
     const int image = u32(column) / 2;
-    to.phase = (row - int(above)) * 3;
+    to.phase = 0;
     const int first = int(column - image * 2) + 2 * F45::kM * int(above - column * p.tiles_h.divisor);
-    const int x_first = first + (F45::offset(block.product / F45::kPoints) + state.x_from) * 2;
-    to.dy = p.dy + (i64(block.group) * 64 + block.k_tile * WgradTile::kTileK) * p.dy_channel + image * p.dy_batch +
-            i64(first) * p.dy_row;
-    const float* x = p.x + i64(block.group) * 32 * p.x_channel + image * p.x_batch + i64(x_first) * p.x_row;
-    to.x = x + block.c_tile * WgradTile::kTileC * p.x_channel + p.x_first_h[0] + p.x_first_w[0];
+    const int x_first = first + state.x_from * 2;
+    to.dy = p.dy + image * p.dy_batch + i64(first) * p.dy_row;
+    const float* x = p.x + image * p.x_batch + i64(x_first) * p.x_row;
+    to.x = x + p.x_first_h + p.x_first_w;
     to.x_first = x_first;
     to.beyond = row >= state.end_row;
     u32 rows = 0;
     UNROLL for (int n = 0; n < kRowsD; n++) rows |= u32(first + n * 2 < p.count_h && state.of_dy[n] != 0.f) << n;
-    rows |= rows_inside(x_first, p.read_first_h[0]);
+    rows |= rows_inside(x_first, p.read_first_h);
     to.rows = to.beyond ? 0 : rows;
   }
 
@@ -1269,7 +1210,7 @@ struct ToomWgradLoader {
     dy_at = at.dy + state.dy_warp[thread / 32] + i64(here) * p.dy_column;
     mask = here < p.count_w ? at.rows & 0xff : 0;
     x_at = at.x + state.x_warp[thread / 32] + i64(x_here) * p.x_column;
-    mask |= column_inside(p.read_first_w[0], x_here) ? at.rows & 0xff00 : 0;
+    mask |= column_inside(p.read_first_w, x_here) ? at.rows & 0xff00 : 0;
   }
 
   // To the next chunk. A new row is there for all threads after the next barrier.
@@ -1293,12 +1234,12 @@ struct ToomWgradLoader {
   // One position of channel number c of the tile.
   __device__ __forceinline__ void load_x(int c, int here, float* loaded) const {
     const ToomWgradRow& at = state.row[row & 1];
-    const int first = ToomWgradBlock(p).c_tile * WgradTile::kTileC;
+    const int first = 0;
     c = min(c, 32 - first - 1);
     const float* from = at.x + i64(here) * p.x_column;
     u32 inside;
     from += c * p.x_channel;
-    inside = column_inside(p.read_first_w[0], here) ? at.rows : 0;
+    inside = column_inside(p.read_first_w, here) ? at.rows : 0;
     load_rows<6>(from, state.x_next_row, inside >> 8, loaded);
   }
 
@@ -1380,7 +1321,7 @@ struct ToomWgradLoader {
   // Stage 2, one round: a tile of one channel per thread, dy in the first rounds and x after them.
   __device__ __forceinline__ void transform(int round, const float* from, float* operands, float& bias) const {
     const u32 thread = fresh_thread();
-    if (round < ToomWgradSizes::kRoundsD) {
+    if (round < 1) {
       const u32 task = thread + round * ToomWgradSizes::kThreads;
       const u32 k = task % WgradTile::kTileK, u = task / WgradTile::kTileK;
       float dy_tile[4], d[F45x2::kPoints];
@@ -1390,7 +1331,7 @@ struct ToomWgradLoader {
       bias += d[1];
       return;
     }
-    const u32 task = thread + (round - ToomWgradSizes::kRoundsD) * ToomWgradSizes::kThreads;
+    const u32 task = thread + (round - 1) * ToomWgradSizes::kThreads;
     const u32 c = task % WgradTile::kTileC, u = task / WgradTile::kTileC % kChunk,
         segment = task / (WgradTile::kTileC * kChunk);
     const float* at = from + ToomWgradSizes::kStagedD + c * ToomWgradSizes::kPitchX + (u + segment * 3) * 4;
@@ -1464,17 +1405,15 @@ __device__ __forceinline__ constexpr int step_of(int round, int rounds, int step
 
 // A thread's channels inside the block's tile, and its point and share of the tiles.
 struct ToomWgradPlace {
-  u32 point, split, k, c, segment;
+  u32 point, k, c, segment;
 
   __device__ __forceinline__ explicit ToomWgradPlace(u32 thread) {
     const u32 lane = thread % 32, warp = thread / 32, part = warp / F45x2::kPoints;
     point = warp % F45x2::kPoints;
-    split = part % WgradTile::kSplit;
-    k = part / WgradTile::kSplit % WgradTile::kWarpsK * (WgradTile::kTileK / WgradTile::kWarpsK)
-        + lane % WgradTile::kLanesK * 4;
-    const u32 column = part / WgradTile::kSplit / WgradTile::kWarpsK;
-    c = column % WgradTile::kWarpsC * (WgradTile::kTileC / WgradTile::kWarpsC) + lane / WgradTile::kLanesK * 4;
-    segment = column / WgradTile::kWarpsC * (F45x2::kSegments / WgradTile::kWarpsPass);
+    k = lane % WgradTile::kLanesK * 4;
+    const u32 column = part;
+    c = lane / WgradTile::kLanesK * 4;
+    segment = column * (F45x2::kSegments / WgradTile::kWarpsPass);
   }
 };
 
@@ -1482,8 +1421,8 @@ struct ToomWgradPlace {
 __device__ __forceinline__ float* partial_of(const ToomWgradParams& p) {
   const ToomWgradBlock block(p);
   const ToomWgradPlace place(fresh_thread());
-  const i64 run = (i64(block.slice) * WgradTile::kSplit + place.split) + block.group;
-  const i64 product = (run + block.channel_tile) * ToomWgradSizes::kProducts + block.product;
+  const i64 run = (i64(block.slice));
+  const i64 product = run * ToomWgradSizes::kProducts + block.product;
   return p.partial + product * (ToomWgradSizes::kPasses * F45x2::kPoints * WgradTile::kTileK * WgradTile::kTileC) +
          ((place.segment * F45x2::kPoints + place.point) * WgradTile::kTileK + place.k) * WgradTile::kTileC + place.c;
 }
@@ -1512,7 +1451,7 @@ __global__ void __launch_bounds__(512, 1) toom_wgrad(const __grid_constant__ Too
     loader.advance();
     __syncthreads();
     if (ahead == 0) {
-      UNROLL for (int round = 0; round < ToomWgradSizes::kRoundsD + ToomWgradSizes::kRoundsV; round++)
+      UNROLL for (int round = 0; round < 2; round++)
         loader.transform(round, loader.staged, loader.staged - ToomWgradSizes::kOperands, bias);
     }
   }
@@ -1528,11 +1467,10 @@ __global__ void __launch_bounds__(512, 1) toom_wgrad(const __grid_constant__ Too
     float* const next = shared + (chunks % 2 ? 0 : kBuffer);
     loader.staged = now + ToomWgradSizes::kOperands;
     const ToomWgradPlace place(fresh_thread());
-    const float* d = now + (place.point * kChunk + place.split) * WgradTile::kTileK + place.k;
+    const float* d = now + (place.point * kChunk) * WgradTile::kTileK + place.k;
     const float* v = now + ToomWgradSizes::kOperandD +
-                     ((place.segment * F45x2::kPoints + place.point) * kChunk + place.split) * WgradTile::kTileC
-                         + place.c;
-    constexpr int kRounds = ToomWgradSizes::kRoundsD + ToomWgradSizes::kRoundsV;
+                     ((place.segment * F45x2::kPoints + place.point) * kChunk) * WgradTile::kTileC + place.c;
+    constexpr int kRounds = 2;
     loader.head(next + ToomWgradSizes::kOperands);
     loader.aim_chunk();
     UNROLL for (int step = 0; step < ToomWgradSizes::kSteps; step++) {
@@ -1544,8 +1482,7 @@ __global__ void __launch_bounds__(512, 1) toom_wgrad(const __grid_constant__ Too
         if (step_of(round, kRounds, ToomWgradSizes::kSteps) == step)
           loader.transform(round, next + ToomWgradSizes::kOperands, next, bias);
       if (step == ToomWgradSizes::kSteps - 1) loader.advance();
-      sums.multiply_add(d + step * WgradTile::kSplit * WgradTile::kTileK, v
-          + step * WgradTile::kSplit * WgradTile::kTileC);
+      sums.multiply_add(d + step * WgradTile::kTileK, v + step * WgradTile::kTileC);
     }
     if (--until_flush % kFirstFlush == 0 || chunks == 1) {
       sums.flush(partial_of(p), until_flush >= kFirstFlush);
@@ -1554,9 +1491,6 @@ __global__ void __launch_bounds__(512, 1) toom_wgrad(const __grid_constant__ Too
     }
     __syncthreads();
   }
-
-  // The sum of dy is the product of the points 1 of both axes, where dy enters with factors 1.
-  const ToomWgradBlock block(p);
 }
 
 // ---- toom_wgrad_finish ----------------------------------------------------------------------------------------------
@@ -1568,7 +1502,6 @@ __global__ void __launch_bounds__(512, 1) toom_wgrad(const __grid_constant__ Too
 // and the classes of taps (of a strided convolution) want it. The bias gradient's partial sums are added here.
 
 constexpr int kSlicesPerGroup = 8;
-constexpr int kMaxTapClasses = 1;
 
 struct ToomWgradSumParams {
   float* partial;  // [slice][elements]; slice 0 becomes the sum
@@ -1579,8 +1512,8 @@ struct ToomWgradFinishParams {
   const float* partial;       // [group][channel tile][product][segment][point][tile_k][tile_c]
   float* dw;
   int slices;  // outputs of a group, of all groups; pairs of channels
-  int taps_h[kMaxTapClasses], tap_first_h[kMaxTapClasses];  // of each class; one stride for all
-  int taps_w[kMaxTapClasses], tap_first_w[kMaxTapClasses];
+  int taps_h, tap_first_h;  // of each class; one stride for all
+  int taps_w, tap_first_w;
 };
 
 __device__ __forceinline__ float4 add4(float4 a, float4 b) {
@@ -1613,13 +1546,12 @@ __global__ void __launch_bounds__(128, 1) toom_wgrad_finish(const __grid_constan
   const int group = u32(output) / 64, k = output - group * 64;
   const int k_tile = u32(k) / 64, c_tile = u32(c) / 32;
   const int point_size = 2048, product_size = F45x2::kSegments * F45x2::kPoints * point_size;
-  const float* from = p.partial + i64(group + c_tile + k_tile) * (F45::kSegments * F45::kPoints * product_size) +
+  const float* from = p.partial + i64(group + c_tile + k_tile) * (F45::kPoints * product_size) +
       (k - k_tile * 64) * 32 + c - c_tile * 32;
 
-  const int channel = c, number = c - channel;
-  const int class_h = number, class_w = number - class_h;
-  float* const dw = p.dw + output * 1440 + channel * 45 + i64(p.tap_first_h[class_h]) * 9 + i64(p.tap_first_w[class_w]);
-  const int taps_h = p.taps_h[class_h], taps_w = p.taps_w[class_w];
+  const int channel = c;
+  float* const dw = p.dw + output * 1440 + channel * 45 + i64(p.tap_first_h) * 9 + i64(p.tap_first_w);
+  const int taps_h = p.taps_h, taps_w = p.taps_w;
 
   // Segment by segment along both axes, so that the values of one pair of them fit into registers.
   #pragma unroll 1
@@ -1637,17 +1569,12 @@ __global__ void __launch_bounds__(128, 1) toom_wgrad_finish(const __grid_constan
       F45::collect(along_w[j], taps);
       const int s = F45x2::first_tap(segment_w) + j;
       UNROLL for (int t = 0; t < F45::kLongest; t++) {
-        const int r = F45::first_tap(0) + t;
-        if (t < F45::taps(0) && j < F45x2::taps(segment_w) && r < taps_h && s < taps_w)
-          dw[i64(r) * 9 + i64(s)] = taps[t];
+        const int r = t;
+        if (t < 5 && j < F45x2::taps(segment_w) && r < taps_h && s < taps_w) dw[i64(r) * 9 + i64(s)] = taps[t];
       }
     }
   }
   from += F45::kPoints * product_size;
-}
-
-static i64 ceil_div(i64 a, i64 b) {
-  return (a + b - 1) / b;
 }
 
 // Division by an invariant as one high multiplication and a shift.
@@ -1658,17 +1585,25 @@ static FastDivisor by(i64 divisor) {
   return {u32(divisor), u32(((1ull << power) + divisor - 1) / divisor), u32(power - 32)};
 }
 
-static int attribute(cudaDeviceAttr which, i64 device) {
-  int value = 0;
-  cudaDeviceGetAttribute(&value, which, int(device));
+// Of the current device.
+static int attribute(cudaDeviceAttr which) {
+  int device = 0, value = 0;
+  cudaGetDevice(&device), cudaDeviceGetAttribute(&value, which, device);
   return value;
 }
 
-// Whether a block of the device may have so much shared memory; if so, the kernel may.
+// Whether a block of the current device may have so much shared memory; if so, the kernel may.
 template <class Kernel>
-static bool allow_shared(Kernel kernel, int bytes, i64 device) {
-  return bytes <= attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device) &&
+static bool allow_shared(Kernel kernel, int bytes) {
+  return bytes <= attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) &&
          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess;
+}
+
+// The call of an input gradient as that of a forward convolution, which reads y and writes x; and back.
+static Call exchanged(const Call& c) {
+  return {c.y,          c.w,         c.x,       nullptr,     c.workspace, c.y_batch,  c.y_channel,
+          c.y_row,      c.y_column,  c.x_batch, c.x_channel, c.x_row,     c.x_column, c.batch,
+          c.out_height, c.out_width, c.height,  c.width,     c.stream};
 }
 
 // Taps that read the same residue of the source: tap t of position i reads read_first + step * (i + lattices * t), and
@@ -1676,57 +1611,35 @@ static bool allow_shared(Kernel kernel, int bytes, i64 device) {
 struct TapClass {
   int read_first, taps, tap_first, tap_stride;
 };
-
-constexpr int kLatticesH = 2;
-constexpr int kLatticesW = 3;
-
+constexpr int kLatticesH = 2, kLatticesW = 3;
 constexpr TapClass kForwardH[] = {{-2, 5, 0, 1}};
 constexpr TapClass kForwardW[] = {{-4, 9, 0, 1}};
-
 constexpr TapClass kGradientH[] = {{-6, 5, 4, -1}};
 constexpr TapClass kGradientW[] = {{-20, 9, 8, -1}};
-
 constexpr i64 kMostPixels = 8062976;
 
-// One direction of the convolution: forward reads x and writes y, the input gradient reads y and writes x, both as
-// dense correlations on kLatticesH x kLatticesW lattices of positions.
+// The forward convolution, and its input gradient as an exchanged call: both are dense correlations on
+// kLatticesH x kLatticesW lattices of positions, which read x and write y.
 struct Direction {
-  const float *source, *bias;
-  float* written;
-  i64 source_batch, source_channel, source_row, source_column;
-  int source_height, source_width, height, width;  // the latter of what is written, which is contiguous
-  int channels, outputs;                           // of a group: read and written
-  i64 w_output, w_channel;                         // strides of the weight
+  int channels, outputs;  // of a group: read and written
   const TapClass *classes_h, *classes_w;
+  const char* (*direct)(const Call&);  // for what the kernels do not take
 };
 
-static Direction forward_direction(const Call& c) {
-  Direction d{c.x, c.bias, c.y, c.x_batch, c.x_channel, c.x_row, c.x_column};
-  d.source_height = int(c.height), d.source_width = int(c.width);
-  d.height = int(c.out_height), d.width = int(c.out_width);
-  d.channels = kInChannels / kGroups, d.outputs = kOutChannels / kGroups;
-  d.w_output = i64(d.channels) * kKernelH * kKernelW, d.w_channel = kKernelH * kKernelW;
-  d.classes_h = kForwardH, d.classes_w = kForwardW;
-  return d;
-}
+constexpr Direction kForward = {kGroupInputs, kGroupOutputs, kForwardH, kForwardW, direct_forward};
 
-static Direction gradient_direction(const Call& c) {
-  Direction d{c.y, nullptr, c.x, c.y_batch, c.y_channel, c.y_row, c.y_column};
-  d.source_height = int(c.out_height), d.source_width = int(c.out_width);
-  d.height = int(c.height), d.width = int(c.width);
-  d.channels = kOutChannels / kGroups, d.outputs = kInChannels / kGroups;
-  d.w_output = kKernelH * kKernelW, d.w_channel = i64(d.outputs) * kKernelH * kKernelW;
-  d.classes_h = kGradientH, d.classes_w = kGradientW;
-  return d;
+static const char* direct_exchanged(const Call& c) {
+  return direct_input_gradient(exchanged(c));
 }
+constexpr Direction kGradient = {kGroupOutputs, kGroupInputs, kGradientH, kGradientW, direct_exchanged};
 
 // Launches the four kernels, slab by slab: X and Y of a slab fit into the workspace.
 template <int kK>
-static const char* separable(const Call& c, const Direction& d, const char* (*otherwise)(const Call&)) {
+static const char* separable(const Call& c, const Direction& d) {
   using Gemm = HalfGemm<kK>;
   constexpr int kPasses = F45Nested::kPasses;
-  const i64 tiles_h = ceil_div(d.height, kLatticesH * F45::kM), rows = c.batch * kLatticesH * tiles_h;
-  const i64 units = ceil_div(d.width, kLatticesW * F45Nested::kOutputs), row_columns = units * kLatticesW;
+  const i64 tiles_h = ceil_div(c.out_height, kLatticesH * F45::kM), rows = c.batch * kLatticesH * tiles_h;
+  const i64 units = ceil_div(c.out_width, kLatticesW * F45Nested::kOutputs), row_columns = units * kLatticesW;
   const i64 columns = row_columns + (F45Nested::kPoints - 1
       + (kPasses - 1) * F45Nested::kM) / F45Nested::kOutputs * kLatticesW;
   const i64 pitch = columns >= 16 ? columns | 1 : columns;  // odd: the points of H do not all lie in one bank of memory
@@ -1744,10 +1657,10 @@ static const char* separable(const Call& c, const Direction& d, const char* (*ot
   constexpr int kShared = 4 * Gemm::kSharedFloats;
   i64 most = min(rows, min(kWorkspace / 4 / max(row_stride, 1ll), 0x7fffffff / max(row_stride, 1ll)));
   while (most > 0 && 4 * floats(most) > kWorkspace) most--;
-  if (most == 0 || rows >= 0x7fffffff || max(d.source_row, d.source_column) >= 0x7fffffff ||
-      !allow_shared(half_gemm<kK>, kShared, c.device))
-    return otherwise(c);
-  const i64 blocks = i64(attribute(cudaDevAttrMultiProcessorCount, c.device));
+  if (most == 0 || rows >= 0x7fffffff || max(c.x_row, c.x_column) >= 0x7fffffff ||
+      !allow_shared(half_gemm<kK>, kShared))
+    return d.direct(c);
+  const i64 blocks = i64(attribute(cudaDevAttrMultiProcessorCount));
   const auto rounds = [&](i64 n) { return ceil_div(products * ceil_div(n * row_columns, Gemm::kU), blocks); };
   i64 slab = most, fewest = 0;
   for (i64 n = most; n > most / 2; n -= max(1ll, most / 48)) {
@@ -1756,37 +1669,30 @@ static const char* separable(const Call& c, const Direction& d, const char* (*ot
     if (fewest == 0 || all < fewest) slab = n, fewest = all;
   }
 
+  const bool is_forward = d.direct == direct_forward;
   TransformWeightsParams t{};
   t.w = c.w, t.u = c.workspace;
-  t.w_output = d.w_output, t.w_channel = d.w_channel;
+  t.w_output = is_forward ? kFilter : kKernelArea, t.w_channel = is_forward ? kKernelArea : kFilter;
   t.channels = d.channels, t.channels_all = int(channels_all), t.chunks = int(chunks);
-  t.outputs = d.outputs, t.k_tile = kK;
-  t.source_channels = by(d.channels);
+  t.outputs = d.outputs, t.k_tile = kK, t.source_channels = by(d.channels);
   HalfTransformParams f{};
-  f.source = d.source, f.x = c.workspace + weights;
-  f.source_batch = d.source_batch, f.source_channel = d.source_channel;
-  f.source_row = int(d.source_row), f.source_column = int(d.source_column);
-  f.vectors = by(vectors), f.pitch = by(pitch);
+  f.source = c.x, f.x = c.workspace + weights, f.source_batch = c.x_batch, f.source_channel = c.x_channel;
+  f.source_row = int(c.x_row), f.source_column = int(c.x_column), f.vectors = by(vectors), f.pitch = by(pitch);
   f.channels = kGroups * chunks * kChannelChunk, f.channels_filled = by(chunks * kChannelChunk);
-  f.source_channels = by(d.channels), f.channels_all = int(channels_all);
-  f.tiles = by(tiles_h);
-  const auto read_end = [](const TapClass& taps, int step, int lattices, int count, int extent) {
-    return max(0, min(extent, taps.read_first + step * (count - 1 + lattices * (taps.taps - 1)) + 1));
+  f.source_channels = by(d.channels), f.channels_all = int(channels_all), f.tiles = by(tiles_h);
+  const auto read_end = [](const TapClass& taps, int step, int lattices, i64 count, i64 extent) {
+    return int(max(0ll, min(extent, taps.read_first + step * (count - 1 + lattices * (taps.taps - 1)) + 1)));
   };
-  for (int part = 0; part < 1; part++) {
-    const TapClass& taps = d.classes_h[part % 1];
-    const int first = part * F45::kM;  // of the segment
-    const int left = taps.taps - first, count = part == 1 - 1 ? left : min(F45::kM, left);
-    t.part_h[part] = {max(0, count), taps.tap_first + first * taps.tap_stride, taps.tap_stride};
-    f.part_h[part] = {taps.read_first + kLatticesH * first, read_end(taps, 1, kLatticesH, d.height, d.source_height)};
-  }
+  const TapClass& down = d.classes_h[0];
+  const int own = down.taps;
+  t.tap_part_h[0] = {max(0, own), down.tap_first, down.tap_stride};
+  f.part_h = {down.read_first, read_end(down, 1, kLatticesH, c.out_height, c.height)};
   const TapClass& across = d.classes_w[0];
-  t.class_w[0] = {across.taps, across.tap_first, across.tap_stride};
-  f.class_w[0] = {across.read_first, read_end(across, 1, kLatticesW, d.width, d.source_width)};
+  t.tap_class_w = {across.taps, across.tap_first, across.tap_stride};
+  f.class_w = {across.read_first, read_end(across, 1, kLatticesW, c.out_width, c.width)};
 
   HalfGemmParams g{};
-  g.x = f.x, g.u = t.u, g.y = c.workspace + weights + slab * row_stride;
-  g.row_columns = by(row_columns);
+  g.x = f.x, g.u = t.u, g.y = c.workspace + weights + slab * row_stride, g.row_columns = by(row_columns);
   g.row_stride = int(row_stride), g.group_stride = int(chunks * kChannelChunk * channel_stride);
   g.channel_stride = int(channel_stride), g.part_stride = int(pitch * F45Nested::kM);
   g.chunks = int(chunks), g.outputs = d.outputs;
@@ -1795,14 +1701,14 @@ static const char* separable(const Call& c, const Direction& d, const char* (*ot
   const i64 stretch_columns = stretch_units * kLatticesW, stretch = stretch_columns * F45Nested::kOutputs;
   const i64 lines = min(i64(d.outputs), max(1ll, 128 / (F45Nested::kTiles * stretch_columns)));
   const i64 line_blocks = ceil_div(d.outputs, lines), stretches = ceil_div(units, stretch_units);
-  i.y = g.y, i.written = d.written;
-  i.written_channel = i64(d.height) * d.width, i.written_batch = kGroups * d.outputs * i.written_channel;
-  i.written_row = d.width, i.outputs = d.outputs;
+  i.y = g.y, i.written = c.y;
+  i.written_channel = c.out_height * c.out_width, i.written_batch = kGroups * d.outputs * i.written_channel;
+  i.written_row = int(c.out_width), i.outputs = d.outputs;
   i.lines = int(lines), i.stretch_columns = int(stretch_columns);
   i.line_blocks = by(line_blocks), i.stretches = by(stretches), i.vectors = by(F45Nested::kTiles * stretch_columns);
   i.columns = by(stretch_columns), i.row_columns = int(row_columns), i.tiles = by(tiles_h), i.stretch = by(stretch);
-  i.count_h = d.height, i.count_w = d.width;
-  i.vector = d.width % 4 == 0 && stretch % 4 == 0 && reinterpret_cast<i64>(d.written) % 16 == 0;
+  i.count_h = int(c.out_height), i.count_w = int(c.out_width);
+  i.vector = c.out_width % 4 == 0 && stretch % 4 == 0 && reinterpret_cast<i64>(c.y) % 16 == 0;
 
   transform_weights<<<kGroups * k_tiles * chunks, 256, 0, c.stream>>>(t);
   if (const char* error = failed("transform_weights")) return error;
@@ -1836,12 +1742,12 @@ static const char* toom_weight_gradient(const Call& c) {
   const i64 rows = c.batch * kLatticesH * tiles_h * (kLatticesW / 3);
   const i64 most_stride = max(max(c.x_row, c.x_column), max(c.y_row, c.y_column));
   if (rows * ceil_div(tiles, kChunk) >= 0x7fffffff || most_stride >= 0x7fffffff ||
-      c.batch * c.out_height * c.out_width > kMostPixels || !allow_shared(toom_wgrad, kShared, c.device))
+      c.batch * c.out_height * c.out_width > kMostPixels || !allow_shared(toom_wgrad, kShared))
     return direct_weight_gradient(c);
 
   // Slices of the rows: enough to fill the device in whole waves, and for short sums; few enough for the workspace.
-  const int sms = attribute(cudaDevAttrMultiProcessorCount, c.device);
-  const i64 most = max(1ll, min(rows, kWorkspace / 4 / (WgradTile::kSplit * kElements + kOutChannels)));
+  const int sms = attribute(cudaDevAttrMultiProcessorCount);
+  const i64 most = max(1ll, min(rows, kWorkspace / 4 / (kElements + kOutChannels)));
   i64 slices = 1;
   double least = 0;
   for (int count = 1; count <= 8; count++) {
@@ -1860,13 +1766,12 @@ static const char* toom_weight_gradient(const Call& c) {
   ToomWgradParams p{};
   p.x = c.x, p.dy = c.y, p.partial = c.workspace;
   p.x_batch = c.x_batch, p.x_channel = c.x_channel, p.dy_batch = c.y_batch, p.dy_channel = c.y_channel;
-  p.x_row = int(c.x_row), p.x_column = int(c.x_column);
-  p.dy_row = int(c.y_row), p.dy_column = int(c.y_column);
+  p.x_row = int(c.x_row), p.x_column = int(c.x_column), p.dy_row = int(c.y_row), p.dy_column = int(c.y_column);
   p.x_next_row = 4 * p.x_row * kLatticesH, p.dy_next_row = 4 * p.dy_row * kLatticesH;
   p.x_next_channel = 4 * ToomWgradSizes::kWarps * c.x_channel,
       p.dy_next_channel = 4 * ToomWgradSizes::kWarps * c.y_channel;
-  p.read_first_h[0] = kForwardH[0].read_first, p.x_first_h[0] = kForwardH[0].read_first * c.x_row;
-  p.read_first_w[0] = kForwardW[0].read_first, p.x_first_w[0] = kForwardW[0].read_first * c.x_column;
+  p.read_first_h = kForwardH[0].read_first, p.x_first_h = kForwardH[0].read_first * c.x_row;
+  p.read_first_w = kForwardW[0].read_first, p.x_first_w = kForwardW[0].read_first * c.x_column;
   p.height = int(min(c.height, reach(kForwardH, 1, 1, kLatticesH, c.out_height)));
   p.width = int(min(c.width, reach(kForwardW, 1, 1, kLatticesW, c.out_width)));
   p.count_h = int(c.out_height), p.count_w = int(c.out_width);
@@ -1874,17 +1779,16 @@ static const char* toom_weight_gradient(const Call& c) {
   toom_wgrad<<<kBlocks * slices, ToomWgradSizes::kThreads, kShared, c.stream>>>(p);
   if (const char* error = failed("toom_wgrad")) return error;
 
-  if (slices * WgradTile::kSplit > 1) {
+  if (slices > 1) {
     ToomWgradSumParams s{};
-    s.partial = c.workspace, s.slices = int(slices * WgradTile::kSplit);
+    s.partial = c.workspace, s.slices = int(slices);
     toom_wgrad_sum<<<ceil_div(kElements, 1024), 256, 0, c.stream>>>(s);
     if (const char* error = failed("toom_wgrad_sum")) return error;
   }
   ToomWgradFinishParams f{};
-  f.partial = c.workspace, f.dw = c.w;
-  f.slices = int(slices);
-  f.taps_h[0] = kForwardH[0].taps, f.tap_first_h[0] = kForwardH[0].tap_first;
-  f.taps_w[0] = kForwardW[0].taps, f.tap_first_w[0] = kForwardW[0].tap_first;
+  f.partial = c.workspace, f.dw = c.w, f.slices = int(slices);
+  f.taps_h = kForwardH[0].taps, f.tap_first_h = kForwardH[0].tap_first;
+  f.taps_w = kForwardW[0].taps, f.tap_first_w = kForwardW[0].tap_first;
   toom_wgrad_finish<<<ceil_div(kOutChannels * kChannels, 128), 128, 0, c.stream>>>(f);
   return failed("toom_wgrad_finish");
 }
@@ -1895,8 +1799,8 @@ CONV2D = (
     CONV2D_PLANNED,
     (32, 64, 1, 5, 9, 1, 1, 2, 3, 2, 2, 4, 4, False),
     {
-        "forward": "separable<64>(*call, forward_direction(*call), direct_forward)",
-        "input_gradient": "separable<32>(*call, gradient_direction(*call), direct_input_gradient)",
+        "forward": "separable<64>(*call, kForward)",
+        "input_gradient": "separable<32>(exchanged(*call), kGradient)",
         "weight_gradient": "toom_weight_gradient(*call)",
     },
 )
@@ -1907,30 +1811,13 @@ GEOMETRY = """\
 constexpr int kInChannels = {0}, kOutChannels = {1}, kGroups = {2}, kKernelH = {3}, kKernelW = {4};
 constexpr int kStrideH = {5}, kStrideW = {6}, kDilationH = {7}, kDilationW = {8}, kPadTop = {9}, kPadLeft = {11};
 """
-ENTRY = """
-extern "C" const char* {}(const Call* call) {{
-  const OnDevice on(call->device);
-  return {};
-}}
-"""
-_KERNELS, _FAILED, _LOCK = {}, {}, _thread.allocate_lock()
+ENTRY = 'extern "C" const char* {}(const Call* call) {{ return {}; }}\n'
+_KERNELS, _LOCK = {}, _thread.allocate_lock()
 
 
-class _Explained:
-    """Says what to do where nvcc refuses the compiler that it finds; remembers what failed, which torch builds once."""
-
-    def __init__(self, name):
-        self.name = name
-
-    def __enter__(self):
-        if self.name in _FAILED:
-            raise RuntimeError(_FAILED[self.name])
-
-    def __exit__(self, kind, error, trace):
-        if error is not None:
-            _FAILED[self.name] = str(error)
-        if "unsupported GNU version" in str(error):
-            raise RuntimeError("nvcc refuses this g++: name an older one, as in CC=gcc-11 CXX=g++-11") from error
+def _explain(kind, error, trace):
+    if "unsupported GNU version" in str(error):
+        raise RuntimeError("nvcc refuses this g++: name an older one, as in CC=gcc-11 CXX=g++-11") from error
 
 
 def _compiled(text):
@@ -1938,11 +1825,11 @@ def _compiled(text):
     arch = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
     if not arch and not torch.cuda.is_available():
         raise RuntimeError("there is no GPU to compile for: say which one is meant, as in TORCH_CUDA_ARCH_LIST=7.0")
-    devices = [torch.cuda.get_device_capability(i) for i in range(0 if arch else torch.cuda.device_count())]
-    wanted = repr((text, torch.__version__, torch.version.cuda, arch, sorted(set(devices))))
+    devices = {torch.cuda.get_device_capability(i) for i in range(0 if arch else torch.cuda.device_count())}
+    wanted = repr((text, torch.__version__, torch.version.cuda, arch, sorted(devices)))
     name = "polyconv_" + hashlib.sha256(wanted.encode()).hexdigest()[:16]
     folder = cpp_extension._get_build_directory(name, False)
-    lock, complete = os.path.join(folder, "lock"), os.path.join(folder, "complete")
+    lock, complete, headers = (os.path.join(folder, part) for part in ("lock", "complete", "headers"))
     if os.path.exists(lock) and not os.path.exists(complete):
         print(f"waiting for the process that compiles; if it was killed, delete its lock {lock}", file=sys.stderr)
     while os.path.exists(lock) and not os.path.exists(complete):
@@ -1952,14 +1839,14 @@ def _compiled(text):
     if not os.path.exists(complete):
         print(f"compiling CUDA kernels into {folder}, once; this takes some seconds", file=sys.stderr)
         # load_inline begins each source with torch's headers, which take a minute to read; these need none of them.
-        headers = os.path.join(folder, "headers")
         os.makedirs(os.path.join(headers, "torch"), exist_ok=True)
         for header in ("extension.h", "types.h"):
             open(os.path.join(headers, "torch", header), "w").close()
-        with _Explained(name):
-            cpp_extension.load_inline(
-                name, "", text, extra_include_paths=[headers], build_directory=folder, is_python_module=False
-            )
+        cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # what failed before is compiled again
+        with contextlib.ExitStack() as failing:
+            failing.push(_explain)
+            options = {"extra_include_paths": [headers], "build_directory": folder, "is_python_module": False}
+            cpp_extension.load_inline(name, "", text, **options)
         open(complete, "w").close()
     return os.path.join(folder, name + ".so")
 
@@ -1969,13 +1856,12 @@ def _kernels(source, geometry):
     direct, planned, planned_for, calls = source
     with _LOCK:
         if (planned_for, geometry) not in _KERNELS:
-            text = direct + planned if geometry == planned_for else direct
+            text = GEOMETRY.format(*geometry) + direct + (planned if geometry == planned_for else "")
             for name, call in calls.items():
                 text += ENTRY.format(name, call if geometry == planned_for else f"direct_{name}(*call)")
-            library = ctypes.CDLL(_compiled(GEOMETRY.format(*geometry) + text))
+            library = _KERNELS[planned_for, geometry] = ctypes.CDLL(_compiled(text))
             for name in calls:
                 getattr(library, name).restype = ctypes.c_char_p
-            _KERNELS[planned_for, geometry] = library
         return _KERNELS[planned_for, geometry]
 
 
@@ -1987,11 +1873,12 @@ def _call(function, x, w, y, bias):
                 f"this convolution takes float32 tensors on one CUDA device, not {tensor.dtype} on {tensor.device} "
                 f"beside {x.dtype} on {x.device}: move the model and its input with .cuda(), and use .float()"
             )
-    workspace = torch.empty(64 << 20, dtype=torch.uint8, device=x.device)
-    pointers = (x.data_ptr(), w.data_ptr(), y.data_ptr(), 0 if bias is None else bias.data_ptr(), workspace.data_ptr())
-    sizes = (x.shape[0], *x.shape[2:], *y.shape[2:], x.device.index)
-    numbers = (*pointers, *x.stride(), *y.stride(), *sizes, torch.cuda.current_stream(x.device).cuda_stream)
-    error = function((ctypes.c_longlong * len(numbers))(*numbers))  # ctypes lets go of the GIL
+    with torch.cuda.device(x.device):
+        workspace = torch.empty(max(64 << 20, 4 * (w.numel() + w.shape[0])), dtype=torch.uint8, device=x.device)
+        tensors = (x, w, y, bias, workspace)
+        sizes = (x.shape[0], *x.shape[2:], *y.shape[2:], torch.cuda.current_stream().cuda_stream)
+        numbers = (*(0 if t is None else t.data_ptr() for t in tensors), *x.stride(), *y.stride(), *sizes)
+        error = function((ctypes.c_longlong * len(numbers))(*numbers))  # ctypes lets go of the GIL
     if error:
         raise RuntimeError(error.decode())
 
@@ -2010,19 +1897,16 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx, grad):
         if torch.is_grad_enabled():
             raise RuntimeError("this file has first derivatives, not those of derivatives: leave out create_graph=True")
-        (x, w), kernels = ctx.saved_tensors, ctx.kernels
+        x, w = ctx.saved_tensors
         want_x, want_w, want_bias, *_ = ctx.needs_input_grad
-        dx = dw = db = None
-        if want_x:
-            dx = x.new_empty(x.shape) if grad.numel() else torch.zeros_like(x)
-        if want_w:
-            dw = w.new_empty(w.shape) if grad.numel() else torch.zeros_like(w)
-        if want_bias:
-            db = w.new_empty(w.shape[0]) if want_w and grad.numel() else grad.sum((0, 2, 3))
+        new = torch.Tensor.new_empty if grad.numel() else torch.Tensor.new_zeros
+        dx = new(x, x.shape) if want_x else None
+        dw = new(w, w.shape) if want_w else None
+        db = None if not want_bias else new(w, w.shape[:1]) if want_w else grad.sum((0, 2, 3))
         if want_x and grad.numel():
-            _call(kernels.input_gradient, dx, w.contiguous(), grad, None)
+            _call(ctx.kernels.input_gradient, dx, w.contiguous(), grad, None)
         if want_w and grad.numel():
-            _call(kernels.weight_gradient, x, dw, grad, db)
+            _call(ctx.kernels.weight_gradient, x, dw, grad, db)
         return dx, dw, db, None, None
 
 
@@ -2031,12 +1915,8 @@ class Conv2d(nn.Conv2d):
 
     def __init__(self, source, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        sides = self.padding
-        if isinstance(sides, str):
-            left, right, *sides = self._reversed_padding_repeated_twice
-            sides = (*sides, left, right)
-        elif len(sides) == 2:
-            sides = (sides[0], sides[0], sides[1], sides[1])
+        left, right, top, bottom, *four_sides = self._reversed_padding_repeated_twice
+        sides = self.padding if four_sides else (top, bottom, left, right)
         sizes = (self.in_channels, self.out_channels, self.groups, *self.kernel_size, *self.stride, *self.dilation)
         self.source, self.geometry = source, (*sizes, *sides, self.bias is not None)
         _kernels(self.source, self.geometry)  # compiled now, so that the first batch does not wait
@@ -2044,13 +1924,13 @@ class Conv2d(nn.Conv2d):
     def forward(self, x):
         if x.dim() == 3:
             return self.forward(x.unsqueeze(0)).squeeze(0)
-        top, bottom, left, right = self.geometry[9:13]
-        (kh, kw), (sh, sw), (dh, dw) = self.kernel_size, self.stride, self.dilation
         if x.dim() != 4 or x.shape[1] != self.in_channels:
             raise RuntimeError(f"an input of shape {list(x.shape)} does not have {self.in_channels} channels")
+        top, bottom, left, right = self.geometry[9:13]
+        (kh, kw), (sh, sw), (dh, dw) = self.kernel_size, self.stride, self.dilation
         height = (x.shape[2] + top + bottom - dh * (kh - 1) - 1) // sh + 1
         width = (x.shape[3] + left + right - dw * (kw - 1) - 1) // sw + 1
-        if height < 1 or width < 1:
+        if min(height, width) < 1:
             raise RuntimeError(f"the kernel {self.kernel_size} does not fit into an input of shape {list(x.shape)}")
         kernels = _kernels(self.source, self.geometry)
         return _Convolution.apply(x, self.weight, self.bias, kernels, (height, width))

@@ -18,6 +18,7 @@ from polyconv.export.specialise import (
     without_aliases,
     without_assignments,
     without_settled_parameters,
+    without_zero_members,
     wrapped,
 )
 
@@ -67,6 +68,12 @@ def test_only_what_is_reachable_stays() -> None:
     assert reachable(definitions(TEXT), []) == []
 
 
+def test_what_stood_apart_stands_apart() -> None:
+    text = "int a = 1;\n\nint f() {}\nint g() {}\n"
+    assert reachable(definitions(text), ["f", "g"]) == ["\nint f() {}\n", "int g() {}\n"]
+    assert reachable(definitions(text), ["g"]) == ["\nint g() {}\n"]
+
+
 def test_a_name_in_a_comment_is_no_use_of_it() -> None:
     text = "int other() {\n  return 1;\n}\nint one() {  // not other\n  return 2;\n}\n"
     assert list(map(name_of, reachable(definitions(text), ["one"]))) == ["one"]
@@ -89,7 +96,8 @@ def test_split_outside_brackets() -> None:
         ("true", 1),
         ("kNothing && p.rows > 3", 0),  # whatever that is
         ("kTaps > 4 || p.rows > 3", 1),
-        ("p.rows > 3 && kNothing", None),
+        ("p.rows > 3 && kNothing", 0),
+        ("p.rows > 3 || kNothing && kTaps", None),
         ("p.rows", None),
         ("kUnknown + 1", None),
         ("kTaps > p.rows ? 1 : 2", None),
@@ -216,6 +224,17 @@ def test_aliases_of_settled_types_are_replaced() -> None:
     assert without_aliases(text, {"F45"}) == text
 
 
+def test_a_member_that_is_always_zero_is_replaced() -> None:
+    block = "struct Block {\n  int tile, group;\n  Block(int n) {\n    tile = n;\n    group = 0;\n  }\n};\n"
+    use = "int f(int n) {\n  const Block block(n);\n  return block.tile + block.group + other.group;\n}\n"
+    assert without_zero_members([block, use]) == [
+        "struct Block {\n  int tile;\n  Block(int n) {\n    tile = n;\n  }\n};\n",
+        "int f(int n) {\n  const Block block(n);\n  return block.tile + 0 + other.group;\n}\n",
+    ]
+    counts = block.replace("tile = n;", "group += n;")
+    assert without_zero_members([counts, use]) == [counts, use]
+
+
 # ---- parameters
 
 
@@ -230,7 +249,13 @@ def test_quotients_by_numbers_are_divisions() -> None:
     assert with_fixed_parameters("y = p.tiles.quotient(x);", {"tiles": "1"}) == "y = x;"
 
 
+def test_nothing_is_left_by_a_division_by_one() -> None:
+    text = "y = p.tiles.quotient(x), z = x - y * p.tiles.divisor, u = (x - int(y * p.tiles.divisor)) * 3;"
+    assert with_fixed_parameters(text, {"tiles": "1"}) == "y = x, z = 0, u = (0) * 3;"
+
+
 def test_assignments_to_fixed_parameters_are_dropped() -> None:
+    """Those that are left fill their lines."""
     text = """\
   FillParams f{};
   f.rows = 3, f.columns = by(4), f.x = c.x;
@@ -243,8 +268,7 @@ def test_assignments_to_fixed_parameters_are_dropped() -> None:
         without_assignments(text, {"FillParams": {"rows": "3", "columns": "4"}})
         == """\
   FillParams f{};
-  f.x = c.x;
-  g.rows = 5;
+  f.x = c.x, g.rows = 5;
   GemmParams g{};
   g.rows = 2;
   other.rows = 1;

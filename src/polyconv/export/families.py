@@ -88,7 +88,8 @@ def _only_pair(problem: Problem) -> tuple[DenseAxis, DenseAxis] | None:
 def _direction(problem: Problem, h: DenseAxis, w: DenseAxis) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Which way the convolution is gone, as the host texts are told, and the constants that they need for it."""
     name = "Forward" if problem.kind is Pass.FPROP else "Gradient"
-    return f"{name.lower()}_direction(*call)", (*_axis_constants(h, w), *_tables(name, h, w))
+    call = "*call" if problem.kind is Pass.FPROP else "exchanged(*call)"
+    return f"{call}, k{name}", (*_axis_constants(h, w), *_tables(name, h, w))
 
 
 def _separable(problem: Problem, chosen: SeparableCandidate) -> Launching | None:
@@ -102,7 +103,7 @@ def _separable(problem: Problem, chosen: SeparableCandidate) -> Launching | None
     parts = max(len(h.classes) * segments[0], len(w.classes))
     return Launching(
         ("taps", "direction", "separable"),
-        f"separable<{arguments}>(*call, {direction}, direct_{NAMES[problem.kind]})",
+        f"separable<{arguments}>({direction})",
         chosen,
         f"{chosen.h} along H, {chosen.w} along W, one after the other; {chosen.k_tile} channels per block",
         constants,
@@ -154,8 +155,7 @@ def _fused(problem: Problem, chosen: FusedCandidate) -> Launching | None:
     numbers = f"{layout}, {tile.chunk}, {tile.min_blocks}, {chosen.shared}"
     return Launching(
         ("taps", "direction", "fused"),
-        f"fused_correlation<{rest.removesuffix('>')}, {axes}, {numbers}>"
-        f'(*call, {direction}, {body}, "{kernel}", direct_{NAMES[problem.kind]})',
+        f'fused_correlation<{rest.removesuffix(">")}, {axes}, {numbers}>({direction}, {body}, "{kernel}")',
         chosen,
         f"{chosen.h} along H, {chosen.w} along W, in one kernel; {tile.k} channels x {tile.columns} columns per block",
         constants,

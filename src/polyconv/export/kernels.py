@@ -13,6 +13,7 @@ from ..plan.toom import ToomAxis, choice_of, index_of
 from .names import axis_name
 from .parameters import without_fields
 from .specialise import (
+    closing,
     constants_by_part,
     definitions,
     folded,
@@ -29,6 +30,7 @@ from .specialise import (
     without_assignments,
     without_settled_parameters,
     without_unused,
+    without_zero_members,
     words,
     wrapped,
 )
@@ -49,19 +51,21 @@ def cuda_texts(
     specs: list[KernelSpec],
     fixed: dict[str, dict[str, str]],
     shared: dict[str, dict[str, str]],
+    direct: str,
     constants: str,
+    ones: Iterable[str],
     sizes: dict[str, str],
-    direct: Iterable[str],
     hosts: Iterable[str],
     calls: Mapping[str, str],
     borders: bool,
 ) -> tuple[str, str, dict[str, str]]:
     """These kernels, specialised, and these host texts, as far as these calls need them; the geometry is apart.
 
-    ``fixed`` are the parameters that the geometry fixes, ``shared`` those that the call has too, ``constants``
-    definitions that the host texts need, ``sizes`` those of tables, ``calls`` what the entry points do. Without
-    ``borders`` there are none but of zeros. Gives the text for any geometry, what comes behind it for the one that was
-    planned for, and the calls in terms of both.
+    ``fixed`` are the parameters that the geometry fixes, ``shared`` those that the call has too, ``direct`` names the
+    text of the direct kernels; ``constants`` are definitions that the host texts need, ``ones`` the names of those that
+    are 1, ``sizes`` those of tables, ``calls`` what the entry points do. Without ``borders`` there are none but of
+    zeros. Gives the text for any geometry, what comes behind it for the one that was planned for, and the calls in
+    terms of both.
     """
     axes = {axis.struct: axis for spec in specs for axis in spec.axes}
     ascending = sorted(specs, key=lambda spec: spec.threads)  # the bounds of a template are those of the largest block
@@ -69,10 +73,9 @@ def cuda_texts(
     fixed = {struct: fields | shared.get(struct, {}) for struct, fields in fixed.items()}
     unassigned = {struct: {n: v for n, v in fields.items() if v != f"p.{n}"} for struct, fields in fixed.items()}
     found = [_inheriting(part, shared) for part in with_functions_of_constants([*_headers(specs, fixed)])]
-    ones = "|".join(re.findall(r"constexpr int (\w+) = 1;", constants)) or "(?!)"
-    for host in (*direct, "host", *hosts):
-        text = re.sub(rf"\b(?:{ones})\b", "1", (_TEXTS / f"{host}.cuh").read_text(encoding="utf-8"))
-        found += [without_assignments(part, unassigned) for part in definitions(text)]
+    for host in ("indices", "slices", direct, "host", *hosts):
+        text = re.sub(rf"\b(?:{'|'.join(ones) or '(?!)'})\b", "1", (_TEXTS / f"{host}.cuh").read_text(encoding="utf-8"))
+        found += [without_assignments(part, unassigned) for part in definitions(f"\n{text}")]
         found += definitions(constants) if host == "taps" else []
     if not borders:
         found = [re.sub(r"\bkBorder\b", "0", part) for part in found]
@@ -82,24 +85,32 @@ def cuda_texts(
         {f"{axis_name(a)}::k{name}": n for a in axes.values() for name, n in a.counts.items()},
     )
     last = "\n".join(calls.values())
+    alike = {
+        f"{axis_name(a)}::{name}": values[0]
+        for a in axes.values()
+        for name, values in a.tables.items()
+        if len(set(values)) == 1
+    }
     before: list[str] = []
     while found != before:
         before = found
-        *found, last = without_settled_parameters([*found, last], types)
+        *found, last = without_zero_members(without_settled_parameters([*found, last], types))
+        found = [_with_tables(part, alike) for part in found]
+        found = _without_tables(found, sizes)
         found = [_folded(*pair) for pair in zip(found, constants_by_part(found, known), strict=True)]
     found = [_entry(part, bodies.get(name_of(part) or "")) for part in found]
-    general = reachable(found, {"Call", "OnDevice", *(f"direct_{name}" for name in calls)})
+    general = reachable(found, {"Call", *(f"direct_{name}" for name in calls)})
     kept = [part for part in reachable(found, words(last)) if part not in general]
     before = []
     while kept != before:  # what a constant or a variable was computed from may be of no use any more
         before = kept
-        everything = "\n".join([*kept, *general, last])
+        everything = re.sub(r"//.*", "", "\n".join([*kept, *general, last]))
         constants_of_parts = constants_by_part([*general, *kept], known)[len(general) :]
         kept = [
             without_unused(with_values(*pair, everything), everything)
             for pair in zip(kept, constants_of_parts, strict=True)
         ]
-        kept = reachable([*general, *kept], words(last) | {"Call", "OnDevice"})
+        kept = reachable([*general, *kept], words(last) | {"Call"})
         kept = [part for part in kept if part not in general]
     transforms = _transforms(axes.values(), "\n".join([*kept, *general, last]))
     at = next((i for i, part in enumerate(kept) if words(part) & types), len(kept))
@@ -108,11 +119,8 @@ def cuda_texts(
 
 
 def _laid_out(parts: Iterable[str]) -> str:
-    """Definitions one below the other, with a line between them unless both are of one line."""
-    text = ""
-    for part in (part.strip("\n") for part in parts):
-        together = "\n" not in part and text.rpartition("\n\n")[2].count("\n") == 1
-        text += ("" if together or not text else "\n") + part + "\n"
+    """Definitions one below the other."""
+    text = "".join(parts).lstrip("\n")
     return joined(wrapped(tidied(text)))
 
 
@@ -192,6 +200,24 @@ def _resized(text: str, sizes: dict[str, str]) -> str:
     for name, size in sizes.items():
         text = re.sub(rf"(constexpr \w+ {name} =) [^;]+", rf"\g<1> {size}", text)
     return text
+
+
+def _with_tables(text: str, values: dict[str, int]) -> str:
+    """Calls of the functions of an axis that have one value, by this."""
+    for name, value in values.items():
+        while (at := text.find(f"{name}(")) >= 0:
+            text = text[:at] + str(value) + text[closing(text, at + len(name)) + 1 :]
+    return text
+
+
+def _without_tables(texts: list[str], sizes: dict[str, str]) -> list[str]:
+    """Tables of one place as what is in it, if no other place is looked at."""
+    for size in (name for name, value in sizes.items() if value == "1"):
+        for table in {table for text in texts for table in re.findall(rf"\b(\w+)\[{size}\]", text)}:
+            places = {place for text in texts for place in re.findall(rf"\b{table}\[([^][]*)\]", text)}
+            if places <= {size, "0"}:
+                texts = [re.sub(rf"\b{table}\[(?:{size}|0)\]", table, text) for text in texts]
+    return texts
 
 
 def _entry(text: str, spec: KernelSpec | None) -> str:

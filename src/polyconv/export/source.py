@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import prod
 
 from ..plan.cuda import DEFAULT_WORKSPACE, choose
 from ..plan.device import CudaDevice
@@ -43,9 +44,10 @@ def cuda_source(problem: Problem, device: CudaDevice, kinds: Iterable[Pass], bor
         specs=list(dict.fromkeys(launch.kernel for launch in launches)),
         fixed=parameters.fixed_fields(launches),
         shared={struct: fields for one in functions.values() for struct, fields in one.shared},
-        constants="".join(_constant(*pair) for pair in constants.items()),
+        direct="direct_depthwise" if prod(problem.channels_per_group) < 16 else "direct",
+        constants=_constants(constants),
+        ones=[name for name, value in constants.items() if value == "1"],
         sizes=dict([("kWorkspace", WORKSPACE), *(pair for one in functions.values() for pair in one.sizes)]),
-        direct=direct_texts(problem),
         hosts=dict.fromkeys(host for one in functions.values() for host in one.hosts),
         calls={NAMES[kind]: one.call for kind, one in functions.items()},
         borders=borders,
@@ -53,12 +55,9 @@ def cuda_source(problem: Problem, device: CudaDevice, kinds: Iterable[Pass], bor
     return CudaSource(direct, planned, calls, functions)
 
 
-def _constant(name: str, value: str) -> str:
-    kind = "TapClass" if name.endswith("[]") else "i64" if name == "kMostPixels" else "int"
-    return f"constexpr {kind} {name} = {value};\n"
-
-
-def direct_texts(problem: Problem) -> tuple[str, ...]:
-    """The direct kernels: a matrix product of each group, or where groups have few channels a thread per element."""
-    c, k = problem.channels_per_group
-    return ("indices", "slices", "direct_depthwise" if c * k < 16 else "direct")
+def _constants(values: dict[str, str]) -> str:
+    """Numbers and tables that the host texts count with; a number that is one stands there as such."""
+    kinds = {name: "TapClass" if "[" in name else "i64" if name == "kMostPixels" else "int" for name in values}
+    numbers = [f"{name} = {value}" for name, value in values.items() if kinds[name] == "int" and value != "1"]
+    others = [f"constexpr {kinds[name]} {name} = {value};\n" for name, value in values.items() if kinds[name] != "int"]
+    return (f"constexpr int {', '.join(numbers)};\n" if numbers else "") + "".join(others)

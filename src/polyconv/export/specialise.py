@@ -18,7 +18,7 @@ _OPENING, _CLOSING = "([{", ")]}"
 
 
 def definitions(text: str) -> list[str]:
-    """A text cut into what is defined at its top, each with the comment above it. They start in the first column."""
+    """A text cut into what is defined at its top, each with the comment and an empty line above it, if there are."""
     found: list[str] = []
     block: list[str] = []
     for line in text.splitlines(keepends=True):
@@ -27,7 +27,9 @@ def definitions(text: str) -> list[str]:
         if code.startswith("#"):
             whole = code.count("#if") == code.count("#endif") and not line.endswith("\\\n")
         else:
-            whole = (not code and line == "\n") or (code.endswith((";", "}")) and code.count("{") == code.count("}"))
+            whole = (not code and line == "\n" and len(block) > 1) or (
+                code.endswith((";", "}")) and code.count("{") == code.count("}")
+            )
         if whole:
             found.append("".join(block))
             block = []
@@ -63,7 +65,13 @@ def reachable(found: Iterable[str], roots: Iterable[str]) -> list[str]:
             break
         kept |= more
         wanted = wanted.union(*(words(listed[i]) for i in more))
-    return [definition for i, definition in enumerate(listed) if i in kept]
+    found, apart = [], ""  # the empty line above what is left out stands above what comes next
+    for i, definition in enumerate(listed):
+        apart = apart or definition[: definition.startswith("\n")]
+        if i in kept:
+            found.append(apart + definition.lstrip("\n"))
+            apart = ""
+    return found
 
 
 # ---- pieces of text
@@ -124,11 +132,11 @@ def evaluated(expression: str, constants: Mapping[str, int]) -> int | None:
     """The value of a constant expression, or None if it is none."""
     expression = re.sub(r"//.*", "", expression).strip()
     for operator, decisive in (("||", 1), ("&&", 0)):
-        first, found, rest = expression.partition(f" {operator} ")
-        if "?" in expression or (operator == "&&" and " || " in rest):
+        operands = expression.split(f" {operator} ")
+        if len(operands) > 1 and "?" not in expression and all(one.count("(") == one.count(")") for one in operands):
+            if decisive in (evaluated(one, constants) for one in operands):
+                return decisive
             break
-        if found and first.count("(") == first.count(")") and evaluated(first, constants) == decisive:
-            return decisive
     unknown = False
 
     def value(found: re.Match[str]) -> str:
@@ -165,6 +173,7 @@ def constants_of(text: str, known: Mapping[str, int]) -> dict[str, int]:
     found = dict(known)
     for name, enumerators in re.findall(r"\benum class (\w+) \{ ([\w, ]+) \};", text):
         found |= {f"{name}::{each}": value for value, each in enumerate(split(enumerators))}
+    found |= {name: int(value) for name, value in re.findall(r"\benum : int \{ (\w+) = (\d+) \};", text)}
     for declaration in re.finditer(r"\bconstexpr (?:int|bool) ([^;()]*(?:\([^;]*?\)[^;()]*)*);", text):
         for part in split(re.sub(r"//.*", "", declaration.group(1))):
             name, _, expression = part.partition("=")
@@ -186,7 +195,18 @@ def constants_by_part(parts: list[str], known: Mapping[str, int]) -> list[dict[s
             if re.search(r"^struct ", part, re.MULTILINE):
                 own = {key: value for key, value in constants_of(part, everywhere).items() if key not in everywhere}
                 everywhere |= {f"{name}::{key}": value for key, value in own.items()}
-    return [constants_of(part, everywhere) for part in parts]
+    return [constants_of(part, everywhere | _through_aliases(part, everywhere)) for part in parts]
+
+
+def _through_aliases(part: str, constants: Mapping[str, int]) -> dict[str, int]:
+    """Those of a template, under the name that a part has for it: all arguments have them in common."""
+    aliases = re.findall(r"\busing (\w+) = (\w+)<", part)
+    return {
+        f"{alias}::{name.removeprefix(f'{struct}::')}": value
+        for alias, struct in aliases
+        for name, value in constants.items()
+        if name.startswith(f"{struct}::")
+    }
 
 
 def with_constant_arguments(text: str, constants: Mapping[str, int]) -> str:
@@ -236,21 +256,33 @@ def with_functions_of_constants(texts: list[str]) -> list[str]:
 
 def simplified(text: str, constants: Mapping[str, int]) -> str:
     """A definition with zeros and ones for their names, without loops of one turn and dimensions of one place."""
-    for declared in re.findall(r"^ +constexpr (?:int|bool) ([^;]*);", text, re.MULTILINE):
+    for name, value in constants.items():
+        if "::" in name and value in (0, 1):
+            text = re.sub(rf"\b{name}\b", str(value), text)
+    inside = "    " if re.search("^struct ", text, re.MULTILINE) else "  "
+    for kind, declared in re.findall(rf"^{inside} *(const(?:expr)?) (?:int|bool|i64|u32) ([^;]*);", text, re.MULTILINE):
         for part in split(declared):
             name, _, expression = part.partition(" = ")
-            if constants.get(name) in (0, 1) and not expression.isdigit():
+            if (
+                kind == "const"
+                and expression in "01"
+                and {*re.findall(rf"\b{name} =\s+([^,;]*)", text)} == {expression}
+            ):
+                text = _without_constant(text, name, int(expression))
+            elif kind == "constexpr" and constants.get(name) in (0, 1) and not expression.isdigit():
                 text = _without_constant(text, name, constants[name])
-    for name, value in re.findall(r"^ +const (?:int|i64|u32) (\w+) = ([01]);", text, re.MULTILINE):
-        text = _without_constant(text, name, int(value))
     return _without_unit_dimensions(_without_single_turns(text, constants))
 
 
 def _without_constant(text: str, name: str, value: int) -> str:
-    text = re.sub(rf"(?<=, ){name} = [^,;]*, |, {name} = [^,;]*(?=;)", "", text)
-    text = re.sub(rf"^ +const(?:expr)? \w+ {name} = [^,;]*;.*\n", "", text, flags=re.MULTILINE)
-    text = re.sub(rf"(constexpr \w+ ){name} = [^,;]*, ", r"\1", text)
-    return re.sub(rf"(?<![\w.:]){name}\b", str(value), text)
+    return re.sub(rf"(?<![\w.:]){name}\b", str(value), _without_declaration(text, name))
+
+
+def _without_declaration(text: str, name: str) -> str:
+    value = r"(?:[^,;()]|\([^()]*\))*"
+    text = re.sub(rf"^ +(?:static )?const(?:expr)? \w+ {name} = {value};.*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(rf"(const(?:expr)? \w+ ){name} = {value},\s+", r"\1", text)
+    return re.sub(rf"(?<=,)(\s+){name} = {value},\s+", r"\1", re.sub(rf",\s+{name} = {value}(?=;)", "", text))
 
 
 def _without_single_turns(text: str, constants: Mapping[str, int]) -> str:
@@ -268,7 +300,10 @@ def _without_single_turns(text: str, constants: Mapping[str, int]) -> str:
             behind = _statement(text, found.end())
             body = re.sub(rf"(?<![\w.]){name}\b", str(begin), _unwrapped(text[found.end() : behind]))
             declared = set(re.findall(r"(?:^|;\s+)(?:const |float|int)[\w:<> ]*[ &*](\w+)(?: =|\[)", body))
-            if not declared & words(text[: found.start()] + text[behind:]):
+            begin_of, end_of = text.rfind("__device__", 0, found.start()), text.find("__device__", behind)
+            if not declared & words(
+                text[max(begin_of, 0) : found.start()] + text[behind : end_of if end_of > 0 else None]
+            ):
                 indent = "  " if text[found.start()] == "#" else ""
                 before = text[: found.start()]
                 if before.rstrip()[-1] == ")" and ";\n" in body:  # it was the whole of another statement
@@ -300,7 +335,15 @@ def without_unused(text: str, everything: str) -> str:
     def kept(found: re.Match[str]) -> str:
         return found.group() if len(re.findall(rf"\b{found.group(1)}\b", scope)) > 1 else ""
 
-    return declared.sub(kept, text)
+    text = declared.sub(kept, text)
+    made = re.search(r"\n\n  const \w+ (\w+)\(p\);\n\}\n$", text)  # at the end, where nothing is left to do with it
+    text = text[: made.start()] + "\n}\n" if made else text
+    for several in re.findall(r"^ +const (?:int|i64|u32) ([^;]*,[^;]*);", text, re.MULTILINE):
+        for part in split(several):
+            name = part.partition(" = ")[0]
+            if len(re.findall(rf"\b{name}\b", scope)) == 1:
+                text = _without_declaration(text, name)
+    return text
 
 
 # ---- folding
@@ -512,12 +555,34 @@ def without_aliases(text: str, types: set[str]) -> str:
     return text
 
 
+def without_zero_members(texts: list[str]) -> list[str]:
+    """Members of structs to which nothing but zero is assigned, replaced by it."""
+    for number, text in enumerate(texts):
+        for member in words(" ".join(re.findall(r"^  (?:int|u32) ([\w, ]+);", text, re.MULTILINE))):
+            changes = re.findall(rf"\b{member} [-+*/|&^]?=(?!=)[^;]*;|\b{member}(?:\+\+|--)", text)
+            if {*changes} == {f"{member} = 0;"}:
+                own = re.sub(rf"^ +{member} = 0;\n", "", texts[number], flags=re.MULTILINE)
+                own = re.sub(rf"(?<=[ ,]){member}, |, {member}(?=;)|^  \w+ {member};\n", "", own, flags=re.MULTILINE)
+                own = re.sub(rf"(?<![\w.]){member}\b", "0", own)
+                texts = [*texts[:number], own, *texts[number + 1 :]]
+                texts = [_without_member(other, name_of(text), member) for other in texts]
+    return texts
+
+
+def _without_member(text: str, struct: str | None, member: str) -> str:
+    objects = "|".join([rf"{struct}\(\w+\)", *re.findall(rf"\b{struct} (\w+)\(", text)])
+    return re.sub(rf"\b(?:{objects})\.{member}\b", "0", text)
+
+
 # ---- parameters
 
 
 def with_fixed_parameters(text: str, fixed: Mapping[str, str]) -> str:
-    """``p.field`` replaced by its value; quotients by a number become divisions by it."""
+    """``p.field`` replaced by its value; quotients by a number become divisions by it, and nothing is left by one."""
     for name, value in fixed.items():
+        if value == "1":
+            divisor = rf"p\.{name}\.divisor"
+            text = re.sub(rf"\w+ - (?:\w+ \* {divisor}|int\(\w+ \* {divisor}\)|\w+ \* int\({divisor}\))", "0", text)
         at = 0
         call = re.compile(rf"\bp\.{name}\.quotient\(")
         while found := call.search(text, at):
@@ -546,12 +611,13 @@ def tidied(text: str) -> str:
     text = re.sub(r"\bceil_div\(([\w.]+), 1\)", r"\1", text)
     text = re.sub(r"(?:(?<=\()|(?<== )|(?<=&& ))(\d+) == \1 && ", "", text)
     text = re.sub(r" \* i64\(1\)(?! \*)", "", text)
+    text = re.sub(r"\bi64\(0\)", "0", text)
     text = re.sub(r"(?<!\w)i64\(1\) \* ([\w.]+)(?![\w.(])", r"i64(\1)", text)
     text = re.sub(r"(?<=[=<\[] )(\d+(?: [-+*/%] \d+)+)(?=[,;)\]])", _computed, text)
-    text = re.sub(r"(?<![\w.])(?<![/%-] )0(?: [*/%] (?:[\w:.]+|\([^()]*\)))+", "0", text)
+    text = re.sub(r"(?<![\w.])(?<![/%] )0(?: [*/%] (?:[\w:.]+|\([^()]*\)))+", "0", text)
     text = re.sub(r" [*/] 1\b(?![.\w])", "", text)
     text = re.sub(r"(?<![\w.])(?<![/%] )1 \* ", "", text)
-    text = re.sub(r" [-+] 0\b(?! [*/%]|[.\w])", "", text)
+    text = re.sub(r" [-+] (?:[\w:.]+ \* )?0\b(?! [*/%]|[.\w])", "", text)
     text = re.sub(r"(?<![\w.])(?<![-*/%] )0 \+ ", "", text)
     return re.sub(r"\n{3,}", "\n\n", text)
 
@@ -577,8 +643,19 @@ def without_assignments(text: str, fixed: Mapping[str, Mapping[str, str]]) -> st
                 parts.append(" = ".join([*left, value]))
         return wrapped(f"{space}{', '.join(parts)};\n") if parts else ""
 
+    if not structs:
+        return text
     names = "|".join(structs)
-    return re.sub(rf"^( +)((?:{names})\.\w+ = [^;]*);\n", rewritten, text, flags=re.MULTILINE) if structs else text
+    text = re.sub(rf"^( +)((?:{names})\.\w+ = [^;]*);\n", rewritten, text, flags=re.MULTILINE)
+    lines: list[str] = []
+    for line in text.split("\n"):
+        found = re.match(rf"( +)(?:{names})\.\w+ = ", line)
+        more = f"{lines[-1][:-1]}, {line.lstrip()}" if lines else ""
+        if found and re.match(rf"{found.group(1)}(?:{names})\.\w+ = .*;$", lines[-1]) and len(more) <= 120:
+            lines[-1] = more  # those that are left fill their lines
+        else:
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def joined(text: str, width: int = 120) -> str:

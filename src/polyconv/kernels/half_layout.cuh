@@ -19,11 +19,11 @@
 
 namespace polyconv {
 
-// Classes per axis, times segments along H, that fit into one launch.
-constexpr int kMaxParts = 16;
-
 // Channels that half_gemm.cuh sums between two barriers. X and U are filled up to whole chunks.
 enum : int { kChannelChunk = 8 };
+
+// Classes per axis, times segments along H, that fit into one launch. An exported file has as many as it needs.
+constexpr int kMaxParts = 16;
 
 // Where the taps of one class (and segment) begin to read, and the end of what any output needs of the image: what lies
 // beyond is not read, so that an infinity there cannot reach a tile that juts out.

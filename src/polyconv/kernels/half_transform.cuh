@@ -42,7 +42,8 @@ __device__ __forceinline__ void half_transform(const HalfTransformParams& p) {
 #pragma unroll
   for (int i = 0; i < H::kPoints; i++) in[i] = 0.f;
   if (channel < p.channels_all) {
-    const u32 by_class = p.source_channels.quotient(channel), part = p.classes_w.quotient(by_class);
+    const u32 by_class = kMaxParts == 1 ? 0 : p.source_channels.quotient(channel),
+              part = p.classes_w.quotient(by_class);
     const SourcePart h = p.part_h[part], w = p.class_w[by_class - part * p.classes_w.divisor];
     const u32 place = p.first_row + row, phases = p.tiles.quotient(place), image = p.dilation_h.quotient(phases);
     const int tile = place - phases * p.tiles.divisor, phase_h = phases - image * p.dilation_h.divisor;

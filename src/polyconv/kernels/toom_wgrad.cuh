@@ -602,9 +602,9 @@ __device__ __forceinline__ void toom_wgrad(const ToomWgradParams& p) {
     __syncthreads();
   }
 
-  // The sum of dy is the product of the points 1 of both axes, where dy enters with factors 1.
   const ToomWgradBlock<Sizes, Tile> block(p);
   if (p.bias_partial && block.product == (H::kPoints > 1 ? 1 : 0) && block.c_tile == 0) {
+    // The sum of dy is the product of the points 1 of both axes, where dy enters with factors 1.
     shared[threadIdx.x] = bias;
     __syncthreads();
     const int channel = block.k_tile * Tile::kTileK + threadIdx.x;

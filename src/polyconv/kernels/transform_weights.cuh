@@ -27,7 +27,7 @@ struct TransformWeightsParams {
   int outputs, k_tile, k_tiles;  // written channels of a group, of a tile; tiles
   int groups, segments;          // along W
   FastDivisor source_channels, classes_w;
-  TapPart part_h[kMaxParts], class_w[kMaxParts];
+  TapPart tap_part_h[kMaxParts], tap_class_w[kMaxParts];
 };
 
 template <class H, class W>
@@ -66,8 +66,8 @@ __device__ __forceinline__ void transform_weights(const TransformWeightsParams& 
   const int group = blockIdx.x / p.chunks / p.k_tiles;
   const int in_chunk = threadIdx.x / 32, channel = chunk * kChannelChunk + in_chunk;
   const int by_class = p.source_channels.quotient(channel), part_h = p.classes_w.quotient(by_class);
-  const TapPart& h = p.part_h[min(part_h, kMaxParts - 1)];
-  const TapPart& w = p.class_w[by_class - part_h * p.classes_w.divisor];
+  const TapPart& h = p.tap_part_h[min(part_h, kMaxParts - 1)];
+  const TapPart& w = p.tap_class_w[by_class - part_h * p.classes_w.divisor];
   const int next_w = kChannelChunk * p.k_tile;  // from point to point of W
   const i64 plane = i64(W::kPoints) * next_w;   // one chunk
   const i64 slice = i64(p.chunks) * (W::kTiles == 2 ? 3 : p.segments) * plane;

@@ -223,7 +223,7 @@ class TransformWeightsParams(Params):
         *_fields(c_int64, "w_group w_output w_channel"),
         *_fields(c_int32, "w_row w_column channels channels_all chunks outputs k_tile k_tiles groups segments"),
         *_fields(FastDivisor, "source_channels classes_w"),
-        *_fields(TapPart * MAX_PARTS, "part_h class_w"),
+        *_fields(TapPart * MAX_PARTS, "tap_part_h tap_class_w"),
     ]
 
 

@@ -298,9 +298,9 @@ def _weights(problem: Problem, r: Roles, chain: Chain) -> Launch:
             last = segment == chain.segments_h - 1
             count = taps.taps - segment * m if last else min(m, taps.taps - segment * m)
             first = taps.tap_first + segment * m * taps.tap_stride
-            p.part_h[segment * len(chain.h.classes) + number] = TapPart(max(0, count), first, taps.tap_stride)
+            p.tap_part_h[segment * len(chain.h.classes) + number] = TapPart(max(0, count), first, taps.tap_stride)
     for number, taps in enumerate(chain.w.classes):
-        p.class_w[number] = TapPart(taps.taps, taps.tap_first, taps.tap_stride)
+        p.tap_class_w[number] = TapPart(taps.taps, taps.tap_first, taps.tap_stride)
     slots = layout.slots(TransformWeightsParams, w="w", u=("workspace", 0))
     return _weights_task(problem, chain).launch(bytes(p), slots)
 

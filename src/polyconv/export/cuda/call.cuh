@@ -7,7 +7,6 @@ struct Call {
   i64 x_batch, x_channel, x_row, x_column;  // strides of x, or of its gradient
   i64 y_batch, y_channel, y_row, y_column;  // strides of y, or of its gradient (0 in an expanded tensor)
   i64 batch, height, width, out_height, out_width;
-  i64 device;
   cudaStream_t stream;
 };
 
@@ -22,10 +21,6 @@ static const char* failed(const char* kernel) {
   return sentence;
 }
 
-// Makes the device of a call the current one, as long as it lives.
-struct OnDevice {
-  int before = 0;
-
-  explicit OnDevice(i64 device) { cudaGetDevice(&before), cudaSetDevice(int(device)); }
-  ~OnDevice() { cudaSetDevice(before); }
-};
+static i64 ceil_div(i64 a, i64 b) {
+  return (a + b - 1) / b;
+}

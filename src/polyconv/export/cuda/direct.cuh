@@ -5,10 +5,9 @@
 //   input gradient     input channel    input pixel of one phase         (output channel, tap of the phase)
 //   weight gradient    output channel   (input channel, tap), and ones   output pixel of one slice
 //
-// A block of 128 threads owns a tile of 64 x 128 sums (32 x 128 if there are no more than 32 rows), 8 x 8 per thread.
-// Shared memory holds 8 k of both operands, twice: while one buffer is multiplied, the next 8 k travel through
-// registers into the other. Its rows are padded by 4, so that neither stores nor float4 loads meet a bank conflict.
-
+// A thread owns two columns of up to 32 sums. In each step it takes 8 k: b straight from memory, a through shared
+// memory, where all threads need it. Where there are few columns the k of a step are shared out among the threads, too.
+//
 // Where a k lies: its offsets in both operands, and its shift against the position of a column.
 struct Row {
   bool used;
@@ -24,81 +23,61 @@ struct Column {
   i64 step;
 };
 
-template <int kRows>
 struct Product {
-  static constexpr int kM = kRows, kTile = kM > 32 ? 64 : 32, kTiles = (kM + kTile - 1) / kTile;
+  static constexpr int kLanes = 128;  // threads side by side
+
   const Call& c;
-  const u32 plane;  // a group, with a phase or slice of it
+  const u32 plane;  // a group, with a phase or a slice of it
+  const u32 share;  // which k of a step
 
   __device__ float finished(u32, float sum) const { return sum; }
 };
 
 template <class P>
 __global__ void __launch_bounds__(128, 3) direct(const Call c) {
-  __shared__ __align__(16) float a[2][8][P::kTile + 4], b[2][8][128 + 4];
-  const u32 columns = P::columns(c), tiles = (columns + 127) / 128, tile = blockIdx.x / P::kTiles;
-  const u32 first_m = blockIdx.x % P::kTiles * P::kTile, first_n = tile % tiles * 128, thread = threadIdx.x;
-  const P product{{c, tile / tiles}};
-
-  // Neighbouring threads load neighbouring k of a, and neighbouring columns of b.
-  Column column[4];
-  UNROLL for (int j = 0; j < 4; j++) column[j] = product.column(min(first_n + thread % 32 + j * 32, columns - 1));
-  float next_a[P::kTile / 16], next_b[8];
-  const auto load = [&](u32 k) {
-    const Row row = product.row(k + thread % 8);
-    UNROLL for (int i = 0; i < P::kTile / 16; i++) {
-      const u32 m = first_m + thread / 8 + i * 16;
-      next_a[i] = row.used && m < P::kM ? product.a(row, m) : 0.f;
-    }
-    UNROLL for (int i = 0; i < 8; i++) {
-      const Row row = product.row(k + thread / 32 + i / 4 * 4);
-      next_b[i] = row.used ? product.b(row, column[i % 4]) : 0.f;
-    }
-  };
-  const auto store = [&](int buffer) {
-    UNROLL for (int i = 0; i < P::kTile / 16; i++) a[buffer][thread % 8][thread / 8 + i * 16] = next_a[i];
-    UNROLL for (int i = 0; i < 8; i++) b[buffer][thread / 32 + i / 4 * 4][thread % 32 + i % 4 * 32] = next_b[i];
+  constexpr int kRows = P::kM < 32 ? (P::kM + 3) / 4 * 4 : 32, kTiles = (P::kM + kRows - 1) / kRows;  // quads of sums
+  constexpr int kStep = 8 * 128 / P::kLanes;
+  __shared__ __align__(16) float a[kStep][kRows + 4];
+  __shared__ Row rows[kStep];
+  const u32 columns = P::columns(c), tiles = (columns - 1) / (2 * P::kLanes) + 1, tile = blockIdx.x / kTiles;
+  const u32 first_m = blockIdx.x % kTiles * kRows, n = tile % tiles * 2 * P::kLanes + threadIdx.x % P::kLanes;
+  const P product{{c, tile / tiles, threadIdx.x / P::kLanes}};
+  const Column column[2] = {product.column(min(n, columns - 1)), product.column(min(n + P::kLanes, columns - 1))};
+  float sums[2][kRows] = {};
+  for (u32 k = product.first; k < product.end; k += kStep) {
+    const Row row = product.row(k + threadIdx.x % kStep);
     __syncthreads();
-  };
-
-  // A thread's sums lie in groups of 4 x 4; the groups are half a tile apart.
-  constexpr int kEach = P::kTile / 8;
-  const u32 m = thread / 16 * 4, n = thread % 16 * 4;
-  float sums[kEach][8] = {};
-  load(product.first);
-  store(0);
-  for (u32 k = product.first, buffer = 0; k < product.end; k += 8, buffer ^= 1) {
-    load(k + 8);  // zeros behind the end
-    UNROLL for (int d = 0; d < 8; d++) {
-      float4 u[kEach / 4], v[2];
-      UNROLL for (int i = 0; i < kEach / 4; i++) u[i] = *reinterpret_cast<const float4*>(&a[buffer][d][m + i * 32]);
-      UNROLL for (int j = 0; j < 2; j++) v[j] = *reinterpret_cast<const float4*>(&b[buffer][d][n + j * 64]);
-      UNROLL for (int i = 0; i < kEach * 8; i++) sums[i / 8][i % 8] +=
-          (&u[i / 32].x)[i / 8 % 4] * (&v[i % 8 / 4].x)[i % 4];
+    if (threadIdx.x < kStep) rows[threadIdx.x] = row;
+    for (int i = threadIdx.x / kStep; i < kRows; i += 128 / kStep)
+      a[threadIdx.x % kStep][i] = row.used && first_m + i < P::kM ? product.a(row, first_m + i) : 0.f;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const Row at = rows[product.share * 8 + i];
+      const float b[2] = {at.used ? product.b(at, column[0]) : 0.f, at.used ? product.b(at, column[1]) : 0.f};
+#pragma unroll
+      for (int j = 0; j < 2 * kRows; j++) sums[j % 2][j / 2] += a[product.share * 8 + i][j / 2] * b[j % 2];
     }
-    store(buffer ^ 1);
   }
-  UNROLL for (int j = 0; j < 8; j++) {
-    const u32 at = first_n + n + j / 4 * 64 + j % 4;
-    const Column column = product.column(at);
-    UNROLL for (int i = 0; i < kEach; i++) {
-      const u32 row = first_m + m + i / 4 * 32 + i % 4;
-      if (at < columns && row < P::kM && column.to) column.to[row * column.step] = product.finished(row, sums[i][j]);
-    }
+#pragma unroll
+  for (int j = 0; j < 2 * kRows; j++) {
+    const u32 m = first_m + j / 2;
+    if (m < P::kM && n + j % 2 * P::kLanes < columns && column[j % 2].to)
+      column[j % 2].to[m * column[j % 2].step] = product.finished(m, sums[j % 2][j / 2]);
   }
 }
 
 template <class P>
-static const char* launch_direct(const Call& c, const char* name) {
-  const i64 columns = P::columns(c), blocks = (columns + 127) / 128 * P::kTiles * P::planes(c);
-  if (columns == 0) return nullptr;
+static const char* launch_direct(const Call& c) {
+  const i64 columns = P::columns(c), blocks = ceil_div(columns, 2 * P::kLanes) * ceil_div(P::kM, 32) * P::planes(c);
   if (max(max(columns, blocks), c.batch * c.out_height * c.out_width) > 0x7fffff00)
     return "the direct kernels count pixels and tiles with 31 bits: give a smaller batch";
-  direct<P><<<blocks, 128, 0, c.stream>>>(c);
-  return failed(name);
+  if (blocks > 0) direct<P><<<blocks, 128, 0, c.stream>>>(c);
+  return failed("direct");
 }
 
-struct Forward : Product<kGroupOutputs> {
+struct Forward : Product {
+  static constexpr int kM = kGroupOutputs;
   const u32 first = 0, end = kFilter;
 
   static __host__ __device__ i64 columns(const Call& c) { return c.batch * c.out_height * c.out_width; }
@@ -119,7 +98,7 @@ struct Forward : Product<kGroupOutputs> {
 };
 
 static const char* direct_forward(const Call& c) {
-  return launch_direct<Forward>(c, "direct_forward");
+  return launch_direct<Forward>(c);
 }
 
 constexpr int common_divisor(int a, int b) {
@@ -130,32 +109,32 @@ constexpr int common_divisor(int a, int b) {
 // multiplied. A border mixes the phases: then there is one, and whether a tap reaches a pixel is looked at in b.
 constexpr int kPhasesH = kBorder ? 1 : kStrideH, kStepH = kPhasesH / common_divisor(kPhasesH, kDilationH);
 constexpr int kPhasesW = kBorder ? 1 : kStrideW, kStepW = kPhasesW / common_divisor(kPhasesW, kDilationW);
-constexpr int kPhaseTapsH = (kKernelH + kStepH - 1) / kStepH, kPhaseTapsW = (kKernelW + kStepW - 1) / kStepW;
 
-// The first tap that reaches a coordinate of the padded image, or a number that no tap has.
+// The first tap that reaches a coordinate of the padded image, or the number of taps if none does.
 __device__ __forceinline__ int first_tap(int at, int phases, int taps, int dilation) {
   int tap = 0;
   while (tap < taps && (at - tap * dilation) % phases) tap++;
   return tap;
 }
 
-struct InputGradient : Product<kGroupInputs> {
+struct InputGradient : Product {
+  static constexpr int kM = kGroupInputs;
   const int group = plane / (kPhasesH * kPhasesW), phase_y = plane / kPhasesW % kPhasesH, phase_x = plane % kPhasesW;
   const int tap_y = first_tap(phase_y + kPadTop, kPhasesH, kKernelH, kDilationH);
   const int tap_x = first_tap(phase_x + kPadLeft, kPhasesW, kKernelW, kDilationW);
-  const u32 first = 0, end = kGroupOutputs * kPhaseTapsH * kPhaseTapsW;
+  const int taps_h = (kKernelH - tap_y + kStepH - 1) / kStepH, taps_w = (kKernelW - tap_x + kStepW - 1) / kStepW;
+  const u32 first = 0, end = kGroupOutputs * taps_h * taps_w;
 
   static __host__ __device__ i64 height(const Call& c) { return (c.height + kPhasesH - 1) / kPhasesH; }
   static __host__ __device__ i64 width(const Call& c) { return (c.width + kPhasesW - 1) / kPhasesW; }
   static __host__ __device__ i64 columns(const Call& c) { return c.batch * height(c) * width(c); }
   static i64 planes(const Call&) { return i64(kGroups) * kPhasesH * kPhasesW; }
   __device__ Row row(u32 k) const {
-    const u32 channel = group * kGroupOutputs + k / (kPhaseTapsH * kPhaseTapsW);
-    const u32 i = k / kPhaseTapsW % kPhaseTapsH, j = k % kPhaseTapsW;
-    const u32 r = tap_y + i * kStepH, y = i * (kStepH * kDilationH / kPhasesH);
-    const u32 s = tap_x + j * kStepW, x = j * (kStepW * kDilationW / kPhasesW);
-    const i64 a = i64(channel) * kFilter + r * kKernelW + s, b = in_y(c, 0, channel, 0, 0) - in_y(c, 0, 0, y, x);
-    return {k < end && r < kKernelH && s < kKernelW, a, b, -int(y), -int(x)};
+    const int3 tap = pixel_at(k, taps_h, taps_w);  // of the phase; the plane is its output channel
+    const int y = tap.y * (kStepH * kDilationH / kPhasesH), x = tap.x * (kStepW * kDilationW / kPhasesW);
+    const i64 channel = group * kGroupOutputs + tap.z;
+    const i64 a = channel * kFilter + (tap_y + tap.y * kStepH) * kKernelW + tap_x + tap.x * kStepW;
+    return {k < end, a, in_y(c, 0, channel, -y, -x), -y, -x};
   }
   __device__ Column column(u32 n) const {
     const int3 p = pixel_at(n, height(c), width(c));
@@ -183,16 +162,19 @@ struct InputGradient : Product<kGroupInputs> {
 };
 
 static const char* direct_input_gradient(const Call& c) {
-  return launch_direct<InputGradient>(c, "direct_input_gradient");
+  return launch_direct<InputGradient>(c);
 }
 
-struct WeightGradient : Product<kGroupOutputs> {
+struct WeightGradient : Product {
+  static constexpr int kM = kGroupOutputs, kLanes = kFilter < 128 && kSlice < 1 << 20 ? 8 : 128, kShares = 128 / kLanes;
   const u32 count = slices(c), group = plane / count, slice = plane % count;
-  const u32 first = first_pixel(c, slice, count), end = first_pixel(c, slice + 1, count);
+  const u32 first = pixels(c) * slice / count, end = pixels(c) * (slice + 1) / count;
 
+  static __host__ __device__ i64 pixels(const Call& c) { return c.batch * c.out_height * c.out_width; }
   static __host__ __device__ i64 columns(const Call& c) { return kFilter + (c.bias != nullptr); }
   static __host__ __device__ i64 slices(const Call& c) {
-    return slice_count(c, kGroups * kTiles * (kFilter / 128 + 1));
+    const i64 wanted = max(pixels(c) / 16384 / kShares, 640 / (i64(kGroups) * (kM / 32 + 1) * (kFilter / 256 + 1)));
+    return max(min(min(wanted, pixels(c) / 64), kWorkspace / 4 / kSlice / kShares), 1ll);
   }
   static i64 planes(const Call& c) { return kGroups * slices(c); }
   __device__ Row row(u32 k) const {
@@ -202,9 +184,9 @@ struct WeightGradient : Product<kGroupOutputs> {
   }
   __device__ Column column(u32 n) const {
     const int y = n / kKernelW % kKernelH * kDilationH, x = n % kKernelW * kDilationW;
-    float* to = in_slice(c, slice, count, group * kGroupOutputs, n);
     const float* b = n == kFilter ? nullptr : c.x + in_x(c, 0, n / kKernelArea, y, x);
-    return {b, y, x, to, in_slice(c, slice, count, group * kGroupOutputs + 1, n) - to};
+    float* to = c.workspace + (slice * kShares + share) * kSlice + i64(group) * kM * (kFilter + 1) + n;
+    return {b, y, x, to, kFilter + 1};
   }
   __device__ float a(Row row, u32 m) const { return c.y[row.a + m * c.y_channel]; }
   __device__ float b(Row row, Column at) const {
@@ -213,7 +195,6 @@ struct WeightGradient : Product<kGroupOutputs> {
 };
 
 static const char* direct_weight_gradient(const Call& c) {
-  const char* error = launch_direct<WeightGradient>(c, "direct_weight_gradient");
-  const i64 slices = WeightGradient::slices(c);
-  return error || slices == 1 ? error : add_slices(c, slices);
+  const char* error = launch_direct<WeightGradient>(c);
+  return error ? error : add_slices(c, WeightGradient::slices(c) * WeightGradient::kShares);
 }

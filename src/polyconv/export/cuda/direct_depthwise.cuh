@@ -1,20 +1,19 @@
 // The direct kernels for groups of few channels take any geometry, image and strides, by index alone. A thread computes
 // one element of the output or of the input's gradient, with its neighbours along the width; a block sums one slice of
 // the weight gradient of one row of taps.
-
-// A thread for each element of a number of planes; a block of 256 stays within one plane.
-static const char* launch_direct(void (*kernel)(Call), const Call& c, i64 planes, i64 elements, const char* name) {
-  const i64 blocks = planes * ((elements + 255) / 256);
-  if (blocks == 0) return nullptr;
-  if (max(blocks, elements) > 0x7fffff00) return "the direct kernels count blocks with 31 bits: give a smaller batch";
-  kernel<<<blocks, 256, 0, c.stream>>>(c);
-  return failed(name);
-}
-
-// Column, row and plane of the thread's element; the row is behind the last one where there is no element.
+//
+// Column, row and plane of the thread's element: a block of 256 stays within a plane. The row is behind the last one
+// where there is no element.
 __device__ __forceinline__ int3 element_of_thread(i64 height, i64 width) {
   const u32 blocks = (height * width + 255) / 256, element = blockIdx.x % blocks * 256 + threadIdx.x;
   return make_int3(element % u32(width), element / u32(width), blockIdx.x / blocks);
+}
+
+static const char* launch_direct(void (*kernel)(Call), const Call& c, i64 planes, i64 elements) {
+  const i64 blocks = planes * ceil_div(elements, 256);
+  if (max(blocks, elements) > 0x7fffff00) return "the direct kernels count blocks with 31 bits: give a smaller batch";
+  if (blocks > 0) kernel<<<blocks, 256, 0, c.stream>>>(c);
+  return failed("direct");
 }
 
 __global__ void __launch_bounds__(256) direct_output(const Call c) {
@@ -34,7 +33,7 @@ __global__ void __launch_bounds__(256) direct_output(const Call c) {
 }
 
 static const char* direct_forward(const Call& c) {
-  return launch_direct(direct_output, c, c.batch * kOutChannels, c.out_height * c.out_width, "direct_output");
+  return launch_direct(direct_output, c, c.batch * kOutChannels, c.out_height * c.out_width);
 }
 
 // What the outputs give back to one position of the input, or of the border around it.
@@ -66,19 +65,19 @@ __global__ void __launch_bounds__(256) direct_input(const Call c) {
 }
 
 static const char* direct_input_gradient(const Call& c) {
-  return launch_direct(direct_input, c, c.batch * kInChannels, c.height * c.width, "direct_input");
+  return launch_direct(direct_input, c, c.batch * kInChannels, c.height * c.width);
 }
 
 constexpr i64 kSliceBlocks = i64(kOutChannels) * kGroupInputs * kKernelH;
 
-__global__ void __launch_bounds__(256) direct_weights(const Call c, const u32 slices) {
+__global__ void __launch_bounds__(256) direct_weights(const Call c, const i64 slices) {
   __shared__ float sums[8][kKernelW + 1];
-  const u32 slice = blockIdx.x / kSliceBlocks, row = blockIdx.x % kSliceBlocks, r = row % kKernelH;
-  const u32 k = row / kKernelH % kGroupInputs, m = row / kKernelH / kGroupInputs,
-            end = first_pixel(c, slice + 1, slices);
+  const u32 row = blockIdx.x % kSliceBlocks, r = row % kKernelH;
+  const u32 k = row / kKernelH % kGroupInputs, m = row / kKernelH / kGroupInputs;
+  const i64 slice = blockIdx.x / kSliceBlocks, pixels = c.batch * c.out_height * c.out_width;
   const float* plane = c.x + in_x(c, 0, m / kGroupOutputs * kGroupInputs + k, 0, 0);
   float sum[kKernelW + 1] = {};  // the last is for the bias
-  for (u32 p = first_pixel(c, slice, slices) + threadIdx.x; p < end; p += 256) {
+  for (i64 p = pixels * slice / slices + threadIdx.x; p < pixels * (slice + 1) / slices; p += 256) {
     const int3 at = pixel_at(p, c.out_height, c.out_width);
     const float gradient = c.y[in_y(c, at.z, m, at.y, at.x)];
     UNROLL for (int s = 0; s < kKernelW; s++) {
@@ -95,15 +94,17 @@ __global__ void __launch_bounds__(256) direct_weights(const Call c, const u32 sl
   for (u32 s = threadIdx.x; s < kKernelW + (c.bias && r + k == 0); s += 256) {
     float total = 0.f;
     for (int warp = 0; warp < 8; warp++) total += sums[warp][s];
-    *in_slice(c, slice, slices, m, s < kKernelW ? k * kKernelArea + r * kKernelW + s : kFilter) = total;
+    const i64 n = s < kKernelW ? k * kKernelArea + r * kKernelW + s : kFilter;
+    c.workspace[slice * kSlice + m * (kFilter + 1) + n] = total;
   }
 }
 
 static const char* direct_weight_gradient(const Call& c) {
-  const i64 slices = slice_count(c, kSliceBlocks);
-  if (max(slices * kSliceBlocks, c.batch * c.out_height * c.out_width) > 0x7fffff00)
+  const i64 pixels = c.batch * c.out_height * c.out_width, wanted = max(pixels / 16384, 640 / kSliceBlocks);
+  const i64 slices = max(min(min(wanted, pixels / 64), kWorkspace / 4 / kSlice), 1ll);
+  if (max(slices * kSliceBlocks, pixels) > 0x7fffff00)
     return "the direct kernels count pixels with 31 bits: give a smaller batch";
   direct_weights<<<slices * kSliceBlocks, 256, 0, c.stream>>>(c, slices);
   const char* error = failed("direct_weights");
-  return error || slices == 1 ? error : add_slices(c, slices);
+  return error ? error : add_slices(c, slices);
 }

@@ -1,23 +1,24 @@
 // Launches the weights' transform and the convolution.
 template <class Tile, class H, class W, int kLanesPoint, int kEach, int kLanesK, int kThreadK, int kChunk, int kBlocks,
           int kShared>
-static const char* fused_correlation(const Call& c, const Direction& d, void (*kernel)(FusedParams), const char* name,
-                                     const char* (*otherwise)(const Call&)) {
-  const i64 tiles_h = ceil_div(ceil_div(d.height, kLatticesH), Tile::kRows) * kLatticesH;
-  const i64 tiles_w = ceil_div(ceil_div(d.width, kLatticesW), Tile::kColumns) * kLatticesW;
+static const char* fused_correlation(const Call& c, const Direction& d, void (*kernel)(FusedParams), const char* name) {
+  const i64 tiles_h = ceil_div(ceil_div(c.out_height, kLatticesH), Tile::kRows) * kLatticesH;
+  const i64 tiles_w = ceil_div(ceil_div(c.out_width, kLatticesW), Tile::kColumns) * kLatticesW;
   const i64 positions = c.batch * tiles_h * tiles_w, k_tiles = ceil_div(d.outputs, Tile::kK);
   const i64 channels = ceil_div(d.channels, kChunk) * kChunk;
   const i64 floats = (kGroups * k_tiles * channels + 1) * Tile::kK * Tile::kPoints;
-  const i64 reach = (Tile::kRows + H::kLongest) * kReadStepH * kLatticesH * d.source_row +
-                    (Tile::kColumns + W::kLongest + 3) * kReadStepW * kLatticesW * d.source_column;
+  const i64 reach = (Tile::kRows + H::kLongest) * kReadStepH * kLatticesH * c.x_row +
+                    (Tile::kColumns + W::kLongest + 3) * kReadStepW * kLatticesW * c.x_column;
   if (positions == 0 || positions * k_tiles >= 0x7fffffff || reach >= 0x7fffffff || 4 * floats > kWorkspace ||
-      !allow_shared(kernel, kShared, c.device))
-    return otherwise(c);
+      !allow_shared(kernel, kShared))
+    return d.direct(c);
 
+  const bool is_forward = d.direct == direct_forward;
   FusedWeightsParams t{};
   t.w = c.w, t.transformed = c.workspace;
-  t.w_group = i64(kOutChannels / kGroups) * (kInChannels / kGroups) * kKernelH * kKernelW;
-  t.w_output = d.w_output, t.w_channel = d.w_channel, t.w_row = kKernelW, t.w_column = 1;
+  t.w_group = i64(kGroupOutputs) * kFilter;
+  t.w_output = is_forward ? kFilter : kKernelArea, t.w_channel = is_forward ? kKernelArea : kFilter;
+  t.w_row = kKernelW, t.w_column = 1;
   t.channels = d.channels, t.outputs = d.outputs;
   t.h = {d.classes_h->taps, d.classes_h->tap_first, d.classes_h->tap_stride};
   t.w_taps = {d.classes_w->taps, d.classes_w->tap_first, d.classes_w->tap_stride};
@@ -26,24 +27,24 @@ static const char* fused_correlation(const Call& c, const Direction& d, void (*k
   if (const char* error = failed("fused_weights")) return error;
 
   // A block walks over as many tiles of written channels as still leave enough blocks to fill the device.
-  const i64 wanted = 4ll * kBlocks * attribute(cudaDevAttrMultiProcessorCount, c.device);
+  const i64 wanted = 4ll * kBlocks * attribute(cudaDevAttrMultiProcessorCount);
   const i64 each = ceil_div(k_tiles, min(k_tiles, ceil_div(wanted, positions * kGroups)));
   FusedParams p{};
-  p.source = d.source, p.weights = c.workspace, p.bias = d.bias, p.written = d.written;
-  p.source_batch = d.source_batch, p.source_channel = d.source_channel;
-  p.source_row = int(d.source_row), p.source_column = int(d.source_column);
-  p.written_channel = i64(d.height) * d.width, p.written_batch = kGroups * d.outputs * p.written_channel;
-  p.written_row = d.width, p.written_column = 1;
-  p.source_channel_bytes = 4 * d.source_channel, p.source_rewind_bytes = -4 * channels * d.source_channel;
-  p.patch_step_bytes = 4 * (Tile::kThreads / Tile::kPatchPitch) * kReadStepH * kLatticesH * d.source_row;
-  p.across_bytes = 4 * 32 * kLatticesW, p.down_bytes = 4 * H::kM * kLatticesH * i64(d.width);
+  p.source = c.x, p.weights = c.workspace, p.bias = c.bias, p.written = c.y;
+  p.source_batch = c.x_batch, p.source_channel = c.x_channel;
+  p.source_row = int(c.x_row), p.source_column = int(c.x_column);
+  p.written_channel = c.out_height * c.out_width, p.written_batch = kGroups * d.outputs * p.written_channel;
+  p.written_row = int(c.out_width), p.written_column = 1;
+  p.source_channel_bytes = 4 * c.x_channel, p.source_rewind_bytes = -4 * channels * c.x_channel;
+  p.patch_step_bytes = 4 * (Tile::kThreads / Tile::kPatchPitch) * kReadStepH * kLatticesH * c.x_row;
+  p.across_bytes = 4 * 32 * kLatticesW, p.down_bytes = 4 * H::kM * kLatticesH * c.out_width;
   p.job_bytes = 4 * 4 * (Tile::kThreads / 32 / H::kM) * p.written_channel;
-  p.pairs = kLatticesW == 1 && d.width % 2 == 0 && reinterpret_cast<i64>(d.written) % 8 == 0;
-  p.source_height = d.source_height, p.source_width = d.source_width;
+  p.pairs = kLatticesW == 1 && c.out_width % 2 == 0 && reinterpret_cast<i64>(c.y) % 8 == 0;
+  p.source_height = int(c.height), p.source_width = int(c.width);
   p.channels = d.channels, p.channels_padded = int(channels), p.outputs = d.outputs;
   p.k_tiles = int(k_tiles), p.k_tiles_each = int(each), p.k_splits = by(ceil_div(k_tiles, each));
-  p.h = {0, 1, d.classes_h->read_first, kReadStepH, d.height, by(kLatticesH), by(tiles_h)};
-  p.w = {0, 1, d.classes_w->read_first, kReadStepW, d.width, by(kLatticesW), by(tiles_w)};
+  p.h = {0, 1, d.classes_h->read_first, kReadStepH, int(c.out_height), by(kLatticesH), by(tiles_h)};
+  p.w = {0, 1, d.classes_w->read_first, kReadStepW, int(c.out_width), by(kLatticesW), by(tiles_w)};
   kernel<<<dim3(positions * p.k_splits.divisor, kGroups), Tile::kThreads, kShared, c.stream>>>(p);
   return failed(name);
 }

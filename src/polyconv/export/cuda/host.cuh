@@ -1,7 +1,3 @@
-static i64 ceil_div(i64 a, i64 b) {
-  return (a + b - 1) / b;
-}
-
 // Division by an invariant as one high multiplication and a shift.
 static FastDivisor by(i64 divisor) {
   if (divisor <= 1) return {1, 0, 0};
@@ -10,15 +6,23 @@ static FastDivisor by(i64 divisor) {
   return {u32(divisor), u32(((1ull << power) + divisor - 1) / divisor), u32(power - 32)};
 }
 
-static int attribute(cudaDeviceAttr which, i64 device) {
-  int value = 0;
-  cudaDeviceGetAttribute(&value, which, int(device));
+// Of the current device.
+static int attribute(cudaDeviceAttr which) {
+  int device = 0, value = 0;
+  cudaGetDevice(&device), cudaDeviceGetAttribute(&value, which, device);
   return value;
 }
 
-// Whether a block of the device may have so much shared memory; if so, the kernel may.
+// Whether a block of the current device may have so much shared memory; if so, the kernel may.
 template <class Kernel>
-static bool allow_shared(Kernel kernel, int bytes, i64 device) {
-  return bytes <= attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device) &&
+static bool allow_shared(Kernel kernel, int bytes) {
+  return bytes <= attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) &&
          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess;
+}
+
+// The call of an input gradient as that of a forward convolution, which reads y and writes x; and back.
+static Call exchanged(const Call& c) {
+  return {c.y,          c.w,         c.x,       nullptr,     c.workspace, c.y_batch,  c.y_channel,
+          c.y_row,      c.y_column,  c.x_batch, c.x_channel, c.x_row,     c.x_column, c.batch,
+          c.out_height, c.out_width, c.height,  c.width,     c.stream};
 }

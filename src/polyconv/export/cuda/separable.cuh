@@ -1,10 +1,10 @@
 // Launches the four kernels, slab by slab: X and Y of a slab fit into the workspace.
 template <class H, class W, int kK, int kSegmentsH, int kSegmentsW>
-static const char* separable(const Call& c, const Direction& d, const char* (*otherwise)(const Call&)) {
+static const char* separable(const Call& c, const Direction& d) {
   using Gemm = HalfGemm<W, kK>;
   constexpr int kPasses = W::kTiles > 1 ? W::kPasses : kSegmentsW, kPartsH = kClassesH * kSegmentsH;
-  const i64 tiles_h = ceil_div(d.height, kLatticesH * H::kM), rows = c.batch * kLatticesH * tiles_h;
-  const i64 units = ceil_div(d.width, kLatticesW * W::kOutputs), row_columns = units * kLatticesW;
+  const i64 tiles_h = ceil_div(c.out_height, kLatticesH * H::kM), rows = c.batch * kLatticesH * tiles_h;
+  const i64 units = ceil_div(c.out_width, kLatticesW * W::kOutputs), row_columns = units * kLatticesW;
   const i64 columns = row_columns + (W::kPoints - 1 + (kPasses - 1) * W::kM) / W::kOutputs * kLatticesW;
   const i64 pitch = columns >= 16 ? columns | 1 : columns;  // odd: the points of H do not all lie in one bank of memory
   const i64 vectors = W::kTiles * pitch, channel_stride = vectors * W::kM;
@@ -21,11 +21,10 @@ static const char* separable(const Call& c, const Direction& d, const char* (*ot
   constexpr int kShared = 4 * Gemm::kSharedFloats;
   i64 most = min(rows, min(kWorkspace / 4 / max(row_stride, 1ll), 0x7fffffff / max(row_stride, 1ll)));
   while (most > 0 && 4 * floats(most) > kWorkspace) most--;
-  if (most == 0 || rows >= 0x7fffffff || max(d.source_row, d.source_column) >= 0x7fffffff ||
-      !allow_shared(half_gemm<W, kK>, kShared, c.device))
-    return otherwise(c);
-  const i64 blocks =
-      i64(attribute(cudaDevAttrMultiProcessorCount, c.device)) * (W::kPoints <= 6 && 2 * kShared <= 98304 ? 2 : 1);
+  if (most == 0 || rows >= 0x7fffffff || max(c.x_row, c.x_column) >= 0x7fffffff ||
+      !allow_shared(half_gemm<W, kK>, kShared))
+    return d.direct(c);
+  const i64 blocks = i64(attribute(cudaDevAttrMultiProcessorCount)) * (W::kPoints <= 6 && 2 * kShared <= 98304 ? 2 : 1);
   const auto rounds = [&](i64 n) { return ceil_div(products * ceil_div(n * row_columns, Gemm::kU), blocks); };
   i64 slab = most, fewest = 0;
   for (i64 n = most; n > most / 2; n -= max(1ll, most / 48)) {
@@ -34,36 +33,38 @@ static const char* separable(const Call& c, const Direction& d, const char* (*ot
     if (fewest == 0 || all < fewest) slab = n, fewest = all;
   }
 
+  const bool is_forward = d.direct == direct_forward;
   TransformWeightsParams t{};
   t.w = c.w, t.u = c.workspace;
-  t.w_group = d.outputs * d.w_output;
-  t.w_output = d.w_output, t.w_channel = d.w_channel, t.w_row = kKernelW, t.w_column = 1;
+  t.w_group = i64(kGroupOutputs) * kFilter;
+  t.w_output = is_forward ? kFilter : kKernelArea, t.w_channel = is_forward ? kKernelArea : kFilter;
+  t.w_row = kKernelW, t.w_column = 1;
   t.channels = d.channels, t.channels_all = int(channels_all), t.chunks = int(chunks), t.segments = kSegmentsW;
   t.outputs = d.outputs, t.k_tile = kK, t.k_tiles = int(k_tiles), t.groups = kGroups;
   t.source_channels = by(d.channels), t.classes_w = by(kClassesW);
   HalfTransformParams f{};
-  f.source = d.source, f.x = c.workspace + weights;
-  f.source_batch = d.source_batch, f.source_channel = d.source_channel;
-  f.source_row = int(d.source_row), f.source_column = int(d.source_column);
+  f.source = c.x, f.x = c.workspace + weights;
+  f.source_batch = c.x_batch, f.source_channel = c.x_channel;
+  f.source_row = int(c.x_row), f.source_column = int(c.x_column);
   f.vectors = by(vectors), f.pitch = by(pitch);
   f.channels = kGroups * chunks * kChannelChunk, f.channels_filled = by(chunks * kChannelChunk);
   f.source_channels = by(d.channels), f.classes_w = by(kClassesW), f.channels_all = int(channels_all);
   f.tiles = by(tiles_h);
-  const auto read_end = [](const TapClass& taps, int step, int lattices, int count, int extent) {
-    return max(0, min(extent, taps.read_first + step * (count - 1 + lattices * (taps.taps - 1)) + 1));
+  const auto read_end = [](const TapClass& taps, int step, int lattices, i64 count, i64 extent) {
+    return int(max(0ll, min(extent, taps.read_first + step * (count - 1 + lattices * (taps.taps - 1)) + 1)));
   };
   for (int part = 0; part < kPartsH; part++) {
-    const TapClass& taps = d.classes_h[part % kClassesH];
-    const int first = part / kClassesH * H::kM;  // of the segment
-    const int left = taps.taps - first, count = part / kClassesH == kSegmentsH - 1 ? left : min(H::kM, left);
-    t.part_h[part] = {max(0, count), taps.tap_first + first * taps.tap_stride, taps.tap_stride};
-    f.part_h[part] = {taps.read_first + kReadStepH * kLatticesH * first,
-                      read_end(taps, kReadStepH, kLatticesH, d.height, d.source_height)};
+    const TapClass& down = d.classes_h[part % kClassesH];
+    const int skipped = part / kClassesH * H::kM;  // taps of the segments before
+    const int own = part / kClassesH == kSegmentsH - 1 ? down.taps - skipped : min(H::kM, down.taps - skipped);
+    t.tap_part_h[part] = {max(0, own), down.tap_first + skipped * down.tap_stride, down.tap_stride};
+    f.part_h[part] = {down.read_first + kReadStepH * kLatticesH * skipped,
+                      read_end(down, kReadStepH, kLatticesH, c.out_height, c.height)};
   }
   for (int i = 0; i < kClassesW; i++) {
     const TapClass& across = d.classes_w[i];
-    t.class_w[i] = {across.taps, across.tap_first, across.tap_stride};
-    f.class_w[i] = {across.read_first, read_end(across, kReadStepW, kLatticesW, d.width, d.source_width)};
+    t.tap_class_w[i] = {across.taps, across.tap_first, across.tap_stride};
+    f.class_w[i] = {across.read_first, read_end(across, kReadStepW, kLatticesW, c.out_width, c.width)};
   }
 
   HalfGemmParams g{};
@@ -77,14 +78,14 @@ static const char* separable(const Call& c, const Direction& d, const char* (*ot
   const i64 stretch_columns = stretch_units * kLatticesW, stretch = stretch_columns * W::kOutputs;
   const i64 lines = min(i64(d.outputs), max(1ll, 128 / (W::kTiles * stretch_columns)));
   const i64 line_blocks = ceil_div(d.outputs, lines), stretches = ceil_div(units, stretch_units);
-  i.y = g.y, i.bias = d.bias, i.written = d.written;
-  i.written_channel = i64(d.height) * d.width, i.written_batch = kGroups * d.outputs * i.written_channel;
-  i.written_row = d.width, i.written_column = 1, i.outputs = d.outputs, i.groups = kGroups;
+  i.y = g.y, i.bias = c.bias, i.written = c.y;
+  i.written_channel = c.out_height * c.out_width, i.written_batch = kGroups * d.outputs * i.written_channel;
+  i.written_row = int(c.out_width), i.written_column = 1, i.outputs = d.outputs, i.groups = kGroups;
   i.lines = int(lines), i.stretch_columns = int(stretch_columns);
   i.line_blocks = by(line_blocks), i.stretches = by(stretches), i.vectors = by(W::kTiles * stretch_columns);
   i.columns = by(stretch_columns), i.row_columns = int(row_columns), i.tiles = by(tiles_h), i.stretch = by(stretch);
-  i.count_h = d.height, i.count_w = d.width;
-  i.vector = d.width % 4 == 0 && stretch % 4 == 0 && reinterpret_cast<i64>(d.written) % 16 == 0;
+  i.count_h = int(c.out_height), i.count_w = int(c.out_width);
+  i.vector = c.out_width % 4 == 0 && stretch % 4 == 0 && reinterpret_cast<i64>(c.y) % 16 == 0;
 
   transform_weights<H, W><<<kGroups * k_tiles * chunks, 256, 0, c.stream>>>(t);
   if (const char* error = failed("transform_weights")) return error;

@@ -1,6 +1,6 @@
 // Rows of a strip, all alike: tall strips have few halo steps, short ones are more threads, as far as it helps.
 static int rows_per_strip(const Call& c, int blocks) {
-  const i64 filled = 3ll * 128 * blocks * attribute(cudaDevAttrMultiProcessorCount, c.device);
+  const i64 filled = 3ll * 128 * blocks * attribute(cudaDevAttrMultiProcessorCount);
   const i64 side_by_side = c.batch * kOutChannels * c.out_width;
   i64 best = 0, least = 0;
   for (i64 most = 64; most >= 4; most--) {
@@ -37,9 +37,7 @@ static const char* strip_forward(const Call& c) {
 // The gradient reads y, writes x, and takes the taps from behind.
 template <int kTapsH, int kTapsW, int kStride, int kBlocks>
 static const char* strip_input_gradient(const Call& c) {
-  StripParams p{{c.y,          c.w,         c.x,       nullptr,     nullptr,  c.y_batch,  c.y_channel,
-                 c.y_row,      c.y_column,  c.x_batch, c.x_channel, c.x_row,  c.x_column, c.batch,
-                 c.out_height, c.out_width, c.height,  c.width,     c.device, c.stream}};
+  StripParams p{exchanged(c)};
   p.first_row = kPadTop + 1 - kTapsH, p.first_column = kPadLeft + 1 - kTapsW;
   p.w_first = kTapsH * kTapsW - 1, p.w_row = -kTapsW, p.w_column = -1;
   return takes_strips(c) ? launch_strips<kTapsH, kTapsW, kStride, kBlocks>(p) : direct_input_gradient(c);
@@ -53,7 +51,7 @@ static const char* strip_weight_gradient(const Call& c) {
   g.rows_per_strip = rows_per_strip(c, kBlocks);
   g.row_strips = u32(ceil_div(c.out_height, g.rows_per_strip));
   g.strips = u32(c.batch * g.row_strips * c.out_width);
-  const i64 wanted = ceil_div(32 * attribute(cudaDevAttrMultiProcessorCount, c.device), kOutChannels);
+  const i64 wanted = ceil_div(32 * attribute(cudaDevAttrMultiProcessorCount), kOutChannels);
   const i64 most = max(1ll, min(wanted, kWorkspace / 4 / kSlice));
   g.strips_per_slice = u32(128 * ceil_div(ceil_div(g.strips, 128), most));
   const dim3 blocks(ceil_div(g.strips, g.strips_per_slice), kOutChannels);

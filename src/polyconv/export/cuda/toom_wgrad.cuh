@@ -13,12 +13,11 @@ static const char* toom_weight_gradient(const Call& c) {
   const i64 rows = c.batch * kLatticesH * tiles_h * (kLatticesW / kInterleave);
   const i64 most_stride = max(max(c.x_row * kReadStepH, c.x_column * kReadStepW), max(c.y_row, c.y_column));
   if (rows * ceil_div(tiles, kChunk) >= 0x7fffffff || most_stride >= 0x7fffffff ||
-      c.batch * c.out_height * c.out_width > kMostPixels ||
-      !allow_shared(toom_wgrad<H, W, Tile, kClassed>, kShared, c.device))
+      c.batch * c.out_height * c.out_width > kMostPixels || !allow_shared(toom_wgrad<H, W, Tile, kClassed>, kShared))
     return direct_weight_gradient(c);
 
   // Slices of the rows: enough to fill the device in whole waves, and for short sums; few enough for the workspace.
-  const int sms = attribute(cudaDevAttrMultiProcessorCount, c.device);
+  const int sms = attribute(cudaDevAttrMultiProcessorCount);
   const i64 most = max(1ll, min(rows, kWorkspace / 4 / (Tile::kSplit * kElements + kOutChannels)));
   i64 slices = 1;
   double least = 0;
