@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -178,7 +179,12 @@ def test_a_damaged_record_is_named(bad: object) -> None:
 def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Section]]:
     """Shipped profiles of the test's own, on a processor of its own, with a cache of its own."""
     sections: list[Section] = []
-    monkeypatch.setattr(lookup, "shipped", lambda: tuple(sections))
+
+    def known_with(instruction_set: str) -> list[lookup.Known]:
+        with_it = (s for s in sections if s.instruction_set == instruction_set)
+        return [lookup.Known(s.model, s.threads, partial(replace, s)) for s in with_it]
+
+    monkeypatch.setattr(lookup, "shipped", known_with)
     monkeypatch.setattr(lookup, "processor_model", lambda: "GenuineIntel 6 85")
     lookup._in_force.cache_clear()
     with settings.use(profile=None, cache_dir=tmp_path):
@@ -199,6 +205,7 @@ def test_another_number_of_threads_leaves_doubt(known: list[Section]) -> None:
     near, far = in_force("avx512", 8), in_force("avx512", 32)
     assert near is not None
     assert far is not None
+    assert str(far).endswith("8 threads, taken for 32 threads")
     assert far.correction(PROBLEM, FAST).shift == near.correction(PROBLEM, FAST).shift
     assert far.correction(PROBLEM, FAST).doubt > near.correction(PROBLEM, FAST).doubt
 
@@ -207,7 +214,8 @@ def test_a_processor_that_nobody_measured_is_taken_for_another_one_and_doubted(k
     known += [section(record(2.0), model="AuthenticAMD 25 1")]
     found = in_force("avx512", 2)
     assert found is not None
-    assert "which was not measured, taken for A Processor (AuthenticAMD 25 1)" in str(found)
+    assert str(found).startswith("A Processor (AuthenticAMD 25 1), avx512, 2 threads, taken for ")
+    assert str(found).endswith("(GenuineIntel 6 85)")
     there = Profile("", [record(2.0)]).correction(PROBLEM, FAST)
     assert found.correction(PROBLEM, FAST) == there.elsewhere(lookup.STRANGER)
     other = in_force("avx2", 2)
@@ -298,7 +306,7 @@ def test_what_is_alone_needs_no_advantage() -> None:
 # ---- what is shipped
 
 
-SHIPPED = shipped()
+SHIPPED = [known.read() for name in ("avx512", "avx2", "sse4") for known in shipped(name)]
 
 
 @pytest.mark.parametrize("found", SHIPPED, ids=str)
@@ -335,6 +343,13 @@ def test_layers_that_were_measured_would_not_be_slower(found: Section) -> None:
     slower = [ratio for ratio in ratios if ratio < 0.9]
     assert len(slower) <= 0.03 * len(ratios)
     assert sum(math.log(ratio) for ratio in ratios) > 0
+
+
+def test_a_file_is_named_by_what_is_in_it() -> None:
+    for name in ("avx512", "avx2", "sse4"):
+        for known in shipped(name):
+            found = known.read()
+            assert (known.model, name, known.threads) == (found.model, found.instruction_set, found.threads)
 
 
 # ---- measuring

@@ -6,11 +6,13 @@ set, and less so. Behind a machine's own profile stands the shipped one: sixty s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from importlib.resources import files
 from math import log2, sqrt
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -46,10 +48,10 @@ def own_file() -> Path:
 
 @lru_cache(maxsize=16)
 def _in_force(instruction_set: str, threads: int, model: str, path: Path | None) -> Profile:
-    alike = [section for section in shipped() if section.instruction_set == instruction_set]
+    alike = shipped(instruction_set)
     of_this = [section for section in alike if section.model == model]
     found = _nearest(of_this or alike, threads)
-    behind = None if found is None else Profile(str(found), found.records)
+    behind = None if found is None else _profile(found.read())
     distance = _distance(found, threads) if of_this else sqrt(STRANGER**2 + _distance(found, threads) ** 2)
     mine = [s for s in _own_sections(path) if s.instruction_set == instruction_set and s.model == model]
     own = _nearest(mine, threads)
@@ -57,24 +59,55 @@ def _in_force(instruction_set: str, threads: int, model: str, path: Path | None)
         return Profile(f"{own}, measured here", own.records, behind, max(distance, NEWLY_MEASURED))
     if behind is not None and not distance:
         return behind
-    stranger = f"{processor_name()} ({model}), which was not measured"
-    return Profile(f"{stranger}, taken for {behind}" if behind else stranger, (), behind, distance)
+    here = f"{processor_name()} ({model})"
+    unlike = f"{threads} threads" if of_this else here
+    name = f"{here}, which was not measured" if behind is None else f"{behind}, taken for {unlike}"
+    return Profile(name, (), behind, distance)
 
 
-def _nearest(sections: Iterable[Section], threads: int) -> Section | None:
+def _profile(section: Section) -> Profile:
+    return Profile(str(section), section.records)
+
+
+class _Measured(Protocol):
+    @property
+    def threads(self) -> int: ...
+
+
+M = TypeVar("M", bound=_Measured)
+
+
+def _nearest(sections: Iterable[M], threads: int) -> M | None:
     return min(sections, key=lambda section: _distance(section, threads), default=None)
 
 
-def _distance(section: Section | None, threads: int) -> float:
+def _distance(section: _Measured | None, threads: int) -> float:
     return 0.0 if section is None else PER_DOUBLING * abs(log2(section.threads / threads))
 
 
-@lru_cache(maxsize=1)
-def shipped() -> tuple[Section, ...]:
-    """The processors that were met so far."""
-    folder = files(__package__).joinpath("known")
-    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".json"))
-    return tuple(section for name in names for section in parse(folder.joinpath(name).read_bytes(), name))
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A section that is shipped, not read yet: the file's name says what it is, ``GenuineIntel 6 85 avx512 1.json``."""
+
+    model: str
+    threads: int
+    read: Callable[[], Section]
+
+
+@lru_cache(maxsize=4)
+def shipped(instruction_set: str) -> tuple[Known, ...]:
+    """The processors that were met so far, with this instruction set."""
+    found = []
+    for entry in sorted(files(__package__).joinpath("known").iterdir(), key=lambda entry: entry.name):
+        model, _, rest = entry.name.removesuffix(".json").rpartition(f" {instruction_set} ")
+        if model:
+            found.append(Known(model, int(rest), partial(_read, entry.read_bytes, entry.name)))
+    return tuple(found)
+
+
+def _read(read_bytes: Callable[[], bytes], name: str) -> Section:
+    (section,) = parse(read_bytes(), name)
+    return section
 
 
 def _own_sections(path: Path | None) -> tuple[Section, ...]:

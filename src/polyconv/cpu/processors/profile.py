@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp, log, log2, prod, sqrt
+from math import dist, exp, log, log2, prod, sqrt
 
 from ...problem import Pass, Problem
 
@@ -114,13 +114,17 @@ class Profile:
             there = self._measured.setdefault(_room(record.problem), [])
             there.append((place_of(record.problem), record.errors()))
         self._heard = lru_cache(maxsize=1024)(self._listen)
+        self._corrected = lru_cache(maxsize=8192)(self._correct)
 
     def correction(self, problem: Problem, kernel: Kernel) -> Correction:
         """For a kernel on a problem."""
+        return self._corrected(*_situation(problem), kernel.formula)
+
+    def _correct(self, room: _Room, place: Place, formula: Formula) -> Correction:
         prior = UNMEASURED
         if self.behind is not None:
-            prior = self.behind.correction(problem, kernel).elsewhere(self.distance)
-        heard = self._heard(_room(problem), place_of(problem)).get(kernel.formula, [])
+            prior = self.behind._corrected(room, place, formula).elsewhere(self.distance)
+        heard = self._heard(room, place).get(formula, [])
         if not heard:
             return prior
         count = sum(weight for weight, _ in heard)
@@ -134,15 +138,20 @@ class Profile:
         """What was measured near a place: weights and errors, by formula."""
         found: dict[Formula, list[tuple[float, float]]] = {}
         for there, errors in self._measured.get(room, ()):
-            squared = sum((a - b) ** 2 for a, b in zip(place, there, strict=True)) / REACH**2
-            if squared < FAR**2:
-                weight = exp(-squared / 2.0)
+            distance = dist(place, there) / REACH
+            if distance < FAR:
+                weight = exp(-(distance**2) / 2.0)
                 for formula, error in errors:
                     found.setdefault(formula, []).append((weight, error))
         return found
 
     def __str__(self) -> str:
         return self.name
+
+
+@lru_cache(maxsize=64)
+def _situation(problem: Problem) -> tuple[_Room, Place]:
+    return _room(problem), place_of(problem)
 
 
 def _room(problem: Problem) -> _Room:
