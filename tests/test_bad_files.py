@@ -238,7 +238,7 @@ def tuning_json() -> Json:
     entry = {"choice": "a", "seconds": {"a": 1.0, "b": 2}, "torch_seconds": 3.0, "measured": "2026-01-01T00:00:00Z"}
     here = backend_for(torch.device("cpu")).environment().as_json()
     section = {"environment": here, "entries": {KEY: entry}}
-    return {"format": tuning_file.FORMAT, "schema": 1, "sections": [section]}
+    return {"format": f"polyconv {tuning_file.KIND}", "schema": 1, "sections": [section]}
 
 
 def with_value(value: Any, *place: Any) -> Callable[[Json], None]:

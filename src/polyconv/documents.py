@@ -116,6 +116,17 @@ def parse(data: bytes, file: str) -> Value:
     return Value(found, file)
 
 
+def parse_versioned(data: bytes, file: str, kind: str, schema: int) -> Value:
+    """The same of a file that says what it is: ``"format": "polyconv tuning"`` for the kind ``tuning``."""
+    found = parse(data, file)
+    if not isinstance(found.found, dict) or found.found.get("format") != f"polyconv {kind}":
+        raise DocumentError(f'{file} is not a {kind} file of polyconv\'s: it has no "format": "polyconv {kind}"')
+    version = found.member("schema")
+    if not version.is_whole(schema):
+        raise DocumentError(f"{file} has schema {version.number():g}; this version of polyconv reads {schema}")
+    return found
+
+
 def _depth(text: str) -> int:
     """Levels of brackets outside of strings. Exact for all that the parser would come to read."""
     without_escapes = text.replace("\\\\", "").replace('\\"', "")

@@ -137,7 +137,7 @@ def test_a_section_takes_the_place_of_one_of_the_same_environment(tmp_path: Path
 
 DAMAGED = {
     "no JSON": (b"{", "is not JSON"),
-    "another file": (b'{"format": "polyconv tuning"}', "is not a profile of polyconv's"),
+    "another file": (b'{"format": "polyconv tuning"}', "is not a profile file of polyconv's"),
     "a later one": (b'{"format": "polyconv profile", "schema": 2, "sections": []}', "has schema 2"),
     "no sections": (b'{"format": "polyconv profile", "schema": 1}', 'it has no "sections"'),
 }

@@ -118,7 +118,7 @@ def test_another_environment_is_skipped_and_kept(tmp_path: Path, change: dict[st
 def test_a_section_that_this_version_does_not_understand_is_carried_along(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     alien = {"environment": {"device": "npu", "colour": "red"}, "entries": {"k": {"program": [1, 2]}}}
-    path.write_text(json.dumps({"format": tuning_file.FORMAT, "schema": 1, "sections": [alien]}))
+    path.write_text(json.dumps({"format": f"polyconv {tuning_file.KIND}", "schema": 1, "sections": [alien]}))
     tuning.update(path, Tuning.of(HERE, {KEY: entry()}))
     assert alien in json.loads(path.read_text())["sections"]
 

@@ -32,7 +32,7 @@ from ..files import Folder, read_file
 from ..version import __version__
 from .environment import Environment
 
-FORMAT = "polyconv tuning"
+KIND = "tuning"
 SCHEMA = 1
 """Raise it when an entry comes to mean something else."""
 LARGEST = 2**24
@@ -125,18 +125,13 @@ class Tuning:
             {"environment": dict(s.environment), "entries": {k: s.entries[k] for k in sorted(s.entries)}}
             for s in sections
         ]
-        return json.dumps({"format": FORMAT, "schema": SCHEMA, "sections": listed}, indent=1) + "\n"
+        return json.dumps({"format": f"polyconv {KIND}", "schema": SCHEMA, "sections": listed}, indent=1) + "\n"
 
 
 def parse(data: bytes, name: str) -> Tuning:
     """The contents of a file that is called ``name`` in messages."""
     try:
-        found = documents.parse(data, name)
-        if not isinstance(found.found, dict) or found.found.get("format") != FORMAT:
-            raise TuningError(f'{name} is not a tuning file of polyconv\'s: it has no "format": "{FORMAT}"')
-        schema = found.member("schema")
-        if not schema.is_whole(SCHEMA):
-            raise TuningError(f"{name} has schema {schema.number():g}; this version of polyconv reads {SCHEMA}")
+        found = documents.parse_versioned(data, name, KIND, SCHEMA)
         sections = [_section(section) for section in found.member("sections").items()]
     except DocumentError as error:
         raise TuningError(str(error)) from None

@@ -30,7 +30,7 @@ from ...problem import Pass, Problem, channels_last_strides
 from ...tuning import Environment
 from .profile import Kernel, Record, Spent, is_channels_last
 
-FORMAT = "polyconv profile"
+KIND = "profile"
 SCHEMA = 1
 LARGEST = 2**24
 """Bytes of a file that are read at most."""
@@ -77,12 +77,7 @@ class Section:
 def parse(data: bytes, name: str) -> tuple[Section, ...]:
     """The contents of a file that is called ``name`` in messages."""
     try:
-        found = documents.parse(data, name)
-        if not isinstance(found.found, dict) or found.found.get("format") != FORMAT:
-            raise ProfileError(f'{name} is not a profile of polyconv\'s: it has no "format": "{FORMAT}"')
-        schema = found.member("schema")
-        if not schema.is_whole(SCHEMA):
-            raise ProfileError(f"{name} has schema {schema.number():g}; this version of polyconv reads {SCHEMA}")
+        found = documents.parse_versioned(data, name, KIND, SCHEMA)
         return tuple(map(_section, found.member("sections").items()))
     except DocumentError as error:
         raise ProfileError(str(error)) from None
@@ -157,7 +152,7 @@ def load(path: Path) -> tuple[Section, ...]:
 def text(sections: Iterable[Section]) -> str:
     """As it is written: a line for each problem, so that people and version control see what is what."""
     listed = ",\n".join(map(_section_text, sections))
-    return f'{{"format": "{FORMAT}", "schema": {SCHEMA}, "sections": [\n{listed}\n]}}\n'
+    return f'{{"format": "polyconv {KIND}", "schema": {SCHEMA}, "sections": [\n{listed}\n]}}\n'
 
 
 def _section_text(section: Section) -> str:
