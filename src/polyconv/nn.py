@@ -99,9 +99,12 @@ class Conv2d(torch.nn.Conv2d):
     def _conv_forward(
         self, input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None
     ) -> Tensor:
+        compiling = is_compiling()
+        if not compiling and residual is None and (y := shortcut.again(self, input, weight, bias)) is not None:
+            return y
         sizes = self.stride, self.padding, self.dilation, self.groups, self.padding_mode
         args = input, weight, bias, *sizes, self.tolerance, self.activation, residual
-        y = None if is_compiling() else shortcut.conv2d(*args)
+        y = None if compiling else shortcut.conv2d(*args, self)
         return by_operator(*args) if y is None else y
 
 

@@ -26,9 +26,9 @@ from .processors import Correction, Kernel, in_force
 CALL_CYCLES = 2000.0
 """What any call costs, so that no work at all is not free."""
 
-OWN_CALL_CYCLES = 1e4
-"""What it costs to get to a kernel of polyconv's, where PyTorch's would have been called as a program calls it: a few
-microseconds."""
+OWN_CALL_CYCLES, RECORDED_CYCLES = 25e3, 100e3
+"""What it costs to get to a kernel of polyconv's, where PyTorch's would have been called as a program calls it; and
+where gradients are recorded, for any pass: all three then go through Python instead of C++."""
 
 CHECK_CYCLES, CHECK_BYTES = 8e3, 8.0
 """What it costs to find out whether a weight is still the one whose transform was kept: a call, bytes per cycle."""
@@ -166,6 +166,12 @@ class Costs:
         saved = candidate.weight_cycles - self._check if self.keeps(candidate) else 0.0
         return CALL_CYCLES + candidate.cycles - saved
 
+    @property
+    def call(self) -> float:
+        """What a kernel of polyconv's costs beside what it computes."""
+        inference = self.problem.kind is Pass.FPROP and self.kept_weights
+        return OWN_CALL_CYCLES if inference else RECORDED_CYCLES
+
     def correction(self, candidate: CpuCandidate) -> Correction | None:
         """By what was measured; None for PyTorch's convolution, which all others are compared with."""
         if self.device.profile is None or candidate.engine == aten.NAME:
@@ -175,7 +181,7 @@ class Costs:
     def cautious(self, candidate: CpuCandidate) -> float:
         """What is compared: a kernel of polyconv's has to be ahead by as much as its estimate may well be wrong."""
         correction, counted = self.correction(candidate), self.counted(candidate)
-        return counted if correction is None else OWN_CALL_CYCLES + counted * correction.factor
+        return counted if correction is None else self.call + counted * correction.factor
 
 
 def offered(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
@@ -211,6 +217,6 @@ def _advantage(found: Selection[CpuCandidate], costs: Costs) -> str:
     correction = costs.correction(found.chosen)
     if correction is None:
         return "no kernel of polyconv's is ahead of it by as much as the estimate may be wrong"
-    ratio = costs.counted(theirs) / (OWN_CALL_CYCLES + costs.counted(found.chosen) * exp(correction.shift))
+    ratio = costs.counted(theirs) / (costs.call + costs.counted(found.chosen) * exp(correction.shift))
     least = costs.counted(theirs) / costs.cautious(found.chosen)
     return f"estimated {ratio:.1f} times as fast as PyTorch's convolution, probably at least {least:.1f} times"

@@ -12,8 +12,9 @@ its derivative is PyTorch's, too, and nothing stands between.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Hashable, Iterator
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -107,8 +108,9 @@ def conv2d(
     tolerance: float | None,
     activation: str | None = None,
     residual: Tensor | None = None,
+    module: torch.nn.Module | None = None,
 ) -> Tensor | None:
-    """The output, or None where the operator has to be called."""
+    """The output, or None where the operator has to be called. ``module``: whose call it is."""
     if type(x) not in TYPES or type(w) not in TYPES or is_watched():
         return None
     if type(bias) not in _OPTIONAL or type(residual) not in _OPTIONAL:
@@ -177,9 +179,64 @@ def conv2d(
         remember(key, number, call)
     if call.left_to_torch is not None:
         y = _torchs_conv2d(x, w, bias, *call.left_to_torch)
-        bare = residual is None and activation is None
-        return y if bare else apply_epilogue(y, residual, call.problem.activation)
+        if residual is not None or activation is not None:
+            return apply_epilogue(y, residual, call.problem.activation)
+        if module is not None:
+            key = id(module)
+            forget = weakref.ref(module, lambda _: left.pop(key, None))
+            asked = stride, padding, dilation, groups, tolerance
+            left[key] = Left(forget, number, graded, id(w) in vouched, asked, call)
+        return y
     return compute_fprop(call, x, w, bias, residual) if call.inference else _record(call, x, w, bias, residual)
+
+
+# ---- modules that are left to torch
+
+
+class Left(NamedTuple):
+    """The last call of a module that was left to PyTorch's convolution: where it comes again, nothing is looked up.
+
+    A module keeps it no longer than it lives, and not with its attributes: copies and pickles know nothing of it.
+    """
+
+    module: weakref.ref[torch.nn.Module]
+    number: int
+    graded: bool
+    frozen: bool
+    asked: tuple[Any, ...]
+    """Attributes of the module: the very objects, but for the numbers among them."""
+    call: ShortCall
+
+
+left: dict[int, Left] = {}
+"""By the ``id`` of the module."""
+
+
+def again(module: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor | None:
+    """The output of PyTorch's convolution, if the module's last call was left to it and this is the same; else None.
+
+    What :func:`conv2d` asks by its key is asked here one by one: most of it is one comparison in C++.
+    """
+    found = left.get(id(module))
+    if found is None or type(x) not in TYPES or type(w) not in TYPES or type(bias) not in _OPTIONAL:
+        return None
+    _, number, graded, frozen, (stride, padding, dilation, groups, tolerance), call = found
+    if number != epoch.now() or graded is not _is_grad_enabled() or is_watched() or frozen is not (id(w) in vouched):
+        return None
+    if x.is_nested or w.is_nested or (bias is not None and bias.is_nested):
+        return None
+    if stride is not module.stride or padding is not module.padding or dilation is not module.dilation:
+        return None
+    if groups != module.groups or tolerance != module.tolerance or module.activation is not None:
+        return None
+    if module.padding_mode != "zeros" or call.left_to_torch is None:
+        return None
+    if not (call.fits(x, w) if bias is None else call.fits(x, w, bias)):
+        return None
+    return _torchs_conv2d(x, w, bias, *call.left_to_torch)
+
+
+# ----
 
 
 def _want_gradient(*tensors: Tensor | None) -> bool:
