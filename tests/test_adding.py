@@ -83,7 +83,7 @@ ENGINE = SimpleNamespace(NAME="toy", candidates=toy_candidates, prepare=toy_prep
 def test_a_cpu_engine_is_a_module_and_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planned, explained, refused in its own words, and executed against float64."""
     monkeypatch.setattr(planner, "ENGINES", (*planner.ENGINES, ENGINE))
-    planner.plan_cpu.cache_clear()
+    planner._plan.cache_clear()
     try:
         backend = CpuBackend()
         assert backend.plan(PROBLEM).choice == backend.candidates(PROBLEM)[0] == "exact, toy"
@@ -94,6 +94,6 @@ def test_a_cpu_engine_is_a_module_and_a_name(monkeypatch: pytest.MonkeyPatch) ->
         y = torch.full(PROBLEM.y_shape, float("nan"))
         backend.prepare(PROBLEM)({**tensors, "y": y})
     finally:
-        planner.plan_cpu.cache_clear()
+        planner._plan.cache_clear()
     error = (y.double() - reference.fprop(PROBLEM, tensors["x"], tensors["w"], None)).abs()
     assert largest(error, scales(PROBLEM, tensors)["y"]) <= 1e-6
