@@ -331,6 +331,7 @@ def test_explain_says_what_a_gpu_does() -> None:
 
 
 @pytest.mark.parametrize("allowed", [False, True])
+@pytest.mark.filterwarnings("ignore:torch.autocast asks for")
 def test_autocast_on_a_gpu_casts_to_one_dtype(allowed: bool) -> None:
     """The kernel that the dispatcher calls in a region of autocast for CUDA, which torch only opens where a GPU is."""
     seen: list[torch.dtype] = []

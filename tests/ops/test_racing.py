@@ -274,15 +274,11 @@ def test_a_new_weight_in_every_call_ends_the_race(timed: Timed) -> None:
 @pytest.mark.parametrize("how", ["deterministic algorithms", "cudnn"])
 def test_nothing_is_raced_where_determinism_is_asked_for(timed: Timed, how: str) -> None:
     x, w = tensors()
-    before = torch.backends.cudnn.deterministic
+    torch.use_deterministic_algorithms(how != "cudnn")
     try:
-        if how == "cudnn":
-            torch.backends.cudnn.deterministic = True
-        else:
-            torch.use_deterministic_algorithms(True)
-        results = [call(x, w) for _ in range(20)]
+        with torch.backends.cudnn.flags(deterministic=how == "cudnn"):
+            results = [call(x, w) for _ in range(20)]
     finally:
-        torch.backends.cudnn.deterministic = before
         torch.use_deterministic_algorithms(False)
     assert racing.turns() == 0
     assert all(torch.equal(y, results[0]) for y in results)

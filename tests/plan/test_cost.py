@@ -40,4 +40,5 @@ def test_devices_differ_as_their_figures_do(device: object) -> None:
     launch = max(plan.launches, key=lambda one: one.work.steps)
     here, there = resource_us(launch, V100), resource_us(launch, device)  # type: ignore[arg-type]
     assert there["memory"] == pytest.approx(here["memory"] * V100.dram_gbs / device.dram_gbs)  # type: ignore[attr-defined]
-    assert there["issue"] < here["issue"] * 1.01
+    rates = [one.sms * one.clock_mhz for one in (V100, device)]  # type: ignore[attr-defined]
+    assert there["issue"] == pytest.approx(here["issue"] * rates[0] / rates[1])

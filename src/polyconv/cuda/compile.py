@@ -142,6 +142,7 @@ def check_arch(arch: str) -> None:
 
 def ptx_arch(arch: str) -> str | None:
     """The newest architecture before one that NVRTC does not know: its PTX runs there. None where NVRTC knows it."""
+    check_arch(arch)
     known = supported_archs()
     return None if _number(arch) in known else f"sm_{max(one for one in known if one < _number(arch))}"
 
