@@ -19,7 +19,7 @@ from math import dist, exp, log, log2, prod, sqrt
 
 from ...problem import Pass, Problem
 
-CAUTION = 1.0
+CAUTION = 1.4
 """Doubts by which a kernel must be ahead of PyTorch's."""
 REACH = 0.7
 """How far a measured problem is heard, in the units of :func:`place_of`."""
@@ -50,8 +50,8 @@ class Correction:
 Formula = tuple[str, bool, bool]
 Place = tuple[float, ...]
 
-UNMEASURED = Correction(0.4, 0.7)
-"""Of the cost model alone: it thinks well of polyconv's kernels, and in one case of three is wrong by a factor of 2."""
+UNMEASURED = Correction(0.4, 0.5)
+"""Of the cost model alone: it thinks well of polyconv's kernels, and in one case of three is wrong by a factor of 1.6."""
 
 
 @dataclass(frozen=True, slots=True)
