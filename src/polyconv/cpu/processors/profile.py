@@ -51,7 +51,7 @@ Formula = tuple[str, bool, bool]
 Place = tuple[float, ...]
 
 UNMEASURED = Correction(0.4, 0.5)
-"""Of the cost model alone: it thinks well of polyconv's kernels, and in one case of three is wrong by a factor of 1.6."""
+"""Of the cost model alone: it thinks well of polyconv's kernels, and one time in three is wrong by a factor of 1.6."""
 
 
 @dataclass(frozen=True, slots=True)
