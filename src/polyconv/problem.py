@@ -253,6 +253,11 @@ class Problem:
             f"polyconv's kernels convolve over height and width; this problem has {', '.join(AXES[self.rank])}: {self}"
         )
 
+    def channels_last(self) -> Problem:
+        """The same on dense tensors of that layout."""
+        x, w, y = map(channels_last_strides, (self.x_shape, self.w_shape, self.y_shape))
+        return replace(self, x_strides=x, w_strides=w, y_strides=y)
+
     def for_pass(self, kind: Pass) -> Problem:
         """The same convolution, another pass. Only the forward pass has an epilogue."""
         if kind is Pass.FPROP:

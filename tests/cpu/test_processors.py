@@ -26,7 +26,6 @@ from polyconv.cpu.processors import (
     Record,
     Section,
     Spent,
-    channels_last,
     file,
     in_force,
     lookup,
@@ -61,7 +60,7 @@ def test_far_from_everything_the_model_is_all_there_is() -> None:
     profile = Profile("A", [record(2.0)])
     assert profile.correction(nearby(kernel=(31, 31)), FAST) == UNMEASURED
     assert profile.correction(nearby(kind=Pass.WGRAD), FAST) == UNMEASURED
-    assert profile.correction(channels_last(PROBLEM), FAST) == UNMEASURED
+    assert profile.correction(PROBLEM.channels_last(), FAST) == UNMEASURED
     assert profile.correction(PROBLEM, DIRECT) == UNMEASURED
     assert profile.correction(PROBLEM, replace(FAST, kept=True)) == UNMEASURED
 
@@ -116,7 +115,7 @@ def section(*records: Record, model: str = "GenuineIntel 6 85", **environment: o
 def test_a_file_says_what_was_measured(tmp_path: Path) -> None:
     records = [
         record(2.0, replace(PROBLEM, bias=True)),
-        record(0.5, channels_last(replace(PROBLEM, kind=Pass.DGRAD))),
+        record(0.5, replace(PROBLEM, kind=Pass.DGRAD).channels_last()),
         record(1.0, Problem.make("wgrad", (8, 32, 9, 20), (32, 1, 5, 3), stride=(2, 1), groups=32, dilation=(1, 2))),
     ]
     written = file.update(tmp_path / "profile.json", section(*records))
@@ -372,7 +371,7 @@ def test_a_problem_is_measured_with_every_engine_and_both_ways() -> None:
 @pytest.mark.parametrize("kind", [Pass.DGRAD, Pass.WGRAD])
 def test_gradients_are_measured(kind: Pass) -> None:
     problem = Problem.make(kind, (2, 16, 9, 9), (16, 1, 3, 3), padding=(1, 1, 1, 1), groups=16, bias=kind is Pass.WGRAD)
-    assert "direct, depthwise" in {kernel.name for kernel, _ in calibration.measure(channels_last(problem)).kernels}
+    assert "direct, depthwise" in {kernel.name for kernel, _ in calibration.measure(problem.channels_last()).kernels}
 
 
 def test_the_command_writes_a_profile_that_is_used(

@@ -25,7 +25,7 @@ from polyconv.cuda.cache import KernelCache
 from polyconv.cuda.compile import compile_kernel, compiler_id
 from polyconv.measure.workloads import catalogue
 from polyconv.plan import DEVICES, KernelSpec, Launch, Plan, all_kernels, plan_cuda
-from polyconv.problem import Activation, PaddingMode, Pass, Problem, channels_last_strides
+from polyconv.problem import Activation, PaddingMode, Pass, Problem
 
 FOLDER = Path(__file__).resolve().parent
 CPUS = {
@@ -52,8 +52,7 @@ def problems() -> Iterator[tuple[str, Problem]]:
 def variants() -> Iterator[tuple[str, Problem]]:
     """The same on channels_last tensors, with a border of image values, and with an epilogue."""
     for name, problem in problems():
-        x, w, y = map(channels_last_strides, (problem.x_shape, problem.w_shape, problem.y_shape))
-        yield f"{name}, channels_last", replace(problem, x_strides=x, w_strides=w, y_strides=y)
+        yield f"{name}, channels_last", problem.channels_last()
         if any(problem.padding):
             yield f"{name}, replicated border", replace(problem, padding_mode=PaddingMode.REPLICATE)
         if problem.kind is Pass.FPROP:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import polyconv
+from entered import entered
 from polyconv import choices
 from polyconv.backends import backend_for
 from polyconv.cpu import aten
@@ -38,22 +38,6 @@ def forced(target: Callable[..., Any], *inputs: Any, only: tuple[Pass, ...] = tu
             if wanted:
                 found[problem_key(problem, kept_weights=kept)] = wanted[0]
     return choices.Forced(found)
-
-
-def entered(call: Callable[[], object]) -> set[str]:
-    """The functions of polyconv that a call enters."""
-    found: set[str] = set()
-
-    def note(frame: Any, event: str, _: Any) -> None:
-        if event == "call" and frame.f_globals["__name__"].startswith("polyconv"):
-            found.add(f"{frame.f_globals['__name__']}.{frame.f_code.co_name}")
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return found
 
 
 MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
@@ -79,7 +63,7 @@ def test_a_module_is_torchs_own(mode: str, layer: str) -> None:
     x = torch.randn(SIZE, requires_grad=mode == "training")
     with forced(ours, x), MODES[mode]():
         ours(x)
-        assert entered(lambda: ours(x)) == {
+        assert set(entered(lambda: ours(x))) == {
             "polyconv.nn.forward",
             "polyconv.nn._conv_forward",
             "polyconv.ops.shortcut.again",

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.profiler import profile
 
 import polyconv
+from entered import entered
 from fresh import PROCESSES
 from polyconv import backends, choices, settings, tuning
 from polyconv.backends import Run, backend_for
@@ -193,22 +194,6 @@ def test_what_torch_wins_is_left_to_torch(timed: Timed) -> None:
     for _ in range(40):
         conv(x).square().sum().backward()
     assert type(conv(x).grad_fn).__name__ == "ConvolutionBackward0"
-
-
-def entered(made: Callable[[], object]) -> list[str]:
-    """The functions of polyconv that a call enters, each time that it does."""
-    found: list[str] = []
-
-    def note(frame: Any, event: str, _: Any) -> None:
-        if event == "call" and frame.f_globals["__name__"].startswith("polyconv"):
-            found.append(f"{frame.f_globals['__name__']}.{frame.f_code.co_name}")
-
-    sys.setprofile(note)
-    try:
-        made()
-    finally:
-        sys.setprofile(None)
-    return found
 
 
 # ---- training

@@ -13,14 +13,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ..measure.layers import class_of
+from ..measure.layers import IMAGE_CHANNELS, class_of
 from ..measure.workloads import Workload
 from ..problem import Pass
 from .cases import Case, Cases, Mode
 from .contests import Contest
 from .duels import Duel, fight
-
-IMAGE_CHANNELS = 4
 
 
 def contests(layers: Sequence[Workload], cases: Cases) -> list[Contest[Duel]]:

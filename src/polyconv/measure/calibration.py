@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod, sqrt
+from math import dist, prod, sqrt
 
 import torch
 from torch import Tensor
@@ -18,16 +18,15 @@ from ..cpu import aten, plain
 from ..cpu.candidates import CpuCandidate
 from ..cpu.device import CpuDevice
 from ..cpu.planner import Costs, engine_of, here, offered
-from ..cpu.processors import Kernel, Record, Spent, channels_last
+from ..cpu.processors import Kernel, Record, Spent
 from ..cpu.processors.profile import Place, place_of
 from ..cpu.weights import TransformedWeights
 from ..problem import Pass, Problem
 from . import layers, workloads
+from .limits import with_batch
 from .timing import interleaved
 from .workloads import Workload
 
-IMAGE_CHANNELS = 4
-"""An image of so many channels is a network's input, which needs no gradient."""
 BATCHES = (1, 8)
 """In turn, from layer to layer."""
 REPEATS = 4
@@ -51,7 +50,7 @@ def cases(most: float = MOST_MULTIPLICATIONS) -> Iterator[list[Problem]]:
 
 def _candidates(most: float) -> list[Workload]:
     """Layers that are small enough; first those that are nobody's neighbours."""
-    named = [replace(layer, input=(1, *layer.input[1:])) for layer in workloads.catalogue().values()]
+    named = [with_batch(layer, 1) for layer in workloads.catalogue().values()]
     every = [*named, *layers.sample(layers.every(), None)]
     problems = [(layer, layer.problem(Pass.FPROP)) for layer in every]
     return [layer for layer, one in problems if one.multiplications <= most and prod(one.w_shape) <= MOST_WEIGHTS]
@@ -73,26 +72,26 @@ def _far_apart(every: Sequence[Workload]) -> Iterator[Workload]:
 
 def _weighed(place: Place, other: Place, uses: int) -> float:
     """The square of a distance; a layer that is used often may be nearer to another one."""
-    return sum((a - b) ** 2 for a, b in zip(place, other, strict=True)) * sqrt(uses)
+    return dist(place, other) ** 2 * sqrt(uses)
 
 
 def _passes(layer: Workload, batch: int, most: float) -> Iterator[Problem]:
     one = layer.problem(Pass.FPROP)
     images = batch if batch * one.multiplications <= most else 1
     for kind in Pass:
-        if kind is Pass.DGRAD and one.in_channels <= IMAGE_CHANNELS:
+        if kind is Pass.DGRAD and one.in_channels <= layers.IMAGE_CHANNELS:
             continue
-        problem = replace(layer, input=(images, *layer.input[1:])).problem(kind)
+        problem = with_batch(layer, images).problem(kind)
         yield problem
-        yield channels_last(problem)
+        yield problem.channels_last()
 
 
 def measure(problem: Problem) -> Record:
     """Time one problem."""
     tensors = _tensors(problem)
     trials = list(_trials(problem, replace(here(), profile=None)))
-    calls = {trial: _call(problem, trial, tensors) for trial in trials}
-    timings = interleaved({str(trial): call for trial, call in calls.items()}, REPEATS, patience=PATIENCE)
+    calls = {str(trial): _call(problem, trial, tensors) for trial in trials}
+    timings = interleaved(calls, REPEATS, patience=PATIENCE)
     alone = torch.get_num_threads() == 1
     spent = {
         trial: Spent(timings[str(trial)].cpu if alone else timings[str(trial)].best, trial.cycles) for trial in trials

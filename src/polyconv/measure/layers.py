@@ -16,6 +16,8 @@ from ..problem import Pass, Problem
 from .workloads import Workload
 
 SEED = 0
+IMAGE_CHANNELS = 4
+"""An image of up to so many channels is a network's input, which needs no gradient; its layer is a stem."""
 
 
 @lru_cache(maxsize=1)
@@ -47,7 +49,7 @@ def class_of(layer: Workload) -> str:
 
 
 def _role(problem: Problem) -> str:
-    if problem.in_channels <= 4:
+    if problem.in_channels <= IMAGE_CHANNELS:
         return "stem "
     if problem.groups > 1:
         return "depthwise " if problem.depthwise else "grouped "
@@ -56,7 +58,7 @@ def _role(problem: Problem) -> str:
 
 def _map(problem: Problem) -> str:
     """The size of the map, where it decides: what is done once per call weighs more on a small one."""
-    if problem.in_channels <= 4:
+    if problem.in_channels <= IMAGE_CHANNELS:
         return ""
     pixels = problem.in_size[0] * problem.in_size[1]
     if pixels == 1:

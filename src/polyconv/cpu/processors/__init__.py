@@ -5,7 +5,7 @@ measured nearby, and says how far it is to be believed; ``known`` has the proces
 ``polyconv calibrate`` measures another one.
 """
 
-from .file import ProfileError, Section, channels_last, check, load, text, update
+from .file import ProfileError, Section, check, load, text, update
 from .lookup import in_force, own_file, shipped
 from .profile import Correction, Kernel, Profile, Record, Spent
 
@@ -17,7 +17,6 @@ __all__ = [
     "Record",
     "Section",
     "Spent",
-    "channels_last",
     "check",
     "in_force",
     "load",

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from typing import Any
 from ... import documents
 from ...documents import DocumentError, Value
 from ...files import Folder, read_file
-from ...problem import Pass, Problem, channels_last_strides
+from ...problem import Pass, Problem
 from ...tuning import Environment
 from .profile import Kernel, Record, Spent, is_channels_last
 
@@ -130,13 +130,7 @@ def _problem(kind: Pass, layout: str, numbers: Sequence[int]) -> Problem:
         groups=groups,
         bias=bool(bias),
     )
-    return problem if layout == "nchw" else channels_last(problem)
-
-
-def channels_last(problem: Problem) -> Problem:
-    """The same on tensors of that layout."""
-    x, w, y = map(channels_last_strides, (problem.x_shape, problem.w_shape, problem.y_shape))
-    return replace(problem, x_strides=x, w_strides=w, y_strides=y)
+    return problem if layout == "nchw" else problem.channels_last()
 
 
 def load(path: Path) -> tuple[Section, ...]:
