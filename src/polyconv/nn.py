@@ -7,7 +7,7 @@ in place.
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from .arguments import Extent, Padding, activation_name
 from .exchange import check_qconfig, refuse_scripting
 from .functional import by_operator
 from .ops import shortcut
+from .ops.shortcut import again
 from .settings import checked_tolerance
 from .vouching import is_frozen
 
@@ -76,17 +77,21 @@ class Conv2d(torch.nn.Conv2d):
         Tools that wrap a module's forward keep this method, bound to the module, whatever class the module has later:
         so it asks no more of ``_conv_forward`` than torch's has, unless it was given more.
         """
+        own: dict[str, Any] = self._parameters
         try:  # where torch looks last for an attribute, after half a microsecond
-            weight, bias = cast("Tensor", self._parameters["weight"]), cast("Tensor | None", self._parameters["bias"])
+            weight, bias = own["weight"], own["bias"]
         except KeyError:  # made anew before each call: a parametrisation, a hook
             weight, bias = self.weight, self.bias
-        if residual is None:
-            return self._conv_forward(input, weight, bias)
-        return self._conv_forward(input, weight, bias, residual)
+        if residual is not None:
+            return self._conv_forward(input, weight, bias, residual)
+        if not is_compiling() and (y := again(self, input, weight, bias)) is not None:
+            return y
+        return self._conv_forward(input, weight, bias)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "qconfig":
             check_qconfig(value)
+        shortcut.forget_left(self)
         super().__setattr__(name, value)
 
     __prepare_scriptable__ = refuse_scripting
@@ -99,13 +104,15 @@ class Conv2d(torch.nn.Conv2d):
     def _conv_forward(
         self, input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None
     ) -> Tensor:
-        compiling = is_compiling()
-        if not compiling and residual is None and (y := shortcut.again(self, input, weight, bias)) is not None:
-            return y
         sizes = self.stride, self.padding, self.dilation, self.groups, self.padding_mode
         args = input, weight, bias, *sizes, self.tolerance, self.activation, residual
-        y = None if compiling else shortcut.conv2d(*args, self)
+        y = None if is_compiling() else shortcut.conv2d(*args, self if self._comes_straight_here else None)
         return by_operator(*args) if y is None else y
+
+    @property
+    def _comes_straight_here(self) -> bool:
+        """Whether :meth:`forward` calls the method above: not one of a subclass's, nor one that was set."""
+        return type(self)._conv_forward is Conv2d._conv_forward and "_conv_forward" not in self.__dict__
 
 
 class LazyConv2d(torch.nn.LazyConv2d, Conv2d):  # type: ignore[misc]

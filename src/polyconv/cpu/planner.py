@@ -26,9 +26,10 @@ from .processors import Correction, Kernel, in_force
 CALL_CYCLES = 2000.0
 """What any call costs, so that no work at all is not free."""
 
-OWN_CALL_CYCLES, RECORDED_CYCLES = 25e3, 100e3
+OWN_CALL_CYCLES, RECORDED_CYCLES = 100e3, 200e3
 """What it costs to get to a kernel of polyconv's, where PyTorch's would have been called as a program calls it; and
-where gradients are recorded, for any pass: all three then go through Python instead of C++."""
+where gradients are recorded, for any pass: all three then go through Python instead of C++. Not in a loop, where it is
+a quarter of that, but in a network, whose other layers push Python's objects out of the caches."""
 
 CHECK_CYCLES, CHECK_BYTES = 8e3, 8.0
 """What it costs to find out whether a weight is still the one whose transform was kept: a call, bytes per cycle."""

@@ -13,7 +13,7 @@ its derivative is PyTorch's, too, and nothing stands between.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -110,7 +110,7 @@ def conv2d(
     residual: Tensor | None = None,
     module: torch.nn.Module | None = None,
 ) -> Tensor | None:
-    """The output, or None where the operator has to be called. ``module``: whose call it is."""
+    """The output, or None where the operator has to be called. ``module``: whose call it is, and nobody else's."""
     if type(x) not in TYPES or type(w) not in TYPES or is_watched():
         return None
     if type(bias) not in _OPTIONAL or type(residual) not in _OPTIONAL:
@@ -182,10 +182,7 @@ def conv2d(
         if residual is not None or activation is not None:
             return apply_epilogue(y, residual, call.problem.activation)
         if module is not None:
-            key = id(module)
-            forget = weakref.ref(module, lambda _: left.pop(key, None))
-            asked = stride, padding, dilation, groups, tolerance
-            left[key] = Left(forget, number, graded, id(w) in vouched, asked, call)
+            _remember_left(module, number, graded, w, bias, call)
         return y
     return compute_fprop(call, x, w, bias, residual) if call.inference else _record(call, x, w, bias, residual)
 
@@ -196,44 +193,56 @@ def conv2d(
 class Left(NamedTuple):
     """The last call of a module that was left to PyTorch's convolution: where it comes again, nothing is looked up.
 
-    A module keeps it no longer than it lives, and not with its attributes: copies and pickles know nothing of it.
+    A module keeps it no longer than it lives, and not with its attributes: copies and pickles know nothing of it. It is
+    forgotten when an attribute of the module is set.
     """
 
     module: weakref.ref[torch.nn.Module]
     number: int
     graded: bool
     frozen: bool
-    asked: tuple[Any, ...]
-    """Attributes of the module: the very objects, but for the numbers among them."""
-    call: ShortCall
+    biased: bool
+    fits: Callable[..., bool]
+    arguments: tuple[Any, ...]
 
 
 left: dict[int, Left] = {}
 """By the ``id`` of the module."""
 
 
-def again(module: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor | None:
+def _remember_left(
+    module: torch.nn.Module, number: int, graded: bool, w: Tensor, bias: Tensor | None, call: ShortCall
+) -> None:
+    key = id(module)
+    while_it_lives = weakref.ref(module, lambda _: left.pop(key, None))
+    assert call.left_to_torch is not None
+    left[key] = Left(while_it_lives, number, graded, id(w) in vouched, bias is not None, call.fits, call.left_to_torch)
+
+
+def forget_left(module: torch.nn.Module) -> None:
+    """What the module does may be something else from now on."""
+    left.pop(id(module), None)
+
+
+def again(module: torch.nn.Module, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor | None:
     """The output of PyTorch's convolution, if the module's last call was left to it and this is the same; else None.
 
-    What :func:`conv2d` asks by its key is asked here one by one: most of it is one comparison in C++.
+    Between two convolutions of a network the caches are emptied of Python's own objects, and each one that is asked
+    costs as much as hundreds of instructions: so as few as possible are. Nobody who watches calls is looked for, since
+    PyTorch's convolution shows itself to all of them.
     """
     found = left.get(id(module))
-    if found is None or type(x) not in TYPES or type(w) not in TYPES or type(bias) not in _OPTIONAL:
+    if found is None:
         return None
-    _, number, graded, frozen, (stride, padding, dilation, groups, tolerance), call = found
-    if number != epoch.now() or graded is not _is_grad_enabled() or is_watched() or frozen is not (id(w) in vouched):
+    _, number, graded, frozen, biased, fits, arguments = found
+    if number != epoch.now() or graded is not _is_grad_enabled() or frozen is not (id(w) in vouched):
         return None
-    if x.is_nested or w.is_nested or (bias is not None and bias.is_nested):
+    if biased:
+        if bias is None or x.is_nested or w.is_nested or bias.is_nested or not fits(x, w, bias):
+            return None
+    elif bias is not None or x.is_nested or w.is_nested or not fits(x, w):
         return None
-    if stride is not module.stride or padding is not module.padding or dilation is not module.dilation:
-        return None
-    if groups != module.groups or tolerance != module.tolerance or module.activation is not None:
-        return None
-    if module.padding_mode != "zeros" or call.left_to_torch is None:
-        return None
-    if not (call.fits(x, w) if bias is None else call.fits(x, w, bias)):
-        return None
-    return _torchs_conv2d(x, w, bias, *call.left_to_torch)
+    return _torchs_conv2d(x, w, bias, *arguments)
 
 
 # ----
