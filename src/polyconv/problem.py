@@ -99,8 +99,10 @@ def output_size(in_size: Sequence[int], kernel: Sequence[int], moves: Moves) -> 
 
 def contiguous_strides(shape: Shape) -> Strides:
     """Element strides of a dense NCHW tensor. An extent of zero counts as one, as in torch."""
-    inner = [prod(max(extent, 1) for extent in shape[axis + 1 :]) for axis in range(len(shape))]
-    return tuple(inner)
+    strides = [1]
+    for extent in shape[:0:-1]:
+        strides.append(strides[-1] * max(extent, 1))
+    return tuple(reversed(strides))
 
 
 def channels_last_strides(shape: Shape) -> Strides:

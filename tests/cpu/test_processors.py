@@ -126,12 +126,16 @@ def test_a_file_says_what_was_measured(tmp_path: Path) -> None:
     assert str(read) == "A Processor (GenuineIntel 6 85), avx512, 2 threads"
 
 
-def test_a_section_takes_the_place_of_one_of_the_same_environment(tmp_path: Path) -> None:
-    path = tmp_path / "profile.json"
-    file.update(path, section(record(1.0)))
+def test_a_section_is_added_to_one_of_the_same_environment(tmp_path: Path) -> None:
+    path, other = tmp_path / "profile.json", replace(PROBLEM, bias=True)
+    file.update(path, section(record(1.0), record(1.0, other)))
     file.update(path, section(record(1.0), threads=4))
-    file.update(path, section(record(1.0), record(2.0)))
-    assert [(s.threads, len(s.records)) for s in file.load(path)] == [(4, 1), (2, 2)]
+    file.update(path, section(record(2.0), record(3.0)))
+    first, second = file.load(path)
+    assert (first.threads, len(first.records)) == (4, 1)
+    assert second.threads == 2
+    assert [r.problem for r in second.records] == [other, PROBLEM, PROBLEM]  # the one that was not measured again
+    assert second.records[1:] == section(record(2.0), record(3.0)).records
 
 
 DAMAGED = {
@@ -360,6 +364,12 @@ def test_layers_come_far_apart() -> None:
     assert all(p.batch * p.multiplications <= 8 * calibration.MOST_MULTIPLICATIONS for p in found)
 
 
+def test_layers_of_some_kinds_can_be_asked_for() -> None:
+    found = [problems[0] for _, problems in zip(range(5), calibration.cases(only=("Depthwise 3x3",)), strict=False)]
+    assert all(p.depthwise and p.kernel == (3, 3) for p in found)
+    assert not list(calibration.cases(only=("no such layer",)))
+
+
 def test_a_problem_is_measured_with_every_engine_and_both_ways() -> None:
     one = calibration.measure(Problem.make("fprop", (1, 32, 14, 14), (32, 32, 3, 3), padding=(1, 1, 1, 1), bias=True))
     found = {(kernel.name.rpartition(", ")[2], kernel.kept) for kernel, _ in one.kernels}
@@ -378,7 +388,7 @@ def test_the_command_writes_a_profile_that_is_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = [Problem.make("fprop", (1, 16, 14, 14), (16, 16, 1, 1)), Problem.make("wgrad", (1, 8, 9, 9), (8, 8, 3, 3))]
-    monkeypatch.setattr(calibration, "cases", lambda most: iter([small]))
+    monkeypatch.setattr(calibration, "cases", lambda most, only: iter([small]))
     path = tmp_path / "profile.json"
     assert main(["calibrate", "--seconds", "5", "-o", str(path)]) == 0
     assert "2 problems" in capsys.readouterr().out

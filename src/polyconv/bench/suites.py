@@ -59,8 +59,7 @@ def of_networks(cases: Cases, only: Sequence[str]) -> Suite[Duel]:
 def of_layers(cases: Cases, only: Sequence[str], size: int, seed: int) -> Suite[Duel]:
     """A sample of the layers of a hundred networks; words are sought in the class of a layer, too."""
     every = {layer.name: layer for layer in known_layers.every()}
-    described = {name: f"{name} {known_layers.class_of(layer)}" for name, layer in every.items()}
-    found = _selected(every, described.values(), only)
+    found = _selected(every, map(known_layers.described, every.values()), only)
     chosen = known_layers.sample((every[name] for name in found), size, seed)
     names, contests = [layer.name for layer in chosen], layers.contests(chosen, cases)
     read, show, drawn = Duel.from_json, tables.print_layers, panels.of_layers
@@ -74,14 +73,8 @@ def _named(name: str, cases: Cases) -> str:
 
 def _selected(names: Iterable[str], texts: Iterable[str], words: Sequence[str]) -> list[str]:
     """The names whose texts have one of the words; all, if there are none."""
-
-    def plain(text: str) -> str:
-        return text.lower().replace("×", "x")
-
     every = list(names)
-    found = [
-        n for n, text in zip(every, texts, strict=True) if not words or any(plain(w) in plain(text) for w in words)
-    ]
+    found = [name for name, text in zip(every, texts, strict=True) if known_layers.has_any(text, words)]
     if not found:
         some = ", ".join(every[:40]) + (f" and {len(every) - 40} more" if every[40:] else "")
         raise NothingError(f"nothing has {' or '.join(map(repr, words))} in its name; there are {some}")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import Any, TypeVar
 
 from ..files import is_writable
 from ..measure import workloads
 from ..problem import Pass
+
+T = TypeVar("T")
 
 FILES, FOLDERS = "file", "directory"
 """What the shell completes an argument with."""
@@ -103,6 +105,15 @@ def add_output_argument(
     metavar = "FOLDER" if folder else "FILE"
     action = parser.add_argument("-o", "--output", metavar=metavar, type=Path, required=required, help=help)
     completes(action, FOLDERS if folder else FILES)
+
+
+def list_of(read: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    """Reads several, separated by commas, each once."""
+
+    def values(text: str) -> tuple[T, ...]:
+        return tuple(dict.fromkeys(read(part.strip()) for part in text.split(",") if part.strip()))
+
+    return values
 
 
 def positive(text: str) -> int:

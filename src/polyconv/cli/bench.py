@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ..bench import environment
 from ..bench.cases import Cases, Layout, Mode
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only",
         metavar="WORDS",
-        type=_list_of(str),
+        type=_options.list_of(str),
         default=(),
         help="those of the suite that have one of these words in their name; of layers, in their class, too: "
         "resnet,depthwise",
@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads",
         metavar="N",
-        type=_list_of(_options.positive),
+        type=_options.list_of(_options.positive),
         help="a number of threads, or several: 1,2 (default: as many as PyTorch takes)",
     )
     parser.add_argument(
@@ -101,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch",
         metavar="N",
-        type=_list_of(_options.positive),
+        type=_options.list_of(_options.positive),
         help="images: of workloads, at most (default: as many as stay below 40e9 multiply-adds per call and fit into "
         "memory); of networks and layers, a number or several (default: 1,8)",
     )
@@ -270,16 +270,6 @@ def _set_up(isa: str | None) -> None:
         native.instruction_set(isa)
 
 
-T = TypeVar("T")
-
-
-def _list_of(read: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
-    def values(text: str) -> tuple[T, ...]:
-        return tuple(dict.fromkeys(read(part.strip()) for part in text.split(",") if part.strip()))
-
-    return values
-
-
 def _add_words(parser: argparse.ArgumentParser, option: str, name: str, words: type[Word]) -> None:
     """An option that takes some of a few words."""
     every = [str(word) for word in words]
@@ -293,7 +283,7 @@ def _add_words(parser: argparse.ArgumentParser, option: str, name: str, words: t
         option,
         dest=name,
         metavar=name.upper(),
-        type=_list_of(read),
+        type=_options.list_of(read),
         help=f"of networks and layers: {', '.join(every)}, separated by commas (default: all)",
     )
     _options.completes(action, every)

@@ -22,7 +22,8 @@ real networks in both layouts and all passes, kernels of every engine in turn wi
 threads as torch uses. The machine should have nothing else to do meanwhile.
 
 Without -o the result goes to profile.json in the cache's folder, where every process finds it; with POLYCONV_PROFILE
-another file is read. What was measured with another version of polyconv or torch is not used.
+another file is read. Problems that the file has already stay there, unless they are measured again. What was measured
+with another version of polyconv or torch is not used.
 """
 SECONDS = 50
 HEADERS = ("pass", "layout", "problems", "ours ahead", "by (geometric mean)", "estimates scatter by")
@@ -35,9 +36,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--most", metavar="N", type=float, default=2e8, help="multiply-adds of a layer, at most (default: 2e8)"
     )
+    parser.add_argument(
+        "--only",
+        metavar="WORDS",
+        type=_options.list_of(str),
+        default=(),
+        help="measure layers of these kinds: depthwise,stem",
+    )
     _options.add_output_argument(parser, "the profile to add to (default: profile.json in the cache's folder)")
     _options.add_json_argument(parser, "what was measured")
-    _options.add_examples(parser, "polyconv calibrate", "polyconv calibrate --seconds 600 -o profile.json", about=ABOUT)
+    _options.add_examples(
+        parser,
+        "polyconv calibrate",
+        "polyconv calibrate --only depthwise",
+        "polyconv calibrate --seconds 600 -o profile.json",
+        about=ABOUT,
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,13 +85,15 @@ def _calibrate(path: Path, args: argparse.Namespace) -> int:
     with progress() as shown, torch.no_grad():
         shown.expect(round(args.seconds))
         try:
-            for gone, problems in within(args.seconds, cases(args.most)):
+            for gone, problems in within(args.seconds, cases(args.most, args.only)):
                 records += map(measure, problems)
                 while shown.done < gone:
                     shown.step(f"{problems[0]}")
         except KeyboardInterrupt:  # keep what is there
             status = INTERRUPTED
     if not records:
+        if not status:
+            print(f"polyconv calibrate: no layer has {' or '.join(args.only)} in what it is called", file=sys.stderr)
         return status or 1
     section = Section.of(processor_model(), backend_for(torch.device("cpu")).environment(), records)
     update(path, section)

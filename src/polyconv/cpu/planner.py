@@ -26,10 +26,11 @@ from .processors import Correction, Kernel, in_force
 CALL_CYCLES = 2000.0
 """What any call costs, so that no work at all is not free."""
 
-OWN_CALL_CYCLES, RECORDED_CYCLES = 100e3, 200e3
+OWN_CALL_CYCLES, RECORDED_CYCLES = 100e3, 600e3
 """What it costs to get to a kernel of polyconv's, where PyTorch's would have been called as a program calls it; and
-where gradients are recorded, for any pass: all three then go through Python instead of C++. Not in a loop, where it is
-a quarter of that, but in a network, whose other layers push Python's objects out of the caches."""
+where gradients are recorded, if one of the passes is polyconv's: then all three go through Python instead of C++, and
+any one of them has to be worth it. Measured not in a loop, where it is a quarter of that, but as in a network, whose
+other layers push Python's objects out of the caches."""
 
 CHECK_CYCLES, CHECK_BYTES = 8e3, 8.0
 """What it costs to find out whether a weight is still the one whose transform was kept: a call, bytes per cycle."""

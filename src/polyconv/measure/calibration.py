@@ -42,17 +42,17 @@ MOST_WEIGHTS = 2**22
 """Elements: there are few larger weights, and they take long."""
 
 
-def cases(most: float = MOST_MULTIPLICATIONS) -> Iterator[list[Problem]]:
-    """The problems of one layer after the other: both layouts, all passes."""
-    for number, layer in enumerate(_far_apart(_candidates(most))):
+def cases(most: float = MOST_MULTIPLICATIONS, only: Sequence[str] = ()) -> Iterator[list[Problem]]:
+    """The problems of one layer after the other: both layouts, all passes. ``only``: words in what they are called."""
+    for number, layer in enumerate(_far_apart(_candidates(most, only))):
         yield list(_passes(layer, BATCHES[number % len(BATCHES)], most))
 
 
-def _candidates(most: float) -> list[Workload]:
+def _candidates(most: float, only: Sequence[str]) -> list[Workload]:
     """Layers that are small enough; first those that are nobody's neighbours."""
     named = [with_batch(layer, 1) for layer in workloads.catalogue().values()]
     every = [*named, *layers.sample(layers.every(), None)]
-    problems = [(layer, layer.problem(Pass.FPROP)) for layer in every]
+    problems = [(layer, layer.problem(Pass.FPROP)) for layer in every if layers.has_any(layers.described(layer), only)]
     return [layer for layer, one in problems if one.multiplications <= most and prod(one.w_shape) <= MOST_WEIGHTS]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib.resources import files
 
@@ -46,6 +46,20 @@ def class_of(layer: Workload) -> str:
     stride = f" stride {max(problem.stride)}" if max(problem.stride) > 1 else ""
     dilation = " dilated" if max(problem.dilation) > 1 else ""
     return f"{_role(problem)}{taps}{stride}{dilation}{_map(problem)}"
+
+
+def described(layer: Workload) -> str:
+    """Its name and its class: what words are sought in."""
+    return f"{layer.name} {class_of(layer)}"
+
+
+def has_any(text: str, words: Sequence[str]) -> bool:
+    """Whether one of the words is in a text; any text has one, if there are none."""
+
+    def plain(text: str) -> str:
+        return text.lower().replace("×", "x")
+
+    return not words or any(plain(word) in plain(text) for word in words)
 
 
 def _role(problem: Problem) -> str:

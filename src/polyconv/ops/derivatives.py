@@ -14,31 +14,33 @@ from torch.autograd import forward_ad
 from ..arguments import Geometry, suggests_channels_last
 from .execution import run_dgrad, run_wgrad, training
 from .layouts import geometry_of
-from .plain import is_plain, is_watched
+from .plain import are_plain, is_watched
 from .precision import HALF
 from .schema import Args, dgrad, fprop, split_epilogue, wgrad
 
 
-def input_gradient(grad: Tensor, w: Tensor, x: Tensor, geometry: Args) -> Tensor:
+def input_gradient(grad: Tensor, w: Tensor, x: Tensor, geometry: Args, straight: bool) -> Tensor:
     """Gradient of the input, in the memory format of the input."""
-    op = run_dgrad if _goes_straight(grad, w) else dgrad
+    op = run_dgrad if straight else dgrad
     return op(grad, w, x.shape, suggests_channels_last(x.shape, x.stride()), *geometry)
 
 
-def weight_gradient(grad: Tensor, x: Tensor, w: Tensor, bias: bool, geometry: Args) -> tuple[Tensor, Tensor]:
+def weight_gradient(
+    grad: Tensor, x: Tensor, w: Tensor, bias: bool, geometry: Args, straight: bool
+) -> tuple[Tensor, Tensor]:
     """Gradients of the weight, in its memory format, and of the bias."""
-    op = run_wgrad if _goes_straight(grad, x) else wgrad
+    op = run_wgrad if straight else wgrad
     return op(grad, x, w.shape, suggests_channels_last(w.shape, w.stride()), bias, *geometry)
 
 
-def _goes_straight(one: Tensor, other: Tensor) -> bool:
+def _go_straight(*tensors: Tensor) -> bool:
     """Whether the dispatcher would only find the kernel: then the way through it is spared.
 
     Half precision goes through it, because on a GPU the kernel that it finds is another one, which widens.
     """
-    if torch.is_grad_enabled() or is_watched() or one.dtype in HALF:
+    if torch.is_grad_enabled() or is_watched() or tensors[0].dtype in HALF:
         return False
-    return is_plain(one) and is_plain(other)
+    return are_plain(*tensors)
 
 
 # These are written out, and not left to torch.library.register_autograd, because an operator registered that way has a
@@ -143,10 +145,11 @@ def fprop_gradients(ctx: Any, grad: Tensor | None, wanted: Sequence[bool]) -> Gr
         return None, None, None, None
     x, w, *y = ctx.saved_tensors
     grad = _through_relu(grad, y)
-    dx = input_gradient(grad, w, x, ctx.geometry) if want_x else None
+    straight = _go_straight(grad, x, w)
+    dx = input_gradient(grad, w, x, ctx.geometry, straight) if want_x else None
     dw = db = None
     if want_w:
-        dw, db = weight_gradient(grad, x, w, want_bias, ctx.geometry)
+        dw, db = weight_gradient(grad, x, w, want_bias, ctx.geometry, straight)
     elif want_bias:
         db = grad.sum((0, 2, 3))
     return dx, dw, db if want_bias else None, grad if want_residual else None
@@ -215,7 +218,7 @@ class Dgrad(torch.autograd.Function):
         (grad_dx,), (grad, w), (_, _, *geometry) = grads, ctx.saved_tensors, ctx.rest
         _, want_grad, want_w, *rest = (wanted and grad_dx is not None for wanted in ctx.needs_input_grad)
         for_grad = fprop(grad_dx, w, None, *geometry) if want_grad else None
-        for_w = weight_gradient(grad, grad_dx, w, False, geometry)[0] if want_w else None
+        for_w = weight_gradient(grad, grad_dx, w, False, geometry, _go_straight(grad, grad_dx))[0] if want_w else None
         return (None, for_grad, for_w, *[None for _ in rest])
 
     @staticmethod
@@ -246,7 +249,7 @@ class Wgrad(torch.autograd.Function):
         elif want_grad and bias and grad_db is not None:
             for_grad = grad_db.reshape(1, -1, 1, 1).expand(grad.shape)
         if want_x and grad_dw is not None:
-            for_x = input_gradient(grad, grad_dw, x, geometry)
+            for_x = input_gradient(grad, grad_dw, x, geometry, _go_straight(grad, grad_dw))
         return (None, for_grad, for_x, *[None for _ in rest])
 
     @staticmethod

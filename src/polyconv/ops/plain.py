@@ -27,12 +27,16 @@ def is_watched() -> bool:
     return forward_ad._current_level >= 0 or _is_profiled() or _function_modes() > 0 or _dispatch_modes() > 0
 
 
-def is_plain(tensor: Tensor) -> bool:
-    """Whether no dispatch key of the tensor or of this thread does more than find the kernel, or record a gradient."""
-    if type(tensor) not in TYPES or tensor.device.type not in ("cpu", "cuda"):
-        return False
-    threads, tensors = _plain_states(tensor.device)
-    return (included().raw_repr(), excluded().raw_repr()) in threads and keys_of(tensor).raw_repr() in tensors
+def are_plain(*tensors: Tensor) -> bool:
+    """Whether no dispatch key of the tensors or of this thread does more than find the kernel, or record a gradient."""
+    thread = included().raw_repr(), excluded().raw_repr()
+    for tensor in tensors:
+        if type(tensor) not in TYPES or tensor.device.type not in ("cpu", "cuda"):
+            return False
+        threads, plain = _plain_states(tensor.device)
+        if thread not in threads or keys_of(tensor).raw_repr() not in plain:
+            return False
+    return True
 
 
 def alike(*tensors: Tensor) -> Callable[..., bool]:

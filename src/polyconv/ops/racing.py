@@ -25,7 +25,7 @@ from ..forking import whole
 from ..once import warn_once
 from ..problem import Pass, Problem
 from ..standings import Standings
-from .plain import is_plain, is_watched
+from .plain import are_plain, is_watched
 
 if TYPE_CHECKING:
     from ..backends import Backend, Run
@@ -182,7 +182,7 @@ def _in_words(winner: str, best: dict[str, float]) -> str:
 
 def _is_fair(x: Tensor) -> bool:
     """Whether a call may be computed by any contender, and its time be what it always is: a plain one, of no graph."""
-    if choices.determinism_is_asked_for() or is_watched() or not is_plain(x):
+    if choices.determinism_is_asked_for() or is_watched() or not are_plain(x):
         return False
     return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 

@@ -30,7 +30,7 @@ from .calls import Call, are_left_to_torch, known, remember
 from .derivatives import Gradients, fprop_gradients
 from .execution import compute_fprop, describe_fprop
 from .layouts import Layout, check_residual, check_tensors, geometry_of
-from .plain import TYPES, alike, is_plain, is_watched
+from .plain import TYPES, alike, are_plain, is_watched
 from .precision import HALF
 from .problems import dense_strides, described, dgrad_problem, fprop_problem, wgrad_problem
 from .racing import awaited
@@ -256,9 +256,9 @@ def _may_be_remembered(x: Tensor, w: Tensor, bias: Tensor | None, residual: Tens
     """Whether nothing is going on that the operator has to see, and what fits the call can be told."""
     if x.dtype not in (torch.float32, torch.float64) and not (x.is_cpu and x.dtype in HALF):  # a GPU may widen it
         return False
-    if any(tensor.dim() != 4 or not is_plain(tensor) for tensor in (x, w, residual) if tensor is not None):
+    if any(tensor.dim() != 4 for tensor in (x, w, residual) if tensor is not None) or x is w:
         return False
-    return (bias is None or is_plain(bias)) and x is not w
+    return are_plain(*(tensor for tensor in (x, w, bias, residual) if tensor is not None))
 
 
 class _Recorded(torch.autograd.Function):

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -183,7 +183,10 @@ def check(path: Path) -> None:
 
 
 def update(path: Path, section: Section) -> tuple[Section, ...]:
-    """Put a section into a file, in the place of one of the same environment, or make the file; gives all of it."""
+    """Put a section into a file, or make the file; gives all of it.
+
+    Of an earlier section of the same environment, problems that were not measured again stay.
+    """
     path = path.resolve() if path.exists() else path.absolute()
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     with Folder(path.parent) as folder, folder.locked() as alone:
@@ -193,8 +196,11 @@ def update(path: Path, section: Section) -> tuple[Section, ...]:
             there = ()
         except (ProfileError, OSError) as error:
             raise ProfileError(f"{error}. {_LEFT_ALONE}") from None
-        others = (s for s in there if (s.model, s.environment) != (section.model, section.environment))
-        sections = (*others, section)
+        earlier = [s for s in there if (s.model, s.environment) == (section.model, section.environment)]
+        measured = {record.problem for record in section.records}
+        kept = (record for s in earlier for record in s.records if record.problem not in measured)
+        section = replace(section, records=(*kept, *section.records))
+        sections = (*(s for s in there if s not in earlier), section)
         folder.replace(path.name, text(sections).encode(), alone=alone)
     return sections
 
