@@ -22,6 +22,7 @@ from ..nn import Conv2d
 from ..rehearsal import Example, Loss, preserved
 from ..replacement import why_not_replace
 from ..select import CONTENDERS
+from ..sharded import is_dtensor, is_gathered
 from ..vouching import doubt, vouch
 from .budget import SECONDS, Budget
 from .gains import Gains, Measurements, agreed_word, gains_of
@@ -175,6 +176,9 @@ def _why_not(module: nn.Conv2d) -> str | None:
         return "it is polyconv's already; polyconv.restore(model) lets it be compared"
     if isinstance(module, nn.LazyConv2d):
         return "it is lazy and has seen no input yet: call the model once"
+    if is_gathered(module) or is_dtensor(module.weight):
+        spread = "its weight is spread over ranks, and no rank can time it alone; polyconv.replace can take it"
+        return why_not_replace(module) or spread
     if type(module) is not nn.Conv2d:
         return why_not_replace(module) or "its weight is parametrised, which polyconv.replace can keep"
     if not isinstance(module.weight, nn.Parameter):
