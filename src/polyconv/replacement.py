@@ -64,7 +64,7 @@ def replace(model: torch.nn.Module) -> Replacement:
 def _tell_of_tf32(model: torch.nn.Module) -> None:
     """Once per kind of GPU; nothing is asked of a driver unless a parameter is on one."""
     on_gpus = dict.fromkeys(parameter.device for parameter in model.parameters() if parameter.is_cuda)
-    for device in on_gpus if torch.backends.cudnn.allow_tf32 else ():
+    for device in on_gpus if tf32.is_allowed() else ():
         gpu = torch.cuda.get_device_properties(device)
         arch = f"sm_{gpu.major}{gpu.minor}"
         if tf32.is_likely_faster(arch, gpu.name):

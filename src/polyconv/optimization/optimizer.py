@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from .. import choices, tuning
+from .. import choices, tf32, tuning
 from ..backends import backend_for
 from ..console import Progress, progress
 from ..measure.contest import PATIENCE, InexactError, Stopwatch, Timer
@@ -126,6 +126,7 @@ def optimize(
         spread=spread,
         verdict=_verdict(before, after, kept, spread) if measurements else "there was nothing to compare",
         choices={} if kept is None else kept.choices,
+        torch_computes_in=tf32.torchs_format(device),
         _undo=undo,
     )
 
