@@ -26,8 +26,11 @@ RATES = {
     "sm_120": 256,
     "sm_121": 256,
 }
-"""Dense multiply-adds per clock and multiprocessor, from the throughputs and clocks in NVIDIA's data sheets. GPUs
-before sm_80 have none; GeForce cards have half, because they accumulate in float32 at half the rate."""
+"""Dense multiply-adds per clock and multiprocessor, from the throughputs and clocks in NVIDIA's data sheets: TFLOPS
+without sparsity of the A100 (156), A30 (82), A10 (62.5), RTX 3090 (35.6), RTX 4090 (82.6), L40S (183), L4 (60), H100
+SXM (495, at 1830 MHz), B200 and B300 (1100 and 1125). The Orin's sheet has 170 TOPS of sparse INT8, of which TF32 is an
+eighth; sm_120 is that of the RTX 5090, 105 TFLOPS, and sm_121 is taken to be the same. GPUs before sm_80 have none;
+GeForce cards have half, because they accumulate in float32 at half the rate."""
 _GEFORCE = re.compile(r"GeForce|^RTX \d{4}$")
 SAVED = 4.0
 """Times fewer multiplications that a fast algorithm makes at best where it is used most: F(4, 3) along both axes."""
