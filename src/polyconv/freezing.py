@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from .nn import Conv2d
+from .sharded import is_dtensor, is_gathered
 from .vouching import doubt, vouch
 
 
@@ -46,7 +47,7 @@ def freeze(model: torch.nn.Module) -> Freezing:
     another process; it ends with :func:`unfreeze`, or with the weight. On a GPU nothing is kept anyway.
 
     The result counts what was frozen and names :class:`polyconv.Conv2d` modules that were not, because their weight is
-    made anew before each call.
+    made anew before each call, or gathered from other ranks.
     """
     return _walk(model, "froze", vouch)
 
@@ -64,6 +65,10 @@ def _walk(model: torch.nn.Module, action: str, act: Callable[[torch.Tensor], boo
         weight = module._parameters.get("weight")
         if weight is None:
             left_alone[name] = "its weight is made anew before each call"
+        elif is_gathered(module):
+            left_alone[name] = "FSDP writes to its weight before each call, and moves no version counter"
+        elif is_dtensor(weight):
+            left_alone[name] = "its weight is a DTensor, and not itself what a rank computes with"
         else:
             act(weight)
             count += 1

@@ -78,6 +78,8 @@ def by_operator(
         return _without_tensors(*given, padding_mode=padding_mode, **options)
     if is_compiling():
         input, weight, bias, tolerance = written_out(input, weight, bias, tolerance)  # noqa: A001
+    else:
+        ops.expect_dtensors()  # here, because inference mode passes by where the operators do so
     if input.dim() not in (3, 4):
         raise RuntimeError(
             f"Expected 3D (unbatched) or 4D (batched) input to conv2d, but got input of size: {list(input.shape)}"

@@ -14,6 +14,7 @@ import torch
 from . import tf32
 from .nn import Conv2d, LazyConv2d
 from .once import warn_once
+from .sharded import is_gathered, is_split, placements_of
 
 Class = type[torch.nn.Module]
 
@@ -48,8 +49,9 @@ def replace(model: torch.nn.Module) -> Replacement:
     """Make every ``torch.nn.Conv2d`` in a model, the model itself included, a :class:`polyconv.Conv2d`.
 
     A ``torch.nn.LazyConv2d`` becomes one that turns into a :class:`polyconv.Conv2d` at its first input, and a module
-    with parametrisations (``torch.nn.utils.parametrize``) keeps them. Other subclasses of ``torch.nn.Conv2d`` are left
-    alone, because they may do more than a convolution. The result counts what was replaced and names what was not.
+    keeps its parametrisations (``torch.nn.utils.parametrize``) and its sharding (``fully_shard``). Other subclasses of
+    ``torch.nn.Conv2d`` are left alone, because they may do more than a convolution; so are modules of which each rank
+    has a part, for tensor parallelism. The result counts what was replaced and names what was not.
 
     Where the model is on a GPU on which PyTorch's TF32 is likely to be faster, and is on, one warning says so.
     """
@@ -62,7 +64,7 @@ def replace(model: torch.nn.Module) -> Replacement:
 def _tell_of_tf32(model: torch.nn.Module) -> None:
     """Once per kind of GPU; nothing is asked of a driver unless a parameter is on one."""
     on_gpus = dict.fromkeys(parameter.device for parameter in model.parameters() if parameter.is_cuda)
-    for device in on_gpus if torch.backends.cudnn.allow_tf32 else ():
+    for device in on_gpus if tf32.is_allowed() else ():
         gpu = torch.cuda.get_device_properties(device)
         arch = f"sm_{gpu.major}{gpu.minor}"
         if tf32.is_likely_faster(arch, gpu.name):
@@ -96,19 +98,27 @@ def _is_parametrised(kind: Class) -> bool:
     return kind.__module__ == "torch.nn.utils.parametrize" and len(kind.__bases__) == 1
 
 
+def _is_fully_sharded(kind: Class) -> bool:
+    """Whether ``fully_shard`` made this class: it puts methods of its own before those of the class that it found."""
+    first, *others = kind.__bases__
+    return len(others) == 1 and any(each.__name__ == "FSDPModule" for each in first.__mro__)
+
+
 def _plain_class(module: torch.nn.Module) -> Class:
-    """The class of a module before parametrisations."""
+    """The class of a module before parametrisations and sharding."""
     kind = type(module)
-    return kind.__bases__[0] if _is_parametrised(kind) else kind
+    while _is_parametrised(kind) or _is_fully_sharded(kind):
+        kind = kind.__bases__[-1]
+    return kind
 
 
 def _counterpart(kind: Class, classes: dict[Class, Class]) -> Class:
-    """The class to swap in: for one that parametrize made, its like with another base."""
+    """The class to swap in: for one that torch made of another for its purposes, its like with another base."""
     if kind in classes:
         return classes[kind]
-    (base,) = kind.__bases__
+    *before, base = kind.__bases__
     made = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
-    return type(f"Parametrized{classes[base].__name__}", (classes[base],), made)
+    return type(kind.__name__, (*before, _counterpart(base, classes)), made)
 
 
 def why_not_replace(module: torch.nn.Module) -> str | None:
@@ -117,11 +127,22 @@ def why_not_replace(module: torch.nn.Module) -> str | None:
     if kind in _OURS:
         if getattr(module, "qconfig", None) is not None:
             return "torch.ao.quantization has prepared it; with the qconfig None it would stay in float"
+        if (split := _split_parameter(module)) is not None:
+            return split
         dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)
         return f"its weight is {dtype}; polyconv computes with real numbers" if dtype.is_complex else None
     if not isinstance(module, torch.nn.Conv2d) or isinstance(module, Conv2d):
         return None
     return f"{kind.__module__}.{kind.__qualname__} is a subclass of torch.nn.Conv2d and may do more than a convolution"
+
+
+def _split_parameter(module: torch.nn.Module) -> str | None:
+    """Tensor parallelism: its wrappers count on each rank's having a part of the layer. FSDP gathers what it splits."""
+    for name, parameter in () if is_gathered(module) else module.named_parameters():
+        if is_split(parameter):
+            how = f"its {name} is a DTensor with the placements {placements_of(parameter)}"
+            return f"{how}: polyconv shards a convolution over its batch alone, and would gather it at each call"
+    return None
 
 
 def _why_not_restore(module: torch.nn.Module) -> str | None:

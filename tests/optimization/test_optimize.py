@@ -291,7 +291,7 @@ def test_a_tuning_file_keeps_what_was_measured(tmp_path) -> None:  # type: ignor
 def test_what_strays_on_the_data_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from polyconv.measure import contest
 
-    monkeypatch.setattr(contest, "_errors", lambda problem, *_: (1e-3 if problem.in_channels == 3 else 0.0, 1e-6))
+    monkeypatch.setattr(contest, "_errors", lambda problem, *_: (1e-3 if problem.in_channels == 3 else 0.0, 1e-6, 1e-6))
     model = small()
     report = optimize(model, X, everything_faster("0", "2"))
     assert report.swapped == ("2",)

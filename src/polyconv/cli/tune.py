@@ -13,6 +13,7 @@ from ..console import print_json, print_table, progress
 from ..measure import workloads
 from ..measure.workloads import Workload
 from ..problem import Pass
+from ..tf32 import in_words
 from . import INTERRUPTED, _options
 
 if TYPE_CHECKING:
@@ -96,6 +97,8 @@ class Measured:
     """The pass, and which of its two uses."""
     batch: str
     outcome: Outcome
+    torch_computes_in: str
+    """PyTorch's format, under the user's own flags."""
 
     def as_json(self) -> dict[str, Any]:
         outcome = self.outcome
@@ -108,6 +111,7 @@ class Measured:
             "model_choice": outcome.decision.choice,
             "max_error": outcome.error,
             "torch_max_error": outcome.torch_error,
+            "torch_computes_in": self.torch_computes_in,
         }
 
     def cells(self) -> list[str]:
@@ -153,7 +157,7 @@ def _tune(args: argparse.Namespace) -> int:
 
 def _measure(workload: Workload, kind: Pass, device: Any, args: argparse.Namespace) -> Iterator[Measured]:
     """The problems of one pass: two where the backend tells inference from training."""
-    from .. import settings
+    from .. import settings, tf32
     from ..backends import backend_for
     from ..measure.contest import Stopwatch, contest, decision_of
     from ..measure.limits import available_memory, cut_batch, with_batch
@@ -171,7 +175,7 @@ def _measure(workload: Workload, kind: Pass, device: Any, args: argparse.Namespa
                 decision, operands, backend_for(operands.x.device), Stopwatch(device), most=args.candidates
             )
             what = str(kind) if kind is not Pass.FPROP else f"fprop, {'inference' if inference else 'training'}"
-            yield Measured(workload, what, str(batch), outcome)
+            yield Measured(workload, what, str(batch), outcome, tf32.torchs_format(operands.x.device))
 
 
 def _report(measured: Sequence[Measured], path: Path, written: Tuning, *, as_json: bool) -> None:
@@ -184,4 +188,6 @@ def _report(measured: Sequence[Measured], path: Path, written: Tuning, *, as_jso
             table.append([])
         table.append(one.cells())
     print_table("Time of one call, best of all rounds", HEADERS, table, left=4)
+    for other in dict.fromkeys(one.torch_computes_in for one in measured if one.torch_computes_in != "float32"):
+        print(in_words(other))
     print(f"{path}: {written}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -92,16 +92,15 @@ def contests(
 def _contest(problem: Problem, device: torch.device, timer: Sample) -> dict[str, Any]:
     operands = _operands(problem, device)
     calls: dict[str, Call] = {OURS: ours(problem, operands), NCHW: pytorch(problem, operands)}
-    with torch.no_grad(), current(device):
-        with _cudnn(device, allow_tf32=False):
+    with torch.no_grad(), current(device), _cudnn(device):
+        with tf32.switched_off():
             deviation = _compare(problem, operands, calls)
-        with _cudnn(device, allow_tf32=torch.backends.cudnn.allow_tf32):
-            timings = interleaved(calls, REPEATS, timer)
+        timings = interleaved(calls, REPEATS, timer)
     return {
         "ours_ms": timings[OURS].best * 1e3,
         "torch_ms": timings[NCHW].best * 1e3,
         "deviation": deviation,
-        "torch_computes_in": torchs_format(device),
+        "torch_computes_in": tf32.torchs_format(device),
     }
 
 
@@ -146,17 +145,16 @@ def free_memory(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_memory()
 
 
-def torchs_format(device: torch.device) -> str:
-    """What PyTorch convolves float32 tensors in on a device, under the flags of now."""
-    if device.type != "cuda" or not torch.backends.cudnn.allow_tf32:
-        return "float32"
-    gpu = torch.cuda.get_device_properties(device)
-    return "TF32" if tf32.per_clock(f"sm_{gpu.major}{gpu.minor}", gpu.name) else "float32"
-
-
-def _cudnn(device: torch.device, *, allow_tf32: bool) -> AbstractContextManager[Any]:
+@contextmanager
+def _cudnn(device: torch.device) -> Iterator[None]:
     """PyTorch at its best: cuDNN may try its algorithms."""
     if device.type != "cuda":
-        return nullcontext()
-    flags: AbstractContextManager[Any] = torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=allow_tf32)
-    return flags
+        yield
+        return
+    cudnn: Any = torch.backends.cudnn
+    before = cudnn.enabled, cudnn.benchmark
+    cudnn.enabled = cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        cudnn.enabled, cudnn.benchmark = before

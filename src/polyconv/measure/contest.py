@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .. import choices, reference
+from .. import choices, reference, tf32
 from ..backends import Backend
 from ..choices import Decision
 from ..problem import PaddingMode, Pass, Problem
@@ -33,7 +33,8 @@ PATIENCE = 4.0
 WHOLE, SAMPLE = 2e8, 5e7
 """Multiply-adds that a comparison with float64 may take: of the whole result, or of a sample of it."""
 AS_PYTORCH = 4.0
-"""A result is exact enough, whatever the tolerance, if its error is at most so many times PyTorch's own: both round."""
+"""A result is exact enough, whatever the tolerance, if its error is at most so many times PyTorch's own: both round.
+PyTorch's in float32, that is: being as wrong as TF32 is no excuse."""
 
 
 class InexactError(RuntimeError):
@@ -74,7 +75,7 @@ class Outcome:
     error: float
     """Of the choice: the largest deviation from float64, relative to the scale of its output map."""
     torch_error: float
-    """PyTorch's, in the same unit."""
+    """PyTorch's, in the same unit, as it was timed."""
 
     @property
     def key(self) -> str:
@@ -110,12 +111,15 @@ def contest(
     torch_seconds = seconds.pop(TORCH)
     problem, inference = decision.problem, decision.inference
     with state(problem, inference=inference):
-        theirs = pytorch(problem, operands)().detach()
+        theirs = rounded = pytorch(problem, operands)().detach()
+        if tf32.torchs_format(operands.x.device) != "float32":
+            with tf32.switched_off():
+                rounded = pytorch(problem, operands)().detach()
     for name in sorted(seconds, key=lambda name: seconds[name]):
         with choices.Forced({decision.key: name}), state(problem, inference=inference):
             mine = ours(problem, _operands(problem, operands, inference=inference))().detach()
-        error, torch_error = _errors(problem, operands, mine, theirs)
-        if error <= max(problem.tolerance, AS_PYTORCH * torch_error):
+        error, torch_error, rounding = _errors(problem, operands, mine, theirs, rounded)
+        if error <= max(problem.tolerance, AS_PYTORCH * rounding):
             return Outcome(decision, Entry(name, seconds, torch_seconds), error, torch_error)
     raise InexactError(
         f"no candidate for {problem} keeps the tolerance {problem.tolerance:g} on this data (the last one strayed by "
@@ -165,8 +169,9 @@ def _operands(problem: Problem, operands: Operands, *, inference: bool) -> Opera
 # ---- the error
 
 
-def _errors(problem: Problem, operands: Operands, mine: Tensor, theirs: Tensor) -> tuple[float, float]:
-    results = {"mine": mine, "theirs": theirs}
+def _errors(problem: Problem, operands: Operands, *compared: Tensor) -> list[float]:
+    """Of each result."""
+    results = {str(place): result for place, result in enumerate(compared)}
     with torch.no_grad():
         if problem.padding_mode is PaddingMode.ZEROS or not any(problem.padding):
             found = {name: a.error for name, a in measure_all(problem, operands, results, **_LIMITS).items()}
@@ -180,7 +185,7 @@ def _errors(problem: Problem, operands: Operands, mine: Tensor, theirs: Tensor) 
             found = {
                 name: a.error for name, a in measure_all(inner, replace(operands, x=x), results, **_LIMITS).items()
             }
-    return found["mine"], found["theirs"]
+    return [found[name] for name in results]
 
 
 _LIMITS = {"whole": WHOLE, "sample": SAMPLE}

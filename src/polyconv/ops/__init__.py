@@ -28,6 +28,7 @@ from . import fake as fakes
 from .autocast import overruled_dtype, register_autocast
 from .derivatives import input_gradient, weight_gradient
 from .layouts import geometry_of
+from .meeting import expect_dtensors
 from .precision import HOW_TO_ALLOW, is_widened, widening
 from .problems import dense_strides, problem_of
 from .reduced import runs_as
@@ -38,6 +39,7 @@ __all__ = [
     "HOW_TO_ALLOW",
     "dense_strides",
     "dgrad",
+    "expect_dtensors",
     "fprop",
     "geometry_of",
     "input_gradient",

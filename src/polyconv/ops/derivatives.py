@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from ..arguments import Geometry, suggests_channels_last
 from .execution import run_dgrad, run_wgrad, training
 from .layouts import geometry_of
+from .meeting import expect_dtensors
 from .plain import are_plain, is_watched
 from .precision import HALF
 from .schema import Args, dgrad, fprop, split_epilogue, wgrad
@@ -89,6 +90,7 @@ def autograd_kernel(function: Any, op: Any) -> Callable[..., Any]:
     """What the dispatcher calls where derivatives may be wanted: records the call only if they are."""
 
     def run(keyset: Any, *args: Any) -> Any:
+        expect_dtensors()
         return _apply(function, keyset, args) if _is_differentiated(args[:2]) else _below_autograd(op, keyset, args)
 
     return run
@@ -96,6 +98,7 @@ def autograd_kernel(function: Any, op: Any) -> Callable[..., Any]:
 
 def fprop_kernel(keyset: Any, x: Tensor, w: Tensor, bias: Tensor | None, *args: Any) -> Any:
     """The same for a forward pass. The gradient of SiLU needs the sums before it: it is applied apart, by torch."""
+    expect_dtensors()
     geometry, residual, activation = split_epilogue(*args)
     if not _is_differentiated((x, w, bias, residual)):
         return _below_autograd(fprop, keyset, (x, w, bias, *args))

@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from .. import choices, tuning
+from .. import choices, tf32, tuning
 from ..backends import backend_for
 from ..console import Progress, progress
 from ..measure.contest import PATIENCE, InexactError, Stopwatch, Timer
@@ -22,6 +22,7 @@ from ..nn import Conv2d
 from ..rehearsal import Example, Loss, preserved
 from ..replacement import why_not_replace
 from ..select import CONTENDERS
+from ..sharded import is_dtensor, is_gathered
 from ..vouching import doubt, vouch
 from .budget import SECONDS, Budget
 from .gains import Gains, Measurements, agreed_word, gains_of
@@ -125,6 +126,7 @@ def optimize(
         spread=spread,
         verdict=_verdict(before, after, kept, spread) if measurements else "there was nothing to compare",
         choices={} if kept is None else kept.choices,
+        torch_computes_in=tf32.torchs_format(device),
         _undo=undo,
     )
 
@@ -175,6 +177,9 @@ def _why_not(module: nn.Conv2d) -> str | None:
         return "it is polyconv's already; polyconv.restore(model) lets it be compared"
     if isinstance(module, nn.LazyConv2d):
         return "it is lazy and has seen no input yet: call the model once"
+    if is_gathered(module) or is_dtensor(module.weight):
+        spread = "its weight is spread over ranks, and no rank can time it alone; polyconv.replace can take it"
+        return why_not_replace(module) or spread
     if type(module) is not nn.Conv2d:
         return why_not_replace(module) or "its weight is parametrised, which polyconv.replace can keep"
     if not isinstance(module.weight, nn.Parameter):

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..console import TableReport
 from ..measure.timing import Timing
+from ..tf32 import in_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ class OptimizationReport(TableReport):
     """What the whole model's time decided, in words."""
     choices: Mapping[str, str]
     """Problems whose measured plan is in force -> the plan, as in a tuning file."""
+    torch_computes_in: str
+    """PyTorch's format while it was timed, under the user's own flags: ``TF32`` on newer GPUs, unless it is off."""
     _undo: Callable[[], None] = field(repr=False, compare=False)
 
     @property
@@ -88,6 +91,7 @@ class OptimizationReport(TableReport):
             "spread": self.spread,
             "verdict": self.verdict,
             "choices": dict(self.choices),
+            "torch_computes_in": self.torch_computes_in,
         }
 
     def _title(self) -> str:
@@ -102,6 +106,8 @@ class OptimizationReport(TableReport):
     def _notes(self) -> list[str]:
         notes = [f"left alone: {name or '(the model itself)'}: {why}" for name, why in self.left_alone.items()]
         before, after = self.before.best * 1e3, self.after.best * 1e3
+        if self.torch_computes_in != "float32":
+            notes.append(in_words(self.torch_computes_in))
         spread = f"timed twice in turn, the model as it was differed by {self.spread:.1%} from itself"
         return [*notes, spread, f"the model: {before:.4g} ms before, {after:.4g} ms now: {self.verdict}"]
 

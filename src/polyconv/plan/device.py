@@ -101,13 +101,19 @@ DEVICES = {
     "rtx4090": _known("RTX 4090", "sm_89", 128, 2520, 1008.0, 72),
     "l40s": _known("L40S", "sm_89", 142, 2520, 864.0, 96),
     "l4": _known("L4", "sm_89", 58, 2040, 300.0, 48),
-    "h100": _known("H100", "sm_90", 132, 1755, 3350.0, 50),
+    "h100": _known("H100", "sm_90", 132, 1980, 3350.0, 50),
+    # No data sheet has their clocks. 1.1 PFLOPS in TF32 make 1850 MHz of 148 multiprocessors, 75 TFLOPS in float32
+    # would make 1980: the lower is taken. Nor does one say how many multiprocessors of a B300, of 160, are enabled.
     "b200": _known("B200", "sm_100", 148, 1850, 8000.0, 126),
-    # No data sheet says how many multiprocessors of a B300 are enabled, nor its clock: those of the B200 are taken.
     "b300": _known("B300", "sm_103", 148, 1850, 8000.0, 126),
-    "rtx5090": _known("RTX 5090", "sm_120", 170, 2400, 1792.0, 96),
+    "rtx5090": _known("RTX 5090", "sm_120", 170, 2407, 1792.0, 96),
     "gb10": _known("GB10", "sm_121", 48, 2418, 273.0, 24),
 }
 """Known GPUs by short name, to plan without one. Multiprocessors, boost clocks, bandwidths and L2 from NVIDIA's data
-sheets and architecture papers: Turing (T4), Ampere GA100 (A100, A30) and GA102 (RTX 3090, A10), Jetson AGX Orin 64 GB,
-Ada (RTX 4090, L40S, L4), Hopper, Blackwell, DGX Spark (GB10)."""
+sheets and architecture papers: Turing (T4), Ampere GA100 (A100 with 40 GB, A30) and GA102 (RTX 3090, A10), Jetson AGX
+Orin 64 GB, Ada (RTX 4090, L40S, L4), Hopper (H100 SXM), Blackwell, DGX Spark (GB10).
+
+Where a sheet has no clock, it follows from the throughput in float32, which is 2 x 128 x multiprocessors x clock (64
+for 128 up to sm_80): 91.6 TFLOPS for the L40S, 30.3 for the L4, 5.3 for the Orin, 67 for the H100. The H100's is that
+of float32: with tensor cores at work its paper allows 1830 MHz. ``pytest tests/test_tf32.py`` compares them.
+"""

@@ -1,0 +1,130 @@
+"""DTensors: a convolution of images that are spread over ranks is, on each rank, that of its own images.
+
+Along each dimension of the mesh of ranks there are two ways. Either the tensors that have a batch are sharded along it,
+and the others, weight and bias, are whole on every rank: then what has a batch comes out sharded in the same way, and
+what is summed over the batch comes out as each rank's part of the sum. Or everything is whole everywhere. Whatever is
+placed otherwise is brought into one of these first, by what DTensors have for it; where that gathers something that
+was sharded on purpose, it is said.
+
+Imported when the first DTensor may be about, because importing torch's takes longer than importing polyconv.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from ..arguments import suggests_channels_last
+from ..once import warn_once
+from .layouts import Shape, fprop_layout, geometry_of
+from .problems import dense_strides
+from .schema import Args, dgrad, fprop, library, split_epilogue, wgrad
+
+MIXED = (
+    "polyconv's convolution got DTensors and, as its {name}, a plain tensor. Distribute that one, too: "
+    "torch.distributed.tensor.distribute_tensor({name}, mesh, placements); "
+    "torch.distributed.tensor.distribute_module does it for all parameters of a model"
+)
+MESHES = "polyconv's convolution got DTensors of two meshes: {one} and, as its {name}, {other}. Use one mesh for both"
+GATHERED = (
+    "polyconv shards a convolution over its batch alone: its {name}, a DTensor with the placements {placements}, is "
+    "gathered on every rank at each call. Results are right, and nothing is gained by sharding it so: replicate it, or "
+    "shard it over the batch, if it has one"
+)
+
+Given = TypeVar("Given", Tensor, Tensor | None)
+
+
+class _Ranks:
+    """How the tensors of one call are to lie on the ranks of a mesh."""
+
+    def __init__(self, batched: Sequence[Tensor | None], shared: Sequence[Tensor | None]) -> None:
+        """``batched``: those that have a batch, any of which may be sharded along it."""
+        self.mesh: DeviceMesh = next(each.device_mesh for each in (*batched, *shared) if isinstance(each, DTensor))
+        # One of another mesh is refused later.
+        ours = [each for each in batched if isinstance(each, DTensor) and each.device_mesh == self.mesh]
+        split = [any(each.placements[dim] == Shard(0) for each in ours) for dim in range(self.mesh.ndim)]
+        self.whole: tuple[Placement, ...] = tuple(Replicate() for _ in split)
+        self.by_batch: tuple[Placement, ...] = tuple(Shard(0) if here else Replicate() for here in split)
+        self.summands: tuple[Placement, ...] = tuple(Partial("sum") if here else Replicate() for here in split)
+
+    def local(self, name: str, tensor: Given, placements: tuple[Placement, ...]) -> Given:
+        """This rank's part of a tensor that is to be placed so."""
+        if tensor is None:
+            return tensor
+        if not isinstance(tensor, DTensor):
+            if not DTensor._op_dispatcher._allow_implicit_replication:
+                raise RuntimeError(MIXED.format(name=name))
+            tensor = DTensor.from_local(tensor, self.mesh, self.whole, run_check=False)
+        if tensor.device_mesh != self.mesh:
+            raise RuntimeError(MESHES.format(name=name, one=self.mesh, other=tensor.device_mesh))
+        if tensor.placements != placements:
+            if any(_is_lost(*change) for change in zip(tensor.placements, placements, strict=True)):
+                warn_once(GATHERED.format(name=name, placements=tensor.placements))
+            tensor = tensor.redistribute(self.mesh, placements)
+        part: Tensor = tensor.to_local()
+        return part
+
+    def whole_of(self, part: Tensor, placements: tuple[Placement, ...], shape: Shape) -> Tensor:
+        """The DTensor of all ranks' parts, laid out as they are."""
+        strides: tuple[int, ...] = (1,)  # of a bias
+        if part.dim() == 4:
+            strides = dense_strides(shape, suggests_channels_last(part.shape, part.stride()))
+        size = torch.Size(shape)
+        return DTensor.from_local(part, self.mesh, placements, run_check=False, shape=size, stride=strides)
+
+
+def _is_lost(given: Placement, used: Placement) -> bool:
+    """Whether something that was sharded no longer is. Sums over ranks have to be finished in any case."""
+    return not (given.is_replicate() or given.is_partial() or given == used)
+
+
+def shard_fprop(x: Tensor, w: Tensor, bias: Tensor | None, *args: Args) -> Tensor:
+    geometry, residual, activation = split_epilogue(*args)
+    bias_shape = None if bias is None else bias.shape
+    shape, _ = fprop_layout(x.shape, x.stride(), w.shape, w.stride(), bias_shape, geometry_of(*geometry))
+    ranks = _Ranks((x, residual), (w, bias))
+    y = fprop(
+        ranks.local("input", x, ranks.by_batch),
+        ranks.local("weight", w, ranks.whole),
+        ranks.local("bias", bias, ranks.whole),
+        *geometry,
+        ranks.local("residual", residual, ranks.by_batch),
+        activation,
+    )
+    return ranks.whole_of(y, ranks.by_batch, shape)
+
+
+def shard_dgrad(grad: Tensor, w: Tensor, x_size: Shape, channels_last: bool, *args: Args) -> Tensor:
+    ranks = _Ranks((grad,), (w,))
+    part = ranks.local("gradient", grad, ranks.by_batch)
+    here = [part.shape[0], *x_size[1:]]
+    dx = dgrad(part, ranks.local("weight", w, ranks.whole), here, channels_last, *args)
+    return ranks.whole_of(dx, ranks.by_batch, x_size)
+
+
+def shard_wgrad(
+    grad: Tensor, x: Tensor, w_size: Shape, channels_last: bool, bias: bool, *args: Args
+) -> tuple[Tensor, Tensor]:
+    ranks = _Ranks((grad, x), ())
+    parts = ranks.local("gradient", grad, ranks.by_batch), ranks.local("input", x, ranks.by_batch)
+    dw, db = wgrad(*parts, w_size, channels_last, bias, *args)
+    return ranks.whole_of(dw, ranks.summands, w_size), ranks.whole_of(db, ranks.summands, db.shape)
+
+
+def _register(name: str, rule: Callable[..., Any]) -> None:
+    def run(cls: type, op: Any, types: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        with torch.no_grad():  # derivatives are recorded above, of the whole tensors
+            return rule(*args)
+
+    torch.library.register_torch_dispatch(f"polyconv::{name}", DTensor, run, lib=library)
+
+
+_register("conv2d_fprop", shard_fprop)
+_register("conv2d_dgrad", shard_dgrad)
+_register("conv2d_wgrad", shard_wgrad)
