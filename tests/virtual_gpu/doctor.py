@@ -107,8 +107,9 @@ class VirtualSubject(Subject):
         """The emulator has computed everything when a launch returns."""
 
     def some(self, every: Sequence[T], quickly: int) -> list[T]:
-        chosen = spread(every, min(quickly, FEWEST))
-        return [*chosen, *(one for one in every if one == SPOILT and one not in chosen)]
+        """Few. Where a fault is planted, what has it in it."""
+        spoilt = [one for one in every if one == SPOILT and "PLANTED" in os.environ]
+        return spoilt or spread(every, min(quickly, FEWEST))
 
 
 def _all_around(tensor: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import contextlib
 import shutil
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -131,7 +132,7 @@ def examine_with(
         print(said, file=sys.stderr)
     try:
         with progress() as shown:
-            go_round(record, subject, examiner, examinations, lambda what: shown.step(what))
+            go_round(record, subject, replace(examiner, expects=shown.expect), examinations, shown.step)
     except KeyboardInterrupt:
         print(f"{path} has {len(record.results)} answers; the same command goes on from there", file=sys.stderr)
         raise

@@ -49,8 +49,8 @@ def main(
     args = parser.parse_args(arguments)
     answers = _take_standard_output()
     parts = examinations[args.examination].parts(subject(args.gpu, args.quick))
-    _say(answers, {"parts": len(parts)})
     chosen = _chosen(list(parts), args.after, args.only)
+    _say(answers, {"parts": len(chosen)})
     for name in chosen:
         _say(answers, {"begins": name})
         began = time.monotonic()

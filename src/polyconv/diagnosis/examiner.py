@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
 from .examination import Examination, Result, Verdict
@@ -42,6 +42,7 @@ class Examiner:
         command: what an examination is started by; its name and options come after it.
         environment: of the processes, besides this one's.
         sanitizer: NVIDIA's compute-sanitizer; the one on the path if absent, and ``""`` for none.
+        expects: is told how many parts an examination has that are not yet done.
     """
 
     gpu: int = 0
@@ -49,13 +50,15 @@ class Examiner:
     command: Sequence[str] = COMMAND
     environment: Mapping[str, str] | None = None
     sanitizer: str | None = None
+    expects: Callable[[int], None] = field(default=lambda parts: None)
 
     def examine(self, examination: Examination, done: Sequence[Result] = ()) -> Iterator[Result]:
         """The results of an examination, as they come. ``done``: those that are there already, from the first on."""
         problems = sum(result.verdict is Verdict.PROBLEM for result in done)
-        after = done[-1].part if done else None
+        first = after = done[-1].part if done else None
         while problems < MOST_PROBLEMS:
-            for result in self._heard(examination, after):
+            before = after
+            for result in self._heard(examination, after, self.expects if after == first else None):
                 if result is None:
                     return
                 after = result.part
@@ -65,25 +68,32 @@ class Examiner:
                     yield replace(result, sanitizer=self._sanitized(examination, after)) if looked_at else result
                 else:
                     yield result
-            if not after:  # it died before its first part, and would again
+            if not after or after == before:  # it died before its first part, and would again
                 return
         words = f"the parts after {after} were left out, because {problems} before them went wrong"
         yield Result(examination.name, "", Verdict.WARNING, words)
 
-    def _heard(self, examination: Examination, after: str | None) -> Iterator[Result | None]:
+    def _heard(
+        self, examination: Examination, after: str | None, expects: Callable[[int], None] | None
+    ) -> Iterator[Result | None]:
         """What one process says of the parts after one; None at last if no part is left."""
-        at = ""
+        at: str | None = None
+        complete = False
         arguments = [] if after is None else ["--after", after]
         for message in self._listen(examination, self._words(examination, arguments), examination.limit):
-            if "begins" in message:
-                at = message["begins"]
+            if "parts" in message and expects is not None:
+                expects(message["parts"])
+            elif "begins" in message:
+                at = str(message["begins"])
             elif "part" in message:
                 yield Result(examination.name, **{**message, "verdict": Verdict(message["verdict"])})
-                at = ""
+                at = None
             elif "complete" in message:
-                yield None
-            elif "ended" in message and (at or message["failed"]):
-                yield Result(examination.name, at, Verdict.PROBLEM, message["ended"])
+                complete = True
+            elif "ended" in message and (at is not None or message["failed"]):
+                yield Result(examination.name, at or "", Verdict.PROBLEM, message["ended"])
+        if complete:
+            yield None
 
     def _words(self, examination: Examination, more: Sequence[str]) -> list[str]:
         quick = ["--quick"] if self.quick else []
@@ -96,7 +106,8 @@ class Examiner:
             threading.Thread(target=_read, args=(process.stdout, lines.put), daemon=True).start()
             try:
                 while (line := lines.get(timeout=patience)) is not None:
-                    yield json.loads(line)
+                    if line.endswith("\n"):  # or else it died while it wrote
+                        yield json.loads(line)
                 status = process.wait(patience)
                 words = _how_it_ended(status) + _last_words(errors)
                 yield {"ended": words, "failed": status != 0}
@@ -121,7 +132,7 @@ class Examiner:
     def _sanitized(self, examination: Examination, part: str) -> str:
         """What compute-sanitizer says of a part that went wrong: its first lines."""
         sanitizer = shutil.which("compute-sanitizer") if self.sanitizer is None else self.sanitizer
-        if not sanitizer or not part:
+        if not sanitizer:
             return ""
         command = [sanitizer, "--tool", "memcheck", *self._words(examination, ["--only", part])]
         with tempfile.TemporaryFile() as errors, self._started(examination, command, errors) as process:

@@ -15,7 +15,7 @@ from ..documents import DocumentError, Value
 from ..files import read_file, replace_whole
 from .examination import Result, Verdict
 
-KIND, SCHEMA = "examination", 1
+KIND, SCHEMA = "doctor", 1
 LARGEST = 2**24
 """Bytes of such a file that are read at most; an answer takes some 300."""
 CONTENTS = "versions, devices, settings, and the answers of each examination; no user or host name"

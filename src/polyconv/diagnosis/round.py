@@ -50,6 +50,7 @@ def begin(path: Path, subject: Subject, *, quick: bool, again: bool = False) -> 
         elif record.results:
             said = f"going on with {path}, which has {len(record.results)} answers; --again begins anew"
     record.findings = [finding.as_json() for finding in findings()]
+    driver.release_devices()  # from here on others examine them
     return record, said
 
 

@@ -11,7 +11,7 @@ from .record import CONTENTS, Record, presentable
 
 WIDTH = 118
 NAME = 20
-MOST = 12
+MOST = 8
 """Results of one verdict that have lines of their own; the file has all."""
 MARKS = {Verdict.OK: "ok", Verdict.WARNING: "warning", Verdict.PROBLEM: "PROBLEM", Verdict.NOT_HERE: "not here"}
 WORST = (Verdict.PROBLEM, Verdict.WARNING, Verdict.OK, Verdict.NOT_HERE)
@@ -30,10 +30,10 @@ def screen(record: Record, text_file: str) -> str:
 def _head(record: Record) -> list[str]:
     about = ", ".join(f"{name} {value}" for name, value in record.about.items() if name != "GPU")
     seconds = sum(result.seconds for result in record.results)
-    right, every = len(record.having(Verdict.OK)), len(record.results)
+    counts = (f"{len(record.having(verdict))} {MARKS[verdict].lower()}" for verdict in WORST if record.having(verdict))
     found = [finding for finding in record.findings if finding["state"] != "ok"]
     return [
-        f"{record.about.get('GPU', 'no GPU')}: {right} of {every} answers are right, {duration_text(seconds)}",
+        f"{record.about.get('GPU', 'no GPU')}: {', '.join(counts)}; {duration_text(seconds)}",
         *textwrap.wrap(about, WIDTH),
         *(_cut(f"{finding['state']}: {finding['name']}: {finding['text']}") for finding in found),
     ]
