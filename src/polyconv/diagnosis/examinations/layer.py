@@ -47,15 +47,17 @@ class Layer:
     def run(self) -> dict[str, Tensor]:
         """The output and all gradients, by polyconv."""
         x, w, bias = (tensor.detach().requires_grad_() for tensor in (self.x, self.w, self.bias))
-        y = conv2d(x, w, bias, **self.arguments)
-        dx, dw, db = torch.autograd.grad(y, (x, w, bias), self.dy)
+        with torch.enable_grad():
+            y = conv2d(x, w, bias, **self.arguments)
+            dx, dw, db = torch.autograd.grad(y, (x, w, bias), self.dy)
         return {"y": y.detach(), "dx": dx, "dw": dw, "db": db}
 
     def exact(self) -> dict[str, Tensor]:
         """The same in float64, by PyTorch, on the CPU."""
         x, w, bias = (t.detach().cpu().double().requires_grad_() for t in (self.x, self.w, self.bias))
-        y = torch.nn.functional.conv2d(x, w, bias, **self.arguments)
-        dx, dw, db = torch.autograd.grad(y, (x, w, bias), self.dy.cpu().double())
+        with torch.enable_grad():
+            y = torch.nn.functional.conv2d(x, w, bias, **self.arguments)
+            dx, dw, db = torch.autograd.grad(y, (x, w, bias), self.dy.cpu().double())
         return {"y": y.detach(), "dx": dx, "dw": dw, "db": db}
 
     def judge(self, found: dict[str, Tensor], exact: dict[str, Tensor] | None = None) -> Answer:

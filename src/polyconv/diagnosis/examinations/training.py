@@ -168,7 +168,7 @@ def two_ranks(subject: Subject) -> Answer:
     """A process per GPU under DistributedDataParallel: the same losses in each, and those of PyTorch."""
     width, images, size = _sizes(subject)
     with tempfile.TemporaryDirectory() as folder:
-        spawn(_rank, (folder, width, images, size), nprocs=2)
+        spawn(_rank, (folder, subject.device.type == "cuda", width, images, size), nprocs=2)
         (ours, torchs), (others, _) = (torch.load(Path(folder) / f"rank{rank}.pt") for rank in (0, 1))
     apart = max(abs(one - other) / other for one, other in zip(ours, torchs, strict=True))
     if ours != others:
@@ -177,12 +177,13 @@ def two_ranks(subject: Subject) -> Answer:
     return fine(words, difference=apart) if apart <= DIFFERENCE else wrong(words, difference=apart)
 
 
-def _rank(rank: int, folder: str, width: int, images: int, size: int) -> None:
+def _rank(rank: int, folder: str, on_gpu: bool, width: int, images: int, size: int) -> None:
     """One of two. Both see the same images, so their losses are the same as long as their weights are."""
-    device = torch.device("cuda", rank)
-    torch.cuda.set_device(device)
-    store = f"file://{folder}/store"
-    torch.distributed.init_process_group("nccl", init_method=store, rank=rank, world_size=2)
+    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    store, backend = f"file://{folder}/store", "nccl" if on_gpu else "gloo"
+    torch.distributed.init_process_group(backend, init_method=store, rank=rank, world_size=2)
     x, labels = (tensor.to(device) for tensor in batch(images, size))
     found = []
     with in_float32():
@@ -190,7 +191,7 @@ def _rank(rank: int, folder: str, width: int, images: int, size: int) -> None:
             model = network(width).to(device)
             if replaced:
                 replace(model)
-            parallel = nn.parallel.DistributedDataParallel(model, device_ids=[rank])
+            parallel = nn.parallel.DistributedDataParallel(model, device_ids=[rank] if on_gpu else None)
             found.append(losses(parallel, x, labels, 3))
     torch.save(found, Path(folder) / f"rank{rank}.pt")
     torch.distributed.destroy_process_group()
