@@ -92,8 +92,7 @@ def _full(path: Path) -> list[int]:
 )
 def test_a_planted_fault_is_found(fault: str, examination: str, words: str, tmp_path: Path) -> None:
     assert fault in (*PLANTS, "launch")
-    planted = {"PLANTED": fault, "OMP_NUM_THREADS": "1"}
-    status, record = run_in_virtual_gpu(_one, examination, tmp_path / "report.json", timeout=300, environment=planted)
+    status, record = run_in_virtual_gpu(_one, examination, fault, tmp_path / "report.json", timeout=300)
     (result,) = record.results
     slow = fault == "occupancy"
     assert result.part == SPOILT
@@ -103,9 +102,9 @@ def test_a_planted_fault_is_found(fault: str, examination: str, words: str, tmp_
     assert words[:40] in (tmp_path / "report.txt").read_text()
 
 
-def _one(name: str, path: Path) -> tuple[int, Record]:
-    subject, examiner = VirtualSubject(VirtualGpu()), Examiner(command=VIRTUAL, sanitizer="")
-    status = doctor.examine_with(path, subject, examiner, {name: EXAMINATIONS[name]})
+def _one(name: str, fault: str, path: Path) -> tuple[int, Record]:
+    planted = Examiner(command=VIRTUAL, environment={"PLANTED": fault}, sanitizer="")
+    status = doctor.examine_with(path, VirtualSubject(VirtualGpu()), planted, {name: EXAMINATIONS[name]})
     record = Record(path, json.loads(path.read_text())["about"])
     assert record.go_on() == ""
     return status, record

@@ -42,7 +42,7 @@ PLANTS = {
     "occupancy": "__shared__ volatile float much[10000]; much[threadIdx.x] = 0.0f; {body}",
 }
 LAUNCH_OUT_OF_RESOURCES = 701
-FEWEST = 3
+FEW = 3
 
 
 class SpoiltCache(KernelCache):
@@ -107,9 +107,10 @@ class VirtualSubject(Subject):
         """The emulator has computed everything when a launch returns."""
 
     def some(self, every: Sequence[T], quickly: int) -> list[T]:
-        """Few. Where a fault is planted, what has it in it."""
-        spoilt = [one for one in every if one == SPOILT and "PLANTED" in os.environ]
-        return spoilt or spread(every, min(quickly, FEWEST))
+        """Fewer still. Where a fault is planted, what has it in it."""
+        if "PLANTED" in os.environ:
+            return [one for one in every if one == SPOILT]
+        return spread(every, min(max(1, quickly - 1), FEW))
 
 
 def _all_around(tensor: Tensor) -> Tensor:

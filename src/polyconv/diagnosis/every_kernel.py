@@ -17,7 +17,10 @@ from ..plan.device import CudaDevice
 from ..plan.plan import KernelSpec, Plan, Task
 from ..problem import Problem, Sides
 from .cases import CASES, Case
+from .subject import Subject
 
+QUICKLY = 2
+"""Ways of each family that there is time for where it has to be quick."""
 TAPS_H, TAPS_W = (1, 3, 5, 9, 13), (3, 5, 9, 13)
 """Of the kernels that a fast weight gradient exists for, along each axis."""
 
@@ -83,6 +86,15 @@ def fewest(found: dict[str, Way]) -> dict[str, Way]:
             kept[symbol] = way
             covered |= {kernel.symbol for kernel in way.kernels}
     return dict(sorted(kept.items()))
+
+
+def selected(subject: Subject) -> dict[str, Way]:
+    """Ways that launch every kernel; if it has to be quick, some of each family."""
+    families: dict[str, list[str]] = {}
+    found = fewest(ways(subject.description))
+    for symbol, way in found.items():
+        families.setdefault(way.family, []).append(symbol)
+    return {symbol: found[symbol] for members in families.values() for symbol in subject.some(members, QUICKLY)}
 
 
 def problems() -> Iterator[tuple[str, Problem]]:

@@ -13,7 +13,7 @@ from ...cuda.compile import compile_kernel, compiler_id, in_threads, ptx_arch
 from ...plan.cuda import plan_cuda
 from ...plan.plan import KernelSpec
 from ..cases import problems
-from ..every_kernel import Way, ways
+from ..every_kernel import selected
 from ..examination import Answer, Examination, Needs, Part, doubtful, fine, not_here
 from ..subject import Subject, spread
 
@@ -90,9 +90,9 @@ def planning(subject: Subject) -> Answer:
 
 
 def compiling(subject: Subject) -> Answer:
-    """All that later examinations launch, so that they find it in the cache; some of it for the sake of the time."""
+    """What later examinations launch, so that they find it in the cache; some of it for the sake of the time."""
     arch = subject.description.arch
-    wanted = list(dict.fromkeys(kernel for way in chosen(subject) for kernel in way.kernels))
+    wanted = _kernels(subject)
     began = time.perf_counter()
     subject.cache.get_many(wanted, arch)
     ready = time.perf_counter() - began
@@ -104,22 +104,20 @@ def compiling(subject: Subject) -> Answer:
     return fine(words, kernels=len(wanted), seconds_until_ready=ready, seconds_per_kernel=each)
 
 
-def chosen(subject: Subject) -> list[Way]:
-    """The ways that are run quickly, or all."""
-    return subject.some(list(ways(subject.description).values()), 12)
-
-
 def loading(subject: Subject) -> Answer:
-    wanted = list(dict.fromkeys(kernel for way in spread(chosen(subject), 12) for kernel in way.kernels))
-    codes: dict[KernelSpec, bytes] = dict(
-        zip(wanted, subject.cache.get_many(wanted, subject.description.arch), strict=True)
-    )
+    wanted = _kernels(subject)
+    codes = subject.cache.get_many(wanted, subject.description.arch)
     gpu = driver.device(subject.index)
     began = time.perf_counter()
-    for spec, code in codes.items():
+    for spec, code in zip(wanted, codes, strict=True):
         gpu.load(spec, code)
-    each = (time.perf_counter() - began) / len(codes)
+    each = (time.perf_counter() - began) / len(wanted)
     return fine(f"{each * 1e3:.2f} ms for a kernel", ms_per_kernel=each * 1e3)
+
+
+def _kernels(subject: Subject) -> list[KernelSpec]:
+    """All that later examinations launch by name."""
+    return list(dict.fromkeys(kernel for way in selected(subject).values() for kernel in way.kernels))
 
 
 INSTALLATION = Examination(

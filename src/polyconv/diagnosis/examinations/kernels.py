@@ -9,15 +9,14 @@ from ...plan.cuda import FAMILIES, plan_within
 from ...problem import Problem
 from ...select import PlanError
 from ..cases import problems
-from ..every_kernel import Way, fewest, ways
+from ..every_kernel import Way, selected
 from ..examination import Answer, Examination, Needs, Part, not_here
 from ..proof import prove
 from ..subject import Subject
 
 
 def every_kernel(subject: Subject) -> Mapping[str, Part]:
-    found = fewest(ways(subject.description))
-    return {symbol: partial(_forced, subject, found[symbol]) for symbol in subject.some(list(found), 12)}
+    return {symbol: partial(_forced, subject, way) for symbol, way in selected(subject).items()}
 
 
 def _forced(subject: Subject, way: Way) -> Answer:

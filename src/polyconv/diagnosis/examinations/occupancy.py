@@ -8,22 +8,21 @@ from functools import partial
 from typing import Any
 
 from ...cuda import driver
-from ...plan.cost import resident_blocks
+from ...plan.cost import resident_blocks, why_not_on
 from ...plan.plan import Task
-from ..every_kernel import Way, ways
+from ..every_kernel import selected
 from ..examination import Answer, Examination, Needs, Part, doubtful, fine, not_here, wrong
 from ..subject import Subject
 
 
 def parts(subject: Subject) -> Mapping[str, Part]:
-    found = ways(subject.description)
-    return {symbol: partial(launchable, subject, symbol, found[symbol]) for symbol in subject.some(sorted(found), 24)}
+    tasks = {task.kernel.symbol: task for way in selected(subject).values() for task in way.tasks}
+    return {symbol: partial(launchable, subject, task) for symbol, task in sorted(tasks.items())}
 
 
-def launchable(subject: Subject, symbol: str, way: Way) -> Answer:
+def launchable(subject: Subject, task: Task) -> Answer:
     """Loaded, given its shared memory, and asked for its occupancy: all that the driver can refuse before a launch."""
-    task: Task = next(one for one in way.tasks if one.kernel.symbol == symbol)
-    if why_not := way.why_not_on(subject.description):
+    if why_not := why_not_on((task,), subject.description):
         return not_here(why_not)
     gpu = driver.device(subject.index)
     kernel = gpu.load(task.kernel, subject.cache.get(task.kernel, subject.description.arch))

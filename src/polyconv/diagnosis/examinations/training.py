@@ -78,7 +78,7 @@ def _sizes(subject: Subject) -> tuple[int, int, int]:
 def like_torch(subject: Subject) -> Answer:
     """The losses of some steps, beside those of the same network with PyTorch's convolutions, TF32 off."""
     width, images, size = _sizes(subject)
-    steps = len(subject.some(range(STEPS), 2))
+    steps = len(subject.some(range(STEPS), 3))
     x, labels = (tensor.to(subject.device) for tensor in batch(images, size))
     with in_float32():
         expected = losses(network(width).to(subject.device), x, labels, steps)
