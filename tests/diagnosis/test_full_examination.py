@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 
 from commands import polyconv as command
+from nightly import nightly
 from polyconv import cli
 from polyconv.cli import doctor
 from polyconv.diagnosis import every_kernel, findings
-from polyconv.diagnosis.examination import Needs, Result, Verdict
+from polyconv.diagnosis.examination import Answer, Needs, Result, Verdict
 from polyconv.diagnosis.examinations import EXAMINATIONS
 from polyconv.diagnosis.examiner import Examiner
+from polyconv.diagnosis.proof import prove
 from polyconv.diagnosis.record import Record
 from polyconv.plan import DEVICES, all_kernels
+from pretended_cuda import execute
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.doctor import PLANTS, SPOILT, VirtualSubject
 from virtual_gpu.gpu import VirtualGpu
@@ -36,6 +39,21 @@ def test_every_kernel_has_a_small_problem(name: str) -> None:
     kept = every_kernel.fewest(found)
     assert {kernel.symbol for way in kept.values() for kernel in way.kernels} == found.keys()
     assert len(kept) < len(found)
+
+
+@nightly
+def test_every_kernel_proves_itself() -> None:
+    """All that a full round forces by name; in most runs of the tests, a round forces one of each family."""
+    found = run_in_virtual_gpu(_prove_all, timeout=1500)
+    assert {symbol: answer.words for symbol, answer in found.items() if answer.verdict is not Verdict.OK} == {}
+    assert len(found) > 200
+
+
+def _prove_all() -> dict[str, Answer]:
+    with VirtualGpu(execute) as gpu:
+        subject = VirtualSubject(gpu)
+        every = every_kernel.fewest(every_kernel.ways(subject.description))
+        return {symbol: prove(subject, way.plan(subject.description)) for symbol, way in every.items()}
 
 
 def test_quick_is_a_part_of_full() -> None:
