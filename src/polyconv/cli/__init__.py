@@ -24,7 +24,7 @@ from textwrap import fill
 INTERRUPTED, CLOSED_PIPE = 130, 141
 
 COMMANDS: dict[str, str] = {
-    "doctor": "what this installation can do here, what is wrong with it and what to do; runs a self-test",
+    "doctor": "what this installation can do here, what is wrong with it and what to do; tests it, quickly or fully",
     "plan": "what would run for a named workload on a GPU or on this CPU, and why",
     "bench": "time and error of named workloads, layers and whole networks on this machine, next to PyTorch",
     "tune": "measure which kernels are the fastest here, for named workloads, and write it down",

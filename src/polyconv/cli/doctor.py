@@ -1,4 +1,4 @@
-"""``polyconv doctor``: what this installation can do here, what is wrong with it, what to do; and a self-test."""
+"""``polyconv doctor``: what this installation can do here, what is wrong with it, what to do; and tests of it."""
 
 from __future__ import annotations
 
@@ -7,20 +7,27 @@ import contextlib
 import shutil
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..console import Progress, print_json, print_table, progress
-from ._options import add_examples, add_json_argument, add_output_argument, check_writable
+from ._options import UsageError, add_examples, add_json_argument, add_output_argument, check_writable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
     from ..diagnosis.correctness import Trial
+    from ..diagnosis.examination import Examination
+    from ..diagnosis.examiner import Examiner
     from ..diagnosis.findings import Gpu
     from ..diagnosis.report import Report
+    from ..diagnosis.subject import Subject
 
 REPORT = Path("polyconv-report.json")
+ROUND = Path("polyconv-doctor.json")
 WORKLOADS = "W1,W2,W3"
 IMAGES_ON_CPU = 1
 """Of a workload's batch: a minute has to be enough."""
@@ -30,6 +37,12 @@ family of kernels on small problems, all three passes, and compares each element
 W1, W2 and W3 next to PyTorch's own convolution in float32. It runs where there is a GPU that PyTorch can use, and
 elsewhere, on the CPU, if it is asked for. Its figures go to {REPORT} (or -o FILE), which can be attached
 to a bug report: it holds versions, devices, settings and figures, and no user or host name.
+
+--full examines a GPU from all sides, each in a process of its own, so that what crashes or hangs is an answer like any
+other: every kernel by name, between fences and on poisoned memory; layouts, streams, threads, CUDA graphs, training,
+tensors past 2**31 elements; times next to PyTorch's and the cost model's. Interrupted, it goes on where it was when it
+is started again. --quick is a choice that is meant to take a minute. Both write {ROUND} and, for people,
+{ROUND.with_suffix(".txt")}: attach these to an issue.
 
 Exit status: 0 if nothing is broken, 1 if something is. A warning or a slow kernel is not broken.
 """
@@ -44,13 +57,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="test the kernels (default: if there is a GPU)",
     )
     parser.add_argument("--timing", action=argparse.BooleanOptionalAction, default=True, help="time them, too")
-    add_output_argument(parser, f"where the report goes (default: {REPORT}, if the self-test runs)")
+    rounds = parser.add_mutually_exclusive_group()
+    rounds.add_argument("--full", action="store_true", help="examine a GPU from all sides")
+    rounds.add_argument("--quick", action="store_true", help="examine it within a minute")
+    parser.add_argument("--again", action="store_true", help="begin anew, whatever was examined before")
+    add_output_argument(parser, f"where the report goes (default: {REPORT}, if the self-test runs; {ROUND} of a round)")
     add_json_argument(parser, "the report")
-    add_examples(parser, "polyconv doctor", "polyconv doctor --self-test -o report.json", about=ABOUT)
+    add_examples(
+        parser,
+        "polyconv doctor",
+        "polyconv doctor --self-test -o report.json",
+        "polyconv doctor --quick",
+        "polyconv doctor --full",
+        about=ABOUT,
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     check_writable(args.output)
+    if args.full or args.quick:
+        return examine(args.output or ROUND, quick=args.quick, again=args.again, json=args.json)
     from ..diagnosis.findings import findings, usable_gpus
     from ..diagnosis.report import Report
 
@@ -71,6 +97,52 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(report.as_json())
     return 0 if report.ok else 1
+
+
+def examine(path: Path, *, quick: bool, again: bool, json: bool) -> int:
+    """A round of examinations of the first GPU."""
+    check_writable(path)
+    from ..diagnosis.findings import gpus
+
+    found = gpus()
+    if not found:
+        raise UsageError("there is no GPU to examine: polyconv doctor --self-test tests the CPU's kernels")
+    from ..diagnosis.examinations import EXAMINATIONS
+    from ..diagnosis.examiner import Examiner
+    from ..diagnosis.subject import Subject
+
+    gpu = found[0].index
+    return examine_with(path, Subject(gpu, quick), Examiner(gpu, quick), EXAMINATIONS, again=again, json=json)
+
+
+def examine_with(
+    path: Path,
+    subject: Subject,
+    examiner: Examiner,
+    examinations: Mapping[str, Examination],
+    *,
+    again: bool = False,
+    json: bool = False,
+) -> int:
+    """The same of any subject, by any examiner."""
+    from ..diagnosis.round import begin, go_round, write_screen
+
+    record, said = begin(path, subject, quick=examiner.quick, again=again)
+    if said:
+        print(said, file=sys.stderr)
+    try:
+        with progress() as shown:
+            go_round(record, subject, replace(examiner, expects=shown.expect), examinations, shown.step)
+    except KeyboardInterrupt:
+        print(f"{path} has {len(record.results)} answers; the same command goes on from there", file=sys.stderr)
+        raise
+    written = write_screen(record)
+    if json:
+        print_json(record.as_json())
+    else:
+        print(written.read_text(encoding="utf-8"), end="")
+    print(f"wrote {written} and {path}", file=sys.stderr)
+    return 0 if record.ok else 1
 
 
 def self_test(report: Report, gpu: Gpu | None, shown: Progress, *, timing: bool = True) -> None:

@@ -297,12 +297,22 @@ class PreparedLaunch:
         return self._kernel.blocks_per_sm(self._launch.dynamic_shared)
 
 
-@cache
-def _device(index: int) -> Device:
-    return Device(index)
+_devices: dict[int, Device] = {}
 
 
 def device(index: int) -> Device:
     """The GPU with this index, one object per process."""
     with whole:
-        return _device(index)
+        found = _devices.get(index)
+        if found is None:
+            found = _devices[index] = Device(index)
+        return found
+
+
+def release_devices() -> None:
+    """Let go of all GPUs, in a process that launches nothing: one that serves a single process at a time may be wanted
+    by another."""
+    with whole:
+        for found in _devices.values():
+            call("cuDevicePrimaryCtxRelease", found.handle)
+        _devices.clear()

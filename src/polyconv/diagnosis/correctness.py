@@ -141,6 +141,18 @@ def run(trials: Sequence[Trial], device: torch.device, step: Callable[[str], Non
 
 def _tensors(problem: Problem, device: torch.device) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The tensors of a problem by name, outputs poisoned with NaN; and the exact outputs, in float64 on the CPU."""
+    given, exact = operands(problem)
+    dtype, lie = getattr(torch, problem.dtype), strides(problem)
+
+    def placed(name: str, value: Tensor) -> Tensor:
+        empty = torch.empty_strided(value.shape, lie[name], dtype=dtype, device=device)
+        return empty.copy_(value) if name in given else empty.fill_(torch.nan)
+
+    return {name: placed(name, value) for name, value in {**given, **exact}.items()}, exact
+
+
+def operands(problem: Problem) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What a problem reads, random, and the exact outputs, in float64: by name, on the CPU."""
     dtype: torch.dtype = getattr(torch, problem.dtype)
     random = torch.Generator().manual_seed(0)
 
@@ -149,27 +161,18 @@ def _tensors(problem: Problem, device: torch.device) -> tuple[dict[str, Tensor],
 
     x, w, y = draw(*problem.x_shape), draw(*problem.w_shape), draw(*problem.y_shape)
     bias = draw(problem.out_channels) if problem.bias else None
-    given: dict[str, Tensor]
     if problem.kind is Pass.FPROP:
         residual = draw(*problem.y_shape) if problem.residual else None
         exact = {"y": reference.with_epilogue(problem, x, w, bias, residual, str(problem.activation))}
         optional = {"bias": bias, "residual": residual}
-        given = {"x": x, "w": w, **{name: value for name, value in optional.items() if value is not None}}
-    elif problem.kind is Pass.DGRAD:
-        given, exact = {"y": y, "w": w}, {"x": reference.dgrad(problem, y, w, problem.x_shape)}
-    else:
-        dw, db = reference.wgrad(problem, x, y, problem.w_shape)
-        given, exact = {"x": x, "y": y}, {"dw": dw, **({"db": db} if problem.bias else {})}
-    strides = {
-        "x": problem.x_strides,
-        "y": problem.y_strides,
-        "residual": problem.y_strides,
-        "w": problem.w_strides,
-        "dw": problem.w_strides,
-    }
+        return {"x": x, "w": w, **{name: value for name, value in optional.items() if value is not None}}, exact
+    if problem.kind is Pass.DGRAD:
+        return {"y": y, "w": w}, {"x": reference.dgrad(problem, y, w, problem.x_shape)}
+    dw, db = reference.wgrad(problem, x, y, problem.w_shape)
+    return {"x": x, "y": y}, {"dw": dw, **({"db": db} if problem.bias else {})}
 
-    def placed(name: str, value: Tensor) -> Tensor:
-        empty = torch.empty_strided(value.shape, strides.get(name, (1,)), dtype=dtype, device=device)
-        return empty.copy_(value) if name in given else empty.fill_(torch.nan)
 
-    return {name: placed(name, value) for name, value in {**given, **exact}.items()}, exact
+def strides(problem: Problem) -> dict[str, tuple[int, ...]]:
+    """How the tensors of a problem lie, by name."""
+    x, y, w = problem.x_strides, problem.y_strides, problem.w_strides
+    return {"x": x, "y": y, "residual": y, "w": w, "dw": w, "bias": (1,), "db": (1,)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from ..files import replace_whole
 from ..version import __version__
 from .correctness import Outcome
 from .findings import Finding, State
+from .record import presentable
 from .speed import Contest
 
 CONTENTS = "versions, devices, settings, what was found, and the self-test's figures; no user or host name"
@@ -53,18 +53,7 @@ class Report:
                 "correctness": [outcome.as_json() for outcome in self.outcomes],
                 "speed": [contest.as_json() for contest in self.contests],
             }
-        return _without_home(found)  # type: ignore[no-any-return]
+        return presentable(found)  # type: ignore[no-any-return]
 
     def write(self, path: Path) -> None:
         replace_whole(path, (json.dumps(self.as_json(), indent=2, ensure_ascii=False) + "\n").encode())
-
-
-def _without_home(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_home(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_without_home(inner) for inner in value]
-    if isinstance(value, str):
-        home = os.path.expanduser("~")
-        return value.replace(home, "~") if home not in ("", "/", "~") else value
-    return value
