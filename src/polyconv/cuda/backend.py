@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,6 +32,7 @@ from ..select import CONTENDERS, by_cost, worth_timing
 from ..tuning import Environment, problem_key
 from . import driver
 from .cache import KernelCache
+from .enqueue import Enqueue, Refused, enqueuer
 from .errors import CudaError, LaunchError, RefusedKernelError
 
 if TYPE_CHECKING:
@@ -48,6 +49,14 @@ def _kernels_given_up() -> int:
     return len(_given_up)
 
 
+def _torch_stream(index: int) -> Callable[[], int]:
+    """Gives the handle of torch's current stream of a GPU, without an object of torch's around it."""
+    handle: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if handle is None:  # a build for the CPU, which plans for a GPU and has no tensor on one
+        return lambda: int(torch.cuda.current_stream(index).cuda_stream)
+    return partial(handle, index)
+
+
 def _is_the_kernels(error: RefusedKernelError | LaunchError) -> bool:
     return not isinstance(error, LaunchError) or driver.blames_the_kernel(error)
 
@@ -58,6 +67,7 @@ class PreparedPlan:
 
     plan: Plan
     launches: tuple[driver.PreparedLaunch, ...]
+    enqueue: Enqueue
     backend: CudaBackend
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -95,7 +105,8 @@ class CudaBackend:
         self.index = index
         self.description = description
         self.device = driver.device(index)
-        self.stream = stream or self._torch_stream
+        self.stream = stream or _torch_stream(index)
+        self._place = torch.device("cuda", index)
         self._cache = cache or KernelCache()
         self._planner = planner or self._plan_or_choose
         self._prepare = lru_cache(maxsize=1024)(self._prepare_anew)
@@ -114,27 +125,31 @@ class CudaBackend:
 
     def enqueue(self, prepared: PreparedPlan, tensors: Mapping[str, Tensor]) -> None:
         """Write the addresses of this call's tensors into the launches, and launch."""
-        addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
-        if prepared.plan.workspace_bytes:
-            # Freed on return, while the kernels may still be running: the allocator gives the memory to nobody but
-            # later work on the same stream.
-            workspace = self.allocate(prepared.plan.workspace_bytes)
-            addresses["workspace"] = workspace.data_ptr()
+        size = prepared.plan.workspace_bytes
+        # Freed on return, while the kernels may still be running: the allocator gives the memory to nobody but later
+        # work on the same stream.
+        memory = self.allocate(size) if size else None
+        workspace = 0 if memory is None else memory.data_ptr()
         stream = self.stream()
-        launched = 0
-        try:
-            with self.device.activate():
-                for launch in prepared.launches:
-                    launch(addresses, stream)
-                    launched += 1
-        except LaunchError as error:
-            if launched and addresses.get("residual") == addresses.get("y", 0):
-                raise  # what was launched before may have written over an input
-            self._give_up(error)
-            other = self.prepare(prepared.plan.problem)
-            if error.symbol in {kernel.symbol for kernel in other.plan.kernels}:
-                raise
-            other(tensors)
+        refused = prepared.enqueue(0, len(prepared.launches), stream, tensors, workspace, workspace)
+        if refused is not None:
+            self._go_on(prepared, tensors, stream, refused)
+
+    def _go_on(self, prepared: PreparedPlan, tensors: Mapping[str, Tensor], stream: int, refused: Refused) -> None:
+        """Run what comes after a plan of which a launch was refused, if that is the kernel's fault."""
+        function, launched, number = refused
+        status = driver.status_of(number)
+        if function != driver.LAUNCH:
+            raise driver.failed(function, status)
+        error = prepared.launches[launched].error(status, stream)
+        residual = tensors.get("residual")
+        if launched and residual is not None and residual.data_ptr() == tensors["y"].data_ptr():
+            raise error  # what was launched before may have written over an input
+        self._give_up(error)
+        other = self.prepare(prepared.plan.problem)
+        if error.symbol in {kernel.symbol for kernel in other.plan.kernels}:
+            raise error
+        other(tensors)
 
     def leaves_to_torch(self, problem: Problem, *, inference: bool = False) -> bool:
         """Never: PyTorch's convolution is not called on a CUDA tensor."""
@@ -167,12 +182,9 @@ class CudaBackend:
         version = f"{number // 1000}.{number % 1000 // 10}"
         return Environment.of_cuda(self.description.name, self.description.arch, version, driver.bindings_version())
 
-    def allocate(self, size: int) -> Tensor:
-        """Scratch memory for one run."""
-        return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", self.index))
-
-    def _torch_stream(self) -> int:
-        return int(torch.cuda.current_stream(self.index).cuda_stream)
+    def allocate(self, size: int) -> Tensor | torch.UntypedStorage:
+        """Scratch memory for one run. No tensor: torch fills an empty one under deterministic algorithms."""
+        return torch.UntypedStorage(size, device=self._place)
 
     def _prepare_anew(self, problem: Problem, _: int) -> PreparedPlan:
         return self._settled(lambda: self.plan(problem))
@@ -185,7 +197,7 @@ class CudaBackend:
             try:
                 launches = self._launches(plan)
                 if not self._learns_occupancy(plan, launches):
-                    return PreparedPlan(plan, launches, self)
+                    return PreparedPlan(plan, launches, enqueuer(self.device, launches), self)
             except (RefusedKernelError, LaunchError) as error:
                 if error.symbol in tried:
                     raise
