@@ -34,6 +34,7 @@ from . import driver
 from .cache import KernelCache
 from .enqueue import Enqueue, Refused, enqueuer
 from .errors import CudaError, LaunchError, RefusedKernelError
+from .weights import Memory, PreparedWeights
 
 if TYPE_CHECKING:
     from ..plan.device import CudaDevice
@@ -57,6 +58,11 @@ def _torch_stream(index: int) -> Callable[[], int]:
     return partial(handle, index)
 
 
+def _recipe(plan: Plan) -> bytes:
+    """What the launches that make the weights are known by: problems that differ elsewhere share what they make."""
+    return b"".join(repr((str(one), one.pointers)).encode() + one.params for one in plan.launches[: plan.preparing])
+
+
 def _is_the_kernels(error: RefusedKernelError | LaunchError) -> bool:
     return not isinstance(error, LaunchError) or driver.blames_the_kernel(error)
 
@@ -69,6 +75,10 @@ class PreparedPlan:
     launches: tuple[driver.PreparedLaunch, ...]
     enqueue: Enqueue
     backend: CudaBackend
+    kept: PreparedWeights | None = None
+    """Where the weights stay that its first launches make; None where they are made at each call."""
+    recipe: bytes = b""
+    """These launches, as far as they decide what is made."""
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> None:
         self.backend.enqueue(self, tensors)
@@ -107,6 +117,7 @@ class CudaBackend:
         self.device = driver.device(index)
         self.stream = stream or _torch_stream(index)
         self._place = torch.device("cuda", index)
+        self.weights = PreparedWeights()
         self._cache = cache or KernelCache()
         self._planner = planner or self._plan_or_choose
         self._prepare = lru_cache(maxsize=1024)(self._prepare_anew)
@@ -125,15 +136,39 @@ class CudaBackend:
 
     def enqueue(self, prepared: PreparedPlan, tensors: Mapping[str, Tensor]) -> None:
         """Write the addresses of this call's tensors into the launches, and launch."""
+        stream = self.stream()
+        if prepared.kept is not None and self._enqueue_keeping(prepared, prepared.kept, tensors, stream):
+            return
         size = prepared.plan.workspace_bytes
         # Freed on return, while the kernels may still be running: the allocator gives the memory to nobody but later
         # work on the same stream.
         memory = self.allocate(size) if size else None
         workspace = 0 if memory is None else memory.data_ptr()
-        stream = self.stream()
         refused = prepared.enqueue(0, len(prepared.launches), stream, tensors, workspace, workspace)
         if refused is not None:
             self._go_on(prepared, tensors, stream, refused)
+
+    def _enqueue_keeping(
+        self, prepared: PreparedPlan, kept: PreparedWeights, tensors: Mapping[str, Tensor], stream: int
+    ) -> bool:
+        """The same, without the launches that make what is kept, or with what they make kept. False if it cannot be."""
+        plan, w = prepared.plan, tensors["w"]
+        if w.is_inference() or driver.is_capturing(stream):  # a tensor of inference mode has no version counter
+            return False
+        found, state = kept.find(w, stream, prepared.recipe), kept.state(w)
+        if found is None and state is None:
+            return False
+        weights = self.allocate(plan.weights_bytes) if found is None else found
+        size = plan.workspace_bytes - plan.weights_bytes
+        memory = self.allocate(size) if size else None
+        workspace = 0 if memory is None else memory.data_ptr() - plan.weights_bytes
+        first = plan.preparing if found is not None else 0
+        refused = prepared.enqueue(first, len(prepared.launches), stream, tensors, workspace, weights.data_ptr())
+        if refused is not None:
+            self._go_on(prepared, tensors, stream, refused)
+        elif found is None and state is not None:
+            kept.keep(w, stream, prepared.recipe, state, weights, plan.weights_bytes)
+        return True
 
     def _go_on(self, prepared: PreparedPlan, tensors: Mapping[str, Tensor], stream: int, refused: Refused) -> None:
         """Run what comes after a plan of which a launch was refused, if that is the kernel's fault."""
@@ -160,7 +195,7 @@ class CudaBackend:
         return self.plan(problem).explain()
 
     def candidates(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
-        """The candidates that may run. No weights are kept on a GPU: they are transformed where they are read."""
+        """The candidates that may run: the same, and as dear, whether the weight is kept or not."""
         plan = plan_cuda(problem, self.description, settings.current().workspace_bytes)
         return tuple(candidate.name for candidate in by_cost(plan.candidates))
 
@@ -171,7 +206,9 @@ class CudaBackend:
 
     def contender(self, problem: Problem, name: str, *, inference: bool = False) -> PreparedPlan:
         workspace = settings.current().workspace_bytes
-        return self._settled(lambda: plan_cuda(problem, self.description, workspace, Preference(name)))
+        return self._settled(
+            lambda: plan_cuda(problem, self.description, workspace, Preference(name)), PreparedWeights()
+        )
 
     def key(self, problem: Problem, *, inference: bool = False) -> str:
         return problem_key(problem)
@@ -182,22 +219,30 @@ class CudaBackend:
         version = f"{number // 1000}.{number % 1000 // 10}"
         return Environment.of_cuda(self.description.name, self.description.arch, version, driver.bindings_version())
 
-    def allocate(self, size: int) -> Tensor | torch.UntypedStorage:
-        """Scratch memory for one run. No tensor: torch fills an empty one under deterministic algorithms."""
+    def allocate(self, size: int) -> Memory:
+        """Memory that nobody has written to. No tensor: torch fills an empty one under deterministic algorithms."""
         return torch.UntypedStorage(size, device=self._place)
 
     def _prepare_anew(self, problem: Problem, _: int) -> PreparedPlan:
-        return self._settled(lambda: self.plan(problem))
+        return self._settled(lambda: self.plan(problem), self.weights)
 
-    def _settled(self, planned: Callable[[], Plan]) -> PreparedPlan:
-        """Planned again for as long as a kernel turns out to be another than the planner believed: it learns of it."""
+    def _settled(self, planned: Callable[[], Plan], weights: PreparedWeights) -> PreparedPlan:
+        """Planned again for as long as a kernel turns out to be another than the planner believed: it learns of it.
+
+        ``weights``: where those of a frozen problem are kept.
+        """
         tried: set[str] = set()
         while True:
             plan = planned()
+            keeps = plan.problem.frozen and plan.weights_bytes > 0
+            if keeps:
+                plan = plan.with_weights_apart()
             try:
                 launches = self._launches(plan)
                 if not self._learns_occupancy(plan, launches):
-                    return PreparedPlan(plan, launches, enqueuer(self.device, launches), self)
+                    enqueue = enqueuer(self.device, launches)
+                    kept = (weights, _recipe(plan)) if keeps else ()
+                    return PreparedPlan(plan, launches, enqueue, self, *kept)
             except (RefusedKernelError, LaunchError) as error:
                 if error.symbol in tried:
                     raise

@@ -121,6 +121,12 @@ def entry_points() -> tuple[int, ...]:
     return tuple(int(call("cuGetProcAddress", name.encode(), _ENTRY_VERSION, 0)[0]) for name in _ENTRY_POINTS)
 
 
+def is_capturing(stream: int) -> bool:
+    """Whether what is launched on a stream is written down for a graph. A stream that does not say so may be."""
+    status, *capturing = _answer(bindings().cuStreamIsCapturing, stream)
+    return bool(status) or int(capturing[0]) != 0
+
+
 def launch_error(words: str, symbol: str, status: int) -> LaunchError:
     """The error of a kernel that the driver did not load or launch, told apart by what it returned."""
     if status not in _LOST:
