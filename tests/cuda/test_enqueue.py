@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -15,13 +14,14 @@ import pytest
 import torch
 from test_way_on import NOT_STRICT, _fails_after_writing, _goes_on
 
+import polyconv
 from entered import entered
+from polyconv.backends import override
 from polyconv.cuda import DriverError, driver, enqueue
 from polyconv.cuda.compile import compile_kernel
 from polyconv.cuda.enqueue import Enqueue, enqueuer
 from polyconv.diagnosis import findings
 from polyconv.plan.plan import Launch, PointerSlot
-from polyconv.problem import Problem
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.example import KERNELS, axpy_launch, axpy_spec
 from virtual_gpu.gpu import LaunchRecord, VirtualGpu, record_only
@@ -245,18 +245,28 @@ def _doctor(by_python: bool) -> tuple[str, str]:
 
 
 @native_only
-def test_a_warm_call_is_short() -> None:
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_warm_call_is_short(frozen: bool) -> None:
     """The other side of what ``benchmarks/gpu/overhead.py`` measures: however many launches a plan has."""
-    run_in_virtual_gpu(_warm_call)
+    run_in_virtual_gpu(_warm_call, frozen)
 
 
-def _warm_call() -> None:
-    problem = Problem.make("fprop", (1, 8, 6, 6), (8, 8, 1, 1))
-    tensors = {"x": torch.randn(1, 8, 6, 6), "w": torch.randn(8, 8, 1, 1), "y": torch.empty(1, 8, 6, 6)}
-    with VirtualGpu(record_only) as gpu:
-        run = gpu.backend().prepare(problem)
-        found = entered(partial(run, tensors))
-    assert [name for name in found if ".cuda." in name] == [
-        "polyconv.cuda.backend.__call__",
-        "polyconv.cuda.backend.enqueue",
-    ]
+def _warm_call(frozen: bool) -> None:
+    conv, x = polyconv.Conv2d(8, 8, 1, bias=False), torch.randn(1, 8, 6, 6)
+    if frozen:
+        polyconv.freeze(conv)
+    with VirtualGpu(record_only) as gpu, override("cpu", gpu.backend()), torch.no_grad():
+        conv(x)
+        found = entered(lambda: conv(x))
+    of_cuda = [name.removeprefix("polyconv.cuda.") for name in found if ".cuda." in name]
+    if frozen:
+        assert of_cuda == [
+            "backend.__call__",
+            "backend.enqueue",
+            "backend._enqueue_keeping",
+            "driver.is_capturing",
+            "weights.find",
+        ]
+    else:
+        assert of_cuda == ["backend.__call__", "backend.enqueue"]
+    assert len(found) - len(of_cuda) <= 8, found

@@ -219,6 +219,9 @@ def test_a_graph_has_its_own() -> None:
 def _capture() -> None:
     with layer() as (gpu, backend, conv, x):
         polyconv.freeze(conv)
+        with driver.device(0).activate():
+            stream = int(driver.call("cuStreamCreate", 1))  # the default stream is never captured
+        backend.stream = lambda: stream
         with gpu.capturing():
             assert [runs(gpu, conv, x) for _ in range(2)] == [1, 1]
         assert not backend.weights._kept

@@ -139,8 +139,8 @@ class VirtualBackend(CudaBackend):
         before = {name: tensor.clone() for name, tensor in tensors.items() if name not in outputs}
         with ExitStack() as self._run.memory:
             self._run.memory.enter_context(self._gpu.memory(*tensors.values()))
-            if prepared.kept is not None:
-                held = [kept.memory for kept in prepared.kept._kept.values()]
+            if prepared.keeping is not None:
+                held = [kept.memory for kept in prepared.keeping.weights._kept.values()]
                 self._run.memory.enter_context(self._gpu.memory(*held))
             super().enqueue(prepared, tensors)
         for name, tensor in before.items():

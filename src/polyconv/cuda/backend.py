@@ -34,7 +34,7 @@ from . import driver
 from .cache import KernelCache
 from .enqueue import Enqueue, Refused, enqueuer
 from .errors import CudaError, LaunchError, RefusedKernelError
-from .weights import Memory, PreparedWeights
+from .weights import Memory, PreparedWeights, State
 
 if TYPE_CHECKING:
     from ..plan.device import CudaDevice
@@ -58,13 +58,25 @@ def _torch_stream(index: int) -> Callable[[], int]:
     return partial(handle, index)
 
 
-def _recipe(plan: Plan) -> bytes:
-    """What the launches that make the weights are known by: problems that differ elsewhere share what they make."""
-    return b"".join(repr((str(one), one.pointers)).encode() + one.params for one in plan.launches[: plan.preparing])
-
-
 def _is_the_kernels(error: RefusedKernelError | LaunchError) -> bool:
     return not isinstance(error, LaunchError) or driver.blames_the_kernel(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What is kept of a plan's work from call to call, because its weight is frozen."""
+
+    weights: PreparedWeights
+    """Where."""
+    launches: int
+    """How many launches make it, all before the others."""
+    recipe: bytes
+    """These launches: problems that differ elsewhere share what they make."""
+
+    @classmethod
+    def of(cls, plan: Plan, weights: PreparedWeights) -> Keeping:
+        first = plan.launches[: plan.preparing]
+        return cls(weights, len(first), b"".join(repr((str(one), one.pointers)).encode() + one.params for one in first))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +87,8 @@ class PreparedPlan:
     launches: tuple[driver.PreparedLaunch, ...]
     enqueue: Enqueue
     backend: CudaBackend
-    kept: PreparedWeights | None = None
-    """Where the weights stay that its first launches make; None where they are made at each call."""
-    recipe: bytes = b""
-    """These launches, as far as they decide what is made."""
+    keeping: Keeping | None = None
+    """None where everything is made at each call."""
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> None:
         self.backend.enqueue(self, tensors)
@@ -137,7 +147,7 @@ class CudaBackend:
     def enqueue(self, prepared: PreparedPlan, tensors: Mapping[str, Tensor]) -> None:
         """Write the addresses of this call's tensors into the launches, and launch."""
         stream = self.stream()
-        if prepared.kept is not None and self._enqueue_keeping(prepared, prepared.kept, tensors, stream):
+        if prepared.keeping is not None and self._enqueue_keeping(prepared, prepared.keeping, tensors, stream):
             return
         size = prepared.plan.workspace_bytes
         # Freed on return, while the kernels may still be running: the allocator gives the memory to nobody but later
@@ -149,25 +159,26 @@ class CudaBackend:
             self._go_on(prepared, tensors, stream, refused)
 
     def _enqueue_keeping(
-        self, prepared: PreparedPlan, kept: PreparedWeights, tensors: Mapping[str, Tensor], stream: int
+        self, prepared: PreparedPlan, keeping: Keeping, tensors: Mapping[str, Tensor], stream: int
     ) -> bool:
-        """The same, without the launches that make what is kept, or with what they make kept. False if it cannot be."""
+        """The same, without the launches that made what is kept, or with what they make kept. False if it cannot be."""
         plan, w = prepared.plan, tensors["w"]
         if w.is_inference() or driver.is_capturing(stream):  # a tensor of inference mode has no version counter
             return False
-        found, state = kept.find(w, stream, prepared.recipe), kept.state(w)
-        if found is None and state is None:
-            return False
-        weights = self.allocate(plan.weights_bytes) if found is None else found
+        weights, state, first = keeping.weights.find(w, stream, keeping.recipe), None, keeping.launches
+        if weights is None:
+            state, first = State.of(w), 0
+            if state is None:
+                return False
+            weights = self.allocate(plan.weights_bytes)
         size = plan.workspace_bytes - plan.weights_bytes
         memory = self.allocate(size) if size else None
         workspace = 0 if memory is None else memory.data_ptr() - plan.weights_bytes
-        first = plan.preparing if found is not None else 0
         refused = prepared.enqueue(first, len(prepared.launches), stream, tensors, workspace, weights.data_ptr())
         if refused is not None:
             self._go_on(prepared, tensors, stream, refused)
-        elif found is None and state is not None:
-            kept.keep(w, stream, prepared.recipe, state, weights, plan.weights_bytes)
+        elif state is not None:
+            keeping.weights.keep(w, stream, keeping.recipe, state, weights, plan.weights_bytes)
         return True
 
     def _go_on(self, prepared: PreparedPlan, tensors: Mapping[str, Tensor], stream: int, refused: Refused) -> None:
@@ -241,8 +252,7 @@ class CudaBackend:
                 launches = self._launches(plan)
                 if not self._learns_occupancy(plan, launches):
                     enqueue = enqueuer(self.device, launches)
-                    kept = (weights, _recipe(plan)) if keeps else ()
-                    return PreparedPlan(plan, launches, enqueue, self, *kept)
+                    return PreparedPlan(plan, launches, enqueue, self, Keeping.of(plan, weights) if keeps else None)
             except (RefusedKernelError, LaunchError) as error:
                 if error.symbol in tried:
                     raise

@@ -122,7 +122,12 @@ def entry_points() -> tuple[int, ...]:
 
 
 def is_capturing(stream: int) -> bool:
-    """Whether what is launched on a stream is written down for a graph. A stream that does not say so may be."""
+    """Whether what is launched on a stream is written down for a graph. One that does not answer counts as such.
+
+    The default stream never is, and is not asked.
+    """
+    if stream == 0:
+        return False
     status, *capturing = _answer(bindings().cuStreamIsCapturing, stream)
     return bool(status) or int(capturing[0]) != 0
 

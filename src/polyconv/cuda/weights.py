@@ -23,8 +23,11 @@ class State:
     promise: weakref.ref[Tensor]
     """Under which nobody writes to it behind its version counter: another one after each :func:`polyconv.freeze`."""
 
-    def still_holds(self, w: Tensor) -> bool:
-        return self.version == w._version and self.address == w.data_ptr() and self.promise is vouched.get(id(w))
+    @classmethod
+    def of(cls, w: Tensor) -> State | None:
+        """To be asked before anything is made of it; None if nobody vouches for it."""
+        promise = vouched.get(id(w))
+        return None if promise is None else cls(w._version, w.data_ptr(), promise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +56,14 @@ class PreparedWeights:
 
     def find(self, w: Tensor, stream: int, recipe: bytes) -> Memory | None:
         """What these launches made of the weight as it is now, on this stream; None if that is not kept."""
-        kept = self._kept.get((id(w), stream, recipe))
-        return None if kept is None or not kept.state.still_holds(w) else kept.memory
-
-    def state(self, w: Tensor) -> State | None:
-        """To be asked before the launches; None if nothing may be kept of the weight."""
-        promise = vouched.get(id(w))
-        return None if promise is None else State(w._version, w.data_ptr(), promise)
+        key = id(w)
+        kept = self._kept.get((key, stream, recipe))
+        if kept is None:
+            return None
+        state = kept.state
+        if state.version != w._version or state.address != w.data_ptr() or state.promise is not vouched.get(key):
+            return None
+        return kept.memory
 
     def keep(self, w: Tensor, stream: int, recipe: bytes, state: State, memory: Memory, size: int) -> None:
         """What was launched, on this stream, for a weight in this state."""
