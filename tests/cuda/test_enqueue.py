@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import struct
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
@@ -146,6 +149,14 @@ def _two_devices(by_python: bool) -> None:
                 assert enqueue_one(0, 1, 0, {}, 0, 0) is None
                 assert int(driver.call("cuCtxGetDevice")) == 1 - index
         assert [seen.device for seen in gpu.launches] == [0, 0, 1, 1]
+
+
+@native_only
+def test_it_is_linked_with_nothing_of_cuda_or_torch() -> None:
+    path = import_module("polyconv.cuda._native").__file__
+    told = subprocess.run(["readelf", "--dynamic", str(path)], capture_output=True, text=True, check=True).stdout
+    needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", told))
+    assert {name.split(".")[0] for name in needed} <= {"libstdc++", "libgcc_s", "libm", "libc", "ld-linux-x86-64"}
 
 
 # ---- what is refused
