@@ -28,7 +28,7 @@ Outcome Launches::Enqueue(size_t first, size_t last, std::span<const uint64_t> a
   void* current = nullptr;
   const bool push = driver.ctx_get_current(&current) != 0 || current != context;
   if (push) {
-    if (const Status status = driver.ctx_push_current(context)) return {"cuCtxPushCurrent", 0, status};
+    if (const Status status = driver.ctx_push_current(context)) return {"cuCtxPushCurrent", first, status};
   }
   Outcome outcome = {nullptr, 0, 0};
   for (size_t i = first; i < last; i++) {

@@ -29,10 +29,10 @@ struct Launch {
   std::vector<Slot> slots;
 };
 
-// What the driver refused, and how many launches it had taken by then; null if nothing.
+// The function of the driver that failed, or null; the number of the launch that it was about; what it returned.
 struct Outcome {
   const char* refused;
-  size_t launched;
+  size_t launch;
   Status status;
 };
 

@@ -19,7 +19,8 @@ constexpr const char* kNumbered[] = {"workspace", "weights"};
 constexpr size_t kMostBuffers = 16;
 
 struct LaunchesObject {
-  PyObject_HEAD Launches* launches;
+  PyObject head;
+  Launches* launches;
   // Of the buffers, in the order of their numbers.
   std::vector<PyObject*>* names;
 };
@@ -179,13 +180,13 @@ PyObject* Enqueue(PyObject* object, PyObject* const* arguments, Py_ssize_t count
   outcome = self->launches->Enqueue(first, last, addresses, AsPointer(stream));
   Py_END_ALLOW_THREADS;
   if (outcome.refused == nullptr) Py_RETURN_NONE;
-  return Py_BuildValue("sni", outcome.refused, static_cast<Py_ssize_t>(outcome.launched), outcome.status);
+  return Py_BuildValue("sni", outcome.refused, static_cast<Py_ssize_t>(outcome.launch), outcome.status);
 }
 
 PyMethodDef methods[] = {
     {"enqueue", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&Enqueue)), METH_FASTCALL,
      "enqueue(first, last, stream, tensors, workspace, weights): None, or what the driver refused: the name of its "
-     "function, how many launches came before, and the status."},
+     "function, the number of the launch, and the status."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(&New)},

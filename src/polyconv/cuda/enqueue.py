@@ -18,7 +18,7 @@ from . import driver
 _MODULE = "polyconv.cuda._native"
 
 Refused = tuple[str, int, int]
-"""The function of the driver that failed, the launches that it had taken before, and its status."""
+"""The function of the driver that failed, the number of the launch that it was about, and its status."""
 Enqueue = Callable[[int, int, int, Mapping[str, Tensor], int, int], "Refused | None"]
 """Enqueues launches of a plan, from the first of these numbers up to the second, on a stream, by its handle. Tensors
 are given by name; the last two numbers are the addresses of the workspace and of weights that lie apart from it."""
