@@ -1,4 +1,6 @@
-"""Everything about the package is in pyproject.toml; this adds the native CPU kernels to a wheel.
+"""Everything about the package is in pyproject.toml; this adds the native parts to a wheel.
+
+These are the CPU kernels, and what launches the kernels of a GPU, for which nothing of CUDA need be installed.
 
 They are built by csrc/build.py, as they are for development, where an x86-64 machine has a C++20 compiler, Highway's
 headers (Debian: libhwy-dev) and torch:
@@ -7,7 +9,7 @@ headers (Debian: libhwy-dev) and torch:
 
 and the wheel then serves that torch version and later ones, and every Python from 3.10 on. Where one of them is missing
 (in an isolated build there is no torch) the wheel is pure Python, and says so. POLYCONV_BUILD_NATIVE=1 makes a missing
-part an error, POLYCONV_BUILD_NATIVE=0 leaves the kernels out.
+part an error, POLYCONV_BUILD_NATIVE=0 leaves both out.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from setuptools.command.build_ext import build_ext
 
 class BuildNative(build_ext):
     def build_extension(self, ext: Extension) -> None:
-        runpy.run_path("csrc/build.py")["build"](Path(self.get_ext_fullpath(ext.name)))
+        part = ext.name.split(".")[1]
+        runpy.run_path("csrc/build.py")["build"](part, Path(self.get_ext_fullpath(ext.name)))
 
 
 def missing() -> str | None:
@@ -47,7 +50,9 @@ def missing() -> str | None:
 def native() -> dict[str, Any]:
     return {
         # The sources are csrc/build.py's to know.
-        "ext_modules": [Extension("polyconv.cpu._native", sources=[], py_limited_api=True)],
+        "ext_modules": [
+            Extension(f"polyconv.{part}._native", sources=[], py_limited_api=True) for part in ("cpu", "cuda")
+        ],
         "cmdclass": {"build_ext": BuildNative},
         "options": {"bdist_wheel": {"py_limited_api": "cp310"}},
     }

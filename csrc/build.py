@@ -1,7 +1,8 @@
-"""Builds the native CPU kernels: ``python csrc/build.py`` in place, for development; setup.py for a wheel.
+"""Builds the native parts: ``python csrc/build.py`` in place, for development; setup.py for a wheel.
 
-The result, ``src/polyconv/cpu/_native.abi3.so``, is what an editable installation imports. A build that counts cycles,
-or that reports its own mistakes (``csrc/sanitize.py`` runs Python with it), stays in a folder of its own. A source is
+The results are what an editable installation imports: ``src/polyconv/cpu/_native.abi3.so``, the CPU kernels, and
+``src/polyconv/cuda/_native.abi3.so``, which launches those of a GPU and needs nothing of CUDA to be built. A build that
+counts cycles, or that reports its own mistakes (``csrc/sanitize.py`` runs Python with it), stays elsewhere. A source is
 compiled again when its contents changed, those of a header that it includes, or the command. Times of files do not
 matter, so objects survive a change of branch and back, and serve a copy of the sources elsewhere.
 
@@ -26,11 +27,10 @@ import torch
 from torch.utils.cpp_extension import include_paths
 
 ROOT = Path(__file__).resolve().parent.parent
-KERNELS = Path("csrc", "cpu")
-SOURCES = sorted(source.relative_to(ROOT) for source in (ROOT / KERNELS).rglob("*.cc"))
+PARTS = ("cpu", "cuda")
+"""Folders in csrc/ and in the package: from the one, a module of the other is built."""
 LARGE = ("tile_lanes", "channel_lanes")
 """Folders whose sources take the compiler longest: many schemes, for each instruction set."""
-IN_PLACE = ROOT / "src" / "polyconv" / "cpu" / "_native.abi3.so"
 FLAGS = [
     "-std=c++20",
     "-O3",
@@ -60,30 +60,33 @@ def compiler() -> str:
     return os.environ.get("CXX", "g++")
 
 
-def build(module: Path = IN_PLACE, variant: str | None = None) -> Path:
+def build(part: str = "cpu", module: Path | None = None, variant: str | None = None) -> Path:
     """Compiles what is out of date and links it; gives the path of the module. A variant stays beside its objects."""
     objects = Path(os.environ.get("POLYCONV_BUILD_DIR") or ROOT / "build").resolve()
-    objects /= f"cpu-{variant.replace(',', '-')}" if variant else "cpu"
+    objects /= f"{part}-{variant.replace(',', '-')}" if variant else part
     objects.mkdir(parents=True, exist_ok=True)
+    module = module or ROOT / "src" / "polyconv" / part / "_native.abi3.so"
     if variant:
         module = objects / module.name
     more_flags = VARIANTS[variant] if variant else []
-    _compile(objects, more_flags)
+    sources = sorted(source.relative_to(ROOT) for source in (ROOT / "csrc" / part).rglob("*.cc"))
+    _compile(part, sources, objects, more_flags)
     module.parent.mkdir(parents=True, exist_ok=True)
     # The module names torch's libraries and no place to find them: torch is imported before it, and has loaded them.
     # Only what is used is named, also where that is not the linker's habit.
-    libraries = [f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu", "-lc10"]
-    linked = [str(_object(objects, source)) for source in SOURCES]
+    libraries = [f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu", "-lc10"] if part == "cpu" else []
+    linked = [str(_object(objects, source)) for source in sources]
     command = [compiler(), *more_flags, "-shared", "-Wl,--as-needed", "-o", str(module), *linked, *libraries]
     subprocess.run(command, check=True)
     return module
 
 
-def _compile(objects: Path, more_flags: list[str]) -> None:
-    includes = [f"-isystem{Path(folder).resolve()}" for folder in [*include_paths(), sysconfig.get_paths()["include"]]]
+def _compile(part: str, sources: list[Path], objects: Path, more_flags: list[str]) -> None:
+    folders = [*(include_paths() if part == "cpu" else []), sysconfig.get_paths()["include"]]
+    includes = [f"-isystem{Path(folder).resolve()}" for folder in folders]
     # Paths of ours are relative: they enter the objects, which must not depend on where the sources lie. They serve
     # quoted includes alone: one of our folders has the name of torch's.
-    command = [compiler(), *FLAGS, *more_flags, *includes, "-iquote", str(KERNELS), "-c"]
+    command = [compiler(), *FLAGS, *more_flags, *includes, "-iquote", str(Path("csrc", part)), "-c"]
 
     def compile_one(source: Path) -> bool:
         target = _object(objects, source)
@@ -95,7 +98,7 @@ def _compile(objects: Path, more_flags: list[str]) -> None:
             key.write_text(_key(command, listed))
         return ran.returncode == 0
 
-    stale = [source for source in SOURCES if _is_stale(_object(objects, source), command)]
+    stale = [source for source in sources if _is_stale(_object(objects, source), command)]
     # As many at a time as there are cores: a compiler takes a gigabyte. The largest sources first.
     stale.sort(key=lambda source: source.parent.name in LARGE, reverse=True)
     jobs = int(os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)))
@@ -108,7 +111,7 @@ def _compile(objects: Path, more_flags: list[str]) -> None:
 
 def _object(objects: Path, source: Path) -> Path:
     """Where the object of a source is kept: in folders like those of the sources."""
-    return (objects / source.relative_to(KERNELS)).with_suffix(".o")
+    return (objects / Path(*source.parts[2:])).with_suffix(".o")
 
 
 def _is_stale(target: Path, command: list[str]) -> bool:
@@ -144,4 +147,6 @@ if __name__ == "__main__":
     variants.add_argument(
         "--sanitize", choices=sanitizers, dest="variant", help="report mistakes: see csrc/sanitize.py"
     )
-    print(build(variant=parser.parse_args().variant))
+    variant = parser.parse_args().variant
+    for part in PARTS:
+        print(build(part, variant=variant))

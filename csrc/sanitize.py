@@ -1,6 +1,6 @@
 """Runs a command with native code that reports its mistakes: ``python csrc/sanitize.py address,undefined pytest ...``.
 
-The CPU kernels are built in a folder of their own (csrc/build.py --sanitize), and every Python that the command starts
+The native parts are built in folders of their own (csrc/build.py --sanitize), and every Python that the command starts
 imports those instead of the ones in place; the emulator (tools/volta) is built and loaded alike. The first report ends
 the process that it is about. Examples:
 
@@ -26,22 +26,22 @@ import sys
 from pathlib import Path
 
 import torch
-from build import COUNTERS, VARIANTS, build, compiler
+from build import COUNTERS, PARTS, VARIANTS, build, compiler
 
 RUNTIMES = {"address,undefined": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",)}
 
-# Before anything else in every Python that finds this folder on its path: one module comes from another place.
+# Before anything else in every Python that finds this folder on its path: some modules come from another place.
 REDIRECTION = """\
 import importlib.util
 import sys
+
+MODULES = {modules!r}
 
 
 class Sanitized:
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name == "polyconv.cpu._native":
-            return importlib.util.spec_from_file_location(name, {module!r})
-        return None
+        return importlib.util.spec_from_file_location(name, MODULES[name]) if name in MODULES else None
 
 
 sys.meta_path.insert(0, Sanitized)
@@ -61,11 +61,12 @@ called_from_lib:libgomp
 """
 
 
-def environment(sanitizers: str, module: Path) -> dict[str, str]:
-    """What a process needs to load such a module: the runtime before all else, and where to find the module."""
-    folder = module.parent / "python"
+def environment(sanitizers: str, modules: dict[str, Path]) -> dict[str, str]:
+    """What a process needs to load such modules: the runtime before all else, and where to find them, by name."""
+    folder = next(iter(modules.values())).parent / "python"
     folder.mkdir(exist_ok=True)
-    (folder / "sitecustomize.py").write_text(REDIRECTION.format(module=str(module)))
+    places = {name: str(path) for name, path in modules.items()}
+    (folder / "sitecustomize.py").write_text(REDIRECTION.format(modules=places))
     (folder / "suppressions").write_text(SUPPRESSIONS)
     preloaded = [_library(name) for name in (*RUNTIMES[sanitizers], "libstdc++.so")]
     # A runtime that opens libraries in somebody's place does not know where that one would have looked.
@@ -96,7 +97,8 @@ def main() -> int:
     known = [name for name in VARIANTS if name != COUNTERS]
     if sanitizers not in known or not command:
         sys.exit(f"usage: python csrc/sanitize.py {{{' | '.join(known)}}} COMMAND ...")
-    started = environment(sanitizers, build(variant=sanitizers))
+    modules = {f"polyconv.{part}._native": build(part, variant=sanitizers) for part in PARTS}
+    started = environment(sanitizers, modules)
     # Threads and forks find the runtime's shadow memory where it was put: the kernel must not shuffle addresses.
     return subprocess.run(["setarch", "-R", *command], env=started).returncode
 

@@ -142,6 +142,20 @@ def test_frozen_weights_are_kept_and_not_read(size: int) -> None:
         assert is_right(conv, x)
 
 
+@pytest.mark.parametrize("size", [KEPT, ANEW])
+def test_a_new_promise_is_about_the_weights_of_then(size: int) -> None:
+    """What was written between two promises broke neither."""
+    conv, x = conv_and_input(size)
+    polyconv.freeze(conv)
+    with torch.no_grad():
+        assert is_right(conv, x)
+        polyconv.unfreeze(conv)
+        conv.weight.data.mul_(-2)
+        polyconv.freeze(conv)
+        for _ in range(2):
+            assert is_right(conv, x)
+
+
 def test_a_gradient_is_computed_with_the_weights_that_are_there() -> None:
     conv, x = conv_and_input(ANEW)
     polyconv.freeze(conv)

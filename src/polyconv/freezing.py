@@ -44,7 +44,8 @@ def freeze(model: torch.nn.Module) -> Freezing:
     What moves the counter is seen as ever: ``load_state_dict``, the step of any other optimiser, ``weight.mul_(2)``;
     and so is another tensor in the weight's place. Training is not affected: there nothing is kept.
     The promise is about the weights as they are now, not about copies of the model, nor about the same model in
-    another process; it ends with :func:`unfreeze`, or with the weight. On a GPU nothing is kept anyway.
+    another process; it ends with :func:`unfreeze`, or with the weight. On a GPU only frozen weights are kept: to read
+    others would be to wait for it. A CUDA graph makes its own at each replay.
 
     The result counts what was frozen and names :class:`polyconv.Conv2d` modules that were not, because their weight is
     made anew before each call, or gathered from other ranks.

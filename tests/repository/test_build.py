@@ -72,6 +72,15 @@ def test_sources_in_folders(root: Path) -> None:
     assert compiled(root) == set()
 
 
+def test_what_launches_on_a_gpu_is_a_module_of_its_own(root: Path) -> None:
+    (root / "csrc" / "cuda").mkdir()
+    (root / "csrc" / "cuda" / "module.cc").write_text("int module() { return 0; }\n")
+    module = load(root).build("cuda")
+    assert module == root / "src" / "polyconv" / "cuda" / "_native.abi3.so"
+    assert module.exists()
+    assert compiled(root) == {"alone", "uses"}
+
+
 def test_the_command_decides(root: Path) -> None:
     compiled(root)
     script = root / "csrc" / "build.py"

@@ -166,7 +166,9 @@ def test_unfit_wheels(wheel: Path) -> None:
         artifacts.check_wheel(wheel, [*names, "polyconv/new.json"], version, native=False)
     with pytest.raises(artifacts.UnfitError, match=r"has \['polyconv/nn.py'\] that it should not"):
         artifacts.check_wheel(wheel, [name for name in names if name != "polyconv/nn.py"], version, native=False)
-    with pytest.raises(artifacts.UnfitError, match=r"lacks \['polyconv/cpu/_native.abi3.so'\]"):
+    with pytest.raises(
+        artifacts.UnfitError, match=r"lacks \['polyconv/cpu/_native.abi3.so', 'polyconv/cuda/_native.abi3.so'\]"
+    ):
         artifacts.check_wheel(wheel, names, version, native=True)
 
 

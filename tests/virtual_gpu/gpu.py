@@ -61,6 +61,15 @@ class VirtualGpu:
         count.restype = ctypes.c_uint64
         return int(count())
 
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Streams say that what is launched in this block is captured for a graph. It is computed all the same."""
+        _stub().virtual_gpu_capture(1)
+        try:
+            yield
+        finally:
+            _stub().virtual_gpu_capture(0)
+
     def fail(self, function: str, nth: int, count: int, code: int) -> None:
         """Let so many calls of a driver function fail, from the n-th on (1 is the next); see driver/virtual_gpu.h."""
         _stub().virtual_gpu_fail(function.encode(), nth, count, code)
@@ -130,6 +139,9 @@ class VirtualBackend(CudaBackend):
         before = {name: tensor.clone() for name, tensor in tensors.items() if name not in outputs}
         with ExitStack() as self._run.memory:
             self._run.memory.enter_context(self._gpu.memory(*tensors.values()))
+            if prepared.keeping is not None:
+                held = [kept.memory for kept in prepared.keeping.weights._kept.values()]
+                self._run.memory.enter_context(self._gpu.memory(*held))
             super().enqueue(prepared, tensors)
         for name, tensor in before.items():
             if not torch.equal(tensor, tensors[name]):

@@ -1,4 +1,4 @@
-"""What must hold of the files of a release: the source archive, the wheel with the CPU kernels and the one without.
+"""What must hold of the files of a release: the source archive, the wheel with the native parts and the one without.
 
 Each check reads one file and raises :class:`UnfitError`, which says what was found and what to do. Nothing is built.
 """
@@ -24,6 +24,7 @@ SDIST_HAS = (
     "README.md",
     "csrc/build.py",
     "csrc/cpu/torch/convolution.cc",
+    "csrc/cuda/module.cc",
     "pyproject.toml",
     "setup.py",
     "src/polyconv/__init__.py",
@@ -37,8 +38,11 @@ SDIST_HAS = (
 NEVER_PACKED = ("*.so", "*.o", "*.d", "*.key", "*.pyc", "*.cubin", "*.ptx", "*.png", "build/*", "dist/*", ".*/*")
 """Products of a build, caches and pictures."""
 
-MODULE = "polyconv/cpu/_native.abi3.so"
+KERNELS = "polyconv/cpu/_native.abi3.so"
 """The CPU kernels, in the wheel that has them."""
+
+MODULES = (KERNELS, "polyconv/cuda/_native.abi3.so")
+"""With what launches the kernels of a GPU: it asks for nothing of torch's, nor of CUDA's."""
 
 LIBRARIES = frozenset(
     {
@@ -103,7 +107,7 @@ def check_wheel(path: Path, sources: Iterable[str], version: str, *, native: boo
     names = wheel_names(path)
     info = f"polyconv-{version}.dist-info"
     package = {name for name in names if not name.startswith(f"{info}/")}
-    wanted = {*sources, *([MODULE] if native else [])}
+    wanted = {*sources, *(MODULES if native else [])}
     if package != wanted:
         absent, strange = sorted(wanted - package), sorted(package - wanted)
         raise UnfitError(
@@ -115,7 +119,8 @@ def check_wheel(path: Path, sources: Iterable[str], version: str, *, native: boo
         raise UnfitError(f"{path.name} should be called polyconv-{version}-{tag}.whl")
     if native:
         with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as folder:
-            check_module(Path(archive.extract(MODULE, folder)))
+            for module in MODULES:
+                check_module(Path(archive.extract(module, folder)))
 
 
 def check_module(path: Path) -> None:

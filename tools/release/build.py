@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from artifacts import MODULE, UnfitError, check_only_tracked, check_sdist, check_wheel, sdist_names
+from artifacts import KERNELS, UnfitError, check_only_tracked, check_sdist, check_wheel, sdist_names
 
 ROOT = Path(__file__).resolve().parents[2]
 PLATFORM = "manylinux_2_28_x86_64"
@@ -82,7 +82,7 @@ def _audit(built: list[Path], work: Path) -> None:
     with _step("the kernels' use of Python and of torch"):
         _python("abi3audit", "--strict", "--summary", native)
         shutil.unpack_archive(native, work / "unpacked", "zip")
-        _python("torch_abi_audit.cli", "--check", "both", work / "unpacked" / MODULE)
+        _python("torch_abi_audit.cli", "--check", "both", work / "unpacked" / KERNELS)
     with _step("the metadata"):
         _python("twine", "check", "--strict", *built)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..forking import whole
+from ..vouching import vouched
 from . import native
 
 
@@ -22,6 +23,8 @@ class _Kept:
     transformed: Tensor
     weight: weakref.ref[Tensor]
     """Forgets all this with the weight."""
+    promise: weakref.ref[Tensor] | None
+    """Under which the bits were seen last; None if nobody vouched for the weight. Another one after each freeze."""
 
 
 class TransformedWeights:
@@ -47,14 +50,15 @@ class TransformedWeights:
             return None
         state = (w._version, w.data_ptr(), w.shape, w.stride(), *geometry, *plan, native.instruction_set())
         key = id(w)
-        kept = self._kept.get(key)
-        if frozen and kept is not None and kept.state == state:
+        kept, promise = self._kept.get(key), vouched.get(key)
+        if frozen and kept is not None and kept.promise is promise and kept.state == state:
             return kept.transformed
         bits: int = _operator("hash")(dense)
         if kept is not None and kept.state == state and kept.bits == bits:
+            kept.promise = promise
             return kept.transformed
         transformed: Tensor = _operator("transform_weights")(x, w, y, geometry, plan)
-        new = _Kept(state, bits, transformed, weakref.ref(w, lambda _: self._kept.pop(key, None)))
+        new = _Kept(state, bits, transformed, weakref.ref(w, lambda _: self._kept.pop(key, None)), promise)
         with whole:
             self._kept.pop(key, None)
             self.size = sum(map(_bytes, tuple(self._kept.values())))

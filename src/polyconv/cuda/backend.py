@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,7 +32,9 @@ from ..select import CONTENDERS, by_cost, worth_timing
 from ..tuning import Environment, problem_key
 from . import driver
 from .cache import KernelCache
+from .enqueue import Enqueue, Refused, enqueuer
 from .errors import CudaError, LaunchError, RefusedKernelError
+from .weights import Memory, PreparedWeights, State
 
 if TYPE_CHECKING:
     from ..plan.device import CudaDevice
@@ -48,8 +50,33 @@ def _kernels_given_up() -> int:
     return len(_given_up)
 
 
+def _torch_stream(index: int) -> Callable[[], int]:
+    """Gives the handle of torch's current stream of a GPU, without an object of torch's around it."""
+    handle: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if handle is None:  # a build for the CPU, which plans for a GPU and has no tensor on one
+        return lambda: int(torch.cuda.current_stream(index).cuda_stream)
+    return partial(handle, index)
+
+
 def _is_the_kernels(error: RefusedKernelError | LaunchError) -> bool:
     return not isinstance(error, LaunchError) or driver.blames_the_kernel(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What is kept of a plan's work from call to call, because its weight is frozen."""
+
+    weights: PreparedWeights
+    """Where."""
+    launches: int
+    """How many launches make it, all before the others."""
+    recipe: bytes
+    """These launches: problems that differ elsewhere share what they make."""
+
+    @classmethod
+    def of(cls, plan: Plan, weights: PreparedWeights) -> Keeping:
+        first = plan.launches[: plan.preparing]
+        return cls(weights, len(first), b"".join(repr((str(one), one.pointers)).encode() + one.params for one in first))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +85,10 @@ class PreparedPlan:
 
     plan: Plan
     launches: tuple[driver.PreparedLaunch, ...]
+    enqueue: Enqueue
     backend: CudaBackend
+    keeping: Keeping | None = None
+    """None where everything is made at each call."""
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> None:
         self.backend.enqueue(self, tensors)
@@ -95,7 +125,9 @@ class CudaBackend:
         self.index = index
         self.description = description
         self.device = driver.device(index)
-        self.stream = stream or self._torch_stream
+        self.stream = stream or _torch_stream(index)
+        self._place = torch.device("cuda", index)
+        self.weights = PreparedWeights()
         self._cache = cache or KernelCache()
         self._planner = planner or self._plan_or_choose
         self._prepare = lru_cache(maxsize=1024)(self._prepare_anew)
@@ -114,27 +146,56 @@ class CudaBackend:
 
     def enqueue(self, prepared: PreparedPlan, tensors: Mapping[str, Tensor]) -> None:
         """Write the addresses of this call's tensors into the launches, and launch."""
-        addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
-        if prepared.plan.workspace_bytes:
-            # Freed on return, while the kernels may still be running: the allocator gives the memory to nobody but
-            # later work on the same stream.
-            workspace = self.allocate(prepared.plan.workspace_bytes)
-            addresses["workspace"] = workspace.data_ptr()
         stream = self.stream()
-        launched = 0
-        try:
-            with self.device.activate():
-                for launch in prepared.launches:
-                    launch(addresses, stream)
-                    launched += 1
-        except LaunchError as error:
-            if launched and addresses.get("residual") == addresses.get("y", 0):
-                raise  # what was launched before may have written over an input
-            self._give_up(error)
-            other = self.prepare(prepared.plan.problem)
-            if error.symbol in {kernel.symbol for kernel in other.plan.kernels}:
-                raise
-            other(tensors)
+        if prepared.keeping is not None and self._enqueue_keeping(prepared, prepared.keeping, tensors, stream):
+            return
+        size = prepared.plan.workspace_bytes
+        # Freed on return, while the kernels may still be running: the allocator gives the memory to nobody but later
+        # work on the same stream.
+        memory = self.allocate(size) if size else None
+        workspace = 0 if memory is None else memory.data_ptr()
+        refused = prepared.enqueue(0, len(prepared.launches), stream, tensors, workspace, workspace)
+        if refused is not None:
+            self._go_on(prepared, tensors, stream, refused)
+
+    def _enqueue_keeping(
+        self, prepared: PreparedPlan, keeping: Keeping, tensors: Mapping[str, Tensor], stream: int
+    ) -> bool:
+        """The same, without the launches that made what is kept, or with what they make kept. False if it cannot be."""
+        plan, w = prepared.plan, tensors["w"]
+        if w.is_inference() or driver.is_capturing(stream):  # a tensor of inference mode has no version counter
+            return False
+        weights, state, first = keeping.weights.find(w, stream, keeping.recipe), None, keeping.launches
+        if weights is None:
+            state, first = State.of(w), 0
+            if state is None:
+                return False
+            weights = self.allocate(plan.weights_bytes)
+        size = plan.workspace_bytes - plan.weights_bytes
+        memory = self.allocate(size) if size else None
+        workspace = 0 if memory is None else memory.data_ptr() - plan.weights_bytes
+        refused = prepared.enqueue(first, len(prepared.launches), stream, tensors, workspace, weights.data_ptr())
+        if refused is not None:
+            self._go_on(prepared, tensors, stream, refused)
+        elif state is not None:
+            keeping.weights.keep(w, stream, keeping.recipe, state, weights, plan.weights_bytes)
+        return True
+
+    def _go_on(self, prepared: PreparedPlan, tensors: Mapping[str, Tensor], stream: int, refused: Refused) -> None:
+        """Run what comes after a plan of which a launch was refused, if that is the kernel's fault."""
+        function, launched, number = refused
+        status = driver.status_of(number)
+        if function != driver.LAUNCH:
+            raise driver.failed(function, status)
+        error = prepared.launches[launched].error(status, stream)
+        residual = tensors.get("residual")
+        if launched and residual is not None and residual.data_ptr() == tensors["y"].data_ptr():
+            raise error  # what was launched before may have written over an input
+        self._give_up(error)
+        other = self.prepare(prepared.plan.problem)
+        if error.symbol in {kernel.symbol for kernel in other.plan.kernels}:
+            raise error
+        other(tensors)
 
     def leaves_to_torch(self, problem: Problem, *, inference: bool = False) -> bool:
         """Never: PyTorch's convolution is not called on a CUDA tensor."""
@@ -145,7 +206,7 @@ class CudaBackend:
         return self.plan(problem).explain()
 
     def candidates(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
-        """The candidates that may run. No weights are kept on a GPU: they are transformed where they are read."""
+        """The candidates that may run: the same, and as dear, whether the weight is kept or not."""
         plan = plan_cuda(problem, self.description, settings.current().workspace_bytes)
         return tuple(candidate.name for candidate in by_cost(plan.candidates))
 
@@ -156,7 +217,9 @@ class CudaBackend:
 
     def contender(self, problem: Problem, name: str, *, inference: bool = False) -> PreparedPlan:
         workspace = settings.current().workspace_bytes
-        return self._settled(lambda: plan_cuda(problem, self.description, workspace, Preference(name)))
+        return self._settled(
+            lambda: plan_cuda(problem, self.description, workspace, Preference(name)), PreparedWeights()
+        )
 
     def key(self, problem: Problem, *, inference: bool = False) -> str:
         return problem_key(problem)
@@ -167,25 +230,29 @@ class CudaBackend:
         version = f"{number // 1000}.{number % 1000 // 10}"
         return Environment.of_cuda(self.description.name, self.description.arch, version, driver.bindings_version())
 
-    def allocate(self, size: int) -> Tensor:
-        """Scratch memory for one run."""
-        return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", self.index))
-
-    def _torch_stream(self) -> int:
-        return int(torch.cuda.current_stream(self.index).cuda_stream)
+    def allocate(self, size: int) -> Memory:
+        """Memory that nobody has written to. No tensor: torch fills an empty one under deterministic algorithms."""
+        return torch.UntypedStorage(size, device=self._place)
 
     def _prepare_anew(self, problem: Problem, _: int) -> PreparedPlan:
-        return self._settled(lambda: self.plan(problem))
+        return self._settled(lambda: self.plan(problem), self.weights)
 
-    def _settled(self, planned: Callable[[], Plan]) -> PreparedPlan:
-        """Planned again for as long as a kernel turns out to be another than the planner believed: it learns of it."""
+    def _settled(self, planned: Callable[[], Plan], weights: PreparedWeights) -> PreparedPlan:
+        """Planned again for as long as a kernel turns out to be another than the planner believed: it learns of it.
+
+        ``weights``: where those of a frozen problem are kept.
+        """
         tried: set[str] = set()
         while True:
             plan = planned()
+            keeps = plan.problem.frozen and plan.weights_bytes > 0
+            if keeps:
+                plan = plan.with_weights_apart()
             try:
                 launches = self._launches(plan)
                 if not self._learns_occupancy(plan, launches):
-                    return PreparedPlan(plan, launches, self)
+                    enqueue = enqueuer(self.device, launches)
+                    return PreparedPlan(plan, launches, enqueue, self, Keeping.of(plan, weights) if keeps else None)
             except (RefusedKernelError, LaunchError) as error:
                 if error.symbol in tried:
                     raise

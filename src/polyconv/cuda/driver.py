@@ -4,7 +4,8 @@ Every call's status is checked here (the bindings return it and never raise), no
 everything here may be used from several threads.
 
 Launches go through ``cuda.bindings`` and not ``cuda.core.launch``: a kernel of ours takes one struct by value, which
-``cuda.core`` 1.2 cannot pass, and with one prepared buffer a launch costs about two microseconds of Python.
+``cuda.core`` 1.2 cannot pass, and with one prepared buffer a launch costs about two microseconds of Python. Those of a
+whole plan go through native code, where there is some (:mod:`~.enqueue`): it gets the driver's own functions from here.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ from ..plan.plan import KernelSpec, Launch
 from .cubin import KernelInfo, is_cubin, kernel_info
 from .errors import ContextLostError, DriverError, LaunchError
 
+LAUNCH = "cuLaunchKernel"
+
 _SHARED_WITHOUT_OPT_IN = 48 * 1024
+_ENTRY_POINTS = ("cuCtxGetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent", LAUNCH)
+"""What ``csrc/cuda/driver.h`` has, in its order."""
+_ENTRY_VERSION = 12000
+"""Of CUDA, whose interface of these functions is meant: the first that has kernels which belong to no module."""
 
 _LOST = frozenset({4, 214, 220, 700, 702, 709, 710, *range(714, 720), 999})
 """Statuses after which a context is of no use: a memory access, an instruction or an assertion of some kernel that was
@@ -89,11 +96,40 @@ def describe_status(driver: Any, status: Any) -> str:
 
 def call(name: str, *arguments: Any) -> Any:
     """Call a driver function by name and return its value; raise :class:`DriverError` if it fails."""
-    driver = bindings()
-    status, *values = _answer(getattr(driver, name), *arguments)
+    status, *values = _answer(getattr(bindings(), name), *arguments)
     if status:
-        raise DriverError(f"{name} failed: {describe_status(driver, status)}", status=int(status))
+        raise failed(name, status)
     return values[0] if len(values) == 1 else tuple(values)
+
+
+def failed(name: str, status: Any) -> DriverError:
+    """The error of a driver function that returned this status."""
+    return DriverError(f"{name} failed: {describe_status(bindings(), status)}", status=int(status))
+
+
+def status_of(number: int) -> Any:
+    """A status as the bindings have it, from the number that native code was given."""
+    try:
+        return bindings().CUresult(number)
+    except ValueError:
+        return _Unnamed(number)
+
+
+@cache
+def entry_points() -> tuple[int, ...]:
+    """Addresses of the functions that launching takes, in the library that the bindings have loaded."""
+    return tuple(int(call("cuGetProcAddress", name.encode(), _ENTRY_VERSION, 0)[0]) for name in _ENTRY_POINTS)
+
+
+def is_capturing(stream: int) -> bool:
+    """Whether what is launched on a stream is written down for a graph. One that does not answer counts as such.
+
+    The default stream never is, and is not asked.
+    """
+    if stream == 0:
+        return False
+    status, *capturing = _answer(bindings().cuStreamIsCapturing, stream)
+    return bool(status) or int(capturing[0]) != 0
 
 
 def launch_error(words: str, symbol: str, status: int) -> LaunchError:
@@ -123,7 +159,7 @@ class Device:
         self.name = call("cuDeviceGetName", 256, self.handle).split(b"\0")[0].decode(errors="replace").strip()
         # Retained for the life of the process: kernels stay loaded in it.
         self._context = call("cuDevicePrimaryCtxRetain", self.handle)
-        self._context_address = int(self._context)
+        self.context_address = int(self._context)
         self._kernels: dict[KernelSpec, Kernel] = {}
 
     def attribute(self, name: str) -> int:
@@ -162,7 +198,7 @@ class Activation:
 
     def __enter__(self) -> None:
         status, *current = _answer(bindings().cuCtxGetCurrent)
-        if status or int(current[0]) != self._device._context_address:
+        if status or int(current[0]) != self._device.context_address:
             call("cuCtxPushCurrent", self._device._context)
             self._pushed = True
 
@@ -267,10 +303,14 @@ class PreparedLaunch:
 
     def __call__(self, addresses: Mapping[str, int], stream: int) -> None:
         """Enqueue the kernel on a stream (its handle; 0 is the default stream). Returns before the kernel has run."""
+        if status := self.enqueue(addresses, stream):
+            raise self.error(status, stream)
+
+    def enqueue(self, addresses: Mapping[str, int], stream: int) -> Any:
+        """The same; gives what the driver returned."""
         if not self._lock.acquire(blocking=False):
             # Another thread is between the two, or was when this process was forked off.
-            PreparedLaunch(self._kernel, self._launch)(addresses, stream)
-            return
+            return PreparedLaunch(self._kernel, self._launch).enqueue(addresses, stream)
         try:
             for slot, buffer, offset in self._slots:
                 address = addresses.get(buffer, 0)
@@ -278,10 +318,16 @@ class PreparedLaunch:
             (status,) = self._launch_kernel(self._kernel.function, *self._sizes, stream, self._where, 0)
         finally:
             self._lock.release()
-        if status:
-            raise self._error(status, stream)
+        return status
 
-    def _error(self, status: Any, stream: int) -> LaunchError:
+    def described(self) -> tuple[Any, ...]:
+        """As native code takes it (``csrc/cuda/module.cc``)."""
+        launch = self._launch
+        slots = tuple((slot.offset, slot.buffer, slot.byte_offset) for slot in launch.pointers)
+        return int(self._kernel.function), launch.grid, launch.block, launch.dynamic_shared, launch.params, slots
+
+    def error(self, status: Any, stream: int) -> LaunchError:
+        """That of a launch for which the driver returned this status."""
         launch, kernel = self._launch, self._kernel
         words = (
             f"{describe_status(bindings(), status)} when launching {kernel.spec.symbol} on {kernel.device}: "

@@ -17,7 +17,7 @@ import torch
 from .. import settings, tuning
 from ..backends import backend_for
 from ..cpu import native
-from ..cuda import CudaError, driver, entries
+from ..cuda import CudaError, driver, enqueue, entries
 from ..cuda.bundle import Bundle
 from ..cuda.compile import check_arch, compiler_id, ptx_arch, supported_archs
 from ..cuda.device import describe
@@ -143,9 +143,19 @@ def _devices() -> Iterator[Finding]:
         yield Finding("GPU", State.WARNING, "the driver shows none", "look at nvidia-smi and CUDA_VISIBLE_DEVICES")
     for gpu in found:
         yield Finding(f"GPU {gpu.index}", State.OK, str(gpu))
+    if found:
+        yield _launches()
     if found and not torch.cuda.is_available():
         text = "PyTorch cannot use the GPU" + ("" if torch.version.cuda else ": this build of it has no CUDA")
         yield Finding("PyTorch on GPU", State.WARNING, text, "install a CUDA build of PyTorch: https://pytorch.org")
+
+
+def _launches() -> Finding:
+    absent = enqueue.why_absent()
+    if absent is None:
+        return Finding("launches", State.OK, "a plan at a time")
+    advice = "small convolutions take longer to launch than to compute. Install a wheel, or build it (README, Install)"
+    return Finding("launches", State.WARNING, f"one by one, from Python: {absent}", advice)
 
 
 def _compiler() -> Iterator[Finding]:

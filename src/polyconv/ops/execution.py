@@ -54,7 +54,8 @@ def run_fprop(x: Tensor, w: Tensor, bias: Tensor | None, *args: Args) -> Tensor:
     settled, residual, activation = split_epilogue(*args)
     check_tensors(x, "input", w, "weight", bias, residual)
     inference = not _training.now
-    frozen = inference and id(w) in vouched
+    # Compiled graphs call the operator, and run in memory that may be a CUDA graph's: nothing that lasts belongs there.
+    frozen = inference and id(w) in vouched and not x.is_cuda
     description = describe_fprop(x, w, bias, residual, activation, frozen, geometry_of(*settled))
     call = recall(fprop_problem, description, x.device, inference=inference)
     if residual is not None:

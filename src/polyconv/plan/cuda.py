@@ -70,6 +70,7 @@ def plan_within(
         cost_us=found.weighed.cost or 0.0,
         candidates=found.candidates,
         preference=found.preference,
+        weights_bytes=schedule.weights_bytes,
     )
 
 

@@ -189,7 +189,7 @@ class FusedCandidate:
             found.append(self._weights(problem, r, h, w, at))
             found.append(self._convolve(problem, r, h, w, at, sms))
             at += round_up(each, 256)
-        return Schedule(tuple(found), at)
+        return Schedule(tuple(found), at, at if problem.kind is Pass.FPROP else 0)  # which has one pair of phases
 
     def _weights_task(self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, times: int = 1) -> Task:
         grid = (ceil_div(r.outputs, self.tile.k), round_up(r.channels, self.tile.chunk), problem.groups)

@@ -296,7 +296,7 @@ class GatherCandidate(DirectCandidate):
             if tables.rows:
                 found.append(self._pack(problem, r, tables, table, packed))
             found += self._gather(problem, r, tables, table, packed)
-        return Schedule(tuple(found), used)
+        return Schedule(tuple(found), used, used if problem.kind is Pass.FPROP else 0)  # which has one phase
 
     def _outputs_padded(self, r: Roles) -> int:
         return round_up(r.outputs, self.tile.n)

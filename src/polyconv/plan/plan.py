@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..problem import Problem
 from ..select import Candidate, why_not
@@ -105,7 +105,8 @@ class PointerSlot:
 
     offset: int
     buffer: str
-    """``x``, ``w``, ``y``, ``bias``, ``residual``, ``dw``, ``db`` or ``workspace``."""
+    """``x``, ``w``, ``y``, ``bias``, ``residual``, ``dw``, ``db`` or ``workspace``; ``weights``, where what was made of
+    ``w`` lies apart from the workspace."""
     byte_offset: int = 0
 
 
@@ -168,6 +169,14 @@ class Launch:
             blob[slot.offset : slot.offset + 8] = ((address + slot.byte_offset) if address else 0).to_bytes(8, "little")
         return bytes(blob)
 
+    def with_weights_apart(self, size: int) -> Launch:
+        """The same, with so many bytes of the workspace in a buffer of their own."""
+        pointers = (
+            replace(slot, buffer="weights") if slot.buffer == "workspace" and slot.byte_offset < size else slot
+            for slot in self.pointers
+        )
+        return replace(self, pointers=tuple(pointers))
+
     def __str__(self) -> str:
         return f"{self.kernel.symbol} grid {self.grid} block {self.block} shared {self.dynamic_shared} B"
 
@@ -178,6 +187,8 @@ class Schedule:
 
     launches: tuple[Launch, ...]
     workspace_bytes: int
+    weights_bytes: int = 0
+    """The first of these, if the first launches make them of ``w`` alone and no other launch writes to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +206,8 @@ class Plan:
     candidates: tuple[Candidate, ...]
     preference: str = ""
     """What became of a preference from outside: who chose what runs, or why the preferred candidate does not run."""
+    weights_bytes: int = 0
+    """At the beginning of the workspace: what may be kept while ``w`` stays as it is (:class:`Schedule`)."""
 
     @property
     def choice(self) -> str:
@@ -212,6 +225,15 @@ class Plan:
     @property
     def kernels(self) -> tuple[KernelSpec, ...]:
         return tuple(launch.kernel for launch in self.launches)
+
+    @property
+    def preparing(self) -> int:
+        """How many launches, all before the others, make what may be kept."""
+        return sum(any(slot.buffer == "w" for slot in launch.pointers) for launch in self.launches)
+
+    def with_weights_apart(self) -> Plan:
+        """The same, with what may be kept in a buffer of its own. Offsets stay, as from the beginning of both."""
+        return replace(self, launches=tuple(launch.with_weights_apart(self.weights_bytes) for launch in self.launches))
 
     def summary(self) -> list[str]:
         """What runs, in lines: the problem, the algorithm with its figures, the launches (those that repeat, once)."""

@@ -195,11 +195,13 @@ class SeparableCandidate:
         r = gather.roles(problem)
         workspace = max(workspace, self.least_workspace(problem))
         found: list[Launch] = []
-        used = 0
+        used = weights = 0
         for h, w in r.pairs:
             chain = Chain(problem, h, w, self.h, self.w, self.k_tile)
             rows = chain.slab_rows(sms, workspace)
             used = max(used, chain.bytes_of(rows))
+            # A forward pass has one chain; of several, each writes over the weights of the last.
+            weights = chain.weight_bytes if problem.kind is Pass.FPROP else 0
             found.append(_weights(problem, r, chain))
             slabs = {n: _slab(problem, r, chain, n, rows, sms) for n in {rows, chain.rows % rows} if n}
             for first in range(0, chain.rows, rows):
@@ -209,7 +211,7 @@ class SeparableCandidate:
                     gemm,
                     _starting_at(first, inverse, HalfInverseParams),
                 ]
-        return Schedule(tuple(found), used)
+        return Schedule(tuple(found), used, weights)
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         return _error(problem, self.h, self.w)

@@ -133,3 +133,17 @@ API CUresult cuStreamSynchronize(CUstream stream) {
   __atomic_add_fetch(&synchronisations, 1, __ATOMIC_RELAXED);
   return CUDA_SUCCESS;
 }
+
+static int capturing;
+
+API void virtual_gpu_capture(int on) {
+  __atomic_store_n(&capturing, on, __ATOMIC_SEQ_CST);
+}
+
+API CUresult cuStreamIsCapturing(CUstream stream, int* status) {
+  CUcontext context;
+  REQUIRE_INITIALISED();
+  REQUIRE(find_context(stream, &context), CUDA_ERROR_INVALID_HANDLE);
+  *status = __atomic_load_n(&capturing, __ATOMIC_SEQ_CST);
+  return CUDA_SUCCESS;
+}

@@ -25,6 +25,7 @@
   X(cuStreamCreate, cuStreamCreate)                                                           \
   X(cuStreamDestroy, cuStreamDestroy_v2)                                                      \
   X(cuStreamSynchronize, cuStreamSynchronize)                                                 \
+  X(cuStreamIsCapturing, cuStreamIsCapturing)                                                 \
   X(cuLibraryLoadData, cuLibraryLoadData)                                                     \
   X(cuLibraryUnload, cuLibraryUnload)                                                         \
   X(cuLibraryGetKernel, cuLibraryGetKernel)                                                   \

@@ -116,6 +116,7 @@ typedef CUresult (*VirtualLaunchCallback)(const LaunchRecord* launch);
 
 API void virtual_gpu_on_launch(VirtualLaunchCallback callback);
 API uint64_t virtual_gpu_synchronisations(void); /* how often the host waited for the GPU: our code never should */
+API void virtual_gpu_capture(int on);             /* whether streams say that they are being captured for a graph */
 
 /* From the n-th call of a function on (1 is the next), so many calls fail with a code, and do nothing else. Without a
  * name: no fault any more. Functions have the names of their symbols: cuCtxPushCurrent_v2. */

@@ -1,0 +1,78 @@
+"""Packed and transformed weights, kept for inference on a GPU."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+from torch import Tensor, UntypedStorage
+
+from ..forking import whole
+from ..vouching import vouched
+
+Memory = Tensor | UntypedStorage
+"""Bytes on the GPU: whatever :meth:`polyconv.cuda.backend.CudaBackend.allocate` gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How a weight was when something was made of it."""
+
+    version: int
+    address: int
+    promise: weakref.ref[Tensor]
+    """Under which nobody writes to it behind its version counter: another one after each :func:`polyconv.freeze`."""
+
+    @classmethod
+    def of(cls, w: Tensor) -> State | None:
+        """To be asked before anything is made of it; None if nobody vouches for it."""
+        promise = vouched.get(id(w))
+        return None if promise is None else cls(w._version, w.data_ptr(), promise)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    state: State
+    memory: Memory
+    size: int
+    weight: weakref.ref[Tensor]
+    """Forgets all this with the weight."""
+
+
+class PreparedWeights:
+    """Keeps what the first launches of forward plans make of frozen weights, at most ``limit`` bytes of it.
+
+    On the CPU a weight that nobody vouches for is read at each call, to see whether it changed. On a GPU to look is to
+    wait for it; so only frozen weights are kept, by their version counter and address. What was made on one stream is
+    used on that stream alone, where it is made before it is read. And nothing is kept of what is captured in a graph:
+    it is made when the graph runs, not now, in memory that is the graph's.
+    """
+
+    def __init__(self, limit: int = 512 * 2**20) -> None:
+        self.limit = limit
+        self.size = 0
+        self._kept: dict[tuple[int, int, bytes], _Kept] = {}
+        """By the ``id`` of the weight, the stream, and the launches that made it."""
+
+    def find(self, w: Tensor, stream: int, recipe: bytes) -> Memory | None:
+        """What these launches made of the weight as it is now, on this stream; None if that is not kept."""
+        key = id(w)
+        kept = self._kept.get((key, stream, recipe))
+        if kept is None:
+            return None
+        state = kept.state
+        if state.version != w._version or state.address != w.data_ptr() or state.promise is not vouched.get(key):
+            return None
+        return kept.memory
+
+    def keep(self, w: Tensor, stream: int, recipe: bytes, state: State, memory: Memory, size: int) -> None:
+        """What was launched, on this stream, for a weight in this state."""
+        key = id(w), stream, recipe
+        new = _Kept(state, memory, size, weakref.ref(w, lambda _: self._kept.pop(key, None)))
+        with whole:
+            self._kept.pop(key, None)
+            self.size = sum(kept.size for kept in tuple(self._kept.values()))
+            # Whoever comes first stays: a model runs its layers in turn, and would push each out before its next call.
+            if self.size + size <= self.limit:
+                self._kept[key] = new
+                self.size += size
