@@ -15,7 +15,7 @@ import torch
 
 import polyconv
 import volta
-from polyconv import warmup
+from polyconv import wanted
 from polyconv.arguments import Geometry
 from polyconv.backends import backend_for
 from polyconv.cuda import DriverError, LaunchError, driver
@@ -244,7 +244,7 @@ def _asked_of_a_p100() -> list[str]:
     asked: list[Callable[[], object]] = [
         lambda: backend_for(torch.device("cuda", 0)),
         lambda: plan_cuda(problem, describe(0)),
-        lambda: warmup.wanted_by([problem], "sm_60"),
+        lambda: wanted.wanted_by([problem], "sm_60"),
     ]
     for ask in asked:
         with pytest.raises((RuntimeError, ValueError)) as error:

@@ -11,7 +11,9 @@ instead. Errors that are not the kernel's (the GPU is lost, memory is short, a g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -28,13 +30,17 @@ from ..plan.device import why_too_old
 from ..plan.plan import Plan
 from ..preference import Preference
 from ..problem import Problem
+from ..readiness import Asked, Ready
 from ..select import CONTENDERS, by_cost, worth_timing
 from ..tuning import Environment, problem_key
 from . import driver
 from .cache import KernelCache
+from .compile import cores
 from .errors import CudaError, LaunchError, RefusedKernelError
+from .first_use import Teller
 
 if TYPE_CHECKING:
+    from ..console import Progress
     from ..plan.device import CudaDevice
 
 Planner = Callable[[Problem, "CudaDevice"], Plan]
@@ -99,6 +105,9 @@ class CudaBackend:
         self._cache = cache or KernelCache()
         self._planner = planner or self._plan_or_choose
         self._prepare = lru_cache(maxsize=1024)(self._prepare_anew)
+        self._planned: dict[tuple[Problem, int], tuple[CudaDevice, Plan]] = {}
+        """Plans that are yet to be prepared, and the description that they were made with."""
+        self._teller = Teller(self._cache.compilations, description.arch, self._cache.folder)
 
     def plan(self, problem: Problem, *, inference: bool = False) -> Plan:
         """What would run; makes no call to the compiler or the driver."""
@@ -107,6 +116,42 @@ class CudaBackend:
     def prepare(self, problem: Problem, *, inference: bool = False) -> PreparedPlan:
         """Plan, compile and load: what is left for a run is to write addresses and to launch."""
         return self._prepare(problem, epoch.now())
+
+    def prepare_all(self, asked: Sequence[Asked], progress: Progress) -> Ready:
+        """Plan all, compile what is missing side by side, then load.
+
+        A kernel that NVRTC refuses is met again by the problems that want it, which do without it.
+        """
+        self._teller.tell()
+        problems, number = list(dict.fromkeys(problem for problem, _ in asked)), epoch.now()
+        began = time.perf_counter()
+        self._planned = {(problem, number): (self.description, self.plan(problem)) for problem in problems}
+        planned = time.perf_counter()
+        specs = list(dict.fromkeys(kernel for _, plan in self._planned.values() for kernel in plan.kernels))
+        progress.expect(len(specs))
+        with suppress(RefusedKernelError):
+            self._cache.get_many(
+                specs, self.description.arch, "this model", lambda spec: progress.step(f"compiled {spec.symbol}")
+            )
+        compiled = time.perf_counter()
+        try:
+            for problem in problems:
+                self.prepare(problem)
+        finally:
+            self._planned.clear()
+        found = self._cache.compilations.take()
+        return Ready(
+            len(problems),
+            planning=planned - began,
+            kernels=len(specs),
+            compiled=found.kernels,
+            compiling=found.seconds,
+            cores=min(found.kernels, cores()),
+            longest=found.longest,
+            longest_compiling=found.longest_seconds,
+            loading=time.perf_counter() - compiled,
+            cache=self._cache.folder,
+        )
 
     def run(self, problem: Problem, tensors: Mapping[str, Tensor]) -> None:
         """Enqueue the launches that fill the outputs in ``tensors``."""
@@ -174,14 +219,18 @@ class CudaBackend:
     def _torch_stream(self) -> int:
         return int(torch.cuda.current_stream(self.index).cuda_stream)
 
-    def _prepare_anew(self, problem: Problem, _: int) -> PreparedPlan:
-        return self._settled(lambda: self.plan(problem))
+    def _prepare_anew(self, problem: Problem, number: int) -> PreparedPlan:
+        description, first = self._planned.pop((problem, number), (None, None))
+        return self._settled(lambda: self.plan(problem), first if description is self.description else None)
 
-    def _settled(self, planned: Callable[[], Plan]) -> PreparedPlan:
-        """Planned again for as long as a kernel turns out to be another than the planner believed: it learns of it."""
+    def _settled(self, planned: Callable[[], Plan], first: Plan | None = None) -> PreparedPlan:
+        """Planned again for as long as a kernel turns out to be another than the planner believed: it learns of it.
+
+        ``first``: what was planned already, with what is known of the device.
+        """
         tried: set[str] = set()
         while True:
-            plan = planned()
+            plan, first = first or planned(), None
             try:
                 launches = self._launches(plan)
                 if not self._learns_occupancy(plan, launches):
@@ -196,6 +245,7 @@ class CudaBackend:
         """Compiled, loaded and packed."""
         specs = list(dict.fromkeys(plan.kernels))
         codes = self._cache.get_many(specs, self.description.arch, wanted_for=str(plan.problem))
+        self._teller.listen()
         kernels = {spec: self.device.load(spec, code) for spec, code in zip(specs, codes, strict=True)}
         with self.device.activate():
             return tuple(driver.PreparedLaunch(kernels[launch.kernel], launch) for launch in plan.launches)
