@@ -20,6 +20,7 @@ Importing this package imports no CUDA library; using it does. The CUDA packages
 from __future__ import annotations
 
 from .errors import (
+    CaptureError,
     CompileError,
     ContextLostError,
     CudaError,
@@ -30,6 +31,7 @@ from .errors import (
 )
 
 __all__ = [
+    "CaptureError",
     "CompileError",
     "ContextLostError",
     "CudaError",

@@ -36,7 +36,7 @@ from ..tuning import Environment, problem_key
 from . import driver
 from .cache import KernelCache
 from .compile import cores
-from .errors import CudaError, LaunchError, RefusedKernelError
+from .errors import CaptureError, CudaError, LaunchError, RefusedKernelError
 from .first_use import Teller
 
 if TYPE_CHECKING:
@@ -244,10 +244,17 @@ class CudaBackend:
     def _launches(self, plan: Plan) -> tuple[driver.PreparedLaunch, ...]:
         """Compiled, loaded and packed."""
         specs = list(dict.fromkeys(plan.kernels))
+        missing = [spec.symbol for spec in specs if not self.device.has(spec)]
+        if missing and self.device.captures(self.stream()):
+            raise CaptureError(
+                f"{plan.problem} runs for the first time while a CUDA graph is captured, and kernels cannot be loaded "
+                f"then ({', '.join(missing)}): run the model once before capture, on tensors of the same shapes, or "
+                "call polyconv.warmup(model, x)"
+            )
         codes = self._cache.get_many(specs, self.description.arch, wanted_for=str(plan.problem))
         self._teller.listen()
         kernels = {spec: self.device.load(spec, code) for spec, code in zip(specs, codes, strict=True)}
-        with self.device.activate():
+        with self.device.activate(), driver.relaxed():
             return tuple(driver.PreparedLaunch(kernels[launch.kernel], launch) for launch in plan.launches)
 
     def _give_up(self, error: RefusedKernelError | LaunchError) -> None:
