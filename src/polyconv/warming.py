@@ -42,7 +42,7 @@ def warmup(
     Examples::
 
         polyconv.replace(model)
-        print(polyconv.warmup(model, images))  # cuda:0: 68 problems planned in 0.3 s; 28 kernels, 28 of them compiled …
+        print(polyconv.warmup(model, images))  # cuda:0: 68 problems planned in …; 28 kernels, 28 of them compiled in …
         polyconv.warmup(model, (32, 3, 224, 224))  # the shape is enough
 
     Without it each convolution is planned, and its kernels are compiled, when it first runs: a first step of a large

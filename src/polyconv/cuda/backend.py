@@ -102,6 +102,7 @@ class CudaBackend:
         self.description = description
         self.device = driver.device(index)
         self.stream = stream or self._torch_stream
+        self._memory = torch.device("cuda", index)
         self._cache = cache or KernelCache()
         self._planner = planner or self._plan_or_choose
         self._prepare = lru_cache(maxsize=1024)(self._prepare_anew)
@@ -212,9 +213,13 @@ class CudaBackend:
         version = f"{number // 1000}.{number % 1000 // 10}"
         return Environment.of_cuda(self.description.name, self.description.arch, version, driver.bindings_version())
 
-    def allocate(self, size: int) -> Tensor:
-        """Scratch memory for one run."""
-        return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", self.index))
+    def allocate(self, size: int) -> Tensor | torch.UntypedStorage:
+        """Scratch memory for one run.
+
+        Without a tensor around it: in deterministic mode torch fills a new one, and kernels read nothing here that they
+        have not written.
+        """
+        return torch.UntypedStorage(size, device=self._memory)
 
     def _torch_stream(self) -> int:
         return int(torch.cuda.current_stream(self.index).cuda_stream)
