@@ -17,7 +17,7 @@ import torch
 
 import polyconv
 from commands import polyconv as command
-from polyconv import cli, settings, tuning, warmup
+from polyconv import cli, settings, tuning
 from polyconv.backends import override
 from polyconv.cuda import MissingKernelError, cache
 from polyconv.cuda.bundle import Bundle, BundleError
@@ -28,6 +28,7 @@ from polyconv.measure.workloads import find
 from polyconv.plan import DEVICES, all_kernels, plan_cuda
 from polyconv.preference import Preference
 from polyconv.problem import Pass
+from polyconv.wanted import CLOSE, wanted_by
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.example import KERNELS, axpy_spec
 from virtual_gpu.gpu import VirtualGpu
@@ -57,20 +58,20 @@ SHAPE = (2, 8, 24, 40)
 @pytest.mark.parametrize("kind", list(Pass), ids=str)
 def test_all_that_a_plan_names_and_what_comes_close(kind: Pass) -> None:
     (workload,) = find("W1")
-    wanted = warmup.wanted_by([workload.problem(kind)], "sm_70")
+    wanted = wanted_by([workload.problem(kind)], "sm_70")
     plan = plan_cuda(workload.problem(kind), DEVICES["v100"])
     assert set(plan.kernels) <= set(wanted.kernels) <= set(all_kernels())
-    close = [c for c in plan.candidates if c.cost is not None and c.cost <= warmup.CLOSE * plan.cost_us]
+    close = [c for c in plan.candidates if c.cost is not None and c.cost <= CLOSE * plan.cost_us]
     assert len(wanted.kernels) >= len(set(plan.kernels)) + len(close) - 1
 
 
 def test_every_gpu_of_an_architecture_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     (workload,) = find("resnet50-3b")
     problem = workload.problem("fprop")
-    alone = warmup.wanted_by([problem], "sm_80").kernels
+    alone = wanted_by([problem], "sm_80").kernels
     other = replace(DEVICES["a100"], name="half of one", sms=4, clock_mhz=300)
-    monkeypatch.setitem(warmup.DEVICES, "half", other)
-    both = warmup.wanted_by([problem], "sm_80").kernels
+    monkeypatch.setitem(DEVICES, "half", other)
+    both = wanted_by([problem], "sm_80").kernels
     assert set(alone) | set(plan_cuda(problem, other).kernels) <= set(both)
 
 
@@ -83,26 +84,26 @@ def test_what_a_tuning_file_chooses_counts(tmp_path: Path) -> None:
     entry = tuning.Entry(slow, {slow: 1.0}, 1.0)
     there = tuning.Environment.of_cuda("Tesla V100-SXM2-16GB", "sm_70", "12.4", "12.9")
     tuning.update(path, tuning.Tuning.of(there, {tuning.problem_key(problem): entry}))
-    usual = warmup.wanted_by([problem], "sm_70").kernels
+    usual = wanted_by([problem], "sm_70").kernels
     chosen = plan_cuda(problem, DEVICES["v100"], prefer=Preference(slow)).kernels
     assert not set(chosen) <= set(usual)
     with settings.use(tuning_file=(path,)):
-        assert set(warmup.wanted_by([problem], "sm_70").kernels) == set(usual) | set(chosen)
-        assert set(warmup.wanted_by([problem], "sm_80").kernels).isdisjoint(set(chosen) - set(usual))
+        assert set(wanted_by([problem], "sm_70").kernels) == set(usual) | set(chosen)
+        assert set(wanted_by([problem], "sm_80").kernels).isdisjoint(set(chosen) - set(usual))
 
 
 def test_a_tuning_file_that_cannot_be_read_is_ignored_with_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "tuning.json"
     path.write_text("{}")
     problem = find("W1")[0].problem(Pass.FPROP)
-    expected = warmup.wanted_by([problem], "sm_70")
+    expected = wanted_by([problem], "sm_70")
     with settings.use(tuning_file=(path,)), pytest.warns(RuntimeWarning, match="ignores a tuning file"):
-        assert warmup.wanted_by([problem], "sm_70") == expected
+        assert wanted_by([problem], "sm_70") == expected
 
 
 def test_what_no_kernel_runs_is_said() -> None:
     (workload,) = find("W1")
-    wanted = warmup.wanted_by([replace(workload.problem("fprop"), dtype="float16")], "sm_70")
+    wanted = wanted_by([replace(workload.problem("fprop"), dtype="float16")], "sm_70")
     assert not wanted.kernels
     assert "float16" in next(iter(wanted.skipped.values()))
 

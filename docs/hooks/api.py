@@ -11,6 +11,7 @@ GROUPS = {
     "Existing models": ("replace", "restore", "Replacement", "optimize", "OptimizationReport"),
     "Choices that are measured": ("benchmark", "save_benchmark"),
     "What would run": ("explain", "Explanation"),
+    "Before the first step": ("warmup", "Warmup"),
     "Accuracy": ("set_tolerance", "tolerance", "audit", "Audit", "allow_low_precision"),
 }
 

@@ -22,15 +22,18 @@ if TYPE_CHECKING:
     from .explanation import Explanation, explain
     from .ops.racing import save_benchmark
     from .optimization import OptimizationReport, optimize
+    from .warming import Warmup, warmup
 
 _ON_DEMAND = {
     "Audit": "auditing",
     "Explanation": "explanation",
     "OptimizationReport": "optimization",
+    "Warmup": "warming",
     "audit": "auditing",
     "explain": "explanation",
     "optimize": "optimization",
     "save_benchmark": "ops.racing",
+    "warmup": "warming",
 }
 """Public name -> the module that defines it."""
 
@@ -42,6 +45,7 @@ __all__ = [
     "LazyConv2d",
     "OptimizationReport",
     "Replacement",
+    "Warmup",
     "__version__",
     "allow_low_precision",
     "audit",
@@ -56,6 +60,7 @@ __all__ = [
     "set_tolerance",
     "tolerance",
     "unfreeze",
+    "warmup",
 ]
 
 

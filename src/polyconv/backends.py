@@ -7,7 +7,7 @@ interchangeable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -22,6 +22,8 @@ from .select import CONTENDERS
 
 if TYPE_CHECKING:
     from .choices import Planned
+    from .console import Progress
+    from .readiness import Asked, Ready
     from .tuning import Environment
 
 Run = Callable[[MutableMapping[str, Tensor]], None]
@@ -53,6 +55,9 @@ class Backend(Protocol):
         It fills the outputs in ``tensors``, whose contents are undefined until then. No tensor is empty. A backend that
         has the result in memory of its own may put that tensor in the place of the output, if it has the same strides.
         """
+
+    def prepare_all(self, asked: Sequence[Asked], progress: Progress) -> Ready:
+        """Prepare many problems, under the settings of now: what is to be compiled is compiled side by side."""
 
     def plan(self, problem: Problem, *, inference: bool = False) -> Planned:
         """What :meth:`prepare` would run, under the settings of now; needs no tensors."""

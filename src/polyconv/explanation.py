@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import ops
 from .arguments import suggests_channels_last
 from .backends import backend_for
 from .problem import Pass, Problem, Strides
+from .stand_ins import mode_of, stand_in
 from .vouching import is_frozen
 
 if TYPE_CHECKING:
@@ -107,16 +107,17 @@ def _recorded(target: Callable[..., Any], inputs: Sequence[Any], kwargs: Mapping
     state: dict[str, Tensor] = {}
     if module is not None:
         state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    mode = _fake_mode([*state.values(), *inputs, *kwargs.values()])
+    mode = mode_of([*state.values(), *inputs, *kwargs.values()])
     recorder = _Recorder()
     with mode, torch.no_grad():
-        fake_state = {name: _fake(value, mode) for name, value in state.items()}
+        fake_state = {name: stand_in(value, mode) for name, value in state.items()}
         like = next((value for value in fake_state.values() if value.is_floating_point()), None)
         if module is None:
-            args = (*(_fake(value, mode, _stands_for(value)) for value in inputs[:2]), *_fakes(inputs[2:], mode))
+            likes = (*map(_stands_for, inputs[:2]), *(None for _ in inputs[2:]))
         else:
-            args = tuple(_fake(value, mode, like) for value in inputs)
-        keywords = {name: _fake(value, mode) for name, value in kwargs.items()}
+            likes = tuple(like for _ in inputs)
+        args = tuple(stand_in(value, mode, like) for value, like in zip(inputs, likes, strict=True))
+        keywords = {name: stand_in(value, mode) for name, value in kwargs.items()}
         with recorder:
             if module is None:
                 target(*args, **keywords)
@@ -140,31 +141,9 @@ def _device(device: Device) -> torch.device | CudaDevice:
         raise ValueError(f"{device!r} is neither a device of torch's nor one of {', '.join(DEVICES)}") from error
 
 
-def _fake_mode(values: Sequence[Any]) -> FakeTensorMode:
-    """The mode that fake arguments already belong to, or a new one."""
-    for value in values:
-        if isinstance(value, FakeTensor):
-            return value.fake_mode
-    return FakeTensorMode(allow_non_fake_inputs=True)
-
-
 def _stands_for(value: Any) -> Tensor | None:
     """What a shape in the place of a function's tensor is a shape of; two integers may be a stride as well."""
     return torch.empty(0) if isinstance(value, (tuple, list)) and len(value) > 2 else None
-
-
-def _fakes(values: Sequence[Any], mode: FakeTensorMode) -> tuple[Any, ...]:
-    return tuple(_fake(value, mode) for value in values)
-
-
-def _fake(value: Any, mode: FakeTensorMode, like: Tensor | None = None) -> Any:
-    """The fake twin of a tensor, and of a shape where ``like`` says what it stands for; any other value itself."""
-    if isinstance(value, Tensor):
-        return value if isinstance(value, FakeTensor) else mode.from_tensor(value)
-    is_shape = isinstance(value, (tuple, list)) and value and all(type(extent) is int for extent in value)
-    if like is not None and is_shape:
-        return torch.empty(tuple(value), dtype=like.dtype, device=like.device)
-    return value
 
 
 @contextmanager
@@ -258,11 +237,11 @@ def _explain_call(call: _Call, device: torch.device | CudaDevice) -> ConvExplana
     on_gpu = not isinstance(device, torch.device) or device.type == "cuda"
     if problems and on_gpu and ops.is_widened(getattr(torch, problems[0].dtype)):
         notes.append(f"tensors are widened to float32 first; the result is rounded to {problems[0].dtype} once")
-        problems = tuple(_widened(problem) for problem in problems)
+        problems = tuple(widened(problem) for problem in problems)
     return ConvExplanation(call.name, tuple(_ask(problem, device) for problem in problems), "\n".join(notes))
 
 
-def _widened(problem: Problem) -> Problem:
+def widened(problem: Problem) -> Problem:
     """The problem for float32 copies of the tensors: dense, and channels_last where the tensors are."""
     return replace(
         problem,

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils._pytree import tree_leaves
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
@@ -38,15 +39,31 @@ def backward(output: Any, loss: Loss | None) -> None:
     if loss is not None:
         loss(output).backward()
         return
+    leaves = differentiable(output)
+    draw = torch.Generator().manual_seed(0)
+    weights = [torch.randn(leaf.shape, generator=draw).to(leaf.device, leaf.dtype) for leaf in leaves]
+    torch.autograd.backward(leaves, weights)
+
+
+def differentiable(output: Any) -> list[Tensor]:
+    """The tensors among what a model returns that have a gradient; an error if there are none."""
     leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not leaves:
         raise ValueError(
             "a backward pass is wanted, but nothing that the model returns has a gradient: call model.eval() first for "
             "a forward pass alone, or name a loss: loss=lambda output: ..."
         )
-    draw = torch.Generator().manual_seed(0)
-    weights = [torch.randn(leaf.shape, generator=draw).to(leaf.device, leaf.dtype) for leaf in leaves]
-    torch.autograd.backward(leaves, weights)
+    return leaves
+
+
+def refuse_lazy(model: nn.Module, then: str) -> None:
+    """A lazy module takes its shape from the first input, so running it would not leave it as it was."""
+    for name, module in model.named_modules():
+        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():  # type: ignore[misc]
+            raise ValueError(
+                f"{name or 'the model'} is a {type(module).__name__} that has seen no input yet, and would not be left "
+                f"as it was: call the model once, then {then}"
+            )
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from polyconv.problem import Pass, Problem
 from polyconv.vouching import vouched
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.gpu import VirtualBackend, VirtualGpu
+from virtual_gpu.streams import captured, new_stream
 
 V100 = DEVICES["v100"]
 FAST, DIRECT = 1e-4, 0.0
@@ -202,8 +203,7 @@ def test_each_stream_has_its_own() -> None:
 def _streams() -> None:
     with layer() as (gpu, backend, conv, x):
         polyconv.freeze(conv)
-        with driver.device(0).activate():
-            streams = [0, int(driver.call("cuStreamCreate", 1))]
+        streams = [0, new_stream()]
         prepared = []
         for number in (0, 1, 0, 1):
             backend.stream = lambda number=number: streams[number]  # type: ignore[misc]
@@ -218,15 +218,15 @@ def test_a_graph_has_its_own() -> None:
 
 def _capture() -> None:
     with layer() as (gpu, backend, conv, x):
-        polyconv.freeze(conv)
-        with driver.device(0).activate():
-            stream = int(driver.call("cuStreamCreate", 1))  # the default stream is never captured
+        stream = new_stream()
         backend.stream = lambda: stream
-        with gpu.capturing():
+        runs(gpu, conv, x)  # before it is frozen: nothing is kept, and kernels are loaded
+        polyconv.freeze(conv)
+        with captured(stream):
             assert [runs(gpu, conv, x) for _ in range(2)] == [1, 1]
         assert not backend.weights._kept
         assert [runs(gpu, conv, x) for _ in range(2)] == [1, 0]
-        with gpu.capturing():
+        with captured(stream):
             assert runs(gpu, conv, x) == 1
 
 

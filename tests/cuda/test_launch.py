@@ -9,16 +9,18 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import polyconv
 import volta
-from polyconv import warmup
+from polyconv import wanted
 from polyconv.arguments import Geometry
 from polyconv.backends import backend_for
 from polyconv.cuda import DriverError, LaunchError, driver
+from polyconv.cuda.backend import CudaBackend
 from polyconv.cuda.cache import KernelCache
 from polyconv.cuda.compile import compile_kernel
 from polyconv.cuda.device import describe
@@ -244,7 +246,7 @@ def _asked_of_a_p100() -> list[str]:
     asked: list[Callable[[], object]] = [
         lambda: backend_for(torch.device("cuda", 0)),
         lambda: plan_cuda(problem, describe(0)),
-        lambda: warmup.wanted_by([problem], "sm_60"),
+        lambda: wanted.wanted_by([problem], "sm_60"),
     ]
     for ask in asked:
         with pytest.raises((RuntimeError, ValueError)) as error:
@@ -362,3 +364,18 @@ def _run_a_plan_that_writes_its_input(folder: Path) -> None:
         cache = KernelCache(folder, include_dirs=[KERNELS])
         backend = gpu.backend(planner=lambda p, d: axpy_plan(p, (launch,)), cache=cache)
         backend.run(PROBLEM, {"x": torch.ones(PROBLEM.x_shape), "y": torch.zeros(PROBLEM.y_shape)})
+
+
+def test_a_workspace_is_not_filled_in_deterministic_mode() -> None:
+    """torch fills its new tensors then; nobody reads of a workspace what no kernel has written."""
+    size = 1 << 20
+    torch.use_deterministic_algorithms(True)
+    try:
+        filled = torch.empty(size, dtype=torch.uint8)
+        workspace = CudaBackend.allocate(SimpleNamespace(_memory=torch.device("cpu")), size)  # type: ignore[arg-type]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert filled.eq(255).all()
+    assert isinstance(workspace, torch.UntypedStorage)
+    assert workspace.nbytes() == size
+    assert not torch.empty(0, dtype=torch.uint8).set_(workspace).eq(255).all()

@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -477,3 +478,23 @@ def test_ranks_agree_on_the_winner(tmp_path: Path) -> None:
     assert one["own"] != other["own"]
     assert one["runs"] == other["runs"]
     assert one["runs"] in (one["own"], other["own"])
+
+
+def test_a_call_is_timed_on_the_gpu_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which need not be the current one: an event that is recorded on another stream measures something else."""
+    second, seen = torch.device("cuda", 1), []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: object) -> None:
+            seen.append(stream)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    race = SimpleNamespace(_pending=None)
+    tensors: Any = {"x": SimpleNamespace(is_cuda=True, device=second)}
+    racing.Race._run_timed(race, "one", True, lambda _: seen.append("run"), tensors)  # type: ignore[arg-type]
+    assert seen == ["stream of cuda:1", "run", "stream of cuda:1"]
+    assert race._pending[0] == "one"

@@ -61,15 +61,6 @@ class VirtualGpu:
         count.restype = ctypes.c_uint64
         return int(count())
 
-    @contextmanager
-    def capturing(self) -> Iterator[None]:
-        """Streams say that what is launched in this block is captured for a graph. It is computed all the same."""
-        _stub().virtual_gpu_capture(1)
-        try:
-            yield
-        finally:
-            _stub().virtual_gpu_capture(0)
-
     def fail(self, function: str, nth: int, count: int, code: int) -> None:
         """Let so many calls of a driver function fail, from the n-th on (1 is the next); see driver/virtual_gpu.h."""
         _stub().virtual_gpu_fail(function.encode(), nth, count, code)

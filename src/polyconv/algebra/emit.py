@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import combinations, product
+from math import lcm
 from typing import Literal, TypeAlias
 
 from polyconv.algebra.matrices import Matrix, is_dyadic, transpose
@@ -217,6 +218,30 @@ def _minus(a: Form, b: Form, sign: int) -> Form:
     return {v: found[v] for v in sorted(found) if found[v]}
 
 
+def _cheapest_row(forms: Sequence[Form], support: tuple[int, ...]) -> Form | None:
+    """The row of which forms on the same values differ in the fewest operations; None if it saves none.
+
+    Hundreds are tried, so in whole numbers: of the unit in which all coefficients are whole.
+    """
+    unit = lcm(*(c.denominator for form in forms for c in form.values()))
+    rows = [[int(form[v] * unit) for v in support] for form in forms]
+    alone = [_cost(form) for form in forms]
+    best: tuple[int, int] = (sum(alone), 0)
+    chosen: Form | None = None
+    for row in product(*([0, *sorted({each[place] for each in rows})] for place in range(len(support)))):
+        base = {v: Fraction(c, unit) for v, c in zip(support, row, strict=True) if c}
+        if len(base) < 2:
+            continue
+        residues = [[abs(c - b) for c, b in zip(each, row, strict=True)] for each in rows]
+        costs = (min(cost, len(each) - each.count(0)) for cost, each in zip(alone, residues, strict=True))
+        total = _cost(base) + sum(costs)
+        # Among equally cheap rows the smallest coefficients: they lose the fewest digits.
+        weight = sum(map(abs, row)) + sum(map(sum, residues))
+        if total < best[0] or (chosen is not None and (total, weight) < best):
+            best, chosen = (total, weight), base
+    return chosen
+
+
 def _common_rows(builder: Builder, forms: list[Form]) -> None:
     """For each set of three or more forms on the same values, the row from which they are cheapest, if any is."""
     supports = {tuple(sorted(form)) for form in forms}
@@ -224,19 +249,7 @@ def _common_rows(builder: Builder, forms: list[Form]) -> None:
         group = [i for i, form in enumerate(forms) if tuple(sorted(form)) == support]
         if len(group) < 3 or not 3 <= len(support) <= 4:
             continue
-        best: tuple[int, Fraction] = (sum(_cost(forms[i]) for i in group), Fraction(0))
-        chosen: Form | None = None
-        choices = [[Fraction(0), *sorted({forms[i][v] for i in group})] for v in support]
-        for row in product(*choices):
-            base = {v: c for v, c in zip(support, row, strict=True) if c}
-            if len(base) < 2:
-                continue
-            residues = [_minus(forms[i], base, 1) for i in group]
-            costs = [min(_cost(forms[i]), len(residue)) for i, residue in zip(group, residues, strict=True)]
-            # Among equally cheap rows the smallest coefficients: they lose the fewest digits.
-            weight = sum((abs(c) for f in (base, *residues) for c in f.values()), Fraction(0))
-            if (total := _cost(base) + sum(costs)) < best[0] or (chosen is not None and (total, weight) < best):
-                best, chosen = (total, weight), base
+        chosen = _cheapest_row([forms[i] for i in group], support)
         if chosen is None:
             continue
         value = builder.sum([(c, v) for v, c in chosen.items()])

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.lazy import LazyModuleMixin
 
 from ..console import Progress, progress
 from ..ops.calls import Ran, observed
 from ..problem import Pass, Problem
-from ..rehearsal import Example, Loss, preserved, run_model
+from ..rehearsal import Example, Loss, preserved, refuse_lazy, run_model
 from ..rehearsal import backward as run_backward
 from ..replacement import replace
 from .figures import Figures
@@ -60,7 +59,7 @@ def audit(
         ValueError: where there is nothing to audit.
     """
     limits = Limits(_checked("limit", limit), _checked("local_limit", local_limit))
-    _refuse_lazy(model)
+    refuse_lazy(model, "audit it")
     wanted = model.training if backward is None else backward
     with ExitStack() as stack:
         left_alone = stack.enter_context(_replaced(model))
@@ -103,16 +102,6 @@ def _checked(name: str, limit: float | None) -> float | None:
     if limit is not None and not limit >= 0:
         raise ValueError(f"{name} is the largest error that is acceptable, a number from 0 up; got {limit!r}")
     return limit
-
-
-def _refuse_lazy(model: nn.Module) -> None:
-    """A lazy module takes its shape from the first input, so running it would not leave it as it was."""
-    for name, module in model.named_modules():
-        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():  # type: ignore[misc]
-            raise ValueError(
-                f"{name or 'the model'} is a {type(module).__name__} that has seen no input yet, and would not be left "
-                "as it was: call the model once, then audit it"
-            )
 
 
 @contextmanager

@@ -100,7 +100,7 @@ def _status_of(error: Exception) -> int | None:
     from ..select import PlanError
     from ..settings import SettingsError
     from ..trust import UntrustedError
-    from ..warmup import WarmupError
+    from ..wanted import WarmupError
     from ._options import UsageError
 
     if isinstance(error, (UsageError, WorkloadError, SettingsError, WarmupError)):

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .. import settings, warmup
+from .. import settings
 from ..console import Progress, print_json, print_table, progress, size_text
 from ..cuda.bundle_writer import BundleWriter
 from ..cuda.cache import KernelCache
@@ -18,6 +18,7 @@ from ..cuda.compile import in_threads
 from ..measure import workloads
 from ..plan import KernelSpec
 from ..problem import Pass, Problem
+from ..wanted import Wanted, every_kernel, wanted_by, wanted_by_name
 from . import _options
 
 ABOUT = """\
@@ -95,18 +96,18 @@ def _check(args: argparse.Namespace) -> None:
         raise _options.UsageError("--input-shape is for a model, MODULE:ATTRIBUTE")
 
 
-def _wanted(args: argparse.Namespace, archs: Sequence[str]) -> list[warmup.Wanted]:
+def _wanted(args: argparse.Namespace, archs: Sequence[str]) -> list[Wanted]:
     if args.all_kernels:
-        return [warmup.every_kernel(arch) for arch in archs]
+        return [every_kernel(arch) for arch in archs]
     if args.kernels:
-        return [warmup.wanted_by_name(args.kernels, arch) for arch in archs]
+        return [wanted_by_name(args.kernels, arch) for arch in archs]
     if ":" in args.workloads:
         problems = _model_problems(args.workloads, args.input_shape, args.passes)
     else:
         tolerance = settings.current().tolerance
         found = workloads.find(args.workloads)
         problems = [replace(w.problem(kind), tolerance=tolerance) for w in found for kind in args.passes]
-    return [warmup.wanted_by(problems, arch) for arch in archs]
+    return [wanted_by(problems, arch) for arch in archs]
 
 
 def _model_problems(name: str, shapes: Sequence[tuple[int, ...]], passes: Sequence[Pass]) -> list[Problem]:
@@ -168,12 +169,12 @@ def _archs_here() -> tuple[str, ...]:
 
 
 def _compile(
-    wanted: Sequence[warmup.Wanted], get: Callable[[KernelSpec, str], bytes], shown: Progress
+    wanted: Sequence[Wanted], get: Callable[[KernelSpec, str], bytes], shown: Progress
 ) -> list[dict[str, int]]:
     """For each architecture: kernel -> bytes of its binary."""
     shown.expect(sum(len(each.kernels) for each in wanted))
 
-    def sizes_for(each: warmup.Wanted) -> dict[str, int]:
+    def sizes_for(each: Wanted) -> dict[str, int]:
         def one(spec: KernelSpec) -> int:
             size = len(get(spec, each.arch))
             shown.step(f"compiled {spec.symbol} for {each.arch}")
@@ -198,7 +199,7 @@ def _asked(args: argparse.Namespace, arch: str) -> str:
 # ---- what is printed
 
 
-def _print(folder: Path, wanted: Sequence[warmup.Wanted], sizes: Sequence[dict[str, int]], *, bundle: bool) -> None:
+def _print(folder: Path, wanted: Sequence[Wanted], sizes: Sequence[dict[str, int]], *, bundle: bool) -> None:
     rows = [
         [each.arch, str(len(found)), size_text(sum(found.values()))] for each, found in zip(wanted, sizes, strict=True)
     ]
@@ -210,7 +211,7 @@ def _print(folder: Path, wanted: Sequence[warmup.Wanted], sizes: Sequence[dict[s
         print(f"use it with POLYCONV_KERNELS={folder}, and without a compiler with POLYCONV_JIT=off")
 
 
-def _as_json(folder: Path, wanted: Sequence[warmup.Wanted], sizes: Sequence[dict[str, int]]) -> dict[str, Any]:
+def _as_json(folder: Path, wanted: Sequence[Wanted], sizes: Sequence[dict[str, int]]) -> dict[str, Any]:
     return {
         "folder": str(folder),
         "archs": {

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+import time
+from collections.abc import MutableMapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from .. import choices, epoch
 from ..preference import Preference
 from ..problem import Pass, Problem
+from ..readiness import Asked, Ready
 from ..select import CONTENDERS, by_cost, worth_timing
 from ..tuning import Environment, problem_key
 from . import aten, native
@@ -18,6 +21,9 @@ from .borders import fold
 from .planner import CpuPlan, plan_cpu
 from .running import Run
 from .weights import TransformedWeights
+
+if TYPE_CHECKING:
+    from ..console import Progress
 
 
 class CpuBackend:
@@ -56,6 +62,15 @@ class CpuBackend:
     def prepare(self, problem: Problem, *, inference: bool = False) -> Run:
         """Plan. In inference transformed weights may be kept between calls."""
         return _prepared(self.plan(problem, inference=inference), self.weights)
+
+    def prepare_all(self, asked: Sequence[Asked], progress: Progress) -> Ready:
+        """The kernels are compiled already: what there is to make are the plans."""
+        began = time.perf_counter()
+        progress.expect(len(asked))
+        for problem, inference in asked:
+            self.prepare(problem, inference=inference)
+            progress.step(f"planned {problem}")
+        return Ready(len(asked), time.perf_counter() - began)
 
     def leaves_to_torch(self, problem: Problem, *, inference: bool = False) -> bool:
         plan = self.plan(problem, inference=inference)

@@ -7,6 +7,7 @@
 :mod:`~.entries`          cubins as folders on disk
 :mod:`~.cache`            the machine's cubins, each compiled once
 :mod:`~.bundle`           cubins that were compiled elsewhere; :mod:`~.bundle_writer` makes such a folder
+:mod:`~.first_use`        what was compiled while somebody waited for it, and the line that says so
 :mod:`~.device`           what the driver says about a GPU, in the planner's words
 :mod:`~.driver`           load a cubin, launch a kernel; every driver call is checked here
 :mod:`~.backend`          runs a problem: plan, workspace, launches, on torch's current stream
@@ -19,6 +20,7 @@ Importing this package imports no CUDA library; using it does. The CUDA packages
 from __future__ import annotations
 
 from .errors import (
+    CaptureError,
     CompileError,
     ContextLostError,
     CudaError,
@@ -29,6 +31,7 @@ from .errors import (
 )
 
 __all__ = [
+    "CaptureError",
     "CompileError",
     "ContextLostError",
     "CudaError",

@@ -11,7 +11,9 @@ instead. Errors that are not the kernel's (the GPU is lost, memory is short, a g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
@@ -28,15 +30,19 @@ from ..plan.device import why_too_old
 from ..plan.plan import Plan
 from ..preference import Preference
 from ..problem import Problem
+from ..readiness import Asked, Ready
 from ..select import CONTENDERS, by_cost, worth_timing
 from ..tuning import Environment, problem_key
 from . import driver
 from .cache import KernelCache
+from .compile import cores
 from .enqueue import Enqueue, Refused, enqueuer
-from .errors import CudaError, LaunchError, RefusedKernelError
+from .errors import CaptureError, CudaError, LaunchError, RefusedKernelError
+from .first_use import Teller
 from .weights import Memory, PreparedWeights, State
 
 if TYPE_CHECKING:
+    from ..console import Progress
     from ..plan.device import CudaDevice
 
 Planner = Callable[[Problem, "CudaDevice"], Plan]
@@ -131,6 +137,9 @@ class CudaBackend:
         self._cache = cache or KernelCache()
         self._planner = planner or self._plan_or_choose
         self._prepare = lru_cache(maxsize=1024)(self._prepare_anew)
+        self._planned: dict[tuple[Problem, int], tuple[CudaDevice, Plan]] = {}
+        """Plans that are yet to be prepared, and the description that they were made with."""
+        self._teller = Teller(self._cache.compilations, description.arch, self._cache.folder)
 
     def plan(self, problem: Problem, *, inference: bool = False) -> Plan:
         """What would run; makes no call to the compiler or the driver."""
@@ -139,6 +148,42 @@ class CudaBackend:
     def prepare(self, problem: Problem, *, inference: bool = False) -> PreparedPlan:
         """Plan, compile and load: what is left for a run is to write addresses and to launch."""
         return self._prepare(problem, epoch.now())
+
+    def prepare_all(self, asked: Sequence[Asked], progress: Progress) -> Ready:
+        """Plan all, compile what is missing side by side, then load.
+
+        A kernel that NVRTC refuses is met again by the problems that want it, which do without it.
+        """
+        self._teller.tell()
+        problems, number = list(dict.fromkeys(problem for problem, _ in asked)), epoch.now()
+        began = time.perf_counter()
+        self._planned = {(problem, number): (self.description, self.plan(problem)) for problem in problems}
+        planned = time.perf_counter()
+        specs = list(dict.fromkeys(kernel for _, plan in self._planned.values() for kernel in plan.kernels))
+        progress.expect(len(specs))
+        with suppress(RefusedKernelError):
+            self._cache.get_many(
+                specs, self.description.arch, "this model", lambda spec: progress.step(f"compiled {spec.symbol}")
+            )
+        compiled = time.perf_counter()
+        try:
+            for problem in problems:
+                self.prepare(problem)
+        finally:
+            self._planned.clear()
+        found = self._cache.compilations.take()
+        return Ready(
+            len(problems),
+            planning=planned - began,
+            kernels=len(specs),
+            compiled=found.kernels,
+            compiling=found.seconds,
+            cores=min(found.kernels, cores()),
+            longest=found.longest,
+            longest_compiling=found.longest_seconds,
+            loading=time.perf_counter() - compiled,
+            cache=self._cache.folder,
+        )
 
     def run(self, problem: Problem, tensors: Mapping[str, Tensor]) -> None:
         """Enqueue the launches that fill the outputs in ``tensors``."""
@@ -231,20 +276,30 @@ class CudaBackend:
         return Environment.of_cuda(self.description.name, self.description.arch, version, driver.bindings_version())
 
     def allocate(self, size: int) -> Memory:
-        """Memory that nobody has written to. No tensor: torch fills an empty one under deterministic algorithms."""
+        """Scratch memory for one run.
+
+        Without a tensor around it: in deterministic mode torch fills a new one, and kernels read nothing here that they
+        have not written.
+        """
         return torch.UntypedStorage(size, device=self._place)
 
-    def _prepare_anew(self, problem: Problem, _: int) -> PreparedPlan:
-        return self._settled(lambda: self.plan(problem), self.weights)
+    def _prepare_anew(self, problem: Problem, number: int) -> PreparedPlan:
+        description, first = self._planned.pop((problem, number), (None, None))
+        return self._settled(
+            lambda: self.plan(problem), self.weights, first if description is self.description else None
+        )
 
-    def _settled(self, planned: Callable[[], Plan], weights: PreparedWeights) -> PreparedPlan:
+    def _settled(
+        self, planned: Callable[[], Plan], weights: PreparedWeights, first: Plan | None = None
+    ) -> PreparedPlan:
         """Planned again for as long as a kernel turns out to be another than the planner believed: it learns of it.
 
-        ``weights``: where those of a frozen problem are kept.
+        ``weights``: where those of a frozen problem are kept. ``first``: what was planned already, with what is known
+        of the device.
         """
         tried: set[str] = set()
         while True:
-            plan = planned()
+            plan, first = first or planned(), None
             keeps = plan.problem.frozen and plan.weights_bytes > 0
             if keeps:
                 plan = plan.with_weights_apart()
@@ -262,9 +317,17 @@ class CudaBackend:
     def _launches(self, plan: Plan) -> tuple[driver.PreparedLaunch, ...]:
         """Compiled, loaded and packed."""
         specs = list(dict.fromkeys(plan.kernels))
+        missing = [spec.symbol for spec in specs if not self.device.has(spec)]
+        if missing and driver.is_capturing(self.stream()):
+            raise CaptureError(
+                f"{plan.problem} runs for the first time while a CUDA graph is captured, and kernels cannot be loaded "
+                f"then ({', '.join(missing)}): run the model once before capture, on tensors of the same shapes, or "
+                "call polyconv.warmup(model, x)"
+            )
         codes = self._cache.get_many(specs, self.description.arch, wanted_for=str(plan.problem))
+        self._teller.listen()
         kernels = {spec: self.device.load(spec, code) for spec, code in zip(specs, codes, strict=True)}
-        with self.device.activate():
+        with self.device.activate(), driver.relaxed():
             return tuple(driver.PreparedLaunch(kernels[launch.kernel], launch) for launch in plan.launches)
 
     def _give_up(self, error: RefusedKernelError | LaunchError) -> None:

@@ -32,6 +32,7 @@ from .compile import compile_kernel, compiler_id, flags, in_threads, search_path
 from .entries import Entry, EntryError, ForbiddenError
 from .errors import MissingKernelError
 from .fingerprint import entry_name, fingerprint, identity
+from .first_use import Compilations
 
 Compiler = Callable[[KernelSpec, str], bytes]
 
@@ -59,11 +60,17 @@ class KernelCache:
     ) -> None:
         self._directory = Path(directory) if directory is not None else settings.current().cache_dir
         self._include_dirs = tuple(include_dirs)
-        self._compiler = compiler or self._compile
+        self._compiler = compiler or self._nvrtc
         self._jit = jit
         self._memory: dict[tuple[KernelSpec, str], bytes] = {}
         self._bundles: dict[Path, Bundle] = {}
         self._busy: dict[tuple[int, KernelSpec, str], threading.Lock] = {}
+        self.compilations = Compilations()
+
+    @property
+    def folder(self) -> Path | None:
+        """The cache's folder; None where none is known."""
+        return self._directory
 
     @property
     def directory(self) -> Path:
@@ -74,13 +81,30 @@ class KernelCache:
         """The kernel's cubin, compiled if it is nowhere to be found."""
         return self.get_many([spec], arch)[0]
 
-    def get_many(self, specs: Sequence[KernelSpec], arch: str, wanted_for: str | None = None) -> list[bytes]:
+    def get_many(
+        self,
+        specs: Sequence[KernelSpec],
+        arch: str,
+        wanted_for: str | None = None,
+        each: Callable[[KernelSpec], None] | None = None,
+    ) -> list[bytes]:
         """The same for several kernels; those that are missing are compiled on all cores.
 
         Args:
-            wanted_for: the problem that they are wanted for, in words, for the error where one may not be compiled.
+            wanted_for: what they are wanted for, in words, for the error where one may not be compiled.
+            each: is told of every kernel when it is there.
         """
-        found = in_threads(lambda spec: self._find(spec, arch), specs)
+
+        def find(spec: KernelSpec) -> bytes | None:
+            cubin = self._find(spec, arch)
+            if each is not None:
+                each(spec)
+            return cubin
+
+        if all((spec, arch) in self._memory for spec in specs):
+            found = [find(spec) for spec in specs]
+        else:
+            found = in_threads(find, specs)
         missing = [spec.symbol for spec, cubin in zip(specs, found, strict=True) if cubin is None]
         if missing:
             raise MissingKernelError(self._advice(missing, arch, wanted_for))
@@ -98,8 +122,12 @@ class KernelCache:
     def _fingerprint(kernel: Mapping[str, Any]) -> dict[str, Any]:
         return fingerprint(kernel, compiler_id(), flags(kernel["arch"]))
 
-    def _compile(self, spec: KernelSpec, arch: str) -> bytes:
+    def _nvrtc(self, spec: KernelSpec, arch: str) -> bytes:
         return compile_kernel(spec, arch, include_dirs=self._include_dirs)
+
+    def _compile(self, spec: KernelSpec, arch: str) -> bytes:
+        with self.compilations.noted(spec.symbol):
+            return self._compiler(spec, arch)
 
     def _find(self, spec: KernelSpec, arch: str) -> bytes | None:
         """The kernel from wherever it is; None if it would have to be compiled and must not be."""
@@ -155,7 +183,7 @@ class KernelCache:
         facts, arch = self._fingerprint(kernel), kernel["arch"]
         if self._directory is None:
             warn_once(f"{settings.NO_CACHE}. Until then every process compiles its kernels again")
-            return self._compiler(spec, arch)
+            return self._compile(spec, arch)
         name = entry_name(facts)
         with contextlib.ExitStack() as stack:
             try:
@@ -169,9 +197,9 @@ class KernelCache:
                 cubin, unread = _stored(self._directory / name, facts)
             except OSError as error:
                 self._warn_not_kept(error)
-                return self._compiler(spec, arch)
+                return self._compile(spec, arch)
             if cubin is None:
-                cubin = self._compiler(spec, arch)
+                cubin = self._compile(spec, arch)
                 try:
                     entries.store(folder, name, spec.source(), cubin, facts, alone=alone)
                     if unread:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, partial
 from importlib.metadata import version
 from typing import Any
@@ -31,6 +32,8 @@ _ENTRY_POINTS = ("cuCtxGetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent", LAUNC
 """What ``csrc/cuda/driver.h`` has, in its order."""
 _ENTRY_VERSION = 12000
 """Of CUDA, whose interface of these functions is meant: the first that has kernels which belong to no module."""
+_LOADS_FUNCTIONS = 12040
+"""The first driver that can be told to load a function. Those before it load it when it is looked up."""
 
 _LOST = frozenset({4, 214, 220, 700, 702, 709, 710, *range(714, 720), 999})
 """Statuses after which a context is of no use: a memory access, an instruction or an assertion of some kernel that was
@@ -171,12 +174,16 @@ class Device:
         """A ``with`` block in which this device's context is the thread's current one."""
         return Activation(self)
 
+    def has(self, spec: KernelSpec) -> bool:
+        """Whether the kernel is loaded on this device."""
+        return spec in self._kernels
+
     def load(self, spec: KernelSpec, cubin: bytes) -> Kernel:
         """The kernel, loaded on this device; the second time, the same object."""
         with whole:
             kernel = self._kernels.get(spec)
             if kernel is None:
-                with self.activate():
+                with self.activate(), relaxed():
                     kernel = self._kernels[spec] = Kernel(self, spec, cubin)
         return kernel
 
@@ -207,8 +214,25 @@ class Activation:
             call("cuCtxPopCurrent")
 
 
+@contextmanager
+def relaxed() -> Iterator[None]:
+    """A ``with`` block in which this thread may load kernels, although some thread captures a graph.
+
+    Otherwise the driver refuses, and spoils the graph as well. Loading is not part of what a graph repeats.
+    """
+    before = call("cuThreadExchangeStreamCaptureMode", bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    try:
+        yield
+    finally:
+        call("cuThreadExchangeStreamCaptureMode", before)
+
+
 class Kernel:
-    """A kernel loaded on one device."""
+    """A kernel loaded on one device, which is the active one when this is made.
+
+    The driver loads lazily: a library brings no code to the device before one of its functions is wanted. A launch that
+    is captured in a graph must not be what wants it first, so the function is loaded here.
+    """
 
     def __init__(self, device: Device, spec: KernelSpec, code: bytes) -> None:
         self.device = device
@@ -225,11 +249,12 @@ class Kernel:
             self._library = call("cuLibraryLoadData", code if info else code + b"\0", [], [], 0, [], [], 0)
             self._kernel = call("cuLibraryGetKernel", self._library, spec.symbol.encode())
             self.info: KernelInfo = info or self._translated()
+            self.function = call("cuKernelGetFunction", self._kernel)
+            if call("cuDriverGetVersion") >= _LOADS_FUNCTIONS:
+                call("cuFuncLoad", self.function)
         except DriverError as error:
             words = f"{info or f'PTX of {spec.symbol}'} could not be loaded on {device}: {error}"
             raise launch_error(words, spec.symbol, error.status) from error
-        # The driver takes a kernel wherever it takes a function; the bindings want the type.
-        self.function = bindings().CUfunction(int(self._kernel))
         self._dynamic_shared = _SHARED_WITHOUT_OPT_IN - self.info.static_shared
 
     def _translated(self) -> KernelInfo:

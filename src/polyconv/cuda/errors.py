@@ -40,3 +40,7 @@ class LaunchError(DriverError):
 
 class ContextLostError(LaunchError):
     """The GPU stopped working for this process: every later call fails, whatever is launched."""
+
+
+class CaptureError(CudaError):
+    """A convolution first runs while a CUDA graph is captured, when nothing may be loaded. The message says which."""

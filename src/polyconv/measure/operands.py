@@ -92,9 +92,9 @@ def ours(problem: Problem, operands: Operands, *, fresh_weights: bool = False) -
     assert dy is not None  # both gradients read it
     if problem.kind is Pass.DGRAD:
         if fresh_weights:
-            return lambda: ops.input_gradient(dy, w.clone(), x, geometry, straight=True)
-        return lambda: ops.input_gradient(dy, w, x, geometry, straight=True)
-    return lambda: ops.weight_gradient(dy, x, w, problem.bias, geometry, straight=True)[0]
+            return lambda: ops.input_gradient(dy, w.clone(), x, geometry)
+        return lambda: ops.input_gradient(dy, w, x, geometry)
+    return lambda: ops.weight_gradient(dy, x, w, problem.bias, geometry)[0]
 
 
 def pytorch(problem: Problem, operands: Operands) -> Call:

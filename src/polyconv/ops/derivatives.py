@@ -20,18 +20,22 @@ from .precision import HALF
 from .schema import Args, dgrad, fprop, split_epilogue, wgrad
 
 
-def input_gradient(grad: Tensor, w: Tensor, x: Tensor, geometry: Args, straight: bool) -> Tensor:
-    """Gradient of the input, in the memory format of the input."""
-    op = run_dgrad if straight else dgrad
+def input_gradient(grad: Tensor, w: Tensor, x: Tensor, geometry: Args, straight: bool | None = None) -> Tensor:
+    """Gradient of the input, in the memory format of the input. ``straight``: what :func:`_go_straight` says."""
+    op = run_dgrad if _asked(straight, grad, w) else dgrad
     return op(grad, w, x.shape, suggests_channels_last(x.shape, x.stride()), *geometry)
 
 
 def weight_gradient(
-    grad: Tensor, x: Tensor, w: Tensor, bias: bool, geometry: Args, straight: bool
+    grad: Tensor, x: Tensor, w: Tensor, bias: bool, geometry: Args, straight: bool | None = None
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the weight, in its memory format, and of the bias."""
-    op = run_wgrad if straight else wgrad
+    op = run_wgrad if _asked(straight, grad, x) else wgrad
     return op(grad, x, w.shape, suggests_channels_last(w.shape, w.stride()), bias, *geometry)
+
+
+def _asked(straight: bool | None, *tensors: Tensor) -> bool:
+    return _go_straight(*tensors) if straight is None else straight
 
 
 def _go_straight(*tensors: Tensor) -> bool:
@@ -221,7 +225,7 @@ class Dgrad(torch.autograd.Function):
         (grad_dx,), (grad, w), (_, _, *geometry) = grads, ctx.saved_tensors, ctx.rest
         _, want_grad, want_w, *rest = (wanted and grad_dx is not None for wanted in ctx.needs_input_grad)
         for_grad = fprop(grad_dx, w, None, *geometry) if want_grad else None
-        for_w = weight_gradient(grad, grad_dx, w, False, geometry, _go_straight(grad, grad_dx))[0] if want_w else None
+        for_w = weight_gradient(grad, grad_dx, w, False, geometry)[0] if want_w else None
         return (None, for_grad, for_w, *[None for _ in rest])
 
     @staticmethod
@@ -252,7 +256,7 @@ class Wgrad(torch.autograd.Function):
         elif want_grad and bias and grad_db is not None:
             for_grad = grad_db.reshape(1, -1, 1, 1).expand(grad.shape)
         if want_x and grad_dw is not None:
-            for_x = input_gradient(grad, grad_dw, x, geometry, _go_straight(grad, grad_dw))
+            for_x = input_gradient(grad, grad_dw, x, geometry)
         return (None, for_grad, for_x, *[None for _ in rest])
 
     @staticmethod

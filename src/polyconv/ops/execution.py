@@ -50,10 +50,15 @@ def training() -> Iterator[None]:
         _training.now = before
 
 
+def is_training() -> bool:
+    """Whether a forward pass that runs now is part of training."""
+    return _training.now
+
+
 def run_fprop(x: Tensor, w: Tensor, bias: Tensor | None, *args: Args) -> Tensor:
     settled, residual, activation = split_epilogue(*args)
     check_tensors(x, "input", w, "weight", bias, residual)
-    inference = not _training.now
+    inference = not is_training()
     # Compiled graphs call the operator, and run in memory that may be a CUDA graph's: nothing that lasts belongs there.
     frozen = inference and id(w) in vouched and not x.is_cuda
     description = describe_fprop(x, w, bias, residual, activation, frozen, geometry_of(*settled))

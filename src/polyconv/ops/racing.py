@@ -119,9 +119,10 @@ class Race:
     def _run_timed(self, name: str, counted: bool, run: Run, tensors: MutableMapping[str, Tensor]) -> None:
         if tensors["x"].is_cuda:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
+            stream = torch.cuda.current_stream(tensors["x"].device)  # of this GPU, which need not be the current one
+            start.record(stream)
             run(tensors)
-            end.record()
+            end.record(stream)
             if counted:
                 self._pending = name, start, end
             return

@@ -8,7 +8,7 @@ enum { STACK = 16 };
 static struct Context primary[MAX_DEVICES];
 static __thread CUcontext stack[STACK];
 static __thread int depth;
-static struct Stream* streams;
+struct Stream* streams;
 
 CUcontext current_context(void) {
   return depth ? stack[depth - 1] : NULL;
@@ -105,7 +105,7 @@ API CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
   REQUIRE(current_context(), CUDA_ERROR_INVALID_CONTEXT);
   struct Stream* s = malloc(sizeof *s);
   pthread_mutex_lock(&lock);
-  *s = (struct Stream){current_context(), streams};
+  *s = (struct Stream){.context = current_context(), .next = streams};
   streams = s;
   pthread_mutex_unlock(&lock);
   *stream = s;
@@ -131,19 +131,5 @@ API CUresult cuStreamSynchronize(CUstream stream) {
   REQUIRE_INITIALISED();
   REQUIRE(find_context(stream, &context), CUDA_ERROR_INVALID_HANDLE);
   __atomic_add_fetch(&synchronisations, 1, __ATOMIC_RELAXED);
-  return CUDA_SUCCESS;
-}
-
-static int capturing;
-
-API void virtual_gpu_capture(int on) {
-  __atomic_store_n(&capturing, on, __ATOMIC_SEQ_CST);
-}
-
-API CUresult cuStreamIsCapturing(CUstream stream, int* status) {
-  CUcontext context;
-  REQUIRE_INITIALISED();
-  REQUIRE(find_context(stream, &context), CUDA_ERROR_INVALID_HANDLE);
-  *status = __atomic_load_n(&capturing, __ATOMIC_SEQ_CST);
   return CUDA_SUCCESS;
 }

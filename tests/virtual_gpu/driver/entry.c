@@ -25,10 +25,15 @@
   X(cuStreamCreate, cuStreamCreate)                                                           \
   X(cuStreamDestroy, cuStreamDestroy_v2)                                                      \
   X(cuStreamSynchronize, cuStreamSynchronize)                                                 \
+  X(cuStreamBeginCapture, cuStreamBeginCapture_v2)                                            \
+  X(cuStreamEndCapture, cuStreamEndCapture)                                                   \
   X(cuStreamIsCapturing, cuStreamIsCapturing)                                                 \
+  X(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode)                     \
   X(cuLibraryLoadData, cuLibraryLoadData)                                                     \
   X(cuLibraryUnload, cuLibraryUnload)                                                         \
   X(cuLibraryGetKernel, cuLibraryGetKernel)                                                   \
+  X(cuKernelGetFunction, cuKernelGetFunction)                                                 \
+  X(cuFuncLoad, cuFuncLoad)                                                                   \
   X(cuKernelGetAttribute, cuKernelGetAttribute)                                               \
   X(cuKernelSetAttribute, cuKernelSetAttribute)                                               \
   X(cuOccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor) \

@@ -54,6 +54,7 @@ API CUresult cuLaunchKernel(CUfunction kernel, unsigned grid_x, unsigned grid_y,
       .params = bytes,
   };
   CUresult result = check(&launch, kernel, parameters);
+  if (result == CUDA_SUCCESS) result = load_kernel(kernel, context->device);
   REQUIRE(result == CUDA_SUCCESS, result);
 
   memset(bytes, 0, sizeof bytes);

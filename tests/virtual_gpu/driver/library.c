@@ -49,6 +49,7 @@ API CUresult cuLibraryLoadData(CUlibrary* out, const void* code, void* jit_optio
   REQUIRE_INITIALISED();
   REQUIRE(jit_count == 0 && count == 0, CUDA_ERROR_INVALID_VALUE); /* not modelled */
   REQUIRE(code, CUDA_ERROR_INVALID_IMAGE);
+  REQUIRE_NO_CAPTURE();
   const Elf64_Ehdr* header = code;
   int is_cubin = !memcmp(header->e_ident, ELFMAG, SELFMAG);
   if (is_cubin) {
@@ -81,6 +82,7 @@ API CUresult cuLibraryLoadData(CUlibrary* out, const void* code, void* jit_optio
 
 API CUresult cuLibraryUnload(CUlibrary library) {
   REQUIRE_INITIALISED();
+  REQUIRE_NO_CAPTURE();
   CUresult result = CUDA_ERROR_INVALID_HANDLE;
   pthread_mutex_lock(&lock);
   for (struct Library** at = &libraries; *at; at = &(*at)->next)
@@ -110,6 +112,28 @@ API CUresult cuLibraryGetKernel(CUkernel* out, CUlibrary library, const char* na
       return CUDA_SUCCESS;
     }
   return CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult load_kernel(CUkernel kernel, CUdevice device) {
+  if (__atomic_load_n(&kernel->loaded[device], __ATOMIC_ACQUIRE)) return CUDA_SUCCESS;
+  REQUIRE_NO_CAPTURE();
+  __atomic_store_n(&kernel->loaded[device], 1, __ATOMIC_RELEASE);
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
+  REQUIRE_INITIALISED();
+  REQUIRE(current_context(), CUDA_ERROR_INVALID_CONTEXT);
+  REQUIRE(is_kernel(kernel), CUDA_ERROR_INVALID_HANDLE);
+  *function = kernel;
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuFuncLoad(CUfunction function) {
+  REQUIRE_INITIALISED();
+  REQUIRE(current_context(), CUDA_ERROR_INVALID_CONTEXT);
+  REQUIRE(is_kernel(function), CUDA_ERROR_INVALID_HANDLE);
+  return load_kernel(function, current_context()->device);
 }
 
 API CUresult cuKernelGetAttribute(int* value, int attribute, CUkernel kernel, CUdevice device) {

@@ -7,6 +7,7 @@
  *   device.c    errors, initialisation, attributes
  *   model.c     the GPUs that it can be, with their limits
  *   context.c   primary contexts, the stack of current contexts, streams
+ *   capture.c   streams that are being captured, and what is forbidden meanwhile
  *   library.c   libraries and kernels: what is loaded, and what is asked of it
  *   cubin.c     reads the ELF file that a cubin is
  *   ptx.c       reads the text that PTX is
@@ -44,8 +45,12 @@ typedef enum {
   CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES = 701,
   CUDA_ERROR_LAUNCH_FAILED = 719,
   CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
+  CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
   CUDA_ERROR_UNKNOWN = 999,
 } CUresult;
+
+enum { CAPTURE_NONE, CAPTURE_ACTIVE, CAPTURE_INVALIDATED };     /* the state of a stream */
+enum { CAPTURE_GLOBAL, CAPTURE_THREAD_LOCAL, CAPTURE_RELAXED }; /* how much a capture, and a thread, is on its guard */
 
 typedef int CUdevice;
 typedef struct Context* CUcontext;
@@ -88,6 +93,8 @@ struct Context {
 struct Stream {
   CUcontext context;
   struct Stream* next;
+  int capture, mode;
+  pthread_t thread; /* that began the capture */
 };
 
 struct Kernel {
@@ -99,6 +106,7 @@ struct Kernel {
   } parameter[64];
   uint32_t params_bytes;
   int max_dynamic_shared[MAX_DEVICES];
+  int loaded[MAX_DEVICES]; /* lazily: not with its library, but when it is first wanted there */
   struct Library* library;
   struct Kernel* next;
 };
@@ -116,7 +124,6 @@ typedef CUresult (*VirtualLaunchCallback)(const LaunchRecord* launch);
 
 API void virtual_gpu_on_launch(VirtualLaunchCallback callback);
 API uint64_t virtual_gpu_synchronisations(void); /* how often the host waited for the GPU: our code never should */
-API void virtual_gpu_capture(int on);             /* whether streams say that they are being captured for a graph */
 
 /* From the n-th call of a function on (1 is the next), so many calls fail with a code, and do nothing else. Without a
  * name: no fault any more. Functions have the names of their symbols: cuCtxPushCurrent_v2. */
@@ -128,6 +135,7 @@ API int virtual_gpu_faults(void); /* how many calls have failed so since the las
 extern pthread_mutex_t lock; /* guards the lists of streams and libraries */
 extern int initialised;
 extern uint64_t synchronisations;
+extern struct Stream* streams;
 
 int device_count(void);          /* VIRTUAL_GPU_DEVICES in the environment, 1 if absent */
 const struct Model* model(void); /* VIRTUAL_GPU_MODEL in the environment, a V100 if absent: all devices are alike */
@@ -138,6 +146,8 @@ int resident_blocks(CUkernel kernel, int threads, size_t dynamic_shared);
 CUcontext current_context(void);
 int find_context(CUstream stream, CUcontext* context); /* 0 for a handle that is no stream */
 int is_kernel(CUkernel kernel);
+CUresult load_kernel(CUkernel kernel, CUdevice device);
+CUresult capture_forbids(void);          /* what is unsafe while a stream is captured */
 CUresult fault_of(const char* function); /* counts a call */
 
 #define REQUIRE(condition, error)     \
@@ -153,6 +163,11 @@ CUresult fault_of(const char* function); /* counts a call */
   do {                                                \
     REQUIRE_NO_FAULT();                               \
     REQUIRE(initialised, CUDA_ERROR_NOT_INITIALIZED); \
+  } while (0)
+#define REQUIRE_NO_CAPTURE()                         \
+  do {                                               \
+    CUresult forbidden = capture_forbids();          \
+    if (forbidden != CUDA_SUCCESS) return forbidden; \
   } while (0)
 #define REQUIRE_DEVICE(device) REQUIRE((device) >= 0 && (device) < device_count(), CUDA_ERROR_INVALID_DEVICE)
 

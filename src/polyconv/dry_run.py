@@ -1,0 +1,140 @@
+"""Which passes a training step, or a forward pass, asks for on which device: found on tensors without data.
+
+The model is called on fake twins of its parameters, buffers and inputs, and differentiated if that is wanted. Every
+pass that meets the dispatcher meanwhile is written down as a real call would describe it: which gradients are computed
+at all, and with which strides, is autograd's own answer. Nothing of the model is touched, and nothing is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from . import ops
+from .explanation import widened
+from .ops.execution import is_training
+from .ops.problems import described, dgrad_problem, fprop_problem, wgrad_problem
+from .problem import Problem
+from .readiness import Asked
+from .rehearsal import Loss, differentiable
+from .stand_ins import mode_of, stand_in
+from .vouching import vouched
+
+
+def dry_run(
+    model: nn.Module,
+    inputs: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    backward: bool,
+    loss: Loss | None = None,
+) -> dict[torch.device, list[Asked]]:
+    """What a call of the model, and the backward pass behind it if that is wanted, asks of each device: each once.
+
+    Args:
+        model: a module; one that wraps another to run it on several devices, or compiled, stands for what it wraps.
+        inputs, kwargs: what it is called with. A tuple of integers in the place of an input stands for a tensor of that
+            shape, with the dtype and the device of the model's parameters.
+        backward: whether gradients are computed.
+        loss: from the output to the number whose gradient is computed; all outputs have one if absent.
+    """
+    model = _unwrapped(model)
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    mode = mode_of(tree_leaves((state, inputs, kwargs)))
+    with torch.inference_mode(False), mode, torch.set_grad_enabled(backward):
+        twins = {name: stand_in(value, mode) for name, value in state.items()}
+        like = next((value for value in twins.values() if value.is_floating_point()), None)
+        args = tuple(_twin(value, mode, like) for value in inputs)
+        keywords = {name: _twin(value, mode, None) for name, value in (kwargs or {}).items()}
+        recorder = _Recorder({id(twins[name]): value for name, value in state.items()})
+        with recorder:
+            output = torch.func.functional_call(model, twins, args, keywords, strict=False)
+            if backward:
+                leaves = tree_leaves((twins, args, keywords))
+                _differentiate(output, loss, [t for t in leaves if isinstance(t, Tensor) and t.requires_grad])
+    return {device: list(asked) for device, asked in recorder.asked.items()}
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The model without what runs it on several devices, or compiled: these look at tensors that have data."""
+    while True:
+        compiled = getattr(model, "_orig_mod", None)  # of torch.compile
+        if isinstance(compiled, nn.Module):
+            model = compiled
+        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        else:
+            return model
+
+
+def _twin(value: Any, mode: Any, like: Tensor | None) -> Any:
+    """An argument without data, whatever it is nested in."""
+    twin = stand_in(value, mode, like)
+    return twin if twin is not value else tree_map_only(Tensor, lambda tensor: stand_in(tensor, mode), value)
+
+
+def _differentiate(output: Any, loss: Loss | None, leaves: Sequence[Tensor]) -> None:
+    """By what autograd gives, not by what it adds to ``grad``: a tensor that the model hides may be a real one."""
+    ends = differentiable(output) if loss is None else [loss(output)]
+    torch.autograd.grad(ends, leaves, [torch.ones_like(end) for end in ends], allow_unused=True)
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes down each pass of polyconv's that is dispatched.
+
+    Args:
+        originals: by the ``id`` of its twin, a parameter: what is known of a weight is known of that.
+    """
+
+    def __init__(self, originals: Mapping[int, Tensor]) -> None:
+        super().__init__()
+        self.asked: dict[torch.device, dict[Asked, None]] = {}
+        self._originals = originals
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is ops.fprop:
+            self._note(args[0], result, self._fprop(*args), inference=not is_training())
+        elif func is ops.dgrad:
+            self._note(args[0], result, _dgrad(*args))
+        elif func is ops.wgrad:
+            self._note(args[0], args[1], _wgrad(*args))
+        return result
+
+    def _note(self, one: Tensor, other: Tensor, problem: Problem, *, inference: bool = False) -> None:
+        """Unless nothing runs: a tensor is empty, or no output sees a pixel."""
+        if one.numel() == 0 or other.numel() == 0:
+            return
+        if one.device.type == "cuda" and ops.is_widened(one.dtype):
+            problem = widened(problem)
+        runs = ops.runs_as(problem)
+        if runs is not None:
+            self.asked.setdefault(one.device, {})[Asked(runs, inference)] = None
+
+    def _fprop(self, x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Problem:
+        settled, residual, activation = ops.split_epilogue(*rest)
+        frozen = not is_training() and id(self._originals.get(id(w), w)) in vouched
+        bias_shape = None if bias is None else bias.shape
+        how = bias_shape, residual is not None, activation, frozen, x.dtype, ALIGNED
+        return fprop_problem(described(x), described(w), *how, ops.geometry_of(*settled))[0]
+
+
+ALIGNED = True
+"""What torch allocates begins at a multiple of 16 bytes; tensors that do not are met when they come."""
+
+
+def _dgrad(grad: Tensor, w: Tensor, x_size: Sequence[int], channels_last: bool, *settled: Any) -> Problem:
+    layout = tuple(x_size), channels_last
+    return dgrad_problem(described(grad), described(w), layout, grad.dtype, ALIGNED, ops.geometry_of(*settled))[0]
+
+
+def _wgrad(grad: Tensor, x: Tensor, w_size: Sequence[int], channels_last: bool, bias: bool, *settled: Any) -> Problem:
+    layout, how = (tuple(w_size), channels_last), (bias, grad.dtype, ALIGNED)
+    return wgrad_problem(described(grad), described(x), layout, *how, ops.geometry_of(*settled))[0]
