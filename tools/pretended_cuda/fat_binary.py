@@ -17,6 +17,8 @@ _ENTRY = struct.Struct(
 )  # kind, version, header bytes, payload bytes, compressed bytes, -, minor, major, arch
 _FLAGS_AT, _UNPACKED_BYTES_AT = 40, 56
 _MACHINE_CODE = 2
+_ELF = b"\x7fELF"
+_ELF_TABLES = struct.Struct("<32xQQ6xHHHH")  # where its two tables lie; bytes and number of the rows of each
 _LZ4, _OTHER_COMPRESSION = 0x2000, 0x8000
 
 
@@ -26,11 +28,22 @@ class FatBinaryError(ValueError):
 
 @cache
 def machine_code(address: int, arch: int) -> bytes:
-    """The cubin for an architecture (70 is 7.0) in the fat binary at an address of this process."""
+    """The cubin for an architecture (70 is 7.0) in the fat binary at an address of this process.
+
+    A cubin by itself, which is what a driver is given to load, is that cubin.
+    """
+    if ctypes.string_at(address, len(_ELF)) == _ELF:
+        return ctypes.string_at(address, _cubin_bytes(ctypes.string_at(address, _ELF_TABLES.size)))
     magic, _version, header_bytes, entries_bytes = _HEADER.unpack(ctypes.string_at(address, _HEADER.size))
     if magic != _MAGIC:
         raise FatBinaryError(f"no fat binary at 0x{address:x}: it starts with 0x{magic:x}, not 0x{_MAGIC:x}")
     return find_machine_code(ctypes.string_at(address + header_bytes, entries_bytes), arch)
+
+
+def _cubin_bytes(header: bytes) -> int:
+    """A cubin ends with one of its two tables."""
+    segments_at, sections_at, segment_bytes, segments, section_bytes, sections = _ELF_TABLES.unpack(header)
+    return max(int(segments_at + segment_bytes * segments), int(sections_at + section_bytes * sections))
 
 
 def find_machine_code(entries: bytes, arch: int) -> bytes:
