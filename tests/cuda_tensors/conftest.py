@@ -31,4 +31,5 @@ def gpu() -> Iterator[object]:
     torch.cuda.set_device(0)
     with PretendedGpu(executor) as found:
         yield found
+        found.repair()
     assert torch.cuda.current_device() == 0, "the device guard of something did not restore the current device"

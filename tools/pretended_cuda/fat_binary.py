@@ -9,6 +9,9 @@ from __future__ import annotations
 import ctypes
 import struct
 from functools import cache
+from pathlib import Path
+
+from .building import build
 
 _MAGIC = 0xBA55ED50
 _HEADER = struct.Struct("<IHHQ")  # magic, version, bytes of this header, bytes of all entries
@@ -69,40 +72,22 @@ def _unpacked(payload: bytes, flags: int, packed_bytes: int, unpacked_bytes: int
         raise FatBinaryError("the machine code is not packed as LZ4: build with nvcc -Xfatbin --compress-mode=speed")
     if not flags & _LZ4:
         return payload
-    code = unpack_lz4(payload[:packed_bytes])
+    code = unpack_lz4(payload[:packed_bytes], unpacked_bytes)
     if len(code) != unpacked_bytes:
         raise FatBinaryError(f"{len(code)} bytes of machine code where {unpacked_bytes} were promised")
     return code
 
 
-def unpack_lz4(packed: bytes) -> bytes:
-    """An LZ4 block: sequences of literal bytes, each followed by a copy of something that came before."""
-    out = bytearray()
-    at = 0
+def unpack_lz4(packed: bytes, room: int) -> bytes:
+    """What an LZ4 block holds, as far as there is room for it. In C: machine code of PyTorch's has some megabytes."""
+    out = ctypes.create_string_buffer(room)
+    written = int(_lz4().unpack_lz4(packed, len(packed), out, room))
+    return out.raw[:written]
 
-    def long_length(length: int) -> int:
-        """Fifteen means: the following bytes are added, up to the first that is not 255."""
-        nonlocal at
-        if length == 15:
-            while packed[at] == 255:
-                length, at = length + 255, at + 1
-            length, at = length + packed[at], at + 1
-        return length
 
-    while at < len(packed):
-        token = packed[at]
-        at += 1
-        literals = long_length(token >> 4)
-        out += packed[at : at + literals]
-        at += literals
-        if at >= len(packed):  # the last sequence has no copy
-            break
-        distance = packed[at] | packed[at + 1] << 8
-        at += 2
-        length = long_length(token & 15) + 4
-        if distance >= length:
-            out += out[len(out) - distance : len(out) - distance + length]
-        else:  # it overlaps itself: a repetition
-            unit = bytes(out[len(out) - distance :])
-            out += (unit * (length // distance + 1))[:length]
-    return bytes(out)
+@cache
+def _lz4() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(build("liblz4_block.so", [Path(__file__).resolve().parent / "lz4" / "lz4.c"])))
+    library.unpack_lz4.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_uint64]
+    library.unpack_lz4.restype = ctypes.c_uint64
+    return library

@@ -1,43 +1,20 @@
-"""The library that is both runtime and driver: how it is built, how a process gets it, and how Python talks to it."""
+"""The library that is both runtime and driver: how a process gets it, and how Python talks to it."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import os
-import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from volta.toolchain import cache_dir
+from .building import build
 
 _HERE = Path(__file__).resolve().parent
 _LIBRARY = "libcuda.so.1"
-_FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread")
+_PARTS = ("runtime", "driver", "nccl")
 _MAX_PARAMETERS = 64
-
-
-def build(headers: Sequence[Path]) -> Path:
-    """Compile the library and return its folder. ``headers``: those of the CUDA version that PyTorch was built with."""
-    sources = sorted(_HERE.glob("*/*.[ch]"))
-    digest = hashlib.sha256(" ".join(str(folder.resolve()) for folder in headers).encode())
-    for source in (*sources, headers[0] / "cuda_runtime_api.h"):
-        digest.update(source.read_bytes())
-    folder = cache_dir() / "pretended-cuda" / digest.hexdigest()[:16]
-    target = folder / _LIBRARY
-    if not target.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            built = Path(scratch) / _LIBRARY
-            code = [str(source) for source in sources if source.suffix == ".c"]
-            included = [word for path in headers for word in ("-I", str(path))]
-            name = f"-Wl,-soname,{_LIBRARY}"
-            subprocess.run(["gcc", *_FLAGS, *included, *code, name, "-o", str(built)], check=True)
-            built.rename(target)
-    return folder
 
 
 def process_environment(
@@ -45,14 +22,18 @@ def process_environment(
 ) -> dict[str, str]:
     """The environment of a process that has pretended GPUs: ``"v100,t4"`` are two (``runtime/device.c`` lists them).
 
+    ``headers``: folders with those of the CUDA version that PyTorch was built with, the runtime's first.
+
     PyTorch gets each tensor's memory from the runtime itself, not out of larger blocks, so that the emulator sees
     where each one ends. ``caching``: out of larger blocks after all, as on a GPU; graphs can be captured only so.
     """
-    folder = build(headers)
+    sources = [source for part in _PARTS for source in (_HERE / part).iterdir()]
+    included = [word for folder in headers for word in ("-I", str(folder.resolve()))]
+    library = build(_LIBRARY, (*sources, headers[0] / "cuda_runtime_api.h"), included)
     found = {
         **base,
-        "LD_PRELOAD": _joined(str(folder / _LIBRARY), base.get("LD_PRELOAD")),
-        "LD_LIBRARY_PATH": _joined(str(folder), base.get("LD_LIBRARY_PATH")),
+        "LD_PRELOAD": _joined(str(library), base.get("LD_PRELOAD")),
+        "LD_LIBRARY_PATH": _joined(str(library.parent), base.get("LD_LIBRARY_PATH")),
         "PYTHONPATH": _joined(str(_HERE.parent), base.get("PYTHONPATH")),
         "PRETENDED_CUDA_DEVICES": devices,
     }
