@@ -11,9 +11,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
+import polyconv
 from pretended_cuda import PretendedGpu, counts
 
-from .comparing import assert_near, exact_step, ours, replaced_on, step
+from .comparing import assert_near, exact_step, ours, passes, replaced_on, step
 
 X = (2, 3, 8, 9)
 
@@ -59,6 +60,19 @@ def test_a_step_with_an_infinite_gradient_is_left_out() -> None:
     assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_low_precision_where_it_is_allowed(dtype: torch.dtype) -> None:
+    """The region's dtype around float32 kernels: what goes in and what comes out is rounded, once each."""
+    tensors, gradient = (torch.randn(2, 3, 6, 7), torch.randn(5, 3, 3, 3), torch.randn(5)), torch.randn(2, 5, 4, 5)
+    exact = passes(polyconv.conv2d, tuple(tensor.double() for tensor in tensors), gradient.double())
+    with polyconv.allow_low_precision(), torch.autocast("cuda", dtype):
+        found = passes(polyconv.conv2d, tuple(tensor.cuda() for tensor in tensors), gradient.to("cuda", dtype))
+    assert found.pop("y").dtype == dtype
+    del exact["y"]
+    assert {tensor.dtype for tensor in found.values()} == {torch.float32}
+    assert_near(found, exact, tolerance=8 * torch.finfo(dtype).eps)
+
+
 # ---- checkpointing
 
 
@@ -73,6 +87,20 @@ def test_checkpointing(gpu: PretendedGpu, use_reentrant: bool) -> None:
     assert len(ours(gpu)) > plain
     assert all(torch.equal(again[name], found[name]) for name in found)
     assert_near(found, exact_step(model, x))
+
+
+# ---- a profiler
+
+
+def test_profiled() -> None:
+    """Under a profiler calls take the dispatcher's way, where it sees them; the results are the same."""
+    model, x = replaced_on("cuda"), torch.randn(X)
+    plain = step(model, x.cuda())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        found = step(model, x.cuda())
+    names = {event.key for event in profile.key_averages()}
+    assert {f"polyconv::conv2d_{kind}" for kind in ("fprop", "dgrad", "wgrad")} <= names
+    assert all(torch.equal(plain[name], found[name]) for name in plain)
 
 
 # ---- several devices

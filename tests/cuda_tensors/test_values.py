@@ -7,11 +7,12 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import polyconv
 from geometries import CASES, Case
 from nightly import NIGHTLY
+from polyconv.ops import racing
 from pretended_cuda import PretendedGpu, counts
 
 from .comparing import assert_near, exact_step, ours, passes, replaced_on, small_network, step
@@ -89,6 +90,32 @@ def losses(model: nn.Module, x: torch.Tensor, target: torch.Tensor, steps: int =
         optimizer.step()
         found.append(loss.item())
     return found
+
+
+def test_a_race_is_timed_by_events_of_the_gpu(gpu: PretendedGpu) -> None:
+    """Each of its turns is right, and one candidate stays."""
+    x, w = torch.randn(1, 8, 9, 12), torch.randn(16, 8, 3, 3)
+    on_gpu, exact = (x.cuda(), w.cuda()), F.conv2d(x.double(), w.double())
+    turns = -1
+    with polyconv.benchmark(), torch.no_grad():
+        while turns != racing.turns():
+            turns = racing.turns()
+            assert_near({"y": polyconv.conv2d(*on_gpu)}, {"y": exact})
+    assert turns > 1
+    assert len({launch.name for launch in ours(gpu)}) > 2
+
+
+def test_second_derivatives() -> None:
+    def penalty(x: Tensor, w: Tensor) -> Tensor:
+        (dx,) = torch.autograd.grad(polyconv.conv2d(x, w, padding=1).square().sum(), x, create_graph=True)
+        return dx.square().mean()
+
+    x, w = torch.randn(2, 3, 6, 7), torch.randn(4, 3, 3, 3)
+    exact, found = (
+        torch.autograd.grad(penalty(a.requires_grad_(), b.requires_grad_()), (a, b))
+        for a, b in ((x.double(), w.double()), (x.cuda(), w.cuda()))
+    )
+    assert_near(dict(zip("xw", found, strict=True)), dict(zip("xw", exact, strict=True)))
 
 
 def test_tensors_that_do_not_fit_together_are_refused() -> None:

@@ -15,7 +15,7 @@ from volta.toolchain import ToolchainError, cache_dir, lock
 from . import stand_ins
 from .library import process_environment
 
-_TORCH = "torch==2.6.0"
+_NAME, _TORCH = "torch-cuda-venv-2.6.0", "torch==2.6.0"
 """Supported by polyconv, and the last but one whose kernels are compiled for compute capability 7.0."""
 _BARE = (
     _TORCH,
@@ -70,33 +70,28 @@ class PretendedTorch:
     """A Python whose PyTorch is a CUDA build, and what its processes need to find pretended GPUs."""
 
     python: Path
+    stand_ins: Path
 
     @classmethod
     def installed(cls) -> PretendedTorch:
         """Fetch it the first time: 0.85 GB, without the libraries that could compute nothing here (stand_ins.py)."""
-        found = cls(torch_environment("torch-cuda-venv-2.6.0", _WITH_DEPENDENCIES, bare=_BARE))
-        with lock(cache_dir() / "torch-cuda-venv-2.6.0.lock"):
-            if not found._stand_ins.exists():
-                stand_ins.write(found._packages / "torch" / "lib", found._stand_ins)
-        return found
+        python = torch_environment(_NAME, _WITH_DEPENDENCIES, bare=_BARE)
+        with lock(cache_dir() / f"{_NAME}.lock"):
+            return cls(python, stand_ins.build(_packages(python) / "torch" / "lib", python.parents[1]))
 
     def environment(
         self, devices: str, base: Mapping[str, str] = os.environ, *, caching: bool = False
     ) -> dict[str, str]:
         """As :func:`pretended_cuda.process_environment`, for this Python."""
-        nvidia = self._packages / "nvidia"
+        nvidia = _packages(self.python) / "nvidia"
         headers = (nvidia / "cuda_runtime" / "include", nvidia / "cuda_nvcc" / "include")
         found = process_environment(headers, devices, base, caching=caching)
-        found["LD_LIBRARY_PATH"] += f"{os.pathsep}{self._stand_ins}"
+        found["LD_LIBRARY_PATH"] += f"{os.pathsep}{self.stand_ins}"
         return found
 
-    @property
-    def _packages(self) -> Path:
-        return next(self.python.parents[1].glob("lib/python3*/site-packages"))
 
-    @property
-    def _stand_ins(self) -> Path:
-        return self.python.parents[1] / "stand-ins"
+def _packages(python: Path) -> Path:
+    return next(python.parents[1].glob("lib/python3*/site-packages"))
 
 
 def run(command: Sequence[str], cwd: Path | None = None) -> None:
