@@ -15,15 +15,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from pretended_cuda import LaunchRecord, PretendedGpu, execute
+
+from .comparing import is_ours
+
 collect_ignore_glob = [] if "PRETENDED_CUDA_DEVICES" in os.environ else ["*"]
 
 
 @pytest.fixture(autouse=True)
-def gpu() -> Iterator[object]:
+def gpu() -> Iterator[PretendedGpu]:
     """Two V100s, of which the first is current. Of polyconv's kernels races in global memory are looked for, too."""
-    from pretended_cuda import LaunchRecord, PretendedGpu, execute
-
-    from .comparing import is_ours
 
     def executor(launch: LaunchRecord, buffers: list[tuple[int, int]]) -> None:
         execute(launch, buffers, check_global=is_ours(launch))

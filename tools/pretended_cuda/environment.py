@@ -16,7 +16,7 @@ from . import stand_ins
 from .library import process_environment
 
 _NAME, _TORCH = "torch-cuda-venv-2.6.0", "torch==2.6.0"
-"""Supported by polyconv, and the last but one whose kernels are compiled for compute capability 7.0."""
+"""Supported by polyconv, and compiled for compute capability 7.0 among others, as the emulator wants it."""
 _BARE = (
     _TORCH,
     # What it was built with: runtime and headers, and the compiler that it pins.
