@@ -34,6 +34,13 @@ def test_from_memory() -> None:
         fat_binary.machine_code(ctypes.addressof(memory) + 16, 70)
 
 
+def test_a_cubin_by_itself() -> None:
+    """As a driver is given it: it ends with its table of sections."""
+    header = b"\x7fELF".ljust(40, b"\0") + struct.pack("<Q6x4H", 72, 56, 0, 64, 2)
+    memory = ctypes.create_string_buffer(header.ljust(72, b"c") + bytes(128) + b"behind it")
+    assert fat_binary.machine_code(ctypes.addressof(memory), 70) == header.ljust(72, b"c") + bytes(128)
+
+
 @pytest.mark.parametrize(
     ("packed", "expected"),
     [
@@ -45,9 +52,26 @@ def test_from_memory() -> None:
     ],
 )
 def test_lz4(packed: bytes, expected: bytes) -> None:
-    assert fat_binary.unpack_lz4(packed) == expected
+    assert fat_binary.unpack_lz4(packed, len(expected)) == expected
     code = entry(70, packed, flags=0x2000, unpacked=len(expected))
     assert fat_binary.find_machine_code(code, 70) == expected
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"\x50hell",  # fewer literals than promised
+        b"\x30abc\x04\x00\x00",  # a copy from before the beginning
+        b"\x30abc\x00\x00\x00",  # and from nowhere
+        b"\xf0\xff",  # a length that does not end
+    ],
+)
+def test_a_damaged_block_is_cut_short(packed: bytes) -> None:
+    assert len(fat_binary.unpack_lz4(packed, 100)) <= 5
+
+
+def test_what_does_not_fit_is_left_out() -> None:
+    assert fat_binary.unpack_lz4(b"\x30abc\x03\x00\x20xy", 4) == b"abc"
 
 
 def test_what_cannot_be_read_says_so() -> None:

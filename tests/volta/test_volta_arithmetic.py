@@ -453,6 +453,19 @@ def test_half_conversion(nvrtc: Compiler) -> None:
     check(nvrtc, {"a": a}, [("u2", "half_bits(a)", lambda a: a.astype(np.float16).view(np.uint16))], helper=helper)
 
 
+def test_half_to_float(nvrtc: Compiler) -> None:
+    """Of both halves of a register; all numbers, subnormal and infinite ones included."""
+    helper = """__device__ float widened(unsigned short a) {
+      float r; asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(a)); return r; }"""
+    a = np.arange(2**16, dtype=np.uint32)
+    a |= a[::-1] << 16
+    table: Table = [
+        ("f4", "widened(a & 0xffff)", lambda a: a.astype(np.uint16).view(np.float16).astype(np.float32)),
+        ("f4", "widened(a >> 16)", lambda a: (a >> 16).astype(np.uint16).view(np.float16).astype(np.float32)),
+    ]
+    check(nvrtc, {"a": a}, table, helper=helper)
+
+
 def test_predicates_spill_to_registers(nvrtc: Compiler, rng: np.random.Generator) -> None:
     """Many live booleans make the compiler move predicates through a register (P2R, R2P)."""
     a = rng.integers(0, 2**20, 64, np.uint32)

@@ -25,8 +25,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from exported.cases import EXAMPLE, FILES, W1, File
-from exported.toolchains import Toolkit, cuda_11_8, python_for, torch_environment
+from exported.toolchains import Toolkit, cuda_11_8, python_for
 from pretended_cuda import process_environment
+from pretended_cuda.environment import torch_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
@@ -62,9 +63,7 @@ class Builds:
 
     def run_pretended(self, program: str, *arguments: str, devices: str = "v100", caching: bool = False) -> None:
         """Run a program on pretended GPUs, with PyTorch's caching of memory or without."""
-        variables = process_environment(self._toolkit.headers, devices, self._variables)
-        if caching:
-            del variables["PYTORCH_NO_CUDA_MEMORY_CACHING"]
+        variables = process_environment((self._toolkit.headers,), devices, self._variables, caching=caching)
         self._start(program, arguments, variables)
 
     def _start(self, program: str, arguments: Sequence[str], variables: Mapping[str, str]) -> None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pretended_cuda.environment import run
 from volta.toolchain import ToolchainError, cache_dir, lock
 
 # Debian 12 has the compiler, and the newest gcc that it takes; NVIDIA's Python packages have the runtime and headers.
@@ -77,7 +76,7 @@ def _assemble(scratch: Path) -> None:
     toolkit = scratch / "toolkit"
     debian, python = toolkit / "debian", scratch / "python"
     _fetch_debian(scratch, debian)
-    _run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(python), *_PYTHON])
+    run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(python), *_PYTHON])
     nvidia = python / "nvidia"
     binaries, nvvm = toolkit / "bin", toolkit / "nvvm" / "bin"
     for folder in (binaries, nvvm):
@@ -99,7 +98,7 @@ def _assemble(scratch: Path) -> None:
     libraries = debian / "usr" / "lib" / "x86_64-linux-gnu"
     libraries.mkdir(exist_ok=True)
     (libraries / "libstdc++.so.6").symlink_to("/usr/lib/x86_64-linux-gnu/libstdc++.so.6")
-    _run([str(binaries / "nvcc"), "--version"])
+    run([str(binaries / "nvcc"), "--version"])
 
 
 def _fetch_debian(scratch: Path, root: Path) -> None:
@@ -123,25 +122,11 @@ def _fetch_debian(scratch: Path, root: Path) -> None:
         "APT::Sandbox::User": "",  # it could not read the cache
     }
     apt = ["apt-get", "-qq", *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
-    _run([*apt, "update"])
-    _run([*apt, "download", *_DEBIAN], cwd=packages)
+    run([*apt, "update"])
+    run([*apt, "download", *_DEBIAN], cwd=packages)
     root.mkdir(parents=True)
     for package in sorted(packages.glob("*.deb")):
-        _run(["dpkg", "-x", str(package), str(root)])
-
-
-def torch_environment(name: str, packages: Sequence[str], python: str = sys.executable) -> Path:
-    """The Python of an environment with these packages, PyTorch's first, under the developers' cache (some 4.5 GB)."""
-    folder = cache_dir() / name
-    marker, wanted = folder / "installed", packages[0]
-    with lock(cache_dir() / f"{name}.lock"):
-        if not marker.exists() or marker.read_text().strip() != wanted:
-            print(f"installing {' '.join(packages)} into {folder}", flush=True)
-            shutil.rmtree(folder, ignore_errors=True)
-            _run([python, "-m", "venv", str(folder)])
-            _run([str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *packages])
-            marker.write_text(f"{wanted}\n")
-    return folder / "bin" / "python"
+        run(["dpkg", "-x", str(package), str(root)])
 
 
 def python_for(torch: str) -> str:
@@ -154,9 +139,3 @@ def python_for(torch: str) -> str:
             f"{torch} needs Python 3.11 or older, and there is no python3.11 or python3.10 on the PATH"
         )
     return found
-
-
-def _run(command: Sequence[str], cwd: Path | None = None) -> None:
-    result = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if result.returncode != 0:
-        raise ToolchainError(f"{' '.join(command)}\n{result.stdout}")

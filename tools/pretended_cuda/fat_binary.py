@@ -9,6 +9,9 @@ from __future__ import annotations
 import ctypes
 import struct
 from functools import cache
+from pathlib import Path
+
+from .building import build
 
 _MAGIC = 0xBA55ED50
 _HEADER = struct.Struct("<IHHQ")  # magic, version, bytes of this header, bytes of all entries
@@ -17,6 +20,8 @@ _ENTRY = struct.Struct(
 )  # kind, version, header bytes, payload bytes, compressed bytes, -, minor, major, arch
 _FLAGS_AT, _UNPACKED_BYTES_AT = 40, 56
 _MACHINE_CODE = 2
+_ELF = b"\x7fELF"
+_ELF_TABLES = struct.Struct("<32xQQ6xHHHH")  # where its two tables lie; bytes and number of the rows of each
 _LZ4, _OTHER_COMPRESSION = 0x2000, 0x8000
 
 
@@ -26,11 +31,22 @@ class FatBinaryError(ValueError):
 
 @cache
 def machine_code(address: int, arch: int) -> bytes:
-    """The cubin for an architecture (70 is 7.0) in the fat binary at an address of this process."""
+    """The cubin for an architecture (70 is 7.0) in the fat binary at an address of this process.
+
+    A cubin by itself, which is what a driver is given to load, is that cubin.
+    """
+    if ctypes.string_at(address, len(_ELF)) == _ELF:
+        return ctypes.string_at(address, _cubin_bytes(ctypes.string_at(address, _ELF_TABLES.size)))
     magic, _version, header_bytes, entries_bytes = _HEADER.unpack(ctypes.string_at(address, _HEADER.size))
     if magic != _MAGIC:
         raise FatBinaryError(f"no fat binary at 0x{address:x}: it starts with 0x{magic:x}, not 0x{_MAGIC:x}")
     return find_machine_code(ctypes.string_at(address + header_bytes, entries_bytes), arch)
+
+
+def _cubin_bytes(header: bytes) -> int:
+    """A cubin ends with one of its two tables."""
+    segments_at, sections_at, segment_bytes, segments, section_bytes, sections = _ELF_TABLES.unpack(header)
+    return max(int(segments_at + segment_bytes * segments), int(sections_at + section_bytes * sections))
 
 
 def find_machine_code(entries: bytes, arch: int) -> bytes:
@@ -56,40 +72,22 @@ def _unpacked(payload: bytes, flags: int, packed_bytes: int, unpacked_bytes: int
         raise FatBinaryError("the machine code is not packed as LZ4: build with nvcc -Xfatbin --compress-mode=speed")
     if not flags & _LZ4:
         return payload
-    code = unpack_lz4(payload[:packed_bytes])
+    code = unpack_lz4(payload[:packed_bytes], unpacked_bytes)
     if len(code) != unpacked_bytes:
         raise FatBinaryError(f"{len(code)} bytes of machine code where {unpacked_bytes} were promised")
     return code
 
 
-def unpack_lz4(packed: bytes) -> bytes:
-    """An LZ4 block: sequences of literal bytes, each followed by a copy of something that came before."""
-    out = bytearray()
-    at = 0
+def unpack_lz4(packed: bytes, room: int) -> bytes:
+    """What an LZ4 block holds, as far as there is room for it. In C: machine code of PyTorch's has some megabytes."""
+    out = ctypes.create_string_buffer(room)
+    written = int(_lz4().unpack_lz4(packed, len(packed), out, room))
+    return out.raw[:written]
 
-    def long_length(length: int) -> int:
-        """Fifteen means: the following bytes are added, up to the first that is not 255."""
-        nonlocal at
-        if length == 15:
-            while packed[at] == 255:
-                length, at = length + 255, at + 1
-            length, at = length + packed[at], at + 1
-        return length
 
-    while at < len(packed):
-        token = packed[at]
-        at += 1
-        literals = long_length(token >> 4)
-        out += packed[at : at + literals]
-        at += literals
-        if at >= len(packed):  # the last sequence has no copy
-            break
-        distance = packed[at] | packed[at + 1] << 8
-        at += 2
-        length = long_length(token & 15) + 4
-        if distance >= length:
-            out += out[len(out) - distance : len(out) - distance + length]
-        else:  # it overlaps itself: a repetition
-            unit = bytes(out[len(out) - distance :])
-            out += (unit * (length // distance + 1))[:length]
-    return bytes(out)
+@cache
+def _lz4() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(build("liblz4_block.so", [Path(__file__).resolve().parent / "lz4" / "lz4.c"])))
+    library.unpack_lz4.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_uint64]
+    library.unpack_lz4.restype = ctypes.c_uint64
+    return library

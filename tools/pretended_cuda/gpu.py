@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -87,6 +88,7 @@ class PretendedGpu:
         self.launches: list[LaunchRecord] = []
         self._executor = executor
         self._failure: BaseException | None = None
+        self._one_at_a_time = threading.Lock()
         self._callback = library.LAUNCH(self._on_launch)
 
     def __enter__(self) -> PretendedGpu:
@@ -114,8 +116,9 @@ class PretendedGpu:
         """Called by the runtime. No exception can cross it, so one is kept and the launch reported as failed."""
         try:
             launch = LaunchRecord.read(struct.contents)
-            self.launches.append(launch)
-            self._executor(launch, library.allocations(launch.device))
+            with self._one_at_a_time:
+                self.launches.append(launch)
+                self._executor(launch, library.allocations(launch.device))
         except BaseException as error:
             self._failure = self._failure or error
             return _LAUNCH_FAILED

@@ -1,62 +1,45 @@
-"""The two libraries: how they are built, how a process gets them, and how Python talks to the one that is preloaded."""
+"""The library that is both runtime and driver: how a process gets it, and how Python talks to it."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import os
-import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from volta.toolchain import cache_dir
+from .building import build
 
 _HERE = Path(__file__).resolve().parent
-_RUNTIME, _DRIVER = "libpretended_cudart.so", "libcuda.so.1"
-_FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread")
+_LIBRARY = "libcuda.so.1"
+_PARTS = ("runtime", "driver", "nccl")
 _MAX_PARAMETERS = 64
 
 
-def build(headers: Path) -> Path:
-    """Compile both and return their folder. ``headers``: those of the CUDA version that PyTorch was built with."""
-    sources = sorted(_HERE.glob("*/*.[ch]"))
-    digest = hashlib.sha256(str(headers.resolve()).encode())
-    for source in (*sources, headers / "cuda_runtime_api.h"):
-        digest.update(source.read_bytes())
-    folder = cache_dir() / "pretended-cuda" / digest.hexdigest()[:16]
-    if not (folder / _DRIVER).exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        _compile("runtime", folder / _RUNTIME, ("-I", str(headers)))
-        _compile("driver", folder / _DRIVER, (f"-Wl,-soname,{_DRIVER}",))
-    return folder
-
-
-def _compile(part: str, target: Path, flags: Sequence[str]) -> None:
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        built = Path(scratch) / target.name
-        code = sorted(str(source) for source in (_HERE / part).glob("*.c"))
-        subprocess.run(["gcc", *_FLAGS, *flags, *code, "-o", str(built)], check=True)
-        built.rename(target)
-
-
-def process_environment(headers: Path, devices: str = "v100", base: Mapping[str, str] = os.environ) -> dict[str, str]:
+def process_environment(
+    headers: Sequence[Path], devices: str = "v100", base: Mapping[str, str] = os.environ, *, caching: bool = False
+) -> dict[str, str]:
     """The environment of a process that has pretended GPUs: ``"v100,t4"`` are two (``runtime/device.c`` lists them).
 
+    ``headers``: folders with those of the CUDA version that PyTorch was built with, the runtime's first.
+
     PyTorch gets each tensor's memory from the runtime itself, not out of larger blocks, so that the emulator sees
-    where each one ends. Set ``PYTORCH_NO_CUDA_MEMORY_CACHING`` to the empty string where that costs too much time.
+    where each one ends. ``caching``: out of larger blocks after all, as on a GPU; graphs can be captured only so.
     """
-    folder = build(headers)
-    return {
+    sources = [source for part in _PARTS for source in (_HERE / part).iterdir()]
+    included = [word for folder in headers for word in ("-I", str(folder.resolve()))]
+    library = build(_LIBRARY, (*sources, headers[0] / "cuda_runtime_api.h"), included)
+    found = {
         **base,
-        "LD_PRELOAD": _joined(str(folder / _RUNTIME), base.get("LD_PRELOAD")),
-        "LD_LIBRARY_PATH": _joined(str(folder), base.get("LD_LIBRARY_PATH")),
+        "LD_PRELOAD": _joined(str(library), base.get("LD_PRELOAD")),
+        "LD_LIBRARY_PATH": _joined(str(library.parent), base.get("LD_LIBRARY_PATH")),
         "PYTHONPATH": _joined(str(_HERE.parent), base.get("PYTHONPATH")),
         "PRETENDED_CUDA_DEVICES": devices,
-        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
     }
+    if not caching:
+        found["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+    return found
 
 
 def _joined(first: str, rest: str | None) -> str:

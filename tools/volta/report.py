@@ -13,7 +13,7 @@ SECTOR_BYTES = 32
 # Cycles for which one warp instruction occupies its pipe in one of the four sub-partitions of an SM.
 PIPE_CYCLES = {"fma": 2, "alu": 2, "fp64": 4, "xu": 8, "lsu": 1, "control": 1}
 
-_FMA = {"FFMA", "FMUL", "FADD", "FFMA32I", "FMUL32I", "FADD32I", "IMAD"}
+_FMA = {"FFMA", "FMUL", "FADD", "FFMA32I", "FMUL32I", "FADD32I", "HADD2", "IMAD"}
 _FP64 = {"DFMA", "DADD", "DMUL", "DSETP"}
 _XU = {"MUFU", "I2F", "F2I", "F2F", "FRND", "POPC", "FLO", "BREV"}
 _SHARED = {"LDS", "STS", "ATOMS"}

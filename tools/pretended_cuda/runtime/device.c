@@ -16,7 +16,6 @@ static const Profile profiles[] = {
 static const Profile* devices[MAX_DEVICES];
 static int found;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static __thread int current;
 Counts counts;
 
 /* PRETENDED_CUDA_DEVICES in the environment: keys of profiles with commas between them, "v100" if absent. */
@@ -43,10 +42,6 @@ int device_count(void) {
   return found;
 }
 
-int current_device(void) {
-  return current;
-}
-
 const Profile* profile_of(int device) {
   return device >= 0 && device < device_count() ? devices[device] : NULL;
 }
@@ -64,14 +59,14 @@ API cudaError_t cudaGetDeviceCount(int* count) {
 
 API cudaError_t cudaGetDevice(int* device) {
   REQUIRE_NO_FAULT();
-  *device = current;
+  *device = current_device();
   return cudaSuccess;
 }
 
 API cudaError_t cudaSetDevice(int device) {
   REQUIRE_NO_FAULT();
   REQUIRE(profile_of(device), cudaErrorInvalidDevice);
-  current = device;
+  make_current(device);
   return cudaSuccess;
 }
 
@@ -169,6 +164,7 @@ API cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
 
 API cudaError_t cudaDeviceSynchronize(void) {
   REQUIRE_NO_FAULT();
+  REQUIRE_SUCCESS(forbidden_while_capturing());
   COUNT(synchronisations);
   return cudaSuccess;
 }

@@ -52,7 +52,7 @@ cudaError_t described(Function* function) {
   if (__atomic_load_n(&function->is_described, __ATOMIC_ACQUIRE)) return result;
   /* Not under our lock: Python describes under its own, which another thread may hold while it waits for ours. */
   Description description = {.max_threads = THREADS};
-  if (on_describe) result = (cudaError_t)on_describe(function->fat_binary, function->name, &description);
+  if (on_describe) result = (cudaError_t)on_describe(function->code, function->name, &description);
   if (result != cudaSuccess) return result;
   pthread_mutex_lock(&describing);
   if (!function->is_described) function->description = description;
@@ -64,6 +64,16 @@ cudaError_t described(Function* function) {
 int max_dynamic_shared(const Function* function, int device) {
   const int set = function->dynamic_shared[device];
   return set ? set : SHARED - function->description.static_shared;
+}
+
+cudaError_t allow_dynamic_shared(Function* function, int bytes, int device) {
+  const cudaError_t result = described(function);
+  if (result != cudaSuccess) return result;
+  const int room = profile_of(device)->shared_opt_in - function->description.static_shared;
+  if (bytes < 0 || bytes > room) return cudaErrorInvalidValue;
+  function->dynamic_shared[device] = bytes;
+  COUNT(attributes_set);
+  return cudaSuccess;
 }
 
 /* ---- registration, by the code that nvcc adds to every object file ---- */
@@ -91,7 +101,7 @@ API void __cudaRegisterFunction(void** module, const char* host, char* device, c
   Function* function = calloc(1, sizeof *function);
   function->host = host;
   function->name = name;
-  function->fat_binary = module;
+  function->code = module;
   pthread_mutex_lock(&lock);
   if (2 * taken >= slots) grow();
   const size_t at = slot_of(host);
@@ -131,12 +141,7 @@ API cudaError_t cudaFuncSetAttribute(const void* host, enum cudaFuncAttribute at
   REQUIRE(function, cudaErrorInvalidDeviceFunction);
   if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
   REQUIRE(attribute == cudaFuncAttributeMaxDynamicSharedMemorySize, cudaErrorInvalidValue);
-  REQUIRE_SUCCESS(described(function));
-  const int room = profile_of(current_device())->shared_opt_in - function->description.static_shared;
-  REQUIRE(value >= 0 && value <= room, cudaErrorInvalidValue);
-  function->dynamic_shared[current_device()] = value;
-  COUNT(attributes_set);
-  return cudaSuccess;
+  return failed(allow_dynamic_shared(function, value, current_device()));
 }
 
 /* ---- occupancy ---- */
@@ -145,7 +150,9 @@ static int least(int a, int b) {
   return a < b ? a : b;
 }
 
-static int blocks_per_multiprocessor(const Profile* profile, const Description* d, int threads, size_t dynamic_shared) {
+int resident_blocks(const Function* function, int threads, size_t dynamic_shared, int device) {
+  const Profile* profile = profile_of(device);
+  const Description* d = &function->description;
   const int warps = (threads + WARP - 1) / WARP;
   if (warps == 0 || threads > d->max_threads) return 0;
   int blocks = least(profile->blocks, profile->threads / WARP / warps);
@@ -166,8 +173,7 @@ API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* bloc
   Function* function = find_function(host);
   REQUIRE(function, cudaErrorInvalidDeviceFunction);
   REQUIRE_SUCCESS(described(function));
-  const Profile* profile = profile_of(current_device());
-  *blocks = blocks_per_multiprocessor(profile, &function->description, threads, dynamic_shared);
+  *blocks = resident_blocks(function, threads, dynamic_shared, current_device());
   return cudaSuccess;
 }
 

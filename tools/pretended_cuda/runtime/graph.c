@@ -1,4 +1,6 @@
-/* What is captured instead of done, and done later: launches, copies and fills, in their order. */
+/* What is captured instead of done, and done later: launches, copies and fills, in their order. And what is forbidden
+ * meanwhile. */
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,23 +19,61 @@ typedef struct Node {
 struct Graph {
   Node *first, **end;
   size_t nodes;
+  cudaStream_t origin; /* others take part once they wait for one of its events */
+  pthread_t thread;
+  enum cudaStreamCaptureMode mode;
+  enum cudaStreamCaptureStatus status;
+  unsigned long long id;
+  Graph* next; /* in the list of those that are being captured */
 };
 
-/* One capture at a time and thread, as PyTorch does it. */
-static __thread cudaStream_t capturing_stream;
-static __thread Graph* capturing;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static Graph* captures;
+static __thread enum cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
 
-Graph* captured_into(cudaStream_t stream) {
-  return capturing && stream == capturing_stream ? capturing : NULL;
+Graph* in_progress(Graph* graph) {
+  return graph && graph->status != cudaStreamCaptureStatusNone ? graph : NULL;
+}
+
+static Graph* capture_in_progress(cudaStream_t stream) {
+  Graph** place = capture_of(stream);
+  return place ? in_progress(*place) : NULL;
+}
+
+cudaError_t find_capture(cudaStream_t stream, Graph** graph) {
+  *graph = capture_in_progress(stream);
+  const int is_invalid = *graph && (*graph)->status == cudaStreamCaptureStatusInvalidated;
+  return is_invalid ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
+}
+
+/* A global capture forbids it to every thread, a thread-local one to its own; a thread that said so is exempt. */
+static int forbids(const Graph* capture) {
+  if (thread_mode == cudaStreamCaptureModeRelaxed || capture->mode == cudaStreamCaptureModeRelaxed) return 0;
+  if (pthread_equal(capture->thread, pthread_self())) return 1;
+  return thread_mode == cudaStreamCaptureModeGlobal && capture->mode == cudaStreamCaptureModeGlobal;
+}
+
+cudaError_t forbidden_while_capturing(void) {
+  cudaError_t result = cudaSuccess;
+  pthread_mutex_lock(&lock);
+  for (Graph* capture = captures; capture; capture = capture->next)
+    if (forbids(capture)) {
+      capture->status = cudaStreamCaptureStatusInvalidated;
+      result = cudaErrorStreamCaptureUnsupported;
+    }
+  pthread_mutex_unlock(&lock);
+  return result;
 }
 
 static cudaError_t append(Graph* graph, Node node) {
   Node* kept = malloc(sizeof *kept);
   *kept = node;
   kept->next = NULL;
+  pthread_mutex_lock(&lock); /* a backward pass captures from a thread of its own */
   *graph->end = kept;
   graph->end = &kept->next;
   graph->nodes++;
+  pthread_mutex_unlock(&lock);
   return cudaSuccess;
 }
 
@@ -72,32 +112,61 @@ static cudaError_t run(const Node* node) {
 /* ---- capture ---- */
 
 API cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
-  (void)mode;
+  static unsigned long long last_id;
   REQUIRE_NO_FAULT();
-  REQUIRE(stream && !capturing, cudaErrorStreamCaptureUnsupported);
-  capturing_stream = stream;
-  capturing = calloc(1, sizeof *capturing);
-  capturing->end = &capturing->first;
+  Graph** place = capture_of(stream);
+  REQUIRE(place && !capture_in_progress(stream), cudaErrorStreamCaptureUnsupported);
+  Graph* graph = calloc(1, sizeof *graph);
+  graph->end = &graph->first;
+  graph->origin = stream;
+  graph->thread = pthread_self();
+  graph->mode = mode;
+  graph->status = cudaStreamCaptureStatusActive;
+  pthread_mutex_lock(&lock);
+  graph->id = ++last_id;
+  graph->next = captures;
+  captures = graph;
+  *place = graph;
+  pthread_mutex_unlock(&lock);
   return cudaSuccess;
 }
 
 API cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   REQUIRE_NO_FAULT();
-  REQUIRE(captured_into(stream), cudaErrorStreamCaptureInvalidated);
-  *graph = (cudaGraph_t)capturing;
-  capturing = NULL;
+  *graph = NULL;
+  Graph* capture = capture_in_progress(stream);
+  REQUIRE(capture, cudaErrorIllegalState);
+  REQUIRE(capture->origin == stream, cudaErrorStreamCaptureUnmatched);
+  const int own = pthread_equal(capture->thread, pthread_self());
+  REQUIRE(own || capture->mode == cudaStreamCaptureModeRelaxed, cudaErrorStreamCaptureWrongThread);
+  pthread_mutex_lock(&lock);
+  for (Graph** at = &captures; *at; at = &(*at)->next)
+    if (*at == capture) {
+      *at = capture->next;
+      break;
+    }
+  const int was_valid = capture->status == cudaStreamCaptureStatusActive;
+  capture->status = cudaStreamCaptureStatusNone;
+  pthread_mutex_unlock(&lock);
+  REQUIRE(was_valid, cudaErrorStreamCaptureInvalidated);
+  *graph = (cudaGraph_t)capture;
   return cudaSuccess;
 }
 
 API cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus* status) {
-  *status = captured_into(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  const Graph* capture = capture_in_progress(stream);
+  *status = capture ? capture->status : cudaStreamCaptureStatusNone;
   return cudaSuccess;
+}
+
+static unsigned long long id_of(const Graph* capture) {
+  return capture ? capture->id : 0;
 }
 
 #if CUDART_VERSION < 12000
 API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus* status,
                                          unsigned long long* id) {
-  if (id) *id = (uintptr_t)captured_into(stream);
+  if (id) *id = id_of(capture_in_progress(stream));
   return cudaStreamIsCapturing(stream, status);
 }
 #elif CUDART_VERSION < 13000
@@ -105,8 +174,8 @@ API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCap
 API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus* status,
                                          unsigned long long* id, cudaGraph_t* graph, const cudaGraphNode_t** nodes,
                                          size_t* count) {
-  if (id) *id = (uintptr_t)captured_into(stream);
-  if (graph) *graph = (cudaGraph_t)captured_into(stream);
+  if (id) *id = id_of(capture_in_progress(stream));
+  if (graph) *graph = (cudaGraph_t)capture_in_progress(stream);
   if (nodes) *nodes = NULL;
   if (count) *count = 0;
   return cudaStreamIsCapturing(stream, status);
@@ -114,9 +183,8 @@ API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCap
 #endif
 
 API cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode* mode) {
-  static __thread enum cudaStreamCaptureMode current = cudaStreamCaptureModeGlobal;
-  const enum cudaStreamCaptureMode before = current;
-  current = *mode;
+  const enum cudaStreamCaptureMode before = thread_mode;
+  thread_mode = *mode;
   *mode = before;
   return cudaSuccess;
 }
@@ -162,6 +230,7 @@ API cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream)
   int device;
   REQUIRE_NO_FAULT();
   REQUIRE(stream_device(stream, &device), cudaErrorInvalidResourceHandle);
+  REQUIRE(!capture_in_progress(stream), cudaErrorStreamCaptureUnsupported); /* a graph in a graph: not modelled */
   for (const Node* node = ((Graph*)executable)->first; node; node = node->next) REQUIRE_SUCCESS(run(node));
   return cudaSuccess;
 }

@@ -48,21 +48,19 @@ static cudaError_t check(const Function* function, dim3 grid, dim3 block, size_t
   return cudaSuccess;
 }
 
-API cudaError_t cudaLaunchKernel(const void* host, dim3 grid, dim3 block, void** parameters, size_t dynamic_shared,
-                                 cudaStream_t stream) {
-  REQUIRE_NO_FAULT();
-  Function* function = find_function(host);
-  REQUIRE(function, cudaErrorInvalidDeviceFunction);
-  REQUIRE_SUCCESS(described(function));
-  int device;
-  REQUIRE(stream_device(stream, &device) && device == current_device(), cudaErrorInvalidResourceHandle);
-  REQUIRE_SUCCESS(check(function, grid, block, dynamic_shared, device));
+cudaError_t launch(Function* function, dim3 grid, dim3 block, void** parameters, size_t dynamic_shared,
+                   cudaStream_t stream, int device) {
+  cudaError_t result = described(function);
+  if (result == cudaSuccess) result = check(function, grid, block, dynamic_shared, device);
+  Graph* graph = NULL;
+  if (result == cudaSuccess) result = find_capture(stream, &graph);
+  if (result != cudaSuccess) return result;
 
   const Description* d = &function->description;
   unsigned char bytes[PARAMETER_BYTES];
   memset(bytes, 0, d->params_bytes);
   for (int i = 0; i < d->parameters; i++) memcpy(bytes + d->parameter[i].offset, parameters[i], d->parameter[i].size);
-  const LaunchRecord launch = {
+  const LaunchRecord record = {
       .name = function->name,
       .cubin = d->cubin,
       .cubin_bytes = d->cubin_bytes,
@@ -75,7 +73,17 @@ API cudaError_t cudaLaunchKernel(const void* host, dim3 grid, dim3 block, void**
       .params_bytes = d->params_bytes,
       .params = bytes,
   };
-  return failed(do_launch(captured_into(stream), &launch));
+  return do_launch(graph, &record);
+}
+
+API cudaError_t cudaLaunchKernel(const void* host, dim3 grid, dim3 block, void** parameters, size_t dynamic_shared,
+                                 cudaStream_t stream) {
+  REQUIRE_NO_FAULT();
+  Function* function = find_function(host);
+  REQUIRE(function, cudaErrorInvalidDeviceFunction);
+  int device;
+  REQUIRE(stream_device(stream, &device) && device == working_device(), cudaErrorInvalidResourceHandle);
+  return failed(launch(function, grid, block, parameters, dynamic_shared, stream, device));
 }
 
 #if CUDART_VERSION >= 11080

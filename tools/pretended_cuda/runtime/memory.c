@@ -85,8 +85,9 @@ API uint64_t pretended_cuda_allocations(Allocation* found, uint64_t space) {
 
 API cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   REQUIRE_NO_FAULT();
-  const int device = current_device();
+  const int device = working_device();
   REQUIRE(profile_of(device), cudaErrorNoDevice);
+  REQUIRE_SUCCESS(forbidden_while_capturing());
   REQUIRE(used[device] + bytes <= profile_of(device)->memory, cudaErrorMemoryAllocation);
   COUNT(allocations);
   return failed(allocate(pointer, bytes, device));
@@ -94,12 +95,14 @@ API cudaError_t cudaMalloc(void** pointer, size_t bytes) {
 
 API cudaError_t cudaFree(void* pointer) {
   REQUIRE_NO_FAULT();
+  REQUIRE_SUCCESS(forbidden_while_capturing());
   return failed(release(pointer, 0));
 }
 
 API cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned flags) {
-  REQUIRE_NO_FAULT();
   (void)flags;
+  REQUIRE_NO_FAULT();
+  REQUIRE_SUCCESS(forbidden_while_capturing());
   return failed(allocate(pointer, bytes, ON_HOST));
 }
 
@@ -109,6 +112,7 @@ API cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
 
 API cudaError_t cudaFreeHost(void* pointer) {
   REQUIRE_NO_FAULT();
+  REQUIRE_SUCCESS(forbidden_while_capturing());
   return failed(release(pointer, 1));
 }
 
@@ -144,7 +148,9 @@ static cudaError_t copy(void* to, const void* from, size_t bytes, enum cudaMemcp
   const int from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
   if (to_device && !on_device(to, bytes)) return cudaErrorInvalidValue;
   if (from_device && !on_device(from, bytes)) return cudaErrorInvalidValue;
-  return do_copy(captured_into(stream), to, from, bytes);
+  Graph* graph;
+  const cudaError_t result = find_capture(stream, &graph);
+  return result == cudaSuccess ? do_copy(graph, to, from, bytes) : result;
 }
 
 API cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, enum cudaMemcpyKind kind) {
@@ -174,7 +180,10 @@ API cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, s
 }
 
 static cudaError_t fill(void* at, int value, size_t bytes, cudaStream_t stream) {
-  return on_device(at, bytes) ? do_fill(captured_into(stream), at, value, bytes) : cudaErrorInvalidValue;
+  if (!on_device(at, bytes)) return cudaErrorInvalidValue;
+  Graph* graph;
+  const cudaError_t result = find_capture(stream, &graph);
+  return result == cudaSuccess ? do_fill(graph, at, value, bytes) : result;
 }
 
 API cudaError_t cudaMemset(void* at, int value, size_t bytes) {

@@ -1,4 +1,5 @@
-/* A pretended CUDA runtime: what a CUDA build of PyTorch finds instead of libcudart on a machine without a GPU.
+/* A pretended CUDA runtime: what a CUDA build of PyTorch finds instead of libcudart on a machine without a GPU. The
+ * driver of the same GPUs is in ../driver, and in the same library: it has the same contexts, streams and memory.
  *
  * Preloaded, it answers the runtime's functions before NVIDIA's library does. Device memory is the process's own memory;
  * work is done at once, in the order in which it is asked for. A launch is checked against the limits of the device that
@@ -79,7 +80,7 @@ typedef struct {
 } Counts;
 
 /* Both return a cudaError_t. */
-typedef int (*DescribeCallback)(const void* fat_binary, const char* name, Description* description);
+typedef int (*DescribeCallback)(const void* code, const char* name, Description* description);
 typedef int (*LaunchCallback)(const LaunchRecord* launch);
 
 API void pretended_cuda_on_describe(DescribeCallback callback);
@@ -102,6 +103,8 @@ extern Counts counts;
 
 int device_count(void);
 int current_device(void);
+void make_current(int device);
+int working_device(void); /* the current device, whose context the thread has from now on, as runtime calls do it */
 const Profile* profile_of(int device);
 
 cudaError_t failed(cudaError_t error); /* remembers it as the thread's last error */
@@ -110,7 +113,12 @@ cudaError_t fault_of(const char* function);
 int poisoning(void); /* whether launches compute: then memory starts as NaN, so that reading what nobody wrote shows */
 
 int stream_device(cudaStream_t stream, int* device); /* 0 for a handle that is no stream */
-Graph* captured_into(cudaStream_t stream);           /* NULL unless the stream is capturing */
+Graph** capture_of(cudaStream_t stream); /* the graph of the stream's last capture; NULL for one that cannot capture */
+Graph* in_progress(Graph* graph);        /* NULL if nothing is captured into it any more */
+/* The graph that a stream's work goes to, NULL if it is done at once. An error if the capture is no longer valid. */
+cudaError_t find_capture(cudaStream_t stream, Graph** graph);
+/* An error, and the end of the capture, where the thread may not do what cannot be captured: allocate, load, wait. */
+cudaError_t forbidden_while_capturing(void);
 
 /* A graph's nodes: done at once if `graph` is NULL. */
 cudaError_t do_copy(Graph* graph, void* to, const void* from, size_t bytes);

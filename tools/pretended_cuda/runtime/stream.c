@@ -9,12 +9,14 @@ enum { LOWEST_PRIORITY = 0, HIGHEST_PRIORITY = -5 };
 
 struct CUstream_st {
   int device, priority;
+  Graph* capture;
   struct CUstream_st* next;
 };
 
 struct CUevent_st {
   int device;
   struct timespec recorded;
+  Graph* capture; /* that it was recorded in: who waits for it takes part */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -38,12 +40,17 @@ int stream_device(cudaStream_t stream, int* device) {
   return found;
 }
 
+Graph** capture_of(cudaStream_t stream) {
+  int device;
+  return (uintptr_t)stream > 2 && stream_device(stream, &device) ? &stream->capture : NULL;
+}
+
 API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
   REQUIRE_NO_FAULT();
   REQUIRE(flags <= cudaStreamNonBlocking, cudaErrorInvalidValue);
   struct CUstream_st* s = malloc(sizeof *s);
   pthread_mutex_lock(&lock);
-  *s = (struct CUstream_st){current_device(), priority, streams};
+  *s = (struct CUstream_st){working_device(), priority, NULL, streams};
   streams = s;
   pthread_mutex_unlock(&lock);
   *stream = s;
@@ -89,7 +96,10 @@ API cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   int device;
   REQUIRE_NO_FAULT();
   REQUIRE(stream_device(stream, &device), cudaErrorInvalidResourceHandle);
-  REQUIRE(!captured_into(stream), cudaErrorStreamCaptureUnsupported);
+  Graph* capture;
+  REQUIRE_SUCCESS(find_capture(stream, &capture));
+  REQUIRE(!capture, cudaErrorStreamCaptureUnsupported);
+  REQUIRE_SUCCESS(forbidden_while_capturing());
   COUNT(synchronisations);
   return cudaSuccess;
 }
@@ -102,9 +112,15 @@ API cudaError_t cudaStreamQuery(cudaStream_t stream) {
 
 API cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
   int device;
-  (void)event, (void)flags;
+  (void)flags;
   REQUIRE_NO_FAULT();
   REQUIRE(stream_device(stream, &device), cudaErrorInvalidResourceHandle);
+  Graph *own, *others = in_progress(event->capture);
+  REQUIRE_SUCCESS(find_capture(stream, &own));
+  if (own) REQUIRE(others == own || !event->recorded.tv_sec, cudaErrorStreamCaptureIsolation);
+  if (own || !others) return cudaSuccess;
+  REQUIRE(capture_of(stream), cudaErrorStreamCaptureImplicit);
+  *capture_of(stream) = others; /* takes part from now on */
   return cudaSuccess;
 }
 
@@ -120,7 +136,7 @@ API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   (void)flags;
   REQUIRE_NO_FAULT();
   *event = calloc(1, sizeof **event);
-  (*event)->device = current_device();
+  (*event)->device = working_device();
   return cudaSuccess;
 }
 
@@ -137,18 +153,20 @@ API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   int device;
   REQUIRE_NO_FAULT();
   REQUIRE(stream_device(stream, &device) && device == event->device, cudaErrorInvalidResourceHandle);
+  REQUIRE_SUCCESS(find_capture(stream, &event->capture));
   clock_gettime(CLOCK_MONOTONIC, &event->recorded);
   return cudaSuccess;
 }
 
 API cudaError_t cudaEventQuery(cudaEvent_t event) {
-  (void)event;
-  return cudaSuccess;
+  REQUIRE(!in_progress(event->capture), cudaErrorCapturedEvent);
+  return failed(forbidden_while_capturing());
 }
 
 API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  (void)event;
   REQUIRE_NO_FAULT();
+  REQUIRE(!in_progress(event->capture), cudaErrorCapturedEvent);
+  REQUIRE_SUCCESS(forbidden_while_capturing());
   COUNT(synchronisations);
   return cudaSuccess;
 }

@@ -208,6 +208,35 @@ void bind_f2f(Binder& b) {
   in.run = run_f2f;
 }
 
+// imm: the bit of the register that the half starts at.
+void run_widen_half(Machine&, Warp& w, const Inst& in, uint32_t mask) {
+  const Values a = w.values(in.src[0]);
+  alignas(64) uint32_t out[kLanes];
+  for (int l = 0; l < kLanes; l++) {
+    uint16_t bits = static_cast<uint16_t>(a[l] >> in.imm);
+    _Float16 half;
+    memcpy(&half, &bits, 2);
+    out[l] = as_bits(static_cast<float>(half));
+  }
+  store_row(w, in.dst, out, mask);
+}
+
+// HADD2.F32 R0, R1.H0_H0, -RZ.H0_H0 is how the compiler writes the conversion of a half to a float: plus minus zero.
+void bind_widen_half(Binder& b) {
+  if (!b.take("F32")) throw Unsupported("half precision");
+  b.destination();
+  const Operand& half = b.next();
+  const Operand& zero = b.next();
+  bool in_register = half.kind == Operand::Kind::Register && !half.negate && !half.absolute;
+  bool is_lower = half.suffix == "H0_H0", is_upper = half.suffix == "H1_H1";
+  if (!in_register || !(is_lower || is_upper)) throw Unsupported("operand " + half.text);
+  bool is_zero = zero.kind == Operand::Kind::Register && zero.index == kZeroRegister && zero.negate;
+  if (!is_zero) throw Unsupported("half precision");
+  b.inst.src[0] = b.register_source(half.index);
+  b.inst.imm = is_upper ? 16 : 0;
+  b.inst.run = run_widen_half;
+}
+
 void run_frnd(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   uint64_t out[kLanes] = {};
   for (int l = 0; l < kLanes; l++) {
@@ -287,6 +316,8 @@ bool bind_convert(Binder& b) {
     bind_f2i(b);
   } else if (op == "F2F") {
     bind_f2f(b);
+  } else if (op == "HADD2") {
+    bind_widen_half(b);
   } else if (op == "FRND") {
     bind_frnd(b);
   } else if (op == "I2I") {

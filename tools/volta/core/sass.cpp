@@ -123,7 +123,7 @@ Operand parse_operand(const std::string& raw) {
   if (int reg = register_number(name); reg >= 0) {
     out.kind = Operand::Kind::Register;
     out.index = reg;
-    if (size_t at = suffix.find("reuse"); at != std::string::npos) suffix = at ? suffix.substr(0, at - 1) : "";
+    if (size_t at = suffix.find("reuse"); at != std::string::npos) suffix.erase(at ? at - 1 : 0, 6);  // with its dot
     out.suffix = suffix;
     return out;
   }

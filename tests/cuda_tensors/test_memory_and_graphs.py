@@ -1,0 +1,206 @@
+"""PyTorch's caching of memory, and CUDA graphs, which need it: what is allocated, and what is forbidden when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import polyconv
+from fresh import run_fresh
+from polyconv.backends import backend_for
+from polyconv.explanation import problems_of
+from polyconv.problem import Pass
+from pretended_cuda import PretendedGpu, counts
+
+from .comparing import assert_near, exact_step, ours, replaced_on, step
+
+pytestmark = pytest.mark.caching
+
+_OUT_OF_MEMORY = 2
+X = (2, 3, 8, 9)
+
+
+# ---- what is allocated
+
+
+def test_nothing_is_kept(gpu: PretendedGpu) -> None:
+    """After a step its tensors are gone, and so is the workspace; further steps take nothing new from the GPU."""
+    model, x = replaced_on("cuda"), torch.randn(X).cuda()
+    step(model, x)
+    allocated, taken = torch.cuda.memory_allocated(), counts().allocations
+    for _ in range(3):
+        step(model, x)
+    assert torch.cuda.memory_allocated() == allocated
+    assert counts().allocations == taken
+
+
+def test_the_output_and_a_workspace_are_all_that_is_allocated() -> None:
+    """At its highest while a convolution runs: its output, and as much besides as its plan says."""
+    x, w = torch.randn(2, 8, 24, 40).cuda(), torch.randn(16, 8, 5, 9).cuda()
+    arguments = {"padding": (2, 4), "dilation": (2, 3)}
+    (problem,) = (found for found in problems_of(polyconv.conv2d, x, w, **arguments) if found.kind is Pass.FPROP)
+    workspace = backend_for(x.device).plan(problem).workspace_bytes
+    assert workspace
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    y = polyconv.conv2d(x, w, **arguments)
+    assert torch.cuda.memory_allocated() - before == rounded(y.nbytes)
+    peak = torch.cuda.max_memory_allocated() - before
+    assert peak == rounded(y.nbytes) + rounded(workspace)
+
+
+def rounded(size: int) -> int:
+    """What the allocator counts for a tensor: whole units of 512 bytes."""
+    return -(-size // 512) * 512
+
+
+def test_memory_of_a_side_stream_is_reused_there() -> None:
+    """The workspace is freed while kernels may still run: it goes to later work on the same stream, and to no other."""
+    x, w = torch.randn(2, 8, 24, 40).cuda(), torch.randn(16, 8, 5, 9).cuda()
+    side = torch.cuda.Stream()
+
+    def call() -> Tensor:
+        return polyconv.conv2d(x, w, padding=(2, 4), dilation=(2, 3))
+
+    call()
+    taken = counts().allocations
+    with torch.cuda.stream(side):
+        call()
+        call()
+    assert counts().allocations > taken, "the side stream has been given memory of another stream"
+    taken = counts().allocations
+    call()
+    with torch.cuda.stream(side):
+        call()
+    assert counts().allocations == taken
+
+
+def test_out_of_memory_is_the_callers_to_hear(gpu: PretendedGpu) -> None:
+    """It is no kernel's fault: nothing is given up, and the next call is what it was."""
+    x, w = torch.randn(2, 8, 24, 40).cuda(), torch.randn(16, 8, 5, 9).cuda()
+    exact = F.conv2d(x.cpu().double(), w.cpu().double())
+    polyconv.conv2d(x, w)
+    gpu.fail("cudaMalloc", 1, 100, _OUT_OF_MEMORY)
+    with pytest.raises(torch.OutOfMemoryError), torch.cuda.stream(torch.cuda.Stream()):  # where nothing is kept yet
+        polyconv.conv2d(x, w)
+    assert gpu.repair()
+    assert_near({"y": polyconv.conv2d(x, w)}, {"y": exact})
+
+
+# ---- graphs
+
+
+def test_a_forward_pass_is_captured_and_replayed(gpu: PretendedGpu) -> None:
+    model, x, other = replaced_on("cuda"), torch.randn(X).cuda(), torch.randn(X)
+    with torch.no_grad():
+        model(x)
+        graph = torch.cuda.CUDAGraph()
+        gpu.launches.clear()
+        with torch.cuda.graph(graph):
+            y = model(x)
+        assert not ours(gpu), "something was done, and not captured"
+        x.copy_(other)
+        graph.replay()
+    assert ours(gpu)
+    assert_near({"y": y}, {"y": exact_step(model, other)["y"]})
+
+
+def test_a_training_step_is_captured_and_replayed() -> None:
+    """Forward and backward, whose kernels are captured from a thread of autograd's."""
+    model, x, other = replaced_on("cuda"), torch.randn(X).cuda(), torch.randn(X)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step(model, x)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    model.zero_grad(set_to_none=True)
+    with torch.cuda.graph(graph):
+        y = model(x)
+        y.square().mean().backward()
+    x.copy_(other)
+    graph.replay()
+    exact = exact_step(model, other)
+    del exact["dx"]
+    assert_near({"y": y, **{name: p.grad for name, p in model.named_parameters()}}, exact)
+
+
+def test_graphed_callables() -> None:
+    model, x = replaced_on("cuda"), torch.randn(X)
+    exact = exact_step(model, x)
+    graphed = torch.cuda.make_graphed_callables(model, (torch.randn(X).cuda().requires_grad_(),))
+    assert_near(step(model, x.cuda(), graphed), exact)
+
+
+def captured(call: Callable[[], object], mode: str = "global") -> BaseException | None:
+    """What is raised when something is captured. PyTorch does not recover from it: afterwards it captures no more."""
+    try:
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream(), capture_error_mode=mode):
+            call()
+    except RuntimeError as error:
+        return error
+    return None
+
+
+def test_the_allocator_may_allocate_while_a_graph_is_captured() -> None:
+    """It says that it knows what it does. A graph's memory is its own, so that it has to."""
+    x, w = torch.randn(2, 8, 24, 40).cuda(), torch.randn(16, 8, 5, 9).cuda()
+    polyconv.conv2d(x, w)
+    taken = counts().allocations
+    assert captured(lambda: polyconv.conv2d(x, w)) is None
+    assert counts().allocations > taken
+
+
+def test_the_first_call_cannot_be_captured() -> None:
+    """The driver loads no kernel while a graph is captured. The error says so, and the same call is right later."""
+    words, found, exact = run_fresh(first_call_in_a_capture)
+    assert "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" in words
+    assert_near({"y": found}, {"y": exact})
+
+
+def first_call_in_a_capture() -> tuple[str, Tensor, Tensor]:
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 7, 11, 13), torch.randn(9, 7, 2, 3)
+    with PretendedGpu():
+        on_gpu = x.cuda(), w.cuda()
+        error = captured(lambda: polyconv.conv2d(*on_gpu))
+        assert error is not None
+        words = f"{error}\n{error.__context__}"  # PyTorch's own, about the capture that is lost, may come on top
+        return words, polyconv.conv2d(*on_gpu).cpu(), F.conv2d(x.double(), w.double())
+
+
+@pytest.mark.parametrize("mode", ["thread_local", "relaxed"])
+def test_other_threads_may_wait_meanwhile(mode: str) -> None:
+    assert wait_during_a_capture(mode) == (False, False)
+
+
+def test_in_the_global_mode_nobody_may_wait() -> None:
+    """Neither the thread that waits nor the one that captures gets what it wanted."""
+    assert run_fresh(wait_during_a_capture, "global") == (True, True)
+
+
+def wait_during_a_capture(mode: str) -> tuple[bool, bool]:
+    """Whether another thread that waits for the GPU meets an error, and whether the one that captures does."""
+    x, w = torch.randn(1, 3, 6, 7).cuda(), torch.randn(4, 3, 3, 3).cuda()
+    polyconv.conv2d(x, w)
+    errors = []
+
+    def wait() -> None:
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            errors.append(error)
+
+    def call() -> None:
+        polyconv.conv2d(x, w)
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join()
+
+    spoiled = captured(call, mode)
+    return bool(errors), spoiled is not None
