@@ -28,7 +28,6 @@ WORDS = {
     "cuDevicePrimaryCtxRetain": "cuDevicePrimaryCtxRetain failed",
     "cuCtxPushCurrent_v2": "cuCtxPushCurrent failed",
     "cuCtxPopCurrent_v2": "cuCtxPopCurrent failed",
-    "cuStreamIsCapturing": "cuStreamIsCapturing failed",
     "cuThreadExchangeStreamCaptureMode": "cuThreadExchangeStreamCaptureMode failed",
     "cuLibraryLoadData": "could not be loaded on device 0",
     "cuLibraryGetKernel": "could not be loaded on device 0",

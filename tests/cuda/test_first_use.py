@@ -119,7 +119,8 @@ def _compile_and_listen(folder: Path) -> list[str]:
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("polyconv")
-    before, first_use.logger.level = first_use.logger.level, logging.INFO
+    before = first_use.logger.level
+    first_use.logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     kept = KernelCache(build_driver() / "kernels")
 
@@ -137,5 +138,5 @@ def _compile_and_listen(folder: Path) -> list[str]:
                 backend._teller.tell()
     finally:
         logger.removeHandler(handler)
-        first_use.logger.level = before
+        first_use.logger.setLevel(before)
     return lines

@@ -372,7 +372,7 @@ def test_a_workspace_is_not_filled_in_deterministic_mode() -> None:
     torch.use_deterministic_algorithms(True)
     try:
         filled = torch.empty(size, dtype=torch.uint8)
-        workspace = CudaBackend.allocate(SimpleNamespace(_memory=torch.device("cpu")), size)  # type: ignore[arg-type]
+        workspace = CudaBackend.allocate(SimpleNamespace(_place=torch.device("cpu")), size)  # type: ignore[arg-type]
     finally:
         torch.use_deterministic_algorithms(False)
     assert filled.eq(255).all()

@@ -24,10 +24,10 @@ static const struct Model models[] = {
     {"rtx4090", "Virtual GeForce RTX 4090", 89, 128, 2520, 72, 10501, 384, SM_89},
     {"l40s", "Virtual L40S", 89, 142, 2520, 96, 9001, 384, SM_89},
     {"l4", "Virtual L4", 89, 58, 2040, 48, 6251, 192, SM_89},
-    {"h100", "Virtual H100 80GB HBM3", 90, 132, 1755, 50, 2619, 5120, SM_90},
+    {"h100", "Virtual H100 80GB HBM3", 90, 132, 1980, 50, 2619, 5120, SM_90},
     {"b200", "Virtual B200", 100, 148, 1850, 126, 3996, 8192, SM_90},
     {"b300", "Virtual B300", 103, 148, 1850, 126, 3996, 8192, SM_90},
-    {"rtx5090", "Virtual GeForce RTX 5090", 120, 170, 2400, 96, 14001, 512, SM_89},
+    {"rtx5090", "Virtual GeForce RTX 5090", 120, 170, 2407, 96, 14001, 512, SM_89},
     /* Integrated: the driver reports neither clocks of the memory nor the width of its bus. */
     {"gb10", "Virtual GB10", 121, 48, 2418, 24, 0, 0, SM_89},
     /* One that no compiler of today knows. */
