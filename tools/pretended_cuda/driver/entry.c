@@ -54,6 +54,8 @@ API CUresult cuGetExportTable(const void** table, const void* id) {
   X(cuLibraryLoadData, cuLibraryLoadData)                                                     \
   X(cuLibraryUnload, cuLibraryUnload)                                                         \
   X(cuLibraryGetKernel, cuLibraryGetKernel)                                                   \
+  X(cuKernelGetFunction, cuKernelGetFunction)                                                 \
+  X(cuFuncLoad, cuFuncLoad)                                                                   \
   X(cuKernelGetAttribute, cuKernelGetAttribute)                                               \
   X(cuKernelSetAttribute, cuKernelSetAttribute)                                               \
   X(cuOccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor) \

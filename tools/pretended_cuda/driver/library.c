@@ -108,6 +108,22 @@ API CUresult cuLibraryGetKernel(Kernel** out, Library* library, const char* name
   return cudaSuccess;
 }
 
+/* A kernel is a function of every context. */
+API CUresult cuKernelGetFunction(const void** function, const void* kernel) {
+  REQUIRE_NO_FAULT();
+  REQUIRE(current_context(), CUDA_ERROR_INVALID_CONTEXT);
+  REQUIRE(find_kernel(kernel), cudaErrorInvalidResourceHandle);
+  *function = kernel;
+  return cudaSuccess;
+}
+
+API CUresult cuFuncLoad(const void* function) {
+  REQUIRE_NO_FAULT();
+  REQUIRE(current_context(), CUDA_ERROR_INVALID_CONTEXT);
+  REQUIRE(find_kernel(function), cudaErrorInvalidResourceHandle);
+  return forbidden_while_capturing();
+}
+
 API CUresult cuKernelGetAttribute(int* value, int attribute, const void* kernel, CUdevice device) {
   REQUIRE_NO_FAULT();
   REQUIRE_DEVICE(device);
