@@ -1,0 +1,47 @@
+"""Kernels compile without spilling a register by every NVRTC that a build of torch may bring."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from random import Random
+
+import pytest
+
+from nightly import NIGHTLY
+from other_nvrtc import nvrtc
+from polyconv.cuda.compile import flags, search_path
+from polyconv.cuda.cubin import kernel_info
+from polyconv.plan import all_kernels
+from polyconv.plan.plan import KernelSpec
+
+ARCHITECTURES = {
+    "12.4.127": ("sm_70", "sm_80", "sm_90"),
+    "12.6.85": ("sm_70", "sm_80", "sm_90"),
+    "12.8.93": ("sm_70", "sm_80", "sm_90", "sm_100", "sm_120"),
+    "13.0.88": ("sm_80", "sm_90", "sm_100", "sm_120"),
+}
+"""Of the GPUs that people have with each of them. The environment's own compiles all kernels elsewhere."""
+SAMPLE = 6
+"""Kernels for one architecture, unless it is night."""
+
+
+@lru_cache(maxsize=1)
+def kernels() -> tuple[KernelSpec, ...]:
+    return tuple(dict.fromkeys(all_kernels()))
+
+
+def cases() -> list[tuple[str, str]]:
+    """A release, and an architecture: at night all of them, else one of each, another one for the next release."""
+    if NIGHTLY:
+        return [(version, arch) for version, archs in ARCHITECTURES.items() for arch in archs]
+    return [(version, archs[number % len(archs)]) for number, (version, archs) in enumerate(ARCHITECTURES.items())]
+
+
+@pytest.mark.parametrize(("version", "arch"), cases())
+def test_kernels_compile_without_spills(version: str, arch: str) -> None:
+    chosen = kernels() if NIGHTLY else Random(version).sample(kernels(), SAMPLE)
+    compiler = nvrtc(version)
+    options = [*flags(arch), *(f"--include-path={folder}" for folder in search_path())]
+    found = [kernel_info(compiler.cubin(spec.source(), f"{spec.symbol}.cu", options)) for spec in chosen]
+    assert {info.arch for info in found} == {arch}
+    assert not [str(info) for info in found if info.stack]
