@@ -76,18 +76,20 @@ def is_allowed() -> bool:
 
 @contextmanager
 def switched_off() -> Iterator[None]:
-    """Inside, PyTorch convolves in float32, whatever its flags say."""
-    from torch.backends import cudnn
+    """Inside, PyTorch convolves and multiplies matrices in float32, whatever its flags say."""
+    from torch.backends import cuda, cudnn
 
-    holder: Any = getattr(cudnn, "conv", None)
-    name, off = ("allow_tf32", False) if holder is None else ("fp32_precision", "ieee")
-    holder = holder or cudnn
-    before = getattr(holder, name)
-    setattr(holder, name, off)
+    conv: Any = getattr(cudnn, "conv", None)
+    holders: list[Any] = [cudnn if conv is None else conv, cuda.matmul]
+    name, off = ("allow_tf32", False) if conv is None else ("fp32_precision", "ieee")
+    before = [getattr(holder, name) for holder in holders]
+    for holder in holders:
+        setattr(holder, name, off)
     try:
         yield
     finally:
-        setattr(holder, name, before)
+        for holder, value in zip(holders, before, strict=True):
+            setattr(holder, name, value)
 
 
 def torchs_format(device: torch.device) -> str:

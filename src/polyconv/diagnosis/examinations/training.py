@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
+from ... import tf32
 from ...replacement import replace
 from ..examination import Answer, Examination, Needs, doubtful, fine, wrong
 from ..subject import Subject
@@ -80,7 +79,7 @@ def like_torch(subject: Subject) -> Answer:
     width, images, size = _sizes(subject)
     steps = len(subject.some(range(STEPS), 3))
     x, labels = (tensor.to(subject.device) for tensor in batch(images, size))
-    with in_float32():
+    with tf32.switched_off():
         expected = losses(network(width).to(subject.device), x, labels, steps)
         model = network(width).to(subject.device)
         replace(model)
@@ -91,17 +90,6 @@ def like_torch(subject: Subject) -> Answer:
     if not apart <= DIFFERENCE:
         return wrong(f"{words}, allowed {DIFFERENCE:.0e}", difference=apart, ours=found, torch=expected)
     return fine(words, difference=apart, last_loss=found[-1])
-
-
-@contextmanager
-def in_float32() -> Iterator[None]:
-    """PyTorch without TF32, whose rounding would drown every difference."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 def deterministic(subject: Subject) -> Answer:
@@ -154,7 +142,7 @@ def data_parallel(subject: Subject) -> Answer:
     """Replicas in threads, each on a GPU of its own."""
     width, images, size = _sizes(subject)
     x, labels = (tensor.to(subject.device) for tensor in batch(2 * images, size))
-    with in_float32():
+    with tf32.switched_off():
         expected = losses(nn.DataParallel(network(width).to(subject.device)), x, labels, 3)
         model = network(width).to(subject.device)
         replace(model)
@@ -186,7 +174,7 @@ def _rank(rank: int, folder: str, on_gpu: bool, width: int, images: int, size: i
     torch.distributed.init_process_group(backend, init_method=store, rank=rank, world_size=2)
     x, labels = (tensor.to(device) for tensor in batch(images, size))
     found = []
-    with in_float32():
+    with tf32.switched_off():
         for replaced in (True, False):
             model = network(width).to(device)
             if replaced:
