@@ -99,9 +99,10 @@ def output_size(in_size: Sequence[int], kernel: Sequence[int], moves: Moves) -> 
 
 def contiguous_strides(shape: Shape) -> Strides:
     """Element strides of a dense NCHW tensor. An extent of zero counts as one, as in torch."""
-    strides = [1]
-    for extent in shape[:0:-1]:
-        strides.append(strides[-1] * max(extent, 1))
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
     return tuple(reversed(strides))
 
 

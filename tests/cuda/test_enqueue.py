@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import struct
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,6 +27,7 @@ from polyconv.plan.plan import Launch, PointerSlot
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.example import KERNELS, axpy_launch, axpy_spec
 from virtual_gpu.gpu import LaunchRecord, VirtualGpu, record_only
+from virtual_gpu.threads import assert_addresses_are_not_mixed
 
 native_only = pytest.mark.skipif(enqueue.why_absent() is not None, reason="built without the native part for CUDA")
 WAYS = [pytest.param(False, id="native", marks=native_only), pytest.param(True, id="python")]
@@ -120,19 +120,11 @@ def _many_threads(by_python: bool) -> None:
     with VirtualGpu(record_only) as gpu, without_native(by_python):
         enqueue_both = prepared(axpy_launch(8, 1.0), axpy_launch(8, 2.0))
 
-        def work(base: int) -> None:
-            for i in range(100):
-                tensors: Any = {"x": At(base + i), "y": At(base + i)}
-                assert enqueue_both(0, 2, 0, tensors, 0, 0) is None
+        def launch(address: int) -> None:
+            tensors: Any = {"x": At(address), "y": At(address)}
+            assert enqueue_both(0, 2, 0, tensors, 0, 0) is None
 
-        threads = [threading.Thread(target=work, args=(k << 32,)) for k in range(1, 9)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        pairs = [struct.unpack_from("<QQ", seen.params) for seen in gpu.launches]
-    assert all(x == y for x, y in pairs)
-    assert {x for x, _ in pairs} == {(k << 32) + i for k in range(1, 9) for i in range(100)}
+        assert_addresses_are_not_mixed(gpu, launch, 100)
 
 
 @pytest.mark.parametrize("by_python", WAYS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from polyconv.problem import Pass, Problem
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.example import KERNELS, THREADS, axpy_launch, axpy_plan, axpy_spec
 from virtual_gpu.gpu import LaunchRecord, VirtualGpu, record_only
+from virtual_gpu.threads import assert_addresses_are_not_mixed
 
 PROBLEM = Problem.make("fprop", (1, 1, 1, 1000), (1, 1, 1, 1))
 KIB = 1024
@@ -99,19 +99,11 @@ def _many_threads() -> None:
     with VirtualGpu(record_only) as gpu:
         prepared = prepare(axpy_launch(8, 1.0))
 
-        def work(base: int) -> None:
+        def launch(address: int) -> None:
             with driver.device(0).activate():
-                for i in range(200):
-                    prepared({"x": base + i, "y": base + i}, 0)
+                prepared({"x": address, "y": address}, 0)
 
-        threads = [threading.Thread(target=work, args=(k << 32,)) for k in range(1, 9)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        pairs = [struct.unpack_from("<QQ", seen.params) for seen in gpu.launches]
-    assert all(x == y for x, y in pairs)
-    assert {x for x, _ in pairs} == {(k << 32) + i for k in range(1, 9) for i in range(200)}
+        assert_addresses_are_not_mixed(gpu, launch, 200)
 
 
 def test_each_device_gets_its_own_launches_and_the_context_is_put_back() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +17,7 @@ from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import polyconv
+from entered import entered
 from polyconv import functional, settings
 from polyconv.backends import backend_for, override
 from polyconv.cpu import native
@@ -266,20 +266,9 @@ def test_a_model_too_large_to_be_kept_is_kept_in_part() -> None:
         assert set(backend.weights._kept) == {id(model[0].weight), id(model[1].weight)}
 
 
-def entered(call: Callable[[], object]) -> set[str]:
+def modules_entered(call: Callable[[], object]) -> set[str]:
     """The modules of polyconv in which a call enters a function."""
-    found: set[str] = set()
-
-    def note(frame: Any, event: str, _: Any) -> None:
-        if event == "call" and frame.f_globals["__name__"].startswith("polyconv"):
-            found.add(frame.f_globals["__name__"])
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return found
+    return {name.rpartition(".")[0] for name in entered(call)}
 
 
 @native_only
@@ -293,7 +282,7 @@ def test_a_warm_call_is_short(mode: str, activation: str | None) -> None:
         for given in ((x,), (x, residual)):
             module(*given)
             before = len(calls.known)
-            found = entered(lambda given=given: module(*given))  # type: ignore[misc]
+            found = modules_entered(lambda given=given: module(*given))  # type: ignore[misc]
             assert len(found) <= 8, sorted(found)
             assert "polyconv.ops.calls" not in found  # where calls are prepared and remembered
             assert len(calls.known) == before

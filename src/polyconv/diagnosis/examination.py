@@ -11,11 +11,13 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from ..problem import Word
+
 if TYPE_CHECKING:
     from .subject import Subject
 
 
-class Verdict(str, Enum):
+class Verdict(Word):
     OK = "ok"
     WARNING = "warning"
     """Works, but not as well as it should."""
@@ -23,9 +25,6 @@ class Verdict(str, Enum):
     """Does not work."""
     NOT_HERE = "not here"
     """Could not be examined on this machine; the words say why."""
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, slots=True)

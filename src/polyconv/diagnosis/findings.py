@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
-from enum import Enum
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from ..cuda.device import describe
 from ..cuda.entries import EntryError
 from ..machine import processor_name
 from ..plan.device import CudaDevice
+from ..problem import Word
 from ..tuning import lookup
 from ..version import __version__
 
@@ -31,15 +31,12 @@ OLDEST_TORCH = (2, 4)
 INSTALL_CUDA = "pip install 'polyconv[cu12]' (or polyconv[cu13], which has no V100)"
 
 
-class State(str, Enum):
+class State(Word):
     OK = "ok"
     WARNING = "warning"
     """Works, but not as well as it could."""
     PROBLEM = "problem"
     """Does not work."""
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,26 @@
+"""Threads that launch at the same time, each with addresses of its own."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable
+
+from virtual_gpu.gpu import VirtualGpu
+
+
+def assert_addresses_are_not_mixed(gpu: VirtualGpu, launch: Callable[[int], None], times: int) -> None:
+    """``launch`` writes an address twice at the front of the parameters; eight threads call it so often each."""
+
+    def work(base: int) -> None:
+        for i in range(times):
+            launch(base + i)
+
+    threads = [threading.Thread(target=work, args=(k << 32,)) for k in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    pairs = [struct.unpack_from("<QQ", seen.params) for seen in gpu.launches]
+    assert all(x == y for x, y in pairs)
+    assert {x for x, _ in pairs} == {(k << 32) + i for k in range(1, 9) for i in range(times)}
