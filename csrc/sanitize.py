@@ -1,10 +1,10 @@
 """Runs a command with native code that reports its mistakes: ``python csrc/sanitize.py address,undefined pytest ...``.
 
 The native parts are built in folders of their own (csrc/build.py --sanitize), and every Python that the command starts
-imports those instead of the ones in place; the emulator (tools/volta) is built and loaded alike. The first report ends
-the process that it is about. Examples:
+imports those instead of the ones in place; the emulator (tools/gpu_emulator) is built and loaded alike.
+The first report ends the process that it is about. Examples:
 
-    python csrc/sanitize.py address,undefined pytest -n 2 tests/cpu/test_cpu_native.py tests/volta
+    python csrc/sanitize.py address,undefined pytest -n 2 tests/cpu/test_cpu_native.py tests/gpu_emulator
     python csrc/sanitize.py address,undefined python tools/campaign
     OMP_NUM_THREADS=1 python csrc/sanitize.py thread python tools/campaign
 
@@ -77,7 +77,7 @@ def environment(sanitizers: str, modules: dict[str, Path]) -> dict[str, str]:
         "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [*libraries, os.environ.get("LD_LIBRARY_PATH")])),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])),
         "PYTHONMALLOC": "malloc",  # Python's own pools hide the borders between objects
-        "VOLTA_SANITIZE": sanitizers,
+        "GPU_EMULATOR_SANITIZE": sanitizers,
         # 2: also where Python's faulthandler would like to have the signal
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:allocator_may_return_null=1:handle_segv=2:handle_sigfpe=2",
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1:abort_on_error=1",

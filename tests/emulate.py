@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-import volta
+import gpu_emulator
 from polyconv import reference
 from polyconv.accuracy import reduction_of
 from polyconv.algebra.error import TYPICAL, Magnitudes
@@ -34,7 +34,7 @@ def run_plan(
     *,
     blocks: Iterable[Sequence[int]] | None = None,
     check_global: bool = True,
-) -> list[volta.Report]:
+) -> list[gpu_emulator.Report]:
     """Every launch of the plan, in order, on a workspace full of NaN. ``blocks``: only these of the last launch."""
     workspace = torch.full((plan.workspace_bytes // 4 + 1,), NAN)
     buffers = {**tensors, "workspace": workspace}
@@ -50,10 +50,10 @@ def execute(
     *,
     blocks: Iterable[Sequence[int]] | None = None,
     check_global: bool = True,
-) -> volta.Report:
+) -> gpu_emulator.Report:
     """One launch, which may touch only the buffers that it points into."""
     used = {slot.buffer for slot in launch.pointers} & buffers.keys()
-    return volta.run(
+    return gpu_emulator.run(
         cubin(launch.kernel),
         launch.kernel.symbol,
         launch.grid,
@@ -106,7 +106,7 @@ def check(
     dy: Tensor,
     plan: Plan | None = None,
     residual: Tensor | None = None,
-) -> list[volta.Report]:
+) -> list[gpu_emulator.Report]:
     """One pass of a problem against float64 PyTorch: every element within the tolerance and the plan's own bound."""
     plan = plan or plan_cuda(problem, V100)
     inputs = {"x": x, "w": w, "y": dy}

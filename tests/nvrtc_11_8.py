@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from gpu_emulator.toolchain import cache_dir, write_atomically
 from other_nvrtc import nvrtc
-from volta.toolchain import cache_dir, write_atomically
 
 VERSION = "11.8.89"
 OPTIONS = ("--gpu-architecture=compute_70", "--std=c++17", "--device-as-default-execution-space", "-rdc=true")

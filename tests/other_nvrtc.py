@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from gpu_emulator.toolchain import cache_dir, lock
 from polyconv.cuda.compile import compiler_id
-from volta.toolchain import cache_dir, lock
 
 
 class NvrtcError(Exception):

@@ -103,10 +103,10 @@ class Cutlass:
         self.setup = _compile([*tile.macros, ("SETUP", "1")])
         self.info = kernel_info(self.kernel, "conv2d_fprop")
 
-    def prepare(self, volta: Any, problem: Problem, x: Any, w: Any, y: Any) -> Launch:
+    def prepare(self, gpu: Any, problem: Problem, x: Any, w: Any, y: Any) -> Launch:
         """Let CUTLASS fill its parameters for these NHWC tensors."""
-        params, out = volta.sparse(4096, "uint8"), volta.sparse(6, "int32")
-        volta.run(self.setup, "setup", 1, 1, [ProblemSize.of(problem), x, w, y, params, out])
+        params, out = gpu.sparse(4096, "uint8"), gpu.sparse(6, "int32")
+        gpu.run(self.setup, "setup", 1, 1, [ProblemSize.of(problem), x, w, y, params, out])
         size, threads, shared, *grid = (int(value) for value in out)
         assert size == self.info.params_bytes
         return Launch(self, params[:size].tobytes(), threads, shared, (grid[0], grid[1], grid[2]), [x, w, y])
@@ -121,8 +121,8 @@ class Launch:
     grid: tuple[int, int, int]
     tensors: list[Any]
 
-    def run(self, volta: Any, blocks: Sequence[tuple[int, int, int]] | None = None, *, check: bool = False) -> Any:
-        return volta.run(
+    def run(self, gpu: Any, blocks: Sequence[tuple[int, int, int]] | None = None, *, check: bool = False) -> Any:
+        return gpu.run(
             self.cutlass.kernel,
             "conv2d_fprop",
             self.grid,
@@ -159,7 +159,7 @@ def _include_path() -> list[Path]:
     return found
 
 
-def verify(volta: Any, cutlass: Cutlass) -> float:
+def verify(gpu: Any, cutlass: Cutlass) -> float:
     """Largest error on a small problem of W1's kind, every block executed with every check; ends the program if off."""
     problem = Problem.make(
         Pass.FPROP, (2, 32, 24, 40), (64, 32, 5, 9), padding=(2, 2, 4, 4), dilation=(2, 3), vector_aligned=True
@@ -169,20 +169,20 @@ def verify(volta: Any, cutlass: Cutlass) -> float:
     expected = torch.nn.functional.conv2d(x.double(), w.double(), padding=(2, 4), dilation=problem.dilation)
     y = torch.full((problem.batch, *problem.out_size, problem.out_channels), float("nan"))
     x, w = (tensor.permute(0, 2, 3, 1).contiguous() for tensor in (x, w))
-    cutlass.prepare(volta, problem, x, w, y).run(volta, check=True)
+    cutlass.prepare(gpu, problem, x, w, y).run(gpu, check=True)
     error = float((y.permute(0, 3, 1, 2) - expected).abs().max())
     if not error < 1e-3:
         sys.exit(f"CUTLASS {cutlass.tile.name} is off by {error}")
     return error
 
 
-def cutlass_row(volta: Any, cutlass: Cutlass, problem: Problem) -> tuple[float, list[str]]:
+def cutlass_row(gpu: Any, cutlass: Cutlass, problem: Problem) -> tuple[float, list[str]]:
     """The bound in milliseconds, and the row of the table."""
     n, c, h, w = problem.x_shape
     k, _, r, s = problem.w_shape
-    tensors = [volta.sparse(shape) for shape in ((n, h, w, c), (k, r, s, c), (n, *problem.out_size, k))]
-    launch = cutlass.prepare(volta, problem, *tensors)
-    counted = count(launch.grid, lambda blocks: launch.run(volta, blocks), dram_bytes=sum(t.nbytes for t in tensors))
+    tensors = [gpu.sparse(shape) for shape in ((n, h, w, c), (k, r, s, c), (n, *problem.out_size, k))]
+    launch = cutlass.prepare(gpu, problem, *tensors)
+    counted = count(launch.grid, lambda blocks: launch.run(gpu, blocks), dram_bytes=sum(t.nbytes for t in tensors))
     row = _row(
         f"CUTLASS 4.2, {cutlass.tile.name}",
         cutlass.info.registers,
@@ -197,8 +197,8 @@ def cutlass_row(volta: Any, cutlass: Cutlass, problem: Problem) -> tuple[float, 
     return counted.bound_ms, row
 
 
-def polyconv_row(volta: Any, workload: workloads.Workload) -> list[str]:
-    row = inspect_workloads([workload], [Pass.FPROP], "sm_70", KernelCache(), _Silent(), volta)[0]
+def polyconv_row(gpu: Any, workload: workloads.Workload) -> list[str]:
+    row = inspect_workloads([workload], [Pass.FPROP], "sm_70", KernelCache(), _Silent(), gpu)[0]
     assert row.main
     return _row(
         f"polyconv, {row.kernel}",
@@ -248,18 +248,18 @@ def main() -> None:
     parser.add_argument("--workload", default="W1,W3", help="named workloads, separated by commas (default: W1,W3)")
     parser.add_argument("--write-readme", action="store_true", help="put the table into README.md")
     args = parser.parse_args()
-    volta = emulator()
-    if volta is None:
-        sys.exit("counted figures need the emulator: in a source checkout, pip install -e tools/volta")
+    gpu = emulator()
+    if gpu is None:
+        sys.exit("counted figures need the emulator: in a source checkout, pip install -e tools/gpu_emulator")
     with ThreadPoolExecutor(2) as pool:
         compiled = list(pool.map(Cutlass, TILES))
     for one in compiled:
-        print(f"CUTLASS {one.tile.name}: right to {verify(volta, one):.1e}", file=sys.stderr)
+        print(f"CUTLASS {one.tile.name}: right to {verify(gpu, one):.1e}", file=sys.stderr)
     lines = [f"| {' | '.join(HEADERS)} |", "| --- | --- " + "| ---: " * (len(HEADERS) - 3) + "| --- |"]
     for workload in workloads.find(args.workload):
         problem = workload.problem(Pass.FPROP)
-        rows = [polyconv_row(volta, workload)]
-        rows += [row for _, row in sorted(cutlass_row(volta, one, problem) for one in compiled)]
+        rows = [polyconv_row(gpu, workload)]
+        rows += [row for _, row in sorted(cutlass_row(gpu, one, problem) for one in compiled)]
         lines += [f"| {' | '.join([workload.name, *row])} |" for row in rows]
         lines.append(
             f"| {workload.name} | NHWC from and to NCHW, if the tensors are NCHW | | | | | DRAM | "

@@ -25,8 +25,8 @@ TOLERANCE = 0.15
 
 
 def main(names: str = "all12,models") -> int:
-    volta = emulator()
-    assert volta is not None, "counted figures need the emulator: in a source checkout, pip install -e tools/volta"
+    gpu = emulator()
+    assert gpu is not None, "counted figures need the emulator: in a source checkout, pip install -e tools/gpu_emulator"
     cache = KernelCache()
     wrong = []
     compared = 0
@@ -37,7 +37,7 @@ def main(names: str = "all12,models") -> int:
             specs = list(dict.fromkeys(plan.kernels))
             cubins = dict(zip(specs, cache.get_many(specs, V100.arch), strict=True))
             main_kernel = max(plan.launches, key=lambda launch: bound_us(launch, V100)).kernel
-            counted = count_plan(volta, plan, cubins, main_kernel)
+            counted = count_plan(gpu, plan, cubins, main_kernel)
             predicted_ms = sum(bound_us(launch, V100) for launch in plan.launches) / 1e3
             counted_ms = sum(one.bound_ms for one in counted)
             off = predicted_ms / counted_ms - 1

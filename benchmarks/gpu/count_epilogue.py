@@ -2,7 +2,7 @@
 
     python benchmarks/gpu/count_epilogue.py
 
-Each family of kernels runs a small problem as sm_70 machine code in tools/volta, without and with an epilogue.
+Each family of kernels runs a small problem as sm_70 machine code in tools/gpu_emulator, without and with an epilogue.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def _channels_last(p: Problem) -> Problem:
     return replace(p, x_strides=channels_last_strides(p.x_shape), y_strides=channels_last_strides(p.y_shape))
 
 
-def count(volta, way: CudaCandidate, problem: Problem, cache: KernelCache) -> list[float]:
+def count(gpu, way: CudaCandidate, problem: Problem, cache: KernelCache) -> list[float]:
     """Cycles of one multiprocessor, by resource, of the launches that store the result."""
     schedule = way.schedule(problem, SMS, 2**26)
     plan = Plan(problem, V100.name, way.name, schedule.launches, schedule.workspace_bytes, 0.0, 0.0, ())
-    buffers = empty_buffers(volta, plan)
+    buffers = empty_buffers(gpu, plan)
     total = [0.0] * len(RESOURCES)
     for launch in plan.launches:
-        report = execute(volta, cache.get(launch.kernel, "sm_70"), launch, buffers)
+        report = execute(gpu, cache.get(launch.kernel, "sm_70"), launch, buffers)
         if any(slot.buffer == "y" for slot in launch.pointers):
             light = report.speed_of_light(sms=1, l2_bytes_per_clk=L2_BYTES_PER_CLOCK)
             total = [
@@ -75,14 +75,14 @@ def count(volta, way: CudaCandidate, problem: Problem, cache: KernelCache) -> li
 
 
 def main() -> None:
-    volta = emulator()
-    assert volta is not None, "counted figures need the emulator: in a source checkout, pip install -e tools/volta"
+    gpu = emulator()
+    assert gpu is not None, "counted figures need the emulator: in a source checkout, pip install -e tools/gpu_emulator"
     cache = KernelCache()
     print(f"{'cycles per element':42}" + "".join(f"{name:>9}" for name in RESOURCES))
     for name, way, problem in examples():
-        plain = count(volta, way, problem, cache)
+        plain = count(gpu, way, problem, cache)
         for activation, residual in EPILOGUES:
-            finished = count(volta, way, replace(problem, activation=activation, residual=residual), cache)
+            finished = count(gpu, way, replace(problem, activation=activation, residual=residual), cache)
             added = [(b - a) / prod(problem.y_shape) for a, b in zip(plain, finished, strict=True)]
             title = f"{name}: {activation}{' and a residual' if residual else ''}"
             print(f"{title:42}" + "".join(f"{cycles:9.3f}" for cycles in added), flush=True)

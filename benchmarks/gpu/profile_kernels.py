@@ -3,8 +3,8 @@
     python benchmarks/gpu/profile_kernels.py            # all kernels, some minutes
     python benchmarks/gpu/profile_kernels.py gather     # only those whose symbol has this word; the others stay
 
-Every way of every family runs some small problems as sm_70 machine code in tools/volta, whole launches, and the counts
-are fitted to the launches' own numbers of blocks, tiles and steps, with no negative part.
+Every way of every family runs some small problems as sm_70 machine code in tools/gpu_emulator, whole launches, and the
+counts are fitted to the launches' own numbers of blocks, tiles and steps, with no negative part.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ def _channels_last(p: Problem) -> Problem:
     return replace(p, x_strides=strides(p.x_shape), y_strides=strides(p.y_shape))
 
 
-def observe(volta, way: CudaCandidate, problem: Problem, schedule: Schedule, cache: KernelCache):
+def observe(gpu, way: CudaCandidate, problem: Problem, schedule: Schedule, cache: KernelCache):
     """(symbol, (blocks, tiles, steps), cycles by resource) of every launch of one way."""
     plan = Plan(problem, V100.name, way.name, schedule.launches, schedule.workspace_bytes, 0.0, 0.0, ())
-    buffers = empty_buffers(volta, plan)
+    buffers = empty_buffers(gpu, plan)
     for launch in plan.launches:
-        run = partial(execute, volta, cache.get(launch.kernel, "sm_70"), launch, buffers)
+        run = partial(execute, gpu, cache.get(launch.kernel, "sm_70"), launch, buffers)
         if not launch.work.blocks:
             raise SystemExit(f"{launch.kernel.symbol} does not say how much work it is")
         one = run([(launch.grid[0] // 2, 0, 0)]).issue_slots
@@ -130,8 +130,8 @@ def fit(rows: list[tuple[tuple[int, int, int], list[float]]]) -> list[list[float
 
 
 def main(wanted: str = "") -> None:
-    volta = emulator()
-    assert volta is not None, "counted figures need the emulator: in a source checkout, pip install -e tools/volta"
+    gpu = emulator()
+    assert gpu is not None, "counted figures need the emulator: in a source checkout, pip install -e tools/gpu_emulator"
     cache = KernelCache()
     seen: dict[str, list] = defaultdict(list)
     for forward in problems():
@@ -143,7 +143,7 @@ def main(wanted: str = "") -> None:
                     symbols = {launch.kernel.symbol for launch in schedule.launches if wanted in launch.kernel.symbol}
                     if all(len(seen[symbol]) >= ENOUGH for symbol in symbols):
                         continue
-                    for symbol, features, cycles in observe(volta, way, problem, schedule, cache):
+                    for symbol, features, cycles in observe(gpu, way, problem, schedule, cache):
                         if wanted in symbol:
                             seen[symbol].append((features, cycles))
     kernels = json.loads(FILE.read_text())["kernels"] if wanted and FILE.exists() else {}

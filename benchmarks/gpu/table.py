@@ -129,8 +129,8 @@ class PassRow:
 class Counter:
     """Counts plans on one emulator; a kernel is compiled once."""
 
-    def __init__(self, volta: Any, cache: KernelCache) -> None:
-        self._volta = volta
+    def __init__(self, gpu: Any, cache: KernelCache) -> None:
+        self._gpu = gpu
         self._cache = cache
 
     def cubin(self, spec: KernelSpec) -> bytes:
@@ -138,9 +138,7 @@ class Counter:
 
     def plan(self, plan: Plan) -> tuple[LaunchRow, ...]:
         cubins = {spec: self.cubin(spec) for spec in dict.fromkeys(plan.kernels)}
-        counted = dict(
-            zip(map(id, plan.launches), count_plan(self._volta, plan, cubins, main_kernel(plan)), strict=True)
-        )
+        counted = dict(zip(map(id, plan.launches), count_plan(self._gpu, plan, cubins, main_kernel(plan)), strict=True))
         return tuple(self._row(kind, counted[id(kind.launch)]) for kind in kinds(plan))
 
     def _row(self, kind: Kind, counted: Counted) -> LaunchRow:
@@ -199,10 +197,10 @@ def count_pass(counter: Counter, workload: workloads.Workload, kind: Pass, cutla
 class Cutlass:
     """CUTLASS's FP32 forward convolution without tensor cores, as ``benchmarks/cutlass`` compiles and counts it."""
 
-    def __init__(self, volta: Any) -> None:
+    def __init__(self, gpu: Any) -> None:
         sys.path.insert(0, str(HERE.parent / "cutlass"))
         compare: Any = importlib.import_module("compare")
-        self._volta, self._compare = volta, compare
+        self._gpu, self._compare = gpu, compare
         with ThreadPoolExecutor(2) as pool:
             self._tiles = list(pool.map(compare.Cutlass, compare.TILES))
 
@@ -213,11 +211,11 @@ class Cutlass:
         if problem.kind is not Pass.FPROP or not dense:
             return None
         (n, c, h, w), (k, _, *taps) = problem.x_shape, problem.w_shape
-        tensors = [self._volta.sparse(shape) for shape in ((n, h, w, c), (k, *taps, c), (n, *problem.out_size, k))]
+        tensors = [self._gpu.sparse(shape) for shape in ((n, h, w, c), (k, *taps, c), (n, *problem.out_size, k))]
         found = []
         for tile in self._tiles:
-            grid = tile.prepare(self._volta, problem, *tensors).grid
-            counted_ms = self._compare.cutlass_row(self._volta, tile, problem)[0]
+            grid = tile.prepare(self._gpu, problem, *tensors).grid
+            counted_ms = self._compare.cutlass_row(self._gpu, tile, problem)[0]
             found.append(Tile(tile.tile.name, fingerprint(tile.kernel), grid, counted_ms))
         return CutlassRow(tuple(found), float(self._compare.conversion_ms(problem)))
 
@@ -309,7 +307,7 @@ def write_readme(path: Path, rows: Sequence[PassRow]) -> None:
 
 def save(path: Path, rows: Sequence[PassRow]) -> None:
     about = (
-        "Counted by executing a sample of each distinct launch of the planned kernels (sm_70) in tools/volta: "
+        "Counted by executing a sample of each distinct launch of the planned kernels (sm_70) in tools/gpu_emulator: "
         f"lower bounds for {V100.sms} SMs, {V100.clock_mhz} MHz, {V100.dram_gbs:.0f} GB/s. Nothing here was measured."
     )
     content = {"about": about, "passes": [{**asdict(row), "counted_ms": row.counted_ms} for row in rows]}
@@ -343,11 +341,11 @@ def main() -> None:
     if args.render:
         rows = load(args.out / "table.json")
     else:
-        volta = emulator()
-        if volta is None:
-            sys.exit("counted figures need the emulator: in a source checkout, pip install -e tools/volta")
-        counter = Counter(volta, KernelCache())
-        cutlass = None if args.no_cutlass else Cutlass(volta)
+        gpu = emulator()
+        if gpu is None:
+            sys.exit("counted figures need the emulator: in a source checkout, pip install -e tools/gpu_emulator")
+        counter = Counter(gpu, KernelCache())
+        cutlass = None if args.no_cutlass else Cutlass(gpu)
         asked = [(w, Pass(kind)) for w in workloads.find(args.workload) for kind in args.passes.split(",")]
         with ThreadPoolExecutor(args.jobs) as pool:
             counted = list(pool.map(lambda job: count_pass(counter, job[0], job[1], cutlass), asked))

@@ -9,8 +9,8 @@ from importlib import import_module
 import pytest
 import torch
 
+import gpu_emulator._core
 import polyconv
-import volta._core
 from polyconv.backends import override
 from polyconv.cuda import CudaError
 from polyconv.cuda.compile import compiler_id
@@ -64,7 +64,7 @@ def _fork_each(faults: list[tuple[str, int]]) -> None:
     torch.set_num_threads(1)  # OpenMP's threads are lost to forks
     import_module("cuda.bindings.driver")
     compiler_id()
-    volta._core.library()
+    gpu_emulator._core.library()
     for function, code in faults:
         child = os.fork()
         if child == 0:

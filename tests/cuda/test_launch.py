@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import gpu_emulator
 import polyconv
-import volta
 from polyconv import wanted
 from polyconv.arguments import Geometry
 from polyconv.backends import backend_for
@@ -325,7 +325,7 @@ def test_machine_code_computes(count: int, shared: int) -> None:
 
 
 def test_an_access_outside_the_tensors_is_caught() -> None:
-    with pytest.raises(volta.OutOfBounds, match="axpy_past_the_end_128"):
+    with pytest.raises(gpu_emulator.OutOfBounds, match="axpy_past_the_end_128"):
         run_in_virtual_gpu(run_axpy, 1000, "axpy_past_the_end", 512)
 
 

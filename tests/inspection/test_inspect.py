@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-import volta
+import gpu_emulator
 from polyconv import cli, console
 from polyconv.cli import inspect as command
 from polyconv.cuda.cache import KernelCache
@@ -67,15 +67,15 @@ def test_without_the_emulator(capsys: pytest.CaptureFixture[str], monkeypatch: p
     monkeypatch.setattr(command, "emulator", lambda: None)
     assert cli.main(["inspect", "W1", "--pass", "fprop", "--json"]) == 0
     out, err = capsys.readouterr()
-    assert "counted figures need the emulator: in a source checkout, pip install -e tools/volta" in err
+    assert "counted figures need the emulator: in a source checkout, pip install -e tools/gpu_emulator" in err
     assert {(row["binding"], row["fp32_share"], row["bound_ms"]) for row in json.loads(out)} == {(None, None, None)}
 
 
 def test_an_emulator_without_its_tools(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def no_tool(*_: object, **__: object) -> None:
-        raise volta.ToolchainError("nvdisasm for sm_70 is needed")
+        raise gpu_emulator.ToolchainError("nvdisasm for sm_70 is needed")
 
-    monkeypatch.setattr(volta, "run", no_tool)
+    monkeypatch.setattr(gpu_emulator, "run", no_tool)
     assert cli.main(["inspect", "W1", "--pass", "fprop", "--json"]) == 0
     out, err = capsys.readouterr()
     assert "no counted figures: nvdisasm for sm_70 is needed" in err
@@ -216,11 +216,11 @@ def test_a_sample_counts_what_the_whole_launch_does(problem: Problem, monkeypatc
     cubins = {spec: KernelCache().get(spec, "sm_70") for spec in plan.kernels}
     main = rows.main_kernel(plan)
     place = plan.kernels.index(main)
-    whole = count_plan(volta, plan, cubins, main)[place]
+    whole = count_plan(gpu_emulator, plan, cubins, main)[place]
     monkeypatch.setattr(counting, "WHOLE", 0)
     blocks = math.prod(plan.launches[place].grid)
     monkeypatch.setattr(counting, "MOST_BLOCKS", blocks // 2)
-    part = count_plan(volta, plan, cubins, main)[place]
+    part = count_plan(gpu_emulator, plan, cubins, main)[place]
     assert whole.blocks_run == blocks
     assert part.blocks_run < blocks
     assert part.issued == pytest.approx(whole.issued, rel=0.03)
@@ -233,7 +233,7 @@ def test_a_fault_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     cubins = {spec: KernelCache().get(spec, "sm_70") for spec in plan.kernels}
     monkeypatch.setattr(counting, "buffer_bytes", lambda plan: {"x": 64, "w": 64, "y": 64, "workspace": 64})
     with pytest.raises(counting.CountingError, match="pack_weights could not be counted"):
-        count_plan(volta, plan, cubins, rows.main_kernel(plan))
+        count_plan(gpu_emulator, plan, cubins, rows.main_kernel(plan))
 
 
 def test_weights_are_applied() -> None:
@@ -267,7 +267,7 @@ def test_compulsory_traffic() -> None:
 def test_occupancy_agrees_with_the_emulator(threads: int) -> None:
     for registers in (16, 32, 61, 64, 96, 120, 128, 168, 255):
         for shared in (0, 1, 4096, 16384, 49152, 98304):
-            expected = volta.blocks_per_sm(registers, threads, shared)
+            expected = gpu_emulator.blocks_per_sm(registers, threads, shared)
             assert occupancy.blocks_per_sm("sm_70", registers, threads, shared) == expected
     assert occupancy.blocks_per_sm("sm_999", 32, 128, 0) is None
 
@@ -280,6 +280,6 @@ def test_occupancy_of_newer_gpus() -> None:
 
 def test_the_kernel_that_is_inspected_is_the_one_that_runs() -> None:
     (row,) = rows.inspect_kernels([PACK], "sm_70", KernelCache(), console.Progress())
-    info = volta.resources(compile_kernel(PACK, "sm_70"), PACK.symbol)
+    info = gpu_emulator.resources(compile_kernel(PACK, "sm_70"), PACK.symbol)
     assert (row.registers, row.spill_bytes, row.shared_bytes) == (info.registers, info.frame_bytes, info.static_shared)
     assert row.blocks_per_sm == info.blocks_per_sm(PACK.threads)

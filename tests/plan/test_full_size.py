@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import volta
+import gpu_emulator
 from emulate import V100, execute
 from polyconv.plan import Plan, plan_cuda
 from polyconv.plan.layout import GatherParams, WgradParams
@@ -28,7 +28,7 @@ TALL = Problem.make("fprop", (1, 8, 70000, 40000), (8, 8, 1, 3), padding=(0, 0, 
 
 
 def sparse(shape: Iterable[int]) -> Tensor:
-    return torch.from_numpy(volta.sparse(tuple(shape)))
+    return torch.from_numpy(gpu_emulator.sparse(tuple(shape)))
 
 
 def corners(count: int) -> list[int]:

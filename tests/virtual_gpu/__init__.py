@@ -3,8 +3,8 @@
 ``driver/`` builds a ``libcuda.so.1`` that checks every launch against the limits of a V100, or of another GPU that the
 environment names (``VIRTUAL_GPU_MODEL=t4``: see ``driver/model.c``). The CUDA bindings load it as they would load
 NVIDIA's, so planning, compiling, caching, loading and marshalling are the code that runs in production.
-What the stub is handed (machine code and parameter bytes) goes to ``tools/volta``, which executes it on the memory of
-ordinary CPU tensors.
+What the stub is handed (machine code and parameter bytes) goes to ``tools/gpu_emulator``, which executes it on the
+memory of ordinary CPU tensors.
 
 A library can only take libcuda's place before the process starts. So tests run their bodies in a child process::
 

@@ -23,7 +23,7 @@ _LAUNCH_FAILED = 719
 OUTPUTS = {Pass.FPROP: ("y",), Pass.DGRAD: ("x",), Pass.WGRAD: ("dw", "db")}
 
 
-def volta_executor(launch: LaunchRecord, buffers: list[tuple[int, int]]) -> None:
+def emulator_executor(launch: LaunchRecord, buffers: list[tuple[int, int]]) -> None:
     """Execute the machine code, and look for races in global memory, too."""
     execute(launch, buffers, check_global=True)
 
@@ -37,12 +37,12 @@ class VirtualGpu:
     """The virtual V100 of this process, inside a ``with`` block.
 
     Args:
-        executor: computes each launch; :func:`volta_executor` if absent, :func:`record_only` to compute nothing.
+        executor: computes each launch; :func:`emulator_executor` if absent, :func:`record_only` to compute nothing.
     """
 
     def __init__(self, executor: Executor | None = None) -> None:
         self.launches: list[LaunchRecord] = []
-        self._executor = executor or volta_executor
+        self._executor = executor or emulator_executor
         self._buffers: list[tuple[int, int]] = []
         self._failure: BaseException | None = None
         self._callback = LAUNCH(self._on_launch)

@@ -54,7 +54,7 @@ class Builds:
             "TORCH_EXTENSIONS_DIR": str(folder),
             "PATH": os.pathsep.join([str(python.parent), os.environ["PATH"]]),  # ninja lies beside it
             "PYTHONWARNINGS": "ignore",
-            "VOLTA_CXX": os.environ.get("CXX", "g++"),  # not the one for nvcc
+            "GPU_EMULATOR_CXX": os.environ.get("CXX", "g++"),  # not the one for nvcc
         }
 
     def run(self, program: str, *arguments: str) -> None:

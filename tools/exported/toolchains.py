@@ -13,8 +13,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpu_emulator.toolchain import ToolchainError, cache_dir, lock
 from pretended_cuda.environment import run
-from volta.toolchain import ToolchainError, cache_dir, lock
 
 # Debian 12 has the compiler, and the newest gcc that it takes; NVIDIA's Python packages have the runtime and headers.
 _DEBIAN = (

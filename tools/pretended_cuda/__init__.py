@@ -2,7 +2,7 @@
 
 One library is preloaded in place of libcudart (``runtime/``) and libcuda (``driver/``). PyTorch's allocator, streams,
 autograd threads and kernels, polyconv's kernels, and extensions built by nvcc, then run as they are; their machine
-code for compute capability 7.0 is executed by ``tools/volta``. A library can only be preloaded before a process
+code for compute capability 7.0 is executed by ``tools/gpu_emulator``. A library can only be preloaded before a process
 starts::
 
     subprocess.run([python, "program.py"], env=process_environment(headers))

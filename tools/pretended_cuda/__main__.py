@@ -18,8 +18,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from gpu_emulator.toolchain import cache_dir
 from pretended_cuda.environment import PretendedTorch
-from volta.toolchain import cache_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 

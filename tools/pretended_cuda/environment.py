@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from volta.toolchain import ToolchainError, cache_dir, lock
+from gpu_emulator.toolchain import ToolchainError, cache_dir, lock
 
 from . import stand_ins
 from .library import process_environment

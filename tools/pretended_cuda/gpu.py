@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import volta
-from volta import elf
+import gpu_emulator
+from gpu_emulator import elf
 
 from . import fat_binary, library
 
@@ -60,7 +60,7 @@ def execute(launch: LaunchRecord, buffers: list[tuple[int, int]], check_global: 
 
     ``check_global``: races in global memory, too.
     """
-    volta.run_raw(
+    gpu_emulator.run_raw(
         launch.cubin,
         launch.name,
         launch.grid,

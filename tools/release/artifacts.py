@@ -31,7 +31,7 @@ SDIST_HAS = (
     "src/polyconv/kernels/common.cuh",
     "src/polyconv/py.typed",
     "tests/conftest.py",
-    "tools/volta/__init__.py",
+    "tools/gpu_emulator/__init__.py",
 )
 """Enough to build the package and to run its tests, by one file of each kind."""
 

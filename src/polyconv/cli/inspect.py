@@ -25,7 +25,7 @@ from ..plan import all_kernels
 from ..problem import Pass
 from . import _options
 
-NO_EMULATOR = "counted figures need the emulator: in a source checkout, pip install -e tools/volta"
+NO_EMULATOR = "counted figures need the emulator: in a source checkout, pip install -e tools/gpu_emulator"
 _HEADERS = ("workload", "pass", "kernel", "registers", "spilled B", "shared B", "blocks/SM", "bound by", "FP32", "ms")
 
 
@@ -71,8 +71,8 @@ def _rows(args: argparse.Namespace) -> list[Row]:
     names = args.workloads or ("" if args.all_kernels else "headline")
     asked = workloads.find(names) if names else []
     kernels = all_kernels() if args.all_kernels else ()
-    volta = emulator() if COUNTED_ARCH in archs and asked else None
-    if volta is None and COUNTED_ARCH in archs and asked:
+    gpu = emulator() if COUNTED_ARCH in archs and asked else None
+    if gpu is None and COUNTED_ARCH in archs and asked:
         print(f"polyconv inspect: {NO_EMULATOR}", file=sys.stderr)
     cache = KernelCache()
     rows: list[Row] = []
@@ -81,7 +81,7 @@ def _rows(args: argparse.Namespace) -> list[Row]:
             if kernels:
                 rows += inspect_kernels(kernels, arch, cache, shown)
             if asked:
-                rows += _workload_rows(asked, args.passes, arch, cache, shown, volta)
+                rows += _workload_rows(asked, args.passes, arch, cache, shown, gpu)
     return rows
 
 
@@ -91,10 +91,10 @@ def _workload_rows(
     arch: str,
     cache: KernelCache,
     shown: Progress,
-    volta: Any,
+    gpu: Any,
 ) -> list[Row]:
     try:
-        return inspect_workloads(asked, passes, arch, cache, shown, volta)
+        return inspect_workloads(asked, passes, arch, cache, shown, gpu)
     except EmulatorError as error:
         print(f"polyconv inspect: no counted figures: {error}", file=sys.stderr)
         return inspect_workloads(asked, passes, arch, cache, shown)

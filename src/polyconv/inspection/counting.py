@@ -1,6 +1,6 @@
 """What a V100 would spend on a launch, counted: its machine code is executed, block by block, without a GPU.
 
-The emulator is a package of its own (``pip install -e tools/volta`` in a source checkout). It counts every warp
+The emulator is a package of its own (``pip install -e tools/gpu_emulator`` in a source checkout). It counts every warp
 instruction, bank conflict and memory sector of the blocks that it runs; from the counts follows the least time that
 each resource of a V100 needs. The largest of these bounds the kernel: no schedule of the same instructions is faster.
 Latencies are not in it, so a real launch takes longer.
@@ -46,9 +46,9 @@ class EmulatorError(CountingError):
 
 
 def emulator() -> ModuleType | None:
-    """The module ``volta``, if it is installed: it is a package of its own, in ``tools/volta`` of the sources."""
+    """The emulator, if it is installed: it is a package of its own, in ``tools/gpu_emulator`` of the sources."""
     try:
-        return importlib.import_module("volta")
+        return importlib.import_module("gpu_emulator")
     except ImportError:
         return None
 
@@ -153,12 +153,12 @@ def count(grid: Dim3, execute: Execute, *, dram_bytes: float, whole: int = WHOLE
     return Counted(cycles, issued, ffma, sum(map(len, by_weight.values())))
 
 
-def count_plan(volta: Any, plan: Plan, cubins: Mapping[KernelSpec, bytes], main: KernelSpec) -> list[Counted]:
+def count_plan(gpu: Any, plan: Plan, cubins: Mapping[KernelSpec, bytes], main: KernelSpec) -> list[Counted]:
     """Count every launch of a plan, in order, on zero tensors of full size.
 
     Slabs of a large problem repeat a launch with other addresses: equal work is counted once.
     """
-    buffers = empty_buffers(volta, plan)
+    buffers = empty_buffers(gpu, plan)
     found = []
     known: dict[object, Counted] = {}
     for launch in plan.launches:
@@ -168,29 +168,29 @@ def count_plan(volta: Any, plan: Plan, cubins: Mapping[KernelSpec, bytes], main:
             continue
 
         def some(blocks: list[Dim3], launch: Launch = launch) -> Any:
-            return execute(volta, cubins[launch.kernel], launch, buffers, blocks)
+            return execute(gpu, cubins[launch.kernel], launch, buffers, blocks)
 
         whole = WHOLE if launch.kernel == main else WHOLE_BESIDE
         try:
             known[same] = count(launch.grid, some, dram_bytes=launch.work.dram_bytes, whole=whole)
-        except volta.ToolchainError as error:
+        except gpu.ToolchainError as error:
             raise EmulatorError(str(error)) from error
-        except (volta.Fault, volta.LaunchError) as error:
+        except (gpu.Fault, gpu.LaunchError) as error:
             raise CountingError(f"{launch.kernel.symbol} could not be counted: {error}") from error
         found.append(known[same])
     return found
 
 
-def empty_buffers(volta: Any, plan: Plan) -> dict[str, Any]:
+def empty_buffers(gpu: Any, plan: Plan) -> dict[str, Any]:
     """Tensors of full size for a plan's launches, which take memory only where they are touched."""
-    return {name: volta.sparse(size // 4 + 1) for name, size in buffer_bytes(plan).items()}
+    return {name: gpu.sparse(size // 4 + 1) for name, size in buffer_bytes(plan).items()}
 
 
 def execute(
-    volta: Any, cubin: bytes, launch: Launch, buffers: Mapping[str, Any], blocks: list[Dim3] | None = None
+    gpu: Any, cubin: bytes, launch: Launch, buffers: Mapping[str, Any], blocks: list[Dim3] | None = None
 ) -> Any:
     """Some blocks of a launch, or all; the emulator's report."""
-    return volta.run(
+    return gpu.run(
         cubin,
         launch.kernel.symbol,
         launch.grid,

@@ -100,19 +100,19 @@ def inspect_workloads(
     arch: str,
     cache: KernelCache,
     listener: Listener,
-    volta: Any = None,
+    gpu: Any = None,
 ) -> list[Row]:
-    """Every launch of every pass, the main launch of a pass first. ``volta``: the emulator, if there is one."""
+    """Every launch of every pass, the main launch of a pass first. ``gpu_emulator``: the emulator, if there is one."""
     device = device_of(arch)
     limit = settings.current().workspace_bytes
     asked = [(w, kind, plan_cuda(w.problem(kind), device, limit)) for w in workloads for kind in passes]
     cubins = compile_all(list(dict.fromkeys(s for _, _, plan in asked for s in plan.kernels)), arch, cache, listener)
     counted: Iterable[list[Counted] | None] = [None] * len(asked)
-    if volta is not None and arch == COUNTED_ARCH:
+    if gpu is not None and arch == COUNTED_ARCH:
 
         def count_one(job: tuple[Workload, Pass, Plan]) -> list[Counted]:
             workload, kind, plan = job
-            found = count_plan(volta, plan, cubins, main_kernel(plan))
+            found = count_plan(gpu, plan, cubins, main_kernel(plan))
             listener.step(f"counted {workload.name} {kind}")
             return found
 

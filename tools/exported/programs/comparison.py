@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from volta import elf
+from gpu_emulator import elf
 
 TOLERANCE = 1e-4
 """Of each element, in units of the tensor's scale: sqrt(products that are summed) times the rms of both factors."""

@@ -1,0 +1,61 @@
+"""Runs V100 (sm_70) machine code without a GPU, checks every access, counts what a V100 would spend.
+
+>>> report = gpu_emulator.run(cubin, "kernel", grid=4, block=128, args=[x, y, gpu_emulator.i32(n)])
+>>> print(report, report.speed_of_light(), sep="\\n")
+"""
+
+from .elf import CubinError, Resources, blocks_per_sm, resources
+from .faults import (
+    BadBranch,
+    BadConstant,
+    Deadlock,
+    DivergentBarrier,
+    Fault,
+    GlobalRace,
+    InstructionLimit,
+    LaunchError,
+    Misaligned,
+    OutOfBounds,
+    SharedRace,
+    Trap,
+    UninitialisedShared,
+    Unsupported,
+)
+from .launch import Buffer, Device, f32, f64, i32, i64, run, run_raw, sparse, u32, u64
+from .report import Report, SpeedOfLight
+from .toolchain import ToolchainError
+
+__all__ = [
+    "BadBranch",
+    "BadConstant",
+    "Buffer",
+    "CubinError",
+    "Deadlock",
+    "Device",
+    "DivergentBarrier",
+    "Fault",
+    "GlobalRace",
+    "InstructionLimit",
+    "LaunchError",
+    "Misaligned",
+    "OutOfBounds",
+    "Report",
+    "Resources",
+    "SharedRace",
+    "SpeedOfLight",
+    "ToolchainError",
+    "Trap",
+    "UninitialisedShared",
+    "Unsupported",
+    "blocks_per_sm",
+    "f32",
+    "f64",
+    "i32",
+    "i64",
+    "resources",
+    "run",
+    "run_raw",
+    "sparse",
+    "u32",
+    "u64",
+]

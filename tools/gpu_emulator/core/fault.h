@@ -1,0 +1,38 @@
+// What goes wrong in a kernel. Thrown by the core, turned into a Python exception at the border.
+#pragma once
+#include <cstdint>
+#include <string>
+
+namespace gpu_emulator {
+
+// The numbers are shared with faults.py.
+enum class FaultKind : int {
+  None = 0,
+  Unsupported = 1,
+  OutOfBounds = 2,
+  Misaligned = 3,
+  UninitialisedShared = 4,
+  SharedRace = 5,
+  DivergentBarrier = 6,
+  Deadlock = 7,
+  Trap = 8,
+  GlobalRace = 9,
+  InstructionLimit = 10,
+  BadConstant = 11,
+  BadBranch = 12,
+};
+
+struct Fault {
+  FaultKind kind = FaultKind::None;
+  std::string message;
+  int lane = -1;  // -1: the warp as a whole
+  bool has_address = false;
+  uint64_t address = 0;
+  int other_thread = -1;  // the other side of a race
+  // Filled in by the block that was running:
+  uint32_t pc = 0;
+  int thread = -1;
+  uint32_t block[3] = {0, 0, 0};
+};
+
+}  // namespace gpu_emulator

@@ -1,0 +1,101 @@
+// Shared-memory races: two threads touch a word, one of them writes, and no barrier lies between.
+//
+// Volta schedules threads independently, so the lockstep order in which this program happens to run lanes
+// and warps orders nothing. Only these do: a block barrier (between the warps that take part), WARPSYNC, and
+// the warp-synchronous SHFL, VOTE and MATCH (between the lanes that take part).
+//
+// Time is one counter per block that moves on at every such event; an access carries the time at which it was
+// made. Every warp keeps a vector clock: up to which time it has seen each other warp. Since most kernels only
+// have full barriers, two scalar floors answer nearly every question; the clocks are consulted for the rest.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace gpu_emulator {
+
+constexpr int kLanes = 32;
+constexpr int kMaxWarps = 32;
+constexpr uint32_t kAllLanes = 0xffffffffu;
+
+// Who made the last unordered accesses of one kind to a word: lanes of one warp, or several warps. Packed, because
+// every shared access reads and writes one or two of them per word.
+struct AccessRecord {
+  uint32_t stamp = 0;  // time << 7 | atomic << 6 | several << 5 | warp; 0: never
+  uint32_t mask = 0;   // lanes of `warp`, or warps if several
+
+  static constexpr uint32_t kAtomic = 64, kSeveral = 32, kMaxTime = (1u << 25) - 1;
+  uint32_t time() const { return stamp >> 7; }
+  int warp() const { return static_cast<int>(stamp & 31); }
+  bool several() const { return stamp & kSeveral; }
+  bool atomic() const { return stamp & kAtomic; }
+  bool one_warp(int w) const { return (stamp & (kSeveral | 31)) == static_cast<uint32_t>(w); }
+};
+
+struct ShadowWord {
+  AccessRecord write, read;
+};
+
+struct WarpClock {
+  uint32_t seen[kMaxWarps] = {};  // accesses of warp v at a time <= seen[v] come before everything this warp does now
+  uint32_t floor_block = 0;       // minimum of seen[]
+  uint32_t floor_warp = 0;        // the same among the lanes of this warp
+  // Lane b has seen lane a up to lane_seen[b][a]; only allocated when part of a warp synchronises.
+  std::vector<uint32_t> lane_seen;
+};
+
+struct RaceHit {
+  enum Kind { kNothing, kWithWrite, kWithRead, kUnwritten };
+  Kind kind = kNothing;
+  uint32_t offset = 0;  // of the first byte concerned
+  int lane = -1;        // the lane making the access
+  int other_warp = -1;
+  int other_lane = -1;  // -1: not known which
+  explicit operator bool() const { return kind != kNothing; }
+};
+
+class RaceDetector {
+ public:
+  // `partial_barriers`: the kernel has barriers that not the whole block waits at.
+  void start_block(int warps, size_t bytes, int unit_bytes, bool partial_barriers);
+
+  // Lanes `mask` of warp `w` synchronised among themselves; `alive` are its live lanes.
+  void warp_sync(int w, uint32_t mask, uint32_t alive);
+  // A warp arrives at a barrier and does not wait: returns the time that its accesses so far carry at most.
+  uint32_t arrive();
+  // `members` (masks of warps) have arrived. Of these, `waiters` did nothing since and now continue, `gone` have
+  // exited without arriving, and the others arrived at the times arrival[] and have run on.
+  void complete_barrier(uint32_t members, uint32_t waiters, uint32_t gone, const uint32_t* arrival);
+
+  // One access of `lanes` of warp `w` to the bytes [begin, end): the first race, or read of an unwritten word.
+  // `tolerate_atomics`: plain reads may run alongside atomics, as in compare-and-swap loops.
+  RaceHit read(int w, uint32_t lanes, uint32_t begin, uint32_t end, bool tolerate_atomics);
+  RaceHit write(int w, uint32_t lanes, uint32_t begin, uint32_t end);
+  RaceHit atomic(int w, uint32_t lanes, uint32_t begin, uint32_t end, bool tolerate_atomics);
+
+ private:
+  // Ordered before everything that warp `w` does now: the quick test.
+  bool settled(const AccessRecord& r, const WarpClock& c, int w) const {
+    return r.time() <= c.floor_block || (r.one_warp(w) && r.time() <= c.floor_warp);
+  }
+  bool ordered(const AccessRecord& r, uint32_t unit, int w, uint32_t lanes, RaceHit& hit) const;
+  void record(AccessRecord& r, uint32_t unit, int w, uint32_t lanes, bool atomic);
+  uint32_t lane_seen(const WarpClock& c, int lane, int other) const;
+  void refresh_floor(int w);
+  uint32_t tick();
+  uint32_t stamp(int w, bool atomic) const {
+    return now_ << 7 | (atomic ? AccessRecord::kAtomic : 0u) | static_cast<uint32_t>(w);
+  }
+  RaceHit report(RaceHit hit, RaceHit::Kind kind, uint32_t unit) const;
+
+  std::vector<ShadowWord> shadow_;
+  // Only with partial barriers, where the warps of one record may be ordered one by one: when each last read a unit.
+  std::vector<uint32_t> read_times_;
+  std::vector<WarpClock> clocks_;
+  int warps_ = 0;
+  bool partial_barriers_ = false;
+  int unit_shift_ = 2;
+  uint32_t now_ = 1;
+};
+
+}  // namespace gpu_emulator

@@ -1,0 +1,50 @@
+// The text that `nvdisasm -b SM70` prints, as a data structure. Nothing here executes.
+#pragma once
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace gpu_emulator {
+
+constexpr int kZeroRegister = 255;  // RZ
+constexpr int kTruePredicate = 7;   // PT
+constexpr uint32_t kInstructionBytes = 16;
+
+struct Operand {
+  enum class Kind { Register, Predicate, Constant, Immediate, Memory, Barrier, Special };
+  Kind kind = Kind::Immediate;
+  int index = kZeroRegister;  // register, predicate or convergence barrier; base register of an address
+  bool negate = false;        // -x
+  bool invert = false;        // ~x
+  bool absolute = false;      // |x|
+  bool complement = false;    // !P
+  int bank = 0;               // c[bank][index_register + offset]
+  int64_t offset = 0;         // constant offset or address displacement
+  bool indexed = false;       // c[bank][Rn + offset] rather than c[bank][offset]
+  bool is_float = false;      // immediate written as a decimal float
+  double number = 0;          // its value, when is_float
+  uint32_t bits = 0;          // its bits otherwise
+  std::string suffix;         // .64, .U32, .H0_H0 ... (without .reuse, which changes nothing)
+  std::string text;
+};
+
+struct SassInstruction {
+  uint32_t pc = 0;
+  int guard = kTruePredicate;  // @P0
+  bool guard_negated = false;  // @!P0
+  std::string opcode;          // FFMA
+  std::vector<std::string> modifiers;
+  std::string mnemonic;  // FFMA.FTZ
+  std::vector<Operand> operands;
+  std::string text;  // everything after the address
+};
+
+struct ParseError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Instructions in address order; instruction i is at address 16 * i.
+std::vector<SassInstruction> parse_sass(const std::string& text);
+
+}  // namespace gpu_emulator
