@@ -20,6 +20,7 @@
 #include "channel_lanes/panels-inl.h"
 #include "channel_lanes/products-inl.h"
 #include "channel_lanes/transform-inl.h"
+#include "common/caches.h"
 #include "common/memory.h"
 #include "common/stages.h"
 
@@ -234,7 +235,8 @@ class FastGradient {
 
 // How the work is shared out. Either slices of chunks, each with accumulators of its own and worked on by one thread,
 // the operands of one group of points at a time staying in its L2 cache; or, where there are too many channels for
-// that, all threads prepare a slab of chunks and then share out the accumulators.
+// that, all threads prepare a slab of chunks and then share out the accumulators. Where one slab is all there is, as of
+// small maps, the sums of some channels are finished before those of others begin: they never leave the cache.
 struct GradientCut {
   int units;  // wanted per chunk
   bool sliced;
@@ -270,6 +272,7 @@ class ChannelGradient {
   static constexpr double kCache = 1.6 * kMiB;      // of a core's L2, for chunks of the size that suits the products
   static constexpr double kMostCache = 2.4 * kMiB;  // for the smallest ones: still better than sharing slabs
   static constexpr double kMemory = 64 * kMiB;      // accumulators of all slices, or operands of a slab
+  static constexpr double kSumsInCache = 0.4;       // of the L2, for sums that are finished from there
 
   // Which channels are in the vectors, and which are broadcast.
   struct Layout {
@@ -296,6 +299,7 @@ class ChannelGradient {
       // Many slices serve many threads, but each costs as much as another chunk.
       const int chunks = panels.grid().chunks();
       const int slices = std::clamp(chunks / 16, std::min(8, CeilDiv(chunks, 4)), 16);
+      if (slices == 1) break;
       return {units, true, std::min(slices, most)};
     }
     const Form form(conv_, kMostUnits);
@@ -310,15 +314,28 @@ class ChannelGradient {
     return operands > 0 ? operands : form.panels().chunk_size();
   }
 
-  // The matrices of one chunk and group: sums += or = its products.
-  void Multiply(int chunk, int matrix, int first_tile, int last_tile, const float* packed, const float* operands,
-                float* sums, bool accumulate) const {
+  // Some of the channels that are broadcast, whole vectors of them, with sums of their own.
+  struct RowRange {
+    int first_row;
+    SumLayout layout;
+  };
+  int row_vectors() const { return CeilDiv(layout_.layout.rows, kLanes); }
+  RowRange Rows(int first_vector, int last_vector) const {
+    const int first = first_vector * kLanes, last = std::min(last_vector * kLanes, layout_.layout.rows);
+    return {first, {last - first, layout_.layout.vectors}};
+  }
+  RowRange AllRows() const { return Rows(0, row_vectors()); }
+
+  // One matrix of one chunk: sums += or = its products.
+  void Multiply(int chunk, int matrix, const RowRange& range, const float* packed, const float* operands, float* sums,
+                bool accumulate) const {
     for (int block = 0; block < form_.blocks(chunk); block++) {
       const auto [x, dy] = form_.Operands(matrix, block, packed, operands);
       const auto [rows, columns] = form_.Extent(chunk, block);
       const bool input_in_vectors = layout_.input_in_vectors;
-      const ProductBlock products{input_in_vectors ? dy : x, input_in_vectors ? x : dy, rows, columns};
-      SumProducts(layout_.layout, first_tile, last_tile, products, sums, accumulate || block > 0);
+      ProductBlock products{input_in_vectors ? dy : x, input_in_vectors ? x : dy, rows, columns};
+      products.rows.data += range.first_row / kLanes * products.rows.vector_pitch;
+      SumProducts(range.layout, products, sums, accumulate || block > 0);
     }
   }
 
@@ -348,7 +365,7 @@ class ChannelGradient {
             form_.Expand(group, chunk, packed, operands, scratch + work_at);
             const StageTimer timer(Stage::kProducts);
             for (int matrix = 0; matrix < form_.matrices(); matrix++, sums += one) {
-              Multiply(chunk, matrix, 0, layout_.layout.row_tiles(), packed, operands, sums, chunk > first);
+              Multiply(chunk, matrix, AllRows(), packed, operands, sums, chunk > first);
             }
           }
         }
@@ -361,8 +378,9 @@ class ChannelGradient {
 
   void RunShared(const Runtime& runtime) const {
     const int chunks = form_.panels().grid().chunks(), at_a_time = CeilDiv(chunks, cut_.parts);
+    const bool whole = cut_.parts == 1;
     Carver carver;
-    const std::size_t sums_at = carver.Take(AllSums(form_));
+    const std::size_t sums_at = carver.Take(whole ? 0 : AllSums(form_));
     const std::size_t operands_at = carver.Take(at_a_time * ChunkOperands(form_));
     float* shared = Scratch::Shared().Get(carver.size());
     float* sums = shared + sums_at;
@@ -374,9 +392,13 @@ class ChannelGradient {
       std::fill(chunk_bias.begin(), chunk_bias.end(), 0.0);
       PrepareSlab(first, count, operands, bias.empty() ? nullptr : chunk_bias.data(), runtime);
       for (std::size_t i = 0; i < bias.size() * count; i++) bias[i % bias.size()] += chunk_bias[i];
-      MultiplySlab(first, count, operands, sums, runtime);
+      if (whole) {
+        MultiplyAndFinish(operands, runtime);
+      } else {
+        MultiplySlab(first, count, operands, sums, runtime);
+      }
     }
-    Finish(sums, runtime);
+    if (!whole) Finish(sums, runtime);
     if (problem_.db != nullptr) FinishBias(bias.data(), 1);
   }
 
@@ -402,20 +424,52 @@ class ChannelGradient {
 
   // Their products. The items are enough for many threads, and each has accumulators of its own.
   void MultiplySlab(int first, int count, const float* operands, float* sums, const Runtime& runtime) const {
-    const int matrices = form_.matrices() * Form::kGroups, tiles = layout_.layout.row_tiles();
-    const int parts = std::min(tiles, CeilDiv(128, matrices));
+    const int matrices = form_.matrices() * Form::kGroups, vectors = row_vectors();
+    const int parts = std::min(vectors, CeilDiv(128, matrices));
     runtime.parallel_for(std::int64_t{matrices} * parts, [&](std::int64_t begin, std::int64_t end) {
       const StageTimer timer(Stage::kProducts);
       for (std::int64_t item = begin; item < end; item++) {
         const int matrix = static_cast<int>(item / parts), part = static_cast<int>(item % parts);
-        const int group = matrix / form_.matrices();
-        for (int i = 0; i < count; i++) {
-          const float* source = operands + i * ChunkOperands(form_);
-          Multiply(first + i, matrix % form_.matrices(), tiles * part / parts, tiles * (part + 1) / parts, source,
-                   source + group * form_.operands_size(), sums + matrix * layout_.layout.size(), first + i > 0);
-        }
+        const RowRange range = Rows(vectors * part / parts, vectors * (part + 1) / parts);
+        float* place = sums + matrix * layout_.layout.size() + layout_.layout.TileOffset(range.first_row, 0);
+        MultiplyChunks(first, count, matrix, range, operands, place);
       }
     });
+  }
+
+  // The products of all chunks, which are one slab, and dw of them, a range of channels after the other.
+  void MultiplyAndFinish(const float* operands, const Runtime& runtime) const {
+    constexpr int kRanges = 16;  // enough for many threads
+    const int matrices = form_.matrices() * Form::kGroups, vectors = row_vectors();
+    const double vector_bytes = sizeof(float) * matrices * static_cast<double>(Rows(0, 1).layout.size());
+    const int fitting = std::max(1, static_cast<int>(kSumsInCache * static_cast<double>(L2Bytes()) / vector_bytes));
+    const int each = std::min(fitting, CeilDiv(vectors, kRanges));
+    runtime.parallel_for(CeilDiv(vectors, each), [&](std::int64_t begin, std::int64_t end) {
+      float* sums = Scratch::OfThread().Get(matrices * Rows(0, each).layout.size());
+      for (int part = static_cast<int>(begin); part < end; part++) {
+        const RowRange range = Rows(part * each, std::min((part + 1) * each, vectors));
+        {
+          const StageTimer timer(Stage::kProducts);
+          for (int matrix = 0; matrix < matrices; matrix++) {
+            float* place = sums + matrix * range.layout.size();
+            MultiplyChunks(0, form_.panels().grid().chunks(), matrix, range, operands, place);
+          }
+        }
+        const StageTimer timer(Stage::kInvert);
+        FinishRows(range, 0, range.layout.row_tiles(), sums);
+      }
+    });
+  }
+
+  // One matrix, for some chunks of a slab.
+  void MultiplyChunks(int first, int count, int matrix, const RowRange& range, const float* operands,
+                      float* sums) const {
+    const int group = matrix / form_.matrices();
+    for (int i = 0; i < count; i++) {
+      const float* source = operands + i * ChunkOperands(form_);
+      Multiply(first + i, matrix % form_.matrices(), range, source, source + group * form_.operands_size(), sums,
+               first + i > 0);
+    }
   }
 
   // To the accumulators of the first slice, in double.
@@ -438,18 +492,34 @@ class ChannelGradient {
   // Transforms back and writes dw.
   void Finish(const float* accumulators, const Runtime& runtime) const {
     const StageTimer timer(Stage::kInvert);
-    const SumLayout& layout = layout_.layout;
-    const auto finish_tile = [&](int row, int height, int v, int width, std::size_t offset) {
-      for (int r = 0; r < std::min(height, layout.rows - row); r++) {
-        for (int lane = 0; lane < width * kLanes; lane += kDoubleLanes) {
-          const float* sums = accumulators + offset + r * width * kLanes + lane;
-          FinishLanes({sums, layout.size()}, row + r, v * kLanes + lane);
-        }
+    runtime.parallel_for(layout_.layout.row_tiles(), [&](std::int64_t begin, std::int64_t end) {
+      FinishRows(AllRows(), static_cast<int>(begin), static_cast<int>(end), accumulators);
+    });
+  }
+
+  // The same for some tiles of a range. dw is written along its rows: those of an output channel, where input channels
+  // are neighbours.
+  void FinishRows(const RowRange& range, int first_tile, int last_tile, const float* accumulators) const {
+    const SumLayout& layout = range.layout;
+    const auto finish_row = [&](int row, int r, int v, int width, std::size_t offset) {
+      for (int lane = 0; lane < width * kLanes; lane += kDoubleLanes) {
+        const float* sums = accumulators + offset + r * width * kLanes + lane;
+        FinishLanes({sums, layout.size()}, range.first_row + row + r, v * kLanes + lane);
       }
     };
-    runtime.parallel_for(layout.row_tiles(), [&](std::int64_t begin, std::int64_t end) {
-      layout.ForTiles(static_cast<int>(begin), static_cast<int>(end), finish_tile);
-    });
+    if (!layout_.input_in_vectors) {
+      layout.ForTiles(first_tile, last_tile, [&](int row, int height, int v, int width, std::size_t offset) {
+        for (int r = 0; r < std::min(height, layout.rows - row); r++) finish_row(row, r, v, width, offset);
+      });
+      return;
+    }
+    for (int tile = first_tile; tile < last_tile; tile++) {
+      for (int r = 0; r < std::min(kSumRows, layout.rows - tile * kSumRows); r++) {
+        layout.ForTiles(tile, tile + 1, [&](int row, int, int v, int width, std::size_t offset) {
+          finish_row(row, r, v, width, offset);
+        });
+      }
+    }
   }
 
   void FinishLanes(const SumView& sums, int row, int first_lane) const {
@@ -462,8 +532,9 @@ class ChannelGradient {
     form_.Finish(sums, [&](int r, int s, Doubles total) {
       HWY_ALIGN float rounded[kDoubleLanes];
       const HalfTag half;
-      hn::Store(hn::DemoteTo(half, total), half, rounded);
       float* tap = target + r * conv_.w_row + s * conv_.w_column;
+      if (lane_pitch == 1 && lanes == kDoubleLanes) return hn::StoreU(hn::DemoteTo(half, total), half, tap);
+      hn::Store(hn::DemoteTo(half, total), half, rounded);
       for (int lane = 0; lane < lanes; lane++) tap[lane * lane_pitch] = rounded[lane];
     });
   }

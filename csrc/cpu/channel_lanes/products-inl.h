@@ -111,9 +111,14 @@ struct SumLayout {
       width = NextVectors(vectors - v);
       for (int tile = first_row_tile; tile < last_row_tile; tile++) {
         const int row = tile * kSumRows, height = NextRows(rows - row);
-        fn(row, height, v, width, (static_cast<std::size_t>(row) * vectors + height * v) * kLanes);
+        fn(row, height, v, width, TileOffset(row, height * v));
       }
     }
+  }
+
+  // Where a tile begins, behind the whole rows before it and so many vectors of its own rows.
+  std::size_t TileOffset(int first_row, int vectors_before) const {
+    return (static_cast<std::size_t>(first_row) * vectors + vectors_before) * kLanes;
   }
 
   // A measure of the time that the products take: multiply-adds or loads, whichever are more.
@@ -125,10 +130,9 @@ struct SumLayout {
   }
 };
 
-// sums += or = the products of a block, for some of the tiles of rows.
-inline void SumProducts(const SumLayout& layout, int first_row_tile, int last_row_tile, const ProductBlock& block,
-                        float* sums, bool accumulate) {
-  layout.ForTiles(first_row_tile, last_row_tile, [&](int row, int height, int v, int width, std::size_t offset) {
+// sums += or = the products of a block.
+inline void SumProducts(const SumLayout& layout, const ProductBlock& block, float* sums, bool accumulate) {
+  layout.ForTiles(0, layout.row_tiles(), [&](int row, int height, int v, int width, std::size_t offset) {
     ProductBlock tile = block;
     tile.rows.data += row / kLanes * block.rows.vector_pitch + row % kLanes;
     tile.vectors.data += v * block.vectors.vector_pitch;

@@ -176,10 +176,11 @@ def gradient_cycles(problem: Problem, scheme: KernelScheme, device: CpuDevice) -
     pack = pixels * 10.0
     if scheme.direct:
         outputs = problem.batch * prod(problem.out_size)
-        return pack + outputs * prod(problem.kernel) * padded * 0.6
+        written = prod(problem.kernel) * c * y_vectors * 75.0
+        return pack + outputs * prod(problem.kernel) * padded * 0.6 + written
     tiles = _tiles(problem.batch, problem.out_size, problem.dilation, scheme)
     points, segments = prod(scheme.points) * scheme.slots, scheme.segments(problem.kernel)
     products = tiles * segments * points * padded * 0.6
     transforms = tiles * points * (segments * x_vectors + y_vectors) * 3.0
-    back = prod(scheme.points) * segments * c * y_vectors * 30.0
+    back = prod(scheme.points) * segments * c * y_vectors * 50.0
     return pack + (0.92 + 0.0025 * prod(scheme.points)) * (products + transforms) + back
