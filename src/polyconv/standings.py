@@ -39,6 +39,11 @@ class Standings:
         """The best time of everyone who has one."""
         return {name: min(times) for name, times in self._samples.items() if times}
 
+    def spread(self, *names: str) -> float:
+        """How many times its best time somebody's second best is, at most: what chance may have added."""
+        pairs = (sorted(self._samples[name])[:2] for name in names)
+        return max((pair[-1] / pair[0] for pair in pairs if pair and pair[0] > 0.0), default=1.0)
+
     @property
     def decided(self) -> bool:
         """Whether nobody is left to be timed."""

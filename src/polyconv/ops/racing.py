@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Iterable, MutableMapping
 from functools import partial
+from math import inf
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,11 +41,13 @@ DRAW = 1.02
 LONGEST = 100
 """Calls after which a race ends however it stands: it has one weight, and new ones may come with every call."""
 
-clock = time.perf_counter
-"""Of calls on a CPU."""
-
 _races: dict[tuple[Environment, str], Race] = {}
 """All that were begun, by where and what."""
+
+
+def clock() -> float:
+    """For calls on a CPU. A thread that computes alone has a clock that stands while others interrupt it."""
+    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 class Race:
@@ -54,7 +57,11 @@ class Race:
         self._backend = backend
         self._key = key
         self._environment = environment
-        self._standings = Standings(names, MORE_ROUNDS)
+        self._usual = names[0]
+        """What the cost model chose."""
+        self._torchs = next((name for name in names if name.endswith(", ATen")), None)
+        """PyTorch's convolution: it is compared with to the end, and not by one unlucky call."""
+        self._standings = Standings(names, MORE_ROUNDS, stays=[self._torchs] if self._torchs else ())
         self._runs: dict[tuple[Problem, str], Run] = {}
         self._warm: set[str] = set()
         """Those that have run on these weights: whose next call is counted."""
@@ -161,17 +168,16 @@ class Race:
         best = self._standings.best
         running = [name for name in self._standings.running if name in best]
         if not running:  # no weight came twice: what the cost model chose stays
-            choices.remember(
-                self._environment, {self._key: self._standings.running[0]}, "raced in vain, for new weights"
-            )
+            choices.remember(self._environment, {self._key: self._usual}, "raced in vain, for new weights")
             return
-        torchs = next((name for name in best if name.endswith(", ATen")), None)
-        winner = min(running, key=best.__getitem__)
-        if torchs is not None and best[torchs] <= DRAW * best[winner]:
+        winner, torchs = min(running, key=best.__getitem__), self._torchs
+        if torchs is not None and best.get(torchs, inf) <= DRAW * best[winner]:
             winner = torchs
+        elif best.get(self._usual, inf) <= self._standings.spread(winner, self._usual) * best[winner]:
+            winner = self._usual  # nothing that was measured speaks against it
         from ..tuning import Entry  # here, as below: the backends have imported it, and importing polyconv need not
 
-        self.entry = Entry(winner, best, None if torchs is None else best[torchs])
+        self.entry = Entry(winner, best, best.get(torchs) if torchs else None)
         choices.remember(self._environment, {self._key: winner}, _in_words(winner, best))
 
 
