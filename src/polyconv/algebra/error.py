@@ -437,6 +437,9 @@ class Arithmetic(Protocol):
     def drift(self, length: float) -> float:
         """What a sequence of products of one sign loses beyond that, in the same unit."""
 
+    def __hash__(self) -> int:
+        """Equal ones are equal: predictions are remembered."""
+
 
 class Float32:
     """Multiply-adds that round to nearest, one after another."""
