@@ -2,12 +2,12 @@
 
 Transforms run the programs that are emitted as C, operation by operation; a multiply-add rounds once. Weights are
 transformed in double and rounded once, as the backends do; ``dy`` in the weight gradient is data, and transformed in
-float32 like the input. Products are added to float32 accumulators one after another.
+float32 like the input. Products are added to float32 accumulators one after another, or by a tensor core.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ from polyconv.algebra.matrices import Matrix, matrix
 from polyconv.algebra.program import Program
 from polyconv.algebra.segments import AxisScheme, Scheme2d
 from polyconv.algebra.steps import axis_steps
+from polyconv.algebra.tensor_core import SplitProducts
+from tensor_core_sums import SplitSums
 
 Array = npt.NDArray[Any]
 
@@ -49,7 +51,17 @@ def chain(terms: Iterable[tuple[Array, Array]], total: Array) -> Array:
     return total
 
 
-def in_blocks(terms: list[tuple[Array, Array]], shape: tuple[int, ...], block: int | None) -> Array:
+Chain = Callable[[Iterable[tuple[Array, Array]], Array], Array]
+
+
+def chain_of(products: SplitProducts | None, u: Array, v: Array) -> Chain:
+    """How products of two tensors are added up."""
+    return chain if products is None else SplitSums(products, u, v).chain
+
+
+def in_blocks(
+    terms: list[tuple[Array, Array]], shape: tuple[int, ...], block: int | None, chain: Chain = chain
+) -> Array:
     """Sums of ``block`` products each, added one after another."""
     size = block or len(terms)
     total = np.zeros(shape, np.float32)
@@ -77,7 +89,15 @@ def _double(exact: Matrix) -> Array:
     return np.array([[float(c) for c in row] for row in exact])
 
 
-def forward(scheme: Scheme2d, x: Array, w: Array, *, block: int | None = None, h_first: bool = False) -> Array:
+def forward(
+    scheme: Scheme2d,
+    x: Array,
+    w: Array,
+    *,
+    block: int | None = None,
+    h_first: bool = False,
+    products: SplitProducts | None = None,
+) -> Array:
     """(C, H, W) and (K, C, taps, taps) -> (K, H', W'), a valid correlation of stride 1.
 
     ``block`` counts channels. Two segments nested over two tiles of a row are summed as kernels do: first the pass that
@@ -88,6 +108,8 @@ def forward(scheme: Scheme2d, x: Array, w: Array, *, block: int | None = None, h
     tiles = _count(size, scheme)
     v = both(h_steps.input, w_steps.input, _tiles(x, scheme.h, scheme.w, tiles), h_first=h_first)
     u = np.einsum("ah,kchw,bw->abkc", _double(h_steps.g), w.astype(np.float64), _double(w_steps.g)).astype(np.float32)
+
+    chain = chain_of(products, u, v)
 
     # An accumulator takes its products channel by channel: per channel, the passes that share it.
     def passes(sums: tuple[int, ...]) -> list[list[int]]:
@@ -142,7 +164,7 @@ def weight_gradient(scheme: Scheme2d, x: Array, dy: Array, *, block: int | None 
     return gradient
 
 
-def direct(x: Array, w: Array, *, block: int | None = None) -> Array:
+def direct(x: Array, w: Array, *, block: int | None = None, products: SplitProducts | None = None) -> Array:
     """(C, H, W) and (K, C, taps, taps) -> (K, H', W'), one multiply-add after another."""
     taps = w.shape[2:]
     size = (x.shape[1] - taps[0] + 1, x.shape[2] - taps[1] + 1)
@@ -152,4 +174,4 @@ def direct(x: Array, w: Array, *, block: int | None = None) -> Array:
         for i in range(taps[0])
         for j in range(taps[1])
     ]
-    return in_blocks(terms, (len(w), *size), block)
+    return in_blocks(terms, (len(w), *size), block, chain_of(products, w, x))

@@ -15,7 +15,7 @@ from polyconv.cuda.cache import KernelCache
 from polyconv.inspection.counting import empty_buffers, emulator, execute
 from polyconv.plan import DEVICES, Plan, fused, gather, separable, strips
 from polyconv.plan.candidates import CudaCandidate
-from polyconv.plan.cost import L2_BYTES_PER_CLOCK
+from polyconv.plan.cost import COUNTED_L2_BYTES
 from polyconv.plan.depthwise import DepthwiseCandidate
 from polyconv.plan.gather import GatherCandidate
 from polyconv.plan.tiles import PLANE_TILES, TALL
@@ -67,7 +67,7 @@ def count(gpu, way: CudaCandidate, problem: Problem, cache: KernelCache) -> list
     for launch in plan.launches:
         report = execute(gpu, cache.get(launch.kernel, "sm_70"), launch, buffers)
         if any(slot.buffer == "y" for slot in launch.pointers):
-            light = report.speed_of_light(sms=1, l2_bytes_per_clk=L2_BYTES_PER_CLOCK)
+            light = report.speed_of_light(sms=1, l2_bytes_per_clk=COUNTED_L2_BYTES)
             total = [
                 sum(pair) for pair in zip(total, (light.row(name).cycles for name in RESOURCES.values()), strict=True)
             ]

@@ -22,7 +22,7 @@ from polyconv.cuda.cache import KernelCache
 from polyconv.inspection.counting import empty_buffers, emulator, execute
 from polyconv.plan import DEVICES, Plan, strips
 from polyconv.plan.candidates import CudaCandidate
-from polyconv.plan.cost import L2_BYTES_PER_CLOCK, Spent
+from polyconv.plan.cost import COUNTED_L2_BYTES, Spent
 from polyconv.plan.cuda import all_kernels, candidates
 from polyconv.plan.plan import Schedule
 from polyconv.problem import PaddingMode, Pass, Problem
@@ -100,7 +100,7 @@ def observe(gpu, way: CudaCandidate, problem: Problem, schedule: Schedule, cache
         one = run([(launch.grid[0] // 2, 0, 0)]).issue_slots
         if one * launch.work.blocks > MOST_INSTRUCTIONS:
             continue
-        light = run().speed_of_light(sms=1, l2_bytes_per_clk=L2_BYTES_PER_CLOCK)
+        light = run().speed_of_light(sms=1, l2_bytes_per_clk=COUNTED_L2_BYTES)
         yield (
             launch.kernel.symbol,
             (launch.work.blocks, launch.work.tiles, launch.work.steps),

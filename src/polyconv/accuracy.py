@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import log, prod, sqrt
 
-from .algebra.error import OUTPUTS, UNIT_ROUNDOFF, predicted_error
+from .algebra.error import FLOAT32, OUTPUTS, UNIT_ROUNDOFF, Arithmetic, predicted_error
 from .algebra.segments import Scheme2d
 from .algebra.steps import Form
 from .problem import Activation, Pass, Problem
@@ -28,7 +28,13 @@ def reduction_of(problem: Problem) -> int:
 
 
 @lru_cache(maxsize=8192)
-def error_of(problem: Problem, scheme: Scheme2d | None, count: int, blocks: tuple[int, ...]) -> float:
+def error_of(
+    problem: Problem,
+    scheme: Scheme2d | None,
+    count: int,
+    blocks: tuple[int, ...],
+    arithmetic: Arithmetic = FLOAT32,
+) -> float:
     """The error of a scheme that sums over ``count`` channels (tiles, products), cut into ``blocks``.
 
     A kernel that does not fill the scheme (4 taps in F(4, 5), a tile that juts out) has a smaller output, but the
@@ -39,20 +45,22 @@ def error_of(problem: Problem, scheme: Scheme2d | None, count: int, blocks: tupl
     if scheme is None:
         # Nothing depends on how sharp this one is, and not every order of summation is known: all outputs count.
         repetition = replace(repetition, outputs=None)
-        error = predicted_error(None, max(1, count), form=form, blocks=blocks, repetition=repetition)
+        error = predicted_error(
+            None, max(1, count), form=form, blocks=blocks, repetition=repetition, arithmetic=arithmetic
+        )
         return _through_epilogue(problem, error)
     h, w = scheme.h, scheme.w
     taps = h.outputs * w.outputs if problem.kind is Pass.WGRAD else h.r * w.r
     whole = max(1, count) * taps
     scale = sqrt(max(1.0, whole / reduction_of(problem)))
-    error = predicted_error(scheme, whole, form=form, blocks=blocks, repetition=repetition)
+    error = predicted_error(scheme, whole, form=form, blocks=blocks, repetition=repetition, arithmetic=arithmetic)
     return _through_epilogue(problem, scale * error)
 
 
-def direct_error(problem: Problem, sums: tuple[int, ...]) -> float:
+def direct_error(problem: Problem, sums: tuple[int, ...], arithmetic: Arithmetic = FLOAT32) -> float:
     """The error of direct summation: so many products in sequence, so many of these sums in sequence, and so on."""
     sums = tuple(max(1, length) for length in sums)  # a phase without taps sums nothing
-    return error_of(problem, None, prod(sums), sums)
+    return error_of(problem, None, prod(sums), sums, arithmetic)
 
 
 def _through_epilogue(problem: Problem, error: float) -> float:

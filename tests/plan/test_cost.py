@@ -9,7 +9,10 @@ from emulate import V100, cubin
 from polyconv.inspection.counting import count_plan
 from polyconv.measure.workloads import find
 from polyconv.plan import DEVICES, all_kernels, plan_cuda
-from polyconv.plan.cost import bound_us, profiles, resource_us
+from polyconv.plan.cost import bound_us, profiles, resource_us, tasks_us
+from polyconv.plan.cuda import DEFAULT_WORKSPACE, weigh
+from polyconv.plan.device import CudaDevice
+from polyconv.plan.separable import candidates
 from polyconv.problem import Pass
 
 NAMES = [workload.id for workload in find("all12,models")]
@@ -42,3 +45,35 @@ def test_devices_differ_as_their_figures_do(device: object) -> None:
     assert there["memory"] == pytest.approx(here["memory"] * V100.dram_gbs / device.dram_gbs)  # type: ignore[attr-defined]
     rates = [one.sms * one.clock_mhz for one in (V100, device)]  # type: ignore[attr-defined]
     assert there["issue"] == pytest.approx(here["issue"] * rates[0] / rates[1])
+
+
+# ---- Slabs that stay in the L2
+
+
+def test_w1_stays_in_the_l2_of_an_rtx_4090() -> None:
+    device = DEVICES["rtx4090"]
+    plan = plan_cuda(find("W1")[0].problem(Pass.FPROP), device)
+    assert plan.workspace_bytes <= device.l2_slab_bytes
+    assert len(plan.launches) <= 250
+    assert sum(bound_us(launch, device) for launch in plan.launches) <= 2200
+    spared = [launch for launch in plan.launches if launch.kernel.stem == "half_gemm"]
+    assert all(resource_us(launch, device)["memory"] == 0 for launch in spared)
+
+
+def test_large_slabs_are_memory_traffic() -> None:
+    """An L2 of 6 MiB keeps none of W1: everything is counted, as the emulator counts it."""
+    plan = plan_cuda(find("W1")[0].problem(Pass.FPROP), V100)
+    for launch in plan.launches:
+        assert resource_us(launch, V100)["memory"] == launch.work.dram_bytes / (V100.dram_gbs * 1e3)
+
+
+@pytest.mark.parametrize("name", ["W1", "resnet50-2b", "srcnn-9x9"])
+@pytest.mark.parametrize("device", DEVICES.values(), ids=list(DEVICES))
+def test_no_slab_is_dearer_than_the_largest(device: CudaDevice, name: str) -> None:
+    """What is cut smaller is weighed against what is not, and what was weighed is what is launched."""
+    problem = find(name)[0].problem(Pass.FPROP)
+    for way in [way for way in candidates(problem) if way.refusal(problem) is None]:
+        found = weigh(way, problem, device, DEFAULT_WORKSPACE)
+        assert found.us <= tasks_us(way.tasks(problem, device.sms, DEFAULT_WORKSPACE), device)
+        assert found.workspace in (DEFAULT_WORKSPACE, device.l2_slab_bytes)
+        assert found.tasks == tuple(way.tasks(problem, device.sms, found.workspace))

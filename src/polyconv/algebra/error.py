@@ -39,7 +39,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil, inf, log, sqrt
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from polyconv.algebra.matrices import Matrix, is_dyadic
 from polyconv.algebra.program import Program
@@ -58,6 +58,13 @@ largest of 1e6 normally distributed errors is 4.9 times their rms, of 1e8 it is 
 
 FEWEST_OUTPUTS = 1e6
 """Output elements that are counted at the least: a few of them may be the worst of many calls."""
+
+USUAL_SPREAD = 32.0
+"""Largest magnitude of a tensor over its rms, where nothing else is known."""
+
+TRANSFORMED_SPREAD = 8.0
+"""How much larger it may be of what transforms of eight make, one along each axis: in a row of eight, magnitudes add up
+to sqrt(8) times the root of their squares."""
 
 MARGIN = 1.1
 """For what differs between kernels: order of operations, other programs for the same transform, a bias."""
@@ -358,6 +365,26 @@ class Magnitudes:
     """Of the weights of one output, the rms over channels of the mean of their taps, largest of all outputs (of ``dy``:
     of its means over windows): equal weights meet at one point of a transform and grow more than random ones."""
 
+    x_tensor_max: float | None = None
+    """Largest magnitude of the whole tensor, where other images (output maps) are larger than the one that is asked
+    about: a format of few exponents is fitted to it (:mod:`polyconv.algebra.tensor_core`)."""
+    w_tensor_max: float | None = None
+    """The same of the other operand."""
+
+    @property
+    def spread(self) -> float:
+        """Largest magnitude of a tensor over the rms of the part that is asked about: of the operand where it is
+        larger, a few times that of normal data if nothing is known."""
+        x, w = self.x_tensor_max or self.x_max, self.w_tensor_max or self.w_max
+        ratios = [largest / rms for largest, rms in ((x, self.x_rms), (w, self.w_rms)) if largest and rms]
+        return max(ratios, default=USUAL_SPREAD)
+
+    def coherence(self, reduction: int) -> float:
+        """The largest output over the scale, where sums are of one sign."""
+        scale = self.scale(reduction)
+        largest = (self.y_max or 0.0) / scale if scale else 0.0
+        return largest if largest > 3 else 0.0
+
     def scale(self, reduction: int) -> float:
         """The output's scale: its rms for independent data, ``reduction`` products per output."""
         return sqrt(reduction) * self.x_rms * self.w_rms
@@ -393,6 +420,49 @@ def _lone(largest: float, channels: float) -> float:
     return largest**2 / channels if channels else 0.0
 
 
+class Arithmetic(Protocol):
+    """How products are made and added up, in one sequence. Its roundings are counted in those to nearest of float32."""
+
+    def operands(self, spread: float) -> float:
+        """What is lost of both operands of a product before they meet, in mean square. ``spread`` is the largest
+        magnitude of a whole tensor over the rms of what one output map is made of."""
+
+    def sums(self, length: float, equal_products: float) -> float:
+        """Roundings of a sequence of so many products, of which so many are equal, in mean square: 1 is one rounding of
+        the whole sum."""
+
+    def shrinkage(self, length: float) -> float:
+        """What every sequence loses of its sum, in units of u: it is as much of the output."""
+
+    def drift(self, length: float) -> float:
+        """What a sequence of products of one sign loses beyond that, in the same unit."""
+
+    def __hash__(self) -> int:
+        """Equal ones are equal: predictions are remembered."""
+
+
+class Float32:
+    """Multiply-adds that round to nearest, one after another."""
+
+    def operands(self, spread: float) -> float:
+        return 0.0
+
+    def sums(self, length: float, equal_products: float) -> float:
+        # Partial sums of 1, 2, ... L terms out of L make (L + 1) / 2 times the mean square of the whole; of one sign,
+        # its square.
+        half = (length + 1) / 2
+        return half * min(half, equal_products)
+
+    def shrinkage(self, length: float) -> float:
+        return 0.0
+
+    def drift(self, length: float) -> float:
+        return 0.0
+
+
+FLOAT32 = Float32()
+
+
 def predicted_error(
     scheme: Scheme2d | None,
     reduction: int,
@@ -402,6 +472,7 @@ def predicted_error(
     outputs: float = OUTPUTS,
     magnitudes: Magnitudes = TYPICAL,
     repetition: Repetition = INDEPENDENT,
+    arithmetic: Arithmetic = FLOAT32,
 ) -> float:
     """The largest |ours - exact| of any output element that is to be expected, relative to the output's scale.
 
@@ -410,15 +481,26 @@ def predicted_error(
 
     ``blocks`` says how sums are cut: the first is the number of channels (forward), tiles (weight gradient) or products
     (direct) that are added in sequence, the next the number of such sums that are added in sequence, and so on; what is
-    left at the end is added in sequence, too. ``outputs`` is the number of output elements.
+    left at the end is added in sequence, too. ``outputs`` is the number of output elements. ``arithmetic`` is that of
+    the innermost sequences; transforms, and sums of sums, are float32's.
     """
     found = growth(scheme, form, repetition.flat)
     flatness = 1.0 if repetition.flat else magnitudes.flatness
     rms = expected_rms(
-        scheme, reduction, form=form, blocks=blocks, flatness=flatness, equal_products=repetition.products
+        scheme,
+        reduction,
+        form=form,
+        blocks=blocks,
+        flatness=flatness,
+        equal_products=repetition.products,
+        arithmetic=arithmetic,
+        spread=magnitudes.spread * (1.0 if scheme is None else TRANSFORMED_SPREAD),
     )
+    count = _count(found, reduction)
     largest = largest_over_rms(found.sums, repetition.outputs or max(outputs, FEWEST_OUTPUTS)) * rms
-    return MARGIN * largest * magnitudes.excess(reduction, _count(found, reduction), repetition)
+    drift = arithmetic.drift(_lengths(count, found.terms, blocks)[0]) * magnitudes.coherence(reduction)
+    random = largest * magnitudes.excess(reduction, count, repetition)
+    return MARGIN * (random + UNIT_ROUNDOFF * sqrt(found.product) * drift)
 
 
 def expected_rms(
@@ -429,18 +511,19 @@ def expected_rms(
     blocks: tuple[int, ...] = (),
     flatness: float = 0.0,
     equal_products: float = 1.0,
+    arithmetic: Arithmetic = FLOAT32,
+    spread: float = 0.0,
 ) -> float:
     """The rms of the error where in a tile it is largest, for even data, relative to the output's scale: no margin."""
     found = growth(scheme, form)
-    # Partial sums of 1, 2, ... L terms out of L make (L + 1) / 2 times the mean square of the whole; of one sign, its
-    # square.
-    halves = [(length + 1) / 2 for length in _lengths(_count(found, reduction), found.terms, blocks)]
-    sums = sum(half * min(half, equal_products) for half in halves)
+    products, *of_sums = _lengths(_count(found, reduction), found.terms, blocks)
+    sums = arithmetic.operands(spread) + arithmetic.sums(products, equal_products)
+    sums += sum(FLOAT32.sums(length, equal_products) for length in of_sums)
     roundings = found.transforms + found.product * sums
     if flatness:
         flat = growth(scheme, form, True)
         roundings += flatness * (flat.transforms + flat.product * sums - roundings)
-    return UNIT_ROUNDOFF * sqrt(ROUNDING * roundings * equal_products)
+    return UNIT_ROUNDOFF * sqrt(ROUNDING * roundings * equal_products + arithmetic.shrinkage(products) ** 2)
 
 
 def _count(found: Growth, reduction: int) -> int:

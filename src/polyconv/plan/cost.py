@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 from ..rounding import round_up
 from ..select import PlanError
-from .device import CudaDevice
+from .device import L2_BYTES_PER_CLOCK, CudaDevice
 from .plan import KernelSpec, Launch, Task
 
 LAUNCH_US = 3.0
 """What a launch costs beside its work."""
-L2_BYTES_PER_CLOCK = 2048 / 80
-"""Of one multiprocessor's share of the L2; the profiles count in cycles of a V100."""
+COUNTED_L2_BYTES = L2_BYTES_PER_CLOCK["sm_70"]
+"""Bytes of one cycle of the L2 in the profiles: they count in cycles of a V100."""
 
 
 class Spent(NamedTuple):
@@ -92,12 +92,15 @@ def _spent_us(launch: Task | Launch, device: CudaDevice) -> Spent:
         integer / rate,
         issue / rate,
         (l1 + work.scattered_lines) / rate,
-        (l2 + work.scattered_sectors * 32 / L2_BYTES_PER_CLOCK) / rate,
+        (l2 * COUNTED_L2_BYTES + work.scattered_sectors * 32) / (device.l2_gbs * 1e3),
     )
 
 
 def _memory_us(launch: Task | Launch, device: CudaDevice) -> float:
-    return launch.work.dram_bytes / (device.dram_gbs * 1e3)
+    """Of what passes between the launches of a slab that stays in the L2, the memory sees nothing."""
+    work = launch.work
+    kept = work.passed_bytes if work.slab_bytes <= device.l2_slab_bytes else 0
+    return (work.dram_bytes - kept) / (device.dram_gbs * 1e3)
 
 
 def resource_us(launch: Task | Launch, device: CudaDevice) -> dict[str, float]:
@@ -123,6 +126,18 @@ def launch_us(launch: Task | Launch, device: CudaDevice) -> float:
 def tasks_us(tasks: Iterable[Task], device: CudaDevice) -> float:
     """All launches, one after another."""
     return sum(task.times * launch_us(task, device) for task in tasks)
+
+
+def worth_residing(tasks: Iterable[Task], device: CudaDevice) -> bool:
+    """Whether slabs that stay in the L2 would spare the memory more time than their launches add: where they are not
+    that small already, and the L2 is not so small that they would be too many."""
+    resident, gained = device.l2_slab_bytes, 0.0
+    for task in tasks:
+        work = task.work
+        if work.slab_bytes > resident:
+            gained += task.times * work.passed_bytes / (device.dram_gbs * 1e3)
+            gained -= task.times * (work.slab_bytes / resident - 1) * LAUNCH_US
+    return gained > 0
 
 
 def _unevenness(launch: Task | Launch, device: CudaDevice) -> float:

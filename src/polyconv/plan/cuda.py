@@ -6,15 +6,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from types import ModuleType
+from typing import NamedTuple
 
 from ..preference import Preference
 from ..problem import AXES, PaddingMode, Pass, Problem
 from ..select import PlanError, Selection, select
 from . import depthwise, fused, gather, pointwise_wgrad, separable, strips, toom_wgrad, wgrad
 from .candidates import CudaCandidate
-from .cost import tasks_us, why_not_on
+from .cost import tasks_us, why_not_on, worth_residing
 from .device import CudaDevice, why_too_old
-from .plan import KernelSpec, Plan
+from .plan import KernelSpec, Plan, Task
 
 DEFAULT_WORKSPACE = 64 * 2**20
 """Bytes of scratch memory that a plan may take for partial sums."""
@@ -59,7 +60,8 @@ def plan_within(
 ) -> Plan:
     """The plan that these families of kernels make of a problem."""
     found = choose(problem, device, workspace, families, prefer)
-    schedule = found.chosen.schedule(problem, device.sms, workspace)
+    room = weigh(found.chosen, problem, device, workspace).workspace
+    schedule = found.chosen.schedule(problem, device.sms, room)
     return Plan(
         problem=problem,
         device=device.name,
@@ -84,8 +86,8 @@ def choose(
     """What runs, of what these families offer. Costs are in microseconds."""
 
     def cost(one: CudaCandidate) -> float | str:
-        tasks = tuple(one.tasks(problem, device.sms, workspace))
-        return why_not_on(tasks, device) or tasks_us(tasks, device)
+        found = weigh(one, problem, device, workspace)
+        return why_not_on(found.tasks, device) or found.us
 
     return select(
         candidates(problem, families),
@@ -95,6 +97,30 @@ def choose(
         cost=cost,
         prefer=prefer,
     )
+
+
+class Weighed(NamedTuple):
+    """What a candidate launches in so much of the workspace, and what that costs."""
+
+    us: float
+    workspace: int
+    tasks: tuple[Task, ...]
+
+
+def weigh(one: CudaCandidate, problem: Problem, device: CudaDevice, workspace: int) -> Weighed:
+    """A candidate with all of the workspace or, if that is better, with the part that makes its slabs stay in the L2.
+
+    Larger slabs are fewer launches and fuller waves; of what passes through smaller ones the memory sees nothing.
+    """
+
+    def within(room: int) -> Weighed:
+        tasks = tuple(one.tasks(problem, device.sms, room))
+        return Weighed(tasks_us(tasks, device), room, tasks)
+
+    whole = within(workspace)
+    if not worth_residing(whole.tasks, device):
+        return whole
+    return min(whole, within(device.l2_slab_bytes), key=lambda weighed: weighed.us)
 
 
 def _check_border(problem: Problem) -> None:

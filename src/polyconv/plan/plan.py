@@ -128,6 +128,10 @@ class Work:
     """Sectors of the L2, for the same reason."""
     finished: int = 0
     """Elements that an epilogue adds to and activates before they are stored."""
+    passed_bytes: int = 0
+    """Of the memory traffic, what a launch of a slab leaves for another in the workspace: none, if that stays in L2."""
+    slab_bytes: int = 0
+    """What lies in the workspace meanwhile, of all launches of the slab."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -319,13 +319,14 @@ def _slab_tasks(
     problem: Problem, r: Roles, chain: Chain, rows: int, sms: int, times: int = 1
 ) -> tuple[Task, Task, Task]:
     """What so many slabs of so many rows launch, in counts: the transform, the matrix product, the transform back."""
-    moved_x, moved_y = chain.source_bytes(rows), chain.written_bytes(rows)
+    moved_x, moved_y, slab = chain.source_bytes(rows), chain.written_bytes(rows), chain.bytes_of(rows)
     (height, width), planes = r.source_size, chain.batch * chain.groups
     read = 4 * planes * chain.channels * height * width * rows // chain.rows
     transform = ceil_div(chain.items(rows), THREADS)
     gemm = gemm_kernel(chain.along_w, chain.k_tile)
     tiles = chain.gemm_tiles(rows)
     blocks = min(tiles, sms * gemm.min_blocks)
+    steps, multiplied = tiles * chain.chunks * chain.passes, moved_x + moved_y + chain.weight_bytes
     cut = chain.stretches()
     inverse = int32(rows * chain.groups * cut.line_blocks * cut.count, "the number of blocks")
     rounds = ceil_div(cut.lines * chain.along_w.tiles * cut.columns, INVERSE_THREADS)
@@ -333,7 +334,7 @@ def _slab_tasks(
     back = Task(
         inverse_kernel(chain.along_h, chain.along_w.m),
         (inverse, 1, 1),
-        Work(inverse, inverse, inverse * rounds, moved_y + result),
+        Work(inverse, inverse, inverse * rounds, moved_y + result, passed_bytes=moved_y, slab_bytes=slab),
         times,
         4 * cut.lines * chain.along_h.m * cut.columns * chain.along_w.outputs,
     )
@@ -341,13 +342,13 @@ def _slab_tasks(
         Task(
             transform_kernel(chain.along_h, chain.along_w.m),
             (transform, 1, 1),
-            Work(transform, transform, transform, read + moved_x),
+            Work(transform, transform, transform, read + moved_x, passed_bytes=moved_x, slab_bytes=slab),
             times,
         ),
         Task(
             gemm,
             (blocks, 1, 1),
-            Work(blocks, tiles, tiles * chain.chunks * chain.passes, moved_x + moved_y + chain.weight_bytes),
+            Work(blocks, tiles, steps, multiplied, passed_bytes=multiplied, slab_bytes=slab),
             times,
             gemm_shared(chain.along_w, chain.k_tile),
         ),

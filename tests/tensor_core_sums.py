@@ -1,0 +1,71 @@
+"""Products of split operands, added as a tensor core adds them: what its part of the error model is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from polyconv.algebra.tensor_core import TOP, SplitProducts, TensorCore
+
+Array = npt.NDArray[Any]
+Factors = tuple[Array, Array]
+
+
+def block_sum(core: TensorCore, factors: list[Factors], addend: Array) -> Array:
+    """One block: products and addend aligned to the largest exponent, cut there, and their sum cut to float32.
+
+    Of a product the exponent is the sum of its factors', though its significand may have one bit more.
+    """
+    none = -(10**6)
+    largest = np.where(addend == 0, none, np.frexp(addend)[1] - 1)
+    for a, b in factors:
+        exponents = np.frexp(a)[1] + np.frexp(b)[1] - 2
+        largest = np.maximum(largest, np.where((a == 0) | (b == 0), none, exponents))
+    unit = np.ldexp(1.0, np.where(largest == none, 0, largest - 23 - core.extra_bits))
+    total = np.trunc(addend / unit)
+    for a, b in factors:
+        total = total + np.trunc(a * b / unit)
+    cut = np.ldexp(1.0, np.maximum(0, np.frexp(total)[1] - 24))
+    found: Array = (np.trunc(total / cut) * cut * unit).astype(np.float32)
+    return found
+
+
+class SplitSums:
+    """Sums of products of two tensors, each scaled by a power of two that fits its largest magnitude."""
+
+    def __init__(self, products: SplitProducts, u: Array, v: Array):
+        self.products = products
+        self.exponents = tuple(TOP - int(np.frexp(np.abs(t).max())[1]) for t in (u, v))
+
+    def split(self, t: Array, exponent: int) -> list[Array]:
+        """Parts of a scaled operand: FP16 numbers, in double."""
+        scaled = np.ldexp(t.astype(np.float64), exponent)
+        hi = scaled.astype(np.float16).astype(np.float64)
+        if self.products.parts == 1:
+            return [hi]
+        lo = np.ldexp(scaled - hi, self.products.shift).astype(np.float16).astype(np.float64)
+        return [hi, lo]
+
+    def chain(self, terms: Iterable[Factors], total: Array) -> Array:
+        """The products u v, added one after another; small ones first, or in a sum of their own if scaled up."""
+        back = sum(self.exponents)
+        large: list[Factors] = []
+        small: list[Factors] = []
+        for u, v in terms:
+            (u_hi, *u_lo), (v_hi, *v_lo) = (self.split(t, e) for t, e in zip((u, v), self.exponents, strict=True))
+            beside = small if self.products.shift else large
+            beside += [(u_hi, lo) for lo in v_lo] + [(lo, v_hi) for lo in u_lo]
+            large.append((u_hi, v_hi))
+        sums = self._added(large, np.ldexp(total.astype(np.float64), back).astype(np.float32))
+        corrected = sums + np.ldexp(self._added(small, np.zeros_like(sums)), -self.products.shift)
+        found: Array = np.ldexp(corrected.astype(np.float32), -back)
+        return found
+
+    def _added(self, factors: list[Factors], total: Array) -> Array:
+        size = self.products.core.block
+        for first in range(0, len(factors), size):
+            total = block_sum(self.products.core, factors[first : first + size], total)
+        return total
