@@ -97,7 +97,7 @@ def prmt(a: Array, b: Array) -> Array:
 
 def run_replaced(nvrtc: Compiler, monkeypatch: pytest.MonkeyPatch, replacement: str, a: Array, b: Array) -> Array:
     cubin = nvrtc(SOURCE)
-    text = toolchain.disassemble(elf.load(cubin).kernel("k").code)
+    text = toolchain.disassemble(elf.load(cubin).kernel("k").code, "sm_70")
     first = re.search(r"LDG\.E\.\S+ (R\d+), \[R\d+\]", text)
     addition = re.search(r"(?:IADD3 (R\d+), (R\d+), (R\d+), RZ|IMAD\.IADD (R\d+), (R\d+), 0x1, (R\d+)) ;\n.*STG", text)
     assert first
@@ -112,7 +112,7 @@ def run_replaced(nvrtc: Compiler, monkeypatch: pytest.MonkeyPatch, replacement: 
     start, end = addition.start(), text.index(";", addition.start())
     changed = text[:start] + replacement.format(d=d, a=x, b=y) + " " + text[end:]
     launch._program.cache_clear()
-    monkeypatch.setattr(toolchain, "disassemble", lambda code: changed)
+    monkeypatch.setattr(toolchain, "disassemble", lambda code, arch: changed)
     out = np.zeros(32, np.uint32)
     try:
         gpu_emulator.run(cubin, "k", 1, 32, [out, a, b])

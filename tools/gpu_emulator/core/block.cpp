@@ -49,7 +49,7 @@ const uint8_t* Machine::constant(int bank, uint64_t offset, uint32_t bytes, int 
 void Machine::start_warp(Warp& w, int id) {
   w.id = id;
   std::fill(&w.reg[0][0], &w.reg[0][0] + kRegisterRows * kLanes, kRegisterPoison);
-  std::fill(w.reg[kZeroRegister], w.reg[kZeroRegister] + kLanes, 0u);
+  std::fill(w.reg[kZeroRegister], w.reg[kZeroRegister] + kLanes, 0u);  // URZ as well
   std::fill(std::begin(w.pred), std::end(w.pred), 0u);
   w.pred[kTruePredicate] = kAllLanes;
   w.base[0] = &w.reg[0][0];

@@ -22,8 +22,11 @@ struct Inst;
 constexpr uint32_t kRegisterPoison = 0x7fffdeadu;  // a NaN, and no plausible address or index
 constexpr uint32_t kSharedPoison = 0x7fffbeefu;
 constexpr int kScratchRow = 256;  // writes to RZ end here; up to four registers wide
-constexpr int kRegisterRows = 260;
+// A uniform register is a row in which all lanes have one value, and a uniform predicate all bits, so that handlers need
+// not know the difference.
+constexpr int kRegisterRows = kUniformRegister + kUniformRegisters;
 constexpr int kScratchPredicate = 8;  // writes to PT end here
+constexpr int kPredicateRows = kUniformPredicate + kUniformPredicates;
 constexpr int kConvergenceBarriers = 16;
 constexpr int kBlockBarriers = 16;
 constexpr uint32_t kNoLimit = 0xffffffffu;
@@ -65,6 +68,7 @@ using Handler = void (*)(Machine&, Warp&, const Inst&, uint32_t mask);
 // One decoded instruction, ready to run.
 struct Inst {
   Handler run = nullptr;
+  Handler for_all_lanes = nullptr;  // what `run` calls with every lane, where the warp as a whole has the result
   uint32_t guard_flip = 0;
   uint8_t guard = kTruePredicate;
   uint8_t width = 4;  // bytes per lane of a memory access
@@ -79,6 +83,7 @@ struct Inst {
   uint32_t target = 0;        // instruction index
   uint32_t index = 0;         // of this instruction
   bool wide_address = false;  // 64-bit address in a register pair
+  uint8_t scale_shift = 0;    // of the base register in an address of shared memory: [R4.X4] has 2
 };
 
 // A row of the constant pool: an immediate, or a word of a constant bank, the same in every lane.
@@ -90,6 +95,7 @@ struct PoolEntry {
 };
 
 struct Kernel {
+  int arch = 0;  // 70: sm_70
   std::vector<SassInstruction> sass;
   std::vector<Inst> code;
   std::vector<PoolEntry> pool;
@@ -113,7 +119,7 @@ struct Counters {
 
 struct Warp {
   alignas(64) uint32_t reg[kRegisterRows][kLanes];
-  uint32_t pred[kScratchPredicate + 1];
+  uint32_t pred[kPredicateRows];
   const uint32_t* base[2];     // register rows, constant pool
   uint32_t pc = 0;             // of the active lanes, as an instruction index
   uint32_t last_pc = 0;        // of the instruction being executed
@@ -208,6 +214,12 @@ inline uint32_t as_bits(float f) {
   uint32_t x;
   memcpy(&x, &f, 4);
   return x;
+}
+inline uint32_t half_bits(float value) {
+  const _Float16 half = static_cast<_Float16>(value);
+  uint16_t bits;
+  memcpy(&bits, &half, 2);
+  return bits;
 }
 inline double as_double(uint64_t x) {
   double d;

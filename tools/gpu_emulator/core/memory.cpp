@@ -11,8 +11,8 @@ void global_addresses(const Warp& w, const Inst& in, uint64_t* address) {
 }
 
 void window_addresses(const Warp& w, const Inst& in, uint64_t* address) {
-  const uint32_t* base = w.row(in.src[0]);
-  for (int l = 0; l < kLanes; l++) address[l] = static_cast<uint32_t>(base[l] + static_cast<uint32_t>(in.offset));
+  const uint32_t *base = w.row(in.src[0]), *uniform = w.row(in.src[1]), offset = static_cast<uint32_t>(in.offset);
+  for (int l = 0; l < kLanes; l++) address[l] = (base[l] << in.scale_shift) + uniform[l] + offset;
 }
 
 namespace {

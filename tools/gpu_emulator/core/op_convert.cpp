@@ -309,7 +309,7 @@ void bind_i2i(Binder& b) {
 }  // namespace
 
 bool bind_convert(Binder& b) {
-  const std::string& op = b.sass.opcode;
+  const std::string& op = b.opcode;
   if (op == "I2F") {
     bind_i2f(b);
   } else if (op == "F2I") {

@@ -18,6 +18,27 @@ struct Add3 {
   static uint32_t apply(const Inst&, uint32_t a, uint32_t b, uint32_t c) { return a + b + c; }
 };
 
+// HFMA2.MMA R0, -RZ, RZ, 1.875, 0 is a move that the compiler sends through another pipe: two halves, the upper one
+// first, plus minus zero.
+void bind_half_move(Binder& b) {
+  if (!b.take("MMA")) throw Unsupported("half precision");
+  b.destination();
+  for (bool negated : {true, false}) {
+    const Operand& zero = b.next();
+    if (zero.kind != Operand::Kind::Register || zero.index != kZeroRegister || zero.negate != negated)
+      throw Unsupported("half precision");
+  }
+  uint32_t bits = 0;
+  for (int i = 0; i < 2; i++) {
+    const Operand& half = b.next();
+    if (half.kind != Operand::Kind::Immediate || !half.is_float || half.number != half.number)
+      throw Unsupported("operand " + half.text);
+    bits = bits << 16 | half_bits(static_cast<float>(half.number));
+  }
+  b.inst.src[0] = b.pool_source({false, 0, bits});
+  b.inst.run = pick_elementwise<Move, 1>(b.inst);
+}
+
 void run_imad_x(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   const Values a = w.values(in.src[0]), b = w.values(in.src[1]), c = w.values(in.src[2]);
   uint32_t carry = w.predicate(in.psrc[0]);
@@ -517,7 +538,7 @@ void bind_r2p(Binder& b) {
 }  // namespace
 
 bool bind_integer(Binder& b) {
-  const std::string& op = b.sass.opcode;
+  const std::string& op = b.opcode;
   Inst& in = b.inst;
   if (op == "IMAD") {
     bind_imad(b);
@@ -527,6 +548,8 @@ bool bind_integer(Binder& b) {
     b.destination();
     b.source(0);
     in.run = pick_elementwise<Move, 1>(in);
+  } else if (op == "HFMA2") {
+    bind_half_move(b);
   } else if (op == "SEL") {
     b.destination();
     b.source(0);

@@ -188,7 +188,8 @@ void bind_ldc(Binder& b) {
   b.destination();
   const Operand& o = b.next();
   if (o.kind != Operand::Kind::Constant) throw Unsupported("operand " + o.text);
-  in.src[0] = b.register_source(o.indexed ? o.index : kZeroRegister);
+  if (o.indexed && o.uniform != kZeroRegister) throw Unsupported("operand " + o.text);
+  in.src[0] = b.register_source(o.indexed ? o.index : o.uniform);
   in.offset = o.offset;
   in.flags = static_cast<uint8_t>(o.bank);
   in.run = run_ldc;
@@ -226,7 +227,7 @@ void bind_qspc(Binder& b) {
 }  // namespace
 
 bool bind_memory(Binder& b) {
-  const std::string& op = b.sass.opcode;
+  const std::string& op = b.opcode;
   Kernel& k = b.kernel();
   if (op == "LDG" || op == "LD") {
     bind_load(b, Space::Global, op == "LD");

@@ -1,4 +1,5 @@
 // Instructions that look across the lanes of a warp, and special registers.
+#include <algorithm>
 #include <cstring>
 
 #include "bind.h"
@@ -57,15 +58,24 @@ void run_shfl(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
 
 enum Vote : uint8_t { kAny, kAll, kEqual };
 
+// uniform: the result is the warp's (VOTEU).
+template <bool uniform>
 void run_vote(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
   uint32_t ballot = w.predicate(in.psrc[0]) & mask;
   bool result = in.kind == kAny ? ballot != 0 : in.kind == kAll ? ballot == mask : ballot == mask || ballot == 0;
   alignas(64) uint32_t out[kLanes];
   for (int l = 0; l < kLanes; l++) out[l] = ballot;
-  store_row(w, in.dst, out, mask);
-  store_predicate(w, in.pdst[0], result ? kAllLanes : 0, mask);
+  uint32_t told = uniform ? kAllLanes : mask;
+  store_row(w, in.dst, out, told);
+  store_predicate(w, in.pdst[0], result ? kAllLanes : 0, told);
   // A vote on PT is __activemask(), which orders nothing.
   if (in.psrc[0].index != kTruePredicate) synchronised(m, w, mask);
+}
+
+// The value of the first active lane, to the warp.
+void run_r2ur(Machine&, Warp& w, const Inst& in, uint32_t mask) {
+  uint32_t value = w.values(in.src[0])[__builtin_ctz(mask)];
+  std::fill_n(w.reg[in.dst], kLanes, value);
 }
 
 // flags: 64-bit values; kind: all.
@@ -93,6 +103,10 @@ const char* const kSpecialNames[] = {
     "SR_EQMASK",        "SR_LTMASK",        "SR_LEMASK", "SR_GTMASK",  "SR_GEMASK",  "SR_CLOCKLO",     "SR_CLOCKHI",
     "SR_CLOCK_LO",      "SR_CLOCK_HI",      "SRZ",       "SR_NTID.X",  "SR_WARPID",  "SR_VIRTUALSMID", "SR_TID",
     "SR_GLOBALTIMERLO", "SR_GLOBALTIMERHI", "SR_SMEMSZ", "SR_VIRTID",  "SR_GRIDID"};
+
+bool differs_by_lane(uint8_t kind) {
+  return kind <= 2 || (kind >= 6 && kind <= 11) || kind == 20;
+}
 
 uint32_t special_register(const Machine& m, const Warp& w, uint8_t kind, int l) {
   uint32_t thread = static_cast<uint32_t>(w.id * kLanes + l), bit = 1u << l;
@@ -154,11 +168,12 @@ void run_s2r(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
 
 void bind_special(Binder& b) {
   bool narrow = b.take("32");
-  b.inst.flags = b.sass.opcode == "CS2R" && !narrow;
+  b.inst.flags = b.opcode == "CS2R" && !narrow;
   b.destination();
   const Operand& name = b.next();
   for (size_t i = 0; i < sizeof kSpecialNames / sizeof *kSpecialNames; i++) {
     if (name.text == kSpecialNames[i]) {
+      if (b.uniform && differs_by_lane(static_cast<uint8_t>(i))) break;
       b.inst.kind = static_cast<uint8_t>(i);
       b.inst.run = run_s2r;
       return;
@@ -170,7 +185,7 @@ void bind_special(Binder& b) {
 }  // namespace
 
 bool bind_warp(Binder& b) {
-  const std::string& op = b.sass.opcode;
+  const std::string& op = b.opcode;
   Inst& in = b.inst;
   if (op == "SHFL") {
     int kind = b.take_one({"IDX", "UP", "DOWN", "BFLY"});
@@ -180,14 +195,14 @@ bool bind_warp(Binder& b) {
     b.destination();
     for (int i = 0; i < 3; i++) b.source(i);
     in.run = run_shfl;
-  } else if (op == "VOTE") {
+  } else if (op == "VOTE" || op == "VOTEU") {
     int kind = b.take_one({"ANY", "ALL", "EQ"});
     if (kind < 0) throw Unsupported("vote");
     in.kind = static_cast<uint8_t>(kind);
     if (b.peek_is(Operand::Kind::Register)) b.destination();
     b.predicate_destination(0);
     b.predicate_source(0);
-    in.run = run_vote;
+    in.run = op == "VOTEU" ? run_vote<true> : run_vote<false>;
   } else if (op == "MATCH") {
     int kind = b.take_one({"ANY", "ALL"});
     if (kind < 0) throw Unsupported("match");
@@ -201,6 +216,10 @@ bool bind_warp(Binder& b) {
       b.source(0);
     }
     in.run = run_match;
+  } else if (op == "R2UR") {
+    b.destination();
+    b.source(0);
+    in.run = run_r2ur;
   } else if (op == "S2R" || op == "CS2R") {
     bind_special(b);
   } else {

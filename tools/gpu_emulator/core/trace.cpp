@@ -23,9 +23,10 @@ int access_bytes(const SassInstruction& in) {
   return bytes;
 }
 
+// RZ is none, and the simulator knows no uniform ones.
 void add_registers(std::vector<int>& list, int first, int count) {
   for (int i = 0; i < count; i++)
-    if (first != kZeroRegister && std::find(list.begin(), list.end(), first + i) == list.end())
+    if (first < kZeroRegister && std::find(list.begin(), list.end(), first + i) == list.end())
       list.push_back(first + i);
 }
 
@@ -80,12 +81,13 @@ Tracer::Tracer(const std::string& path, const Header& h, const std::vector<SassI
   std::fprintf(
       file_,
       "-kernel name = %s\n-kernel id = %d\n-grid dim = (%u,%u,%u)\n-block dim = (%u,%u,%u)\n-shmem = %u\n"
-      "-nregs = %u\n-binary version = 70\n-cuda stream id = 0\n-shmem base_addr = 0x%016llx\n"
+      "-nregs = %u\n-binary version = %d\n-cuda stream id = 0\n-shmem base_addr = 0x%016llx\n"
       "-local mem base_addr = 0x%016llx\n-nvbit version = 1.5.5\n-accelsim tracer version = 4\n"
       "-enable lineinfo = 0\n\n#traces format = PC mask dest_num [reg_dests] opcode src_num [reg_srcs] mem_width "
       "[adrrescompress?] [mem_addresses] immediate\n\n",
       h.kernel_name.c_str(), h.id, h.grid[0], h.grid[1], h.grid[2], h.block[0], h.block[1], h.block[2], h.shared_bytes,
-      h.registers, static_cast<unsigned long long>(kSharedWindow), static_cast<unsigned long long>(kLocalWindow));
+      h.registers, h.arch, static_cast<unsigned long long>(kSharedWindow),
+      static_cast<unsigned long long>(kLocalWindow));
   for (const SassInstruction& in : program) {
     Line line;
     line.memory_bytes = access_bytes(in);
