@@ -11,7 +11,8 @@ SCHEDULERS = 4
 WARPS_PER_SM, BLOCKS_PER_SM, REGISTERS_PER_SM = 64, 32, 65536
 THREADS_PER_BLOCK = 1024
 
-_PIPE_CYCLES = {"fma": 2, "alu": 2, "fp64": 4, "xu": 8, "lsu": 1, "control": 1, "uniform": 1, "fp16": 1}
+PIPE_CYCLES = {"fma": 2, "alu": 2, "fp64": 4, "xu": 8, "lsu": 1, "control": 1, "uniform": 1, "fp16": 1}
+"""Cycles for which one warp instruction occupies its pipe in one sub-partition. Of the tensor pipe, see the chips."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class Chip:
     """Shared memory is given to blocks in multiples of this."""
     shared_reserved: int
     """Bytes that the system takes of every block's share."""
-    pipe_cycles: Mapping[str, int] = field(default_factory=lambda: dict(_PIPE_CYCLES))
-    """Cycles for which one warp instruction occupies its pipe in one sub-partition."""
+    tensor_rates: Mapping[str, int] = field(hash=False)
+    """Multiply-adds that one sub-partition's tensor core does in a cycle, by the type of their factors."""
 
     @property
     def shared_per_block(self) -> int:
@@ -63,6 +64,7 @@ V100 = Chip(
     shared_per_sm=96 * 1024,
     shared_unit=256,
     shared_reserved=0,
+    tensor_rates={"F16": 128},
 )
 A100 = Chip(
     name="A100",
@@ -75,5 +77,6 @@ A100 = Chip(
     shared_per_sm=164 * 1024,
     shared_unit=128,
     shared_reserved=1024,
+    tensor_rates={"F16": 256, "BF16": 256, "TF32": 128},
 )
 CHIPS = {chip.arch: chip for chip in (V100, A100)}

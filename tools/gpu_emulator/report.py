@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .chips import LANES, SCHEDULERS, Chip
+from .chips import LANES, PIPE_CYCLES, SCHEDULERS, Chip
 
 SECTOR_BYTES = 32
 
 _FMA = {"FFMA", "FMUL", "FADD", "FFMA32I", "FMUL32I", "FADD32I", "HADD2", "IMAD"}
 _FP64 = {"DFMA", "DADD", "DMUL", "DSETP"}
 _XU = {"MUFU", "I2F", "F2I", "F2F", "FRND", "POPC", "FLO", "BREV"}
+_TENSOR = {"HMMA"}
 # These two take an instruction a cycle, as the issue slots do, and so have no row of their own: the uniform datapath,
 # and HFMA2 as the move that compilers for the A100 write.
 _FP16 = {"HFMA2"}
@@ -33,17 +34,18 @@ _CONTROL = {
     *("NOP", "YIELD", "NANOSLEEP", "BAR", "B2R", "DEPBAR", "MEMBAR", "ERRBAR", "CCTL", "CCTLL", "S2R", "CS2R"),
     *("MATCH", "QSPC"),
 }
-
-
 _OPCODES = {
     "fma": _FMA,
     "fp64": _FP64,
     "xu": _XU,
+    "tensor": _TENSOR,
     "lsu": _LSU,
     "control": _CONTROL,
     "uniform": _UNIFORM,
     "fp16": _FP16,
 }
+# Multiply-adds of a warp instruction. HMMA.884 is one of the four steps of m8n8k4.
+_MULTIPLY_ADDS = {"884": 8 * 8 * 4, "1684": 16 * 8 * 4, "1688": 16 * 8 * 8, "16816": 16 * 8 * 16}
 
 
 def pipe_of(opcode: str) -> str:
@@ -165,7 +167,7 @@ class Report:
             for i in np.flatnonzero(counters[:, 0]).tolist()
         )
         opcodes: dict[str, int] = {}
-        pipes = dict.fromkeys(chip.pipe_cycles, 0)
+        pipes = dict.fromkeys(("alu", *_OPCODES), 0)
         by_opcode: dict[str, list[Instruction]] = {}
         for i in instructions:
             opcodes[i.mnemonic] = opcodes.get(i.mnemonic, 0) + i.issued
@@ -302,6 +304,16 @@ class Report:
         out["l2_bytes"] = self.l2_bytes
         return out
 
+    def _tensor_cycles(self, chip: Chip) -> float:
+        """Of all sub-partitions together."""
+        cycles = 0.0
+        for mnemonic, issued in self.opcodes.items():
+            opcode, *modifiers = mnemonic.split(".")
+            if opcode in _TENSOR:
+                factors = next((m for m in modifiers if m in ("BF16", "TF32")), "F16")
+                cycles += issued * _MULTIPLY_ADDS[modifiers[0]] / chip.tensor_rates[factors]
+        return cycles
+
     def speed_of_light(self, *, useful_ffma: int | None = None, **figures: float) -> SpeedOfLight:
         """The least time that each resource of the chip needs, everything else being free.
 
@@ -315,13 +327,14 @@ class Report:
         seconds_per_cycle = 1e-6 / chip.clock_mhz
 
         def pipe(name: str) -> float:
-            return self.pipes[name] * chip.pipe_cycles[name] / quarter
+            return self.pipes[name] * PIPE_CYCLES[name] / quarter
 
         cycles = {
             "fp32 (fma pipe)": pipe("fma"),
             "alu pipe": pipe("alu"),
             "fp64 pipe": pipe("fp64"),
             "xu pipe": pipe("xu"),
+            "tensor pipe": self._tensor_cycles(chip) / quarter,
             "issue slots": self.issue_slots / quarter,
             "shared memory": self.shared.wavefronts / chip.sms,
             "lsu / L1": lsu / chip.sms,
@@ -334,7 +347,7 @@ class Report:
         return SpeedOfLight(
             kernel=self.kernel,
             rows=rows,
-            useful_cycles=useful / LANES * chip.pipe_cycles["fma"] / quarter,
+            useful_cycles=useful / LANES * PIPE_CYCLES["fma"] / quarter,
             l2_without_l1_ms=worst_l2 * seconds_per_cycle * 1e3,
         )
 
