@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,6 +10,7 @@ import numpy.typing as npt
 import pytest
 
 import gpu_emulator
+from tensor_rounding import tensor_sum
 
 Array = npt.NDArray[Any]
 Compiler = Callable[[str], bytes]
@@ -64,27 +63,10 @@ def multiply(nvrtc: Compiler, a: Array, b: Array, c: Array, layouts: tuple[str, 
     return out
 
 
-def exponent(x: float) -> int:
-    return math.frexp(x)[1] - 1
-
-
-def v100_sum(a: Array, b: Array, c: float) -> float:
-    """Four products and c: aligned to the largest exponent, truncated to 24 bits, the sum rounded toward zero."""
-    pairs = [(float(x), float(y)) for x, y in zip(a, b, strict=True)]
-    exponents = [exponent(x) + exponent(y) for x, y in pairs if x and y] + ([exponent(c)] if c else [])
-    if not exponents:
-        return 0.0
-    unit = Fraction(2) ** (max(exponents) - 23)
-    total = sum(int(Fraction(x) * Fraction(y) / unit) for x, y in pairs) + int(Fraction(float(c)) / unit)
-    longer = max(abs(total).bit_length() - 24, 0)
-    cut = abs(total) >> longer << longer
-    return float((cut if total > 0 else -cut) * unit)
-
-
 def model(a: Array, b: Array, c: Array) -> Array:
     out = np.zeros_like(c)
     for q, i, j in np.ndindex(*c.shape):
-        out[q, i, j] = v100_sum(a[q, i], b[q, j], c[q, i, j])
+        out[q, i, j] = tensor_sum(a[q, i], b[q, j], c[q, i, j], block=4, extra_bits=0)
     return out
 
 

@@ -19,6 +19,7 @@ from .faults import (
     OutOfBounds,
     SharedRace,
     Trap,
+    UnfinishedCopy,
     UninitialisedShared,
     Unsupported,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "SpeedOfLight",
     "ToolchainError",
     "Trap",
+    "UnfinishedCopy",
     "UninitialisedShared",
     "Unsupported",
     "f32",

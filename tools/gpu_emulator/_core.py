@@ -76,9 +76,12 @@ class Counters(ctypes.Structure):
         ("skipped", ctypes.c_uint64),
         ("lanes", ctypes.c_uint64),
         ("requests", ctypes.c_uint64),
-        ("wavefronts", ctypes.c_uint64),
+        ("lines", ctypes.c_uint64),
         ("ideal", ctypes.c_uint64),
         ("sectors", ctypes.c_uint64),
+        ("shared_requests", ctypes.c_uint64),
+        ("shared_wavefronts", ctypes.c_uint64),
+        ("shared_ideal", ctypes.c_uint64),
     ]
 
 

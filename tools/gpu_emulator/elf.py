@@ -236,7 +236,7 @@ def load(image: bytes) -> Cubin:
 class Resources:
     """What one kernel takes of an SM."""
 
-    chip: Chip
+    chip: Chip = field(repr=False)
     registers: int
     static_shared: int
     frame_bytes: int  # local memory: spills and arrays indexed at run time

@@ -14,7 +14,7 @@ SECTOR_BYTES = 32
 
 _FMA = {"FFMA", "FMUL", "FADD", "FFMA32I", "FMUL32I", "FADD32I", "HADD2", "IMAD"}
 _FP64 = {"DFMA", "DADD", "DMUL", "DSETP"}
-_XU = {"MUFU", "I2F", "F2I", "F2F", "FRND", "POPC", "FLO", "BREV"}
+_XU = {"MUFU", "I2F", "F2I", "F2F", "FRND", "POPC", "FLO", "BREV", "REDUX"}
 _TENSOR = {"HMMA"}
 # These two take an instruction a cycle, as the issue slots do, and so have no row of their own: the uniform datapath,
 # and HFMA2 as the move that compilers for the A100 write.
@@ -23,15 +23,29 @@ _UNIFORM = {
     *("UBMSK", "UBREV", "UFLO", "UIADD3", "UIMAD", "UISETP", "ULDC", "ULEA", "ULOP3", "UMOV", "UPLOP3", "UPOPC"),
     *("UPRMT", "USEL", "USGXT", "USHF", "S2UR", "R2UR", "VOTEU"),
 }
-_SHARED = {"LDS", "STS", "ATOMS"}
-_GLOBAL_LOADS = {"LDG", "LD"}
+_SHARED = {"LDS", "LDSM", "STS", "ATOMS"}
+_GLOBAL_LOADS = {"LDG", "LD", "LDGSTS"}
 _GLOBAL_STORES = {"STG", "ST"}
 _GLOBAL_ATOMICS = {"RED", "ATOMG", "ATOM"}
 _LOCAL = {"LDL", "STL"}
 _LSU = _SHARED | _GLOBAL_LOADS | _GLOBAL_STORES | _GLOBAL_ATOMICS | _LOCAL | {"LDC", "SHFL"}
 _CONTROL = {
     *("BRA", "BRX", "JMP", "JMX", "CALL", "RET", "EXIT", "KILL", "BPT", "BSSY", "BSYNC", "BREAK", "BMOV", "WARPSYNC"),
-    *("NOP", "YIELD", "NANOSLEEP", "BAR", "B2R", "DEPBAR", "MEMBAR", "ERRBAR", "CCTL", "CCTLL", "S2R", "CS2R"),
+    *(
+        "NOP",
+        "YIELD",
+        "NANOSLEEP",
+        "BAR",
+        "B2R",
+        "DEPBAR",
+        "LDGDEPBAR",
+        "MEMBAR",
+        "ERRBAR",
+        "CCTL",
+        "CCTLL",
+        "S2R",
+        "CS2R",
+    ),
     *("MATCH", "QSPC"),
 }
 _OPCODES = {
@@ -99,10 +113,13 @@ class Instruction:
     issued: int
     skipped: int  # issued with every lane predicated off
     lanes: int  # active lanes, summed
-    requests: int
-    wavefronts: int
+    requests: int  # of global or local memory
+    lines: int
     ideal: int
     sectors: int
+    shared_requests: int
+    shared_wavefronts: int
+    shared_ideal: int
 
     @property
     def opcode(self) -> str:
@@ -110,7 +127,7 @@ class Instruction:
 
     @property
     def conflicts(self) -> int:
-        return self.wavefronts - self.ideal if self.opcode in _SHARED else 0
+        return self.shared_wavefronts - self.shared_ideal
 
 
 @dataclass(frozen=True)
@@ -181,10 +198,9 @@ class Report:
                 sum(i.requests for i in chosen),
                 sum(i.sectors for i in chosen),
                 sum(i.ideal for i in chosen),
-                sum(i.wavefronts for i in chosen),
+                sum(i.lines for i in chosen),
             )
 
-        shared = traffic(_SHARED)
         return cls(
             kernel=kernel,
             chip=chip,
@@ -199,7 +215,11 @@ class Report:
             ffma=sum(i.lanes for kind in ("FFMA", "FFMA32I") for i in by_opcode.get(kind, ())),
             opcodes=dict(sorted(opcodes.items(), key=lambda item: -item[1])),
             pipes=pipes,
-            shared=SharedTraffic(shared.requests, shared.lines, shared.ideal_sectors),
+            shared=SharedTraffic(
+                sum(i.shared_requests for i in instructions),
+                sum(i.shared_wavefronts for i in instructions),
+                sum(i.shared_ideal for i in instructions),
+            ),
             loads=traffic(_GLOBAL_LOADS),
             stores=traffic(_GLOBAL_STORES),
             atomics=traffic(_GLOBAL_ATOMICS),
@@ -287,9 +307,12 @@ class Report:
                     skipped=times(i.skipped),
                     lanes=times(i.lanes),
                     requests=times(i.requests),
-                    wavefronts=times(i.wavefronts),
+                    lines=times(i.lines),
                     ideal=times(i.ideal),
                     sectors=times(i.sectors),
+                    shared_requests=times(i.shared_requests),
+                    shared_wavefronts=times(i.shared_wavefronts),
+                    shared_ideal=times(i.shared_ideal),
                 )
                 for i in self.instructions
             ),
@@ -376,7 +399,9 @@ class Report:
             f"{self.dram_write_bytes:,} written at least"
         )
         for i in self.worst_conflicts(3):
-            lines.append(f"  bank conflicts at 0x{i.pc:04x}: {i.conflicts:,} of {i.wavefronts:,} wavefronts, {i.text}")
+            lines.append(
+                f"  bank conflicts at 0x{i.pc:04x}: {i.conflicts:,} of {i.shared_wavefronts:,} wavefronts, {i.text}"
+            )
         return "\n".join(lines)
 
 

@@ -69,6 +69,7 @@ bool bind_control(Binder& b);
 bool bind_warp(Binder& b);
 bool bind_memory(Binder& b);
 bool bind_atomic(Binder& b);
+bool bind_copy(Binder& b);
 bool bind_tensor(Binder& b);
 
 // Decodes a whole kernel.

@@ -104,17 +104,30 @@ struct Kernel {
   bool shared_cas = false;               // compare-and-swap loops read plainly what others write atomically
   bool partial_barriers = false;         // barriers with a thread count
   bool uses_local = false;
+  bool asynchronous_copies = false;  // LDGSTS
 };
 
 // What happened at one instruction, summed over the launch.
 struct Counters {
-  uint64_t issued = 0;      // warp instructions, predicated off or not
-  uint64_t skipped = 0;     // of these, with no active lane
-  uint64_t lanes = 0;       // active lanes
-  uint64_t requests = 0;    // warp-wide memory accesses
-  uint64_t wavefronts = 0;  // shared: passes; global and local: 128-byte lines
-  uint64_t ideal = 0;       // shared: passes without conflicts; global: sectors if packed
-  uint64_t sectors = 0;     // 32-byte sectors asked for
+  uint64_t issued = 0;   // warp instructions, predicated off or not
+  uint64_t skipped = 0;  // of these, with no active lane
+  uint64_t lanes = 0;    // active lanes
+  // Global and local memory:
+  uint64_t requests = 0;  // warp-wide accesses
+  uint64_t lines = 0;     // of 128 bytes
+  uint64_t ideal = 0;     // sectors if packed
+  uint64_t sectors = 0;   // of 32 bytes, asked for
+  // Shared memory; a copy from global memory has both:
+  uint64_t shared_requests = 0;
+  uint64_t shared_wavefronts = 0;  // passes through the banks
+  uint64_t shared_ideal = 0;       // passes without conflicts
+};
+
+// A lane's copy from global to shared memory that nobody has waited for.
+struct AsynchronousCopy {
+  uint32_t begin, bytes;
+  int lane;
+  uint32_t group;  // how many groups the lane had closed before
 };
 
 struct Warp {
@@ -132,9 +145,11 @@ struct Warp {
   uint8_t waits_at[kLanes];    // convergence barrier, or kAtWarpSync
   uint32_t convergence[kConvergenceBarriers][kLanes];
   int id = 0;
-  int at_barrier = -1;         // block barrier that this warp waits at
-  uint32_t reduction = 0;      // result of its last BAR.RED
-  std::vector<uint8_t> local;  // kLanes consecutive areas of Machine::local_bytes
+  int at_barrier = -1;     // block barrier that this warp waits at
+  uint32_t reduction = 0;  // result of its last BAR.RED
+  std::vector<AsynchronousCopy> copies;
+  uint32_t copy_groups[kLanes];  // that each lane has closed
+  std::vector<uint8_t> local;    // kLanes consecutive areas of Machine::local_bytes
 
   static constexpr uint8_t kAtWarpSync = 0xff;
 
@@ -165,10 +180,10 @@ struct Machine {
   uint32_t grid[3], block[3];
   uint32_t threads, warps;
   uint32_t shared_bytes, local_bytes;
-  std::vector<std::vector<uint8_t>> banks;  // constant banks by number
-  std::vector<uint32_t> pool;               // kernel.pool spread over 32 lanes each
-  std::vector<Counters> counters;           // per instruction
-  std::vector<PatternCache> patterns;       // per instruction
+  std::vector<std::vector<uint8_t>> banks;                     // constant banks by number
+  std::vector<uint32_t> pool;                                  // kernel.pool spread over 32 lanes each
+  std::vector<Counters> counters;                              // per instruction
+  std::vector<PatternCache> global_patterns, shared_patterns;  // per instruction
   Tracer* tracer = nullptr;
 
   // The block being run.

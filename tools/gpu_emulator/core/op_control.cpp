@@ -352,8 +352,8 @@ bool bind_control(Binder& b) {
     b.optional_predicate_destination(0);
     if (b.more()) b.optional_predicate_destination(0);
     in.run = run_b2r;
-  } else if (op == "MEMBAR" || op == "ERRBAR" || op == "DEPBAR" || op == "CCTL" || op == "CCTLL" || op == "YIELD" ||
-             op == "NANOSLEEP" || op == "PREEXIT") {
+  } else if (op == "MEMBAR" || op == "ERRBAR" || op == "CCTL" || op == "CCTLL" || op == "YIELD" || op == "NANOSLEEP" ||
+             op == "PREEXIT") {
     accept_everything(b);  // memory is sequentially consistent here, and nothing is in flight
     in.run = run_nothing;
   } else {

@@ -1,4 +1,4 @@
-// Tensor cores: HMMA.884 of sm_70 with FP32 accumulators.
+// Tensor cores with FP32 accumulators: HMMA.884 of sm_70, HMMA.1684, 1688 and 16816 of sm_80.
 #include <algorithm>
 
 #include "bind.h"
@@ -7,7 +7,15 @@
 namespace gpu_emulator {
 namespace {
 
-constexpr int kHalfBits = 11;  // of a half's significand
+constexpr int kHalfBits = 11, kBfloatBits = 8, kTf32Bits = 11;  // of a factor's significand
+
+void require_all_lanes(const Inst& in, Machine& m, uint32_t mask) {
+  if (mask == kAllLanes) return;
+  Fault f;
+  f.kind = FaultKind::Unsupported;
+  f.message = m.kernel.sass[in.index].opcode + " with inactive lanes";
+  throw f;
+}
 
 // mma.sync.m8n8k4 is four HMMA steps. A warp holds four independent products of 8 x 4 by 4 x 8, one per pair of quads:
 // lanes 4q to 4q + 3 and 16 + 4q to 16 + 4q + 3 are the eight members of pair q.
@@ -39,13 +47,8 @@ void read_operand(const uint32_t* low, const uint32_t* high, int quad_pair, bool
 }
 
 // kind: the step. It writes the accumulators 2 step and 2 step + 1 of the eight that a lane has in the PTX manual.
-void run_hmma_884(Machine&, Warp& w, const Inst& in, uint32_t mask) {
-  if (mask != kAllLanes) {
-    Fault f;
-    f.kind = FaultKind::Unsupported;
-    f.message = "HMMA with inactive lanes";
-    throw f;
-  }
+void run_hmma_884(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
+  require_all_lanes(in, m, mask);
   const uint32_t* addend[2] = {w.row(in.src[4]), w.row(in.src[5])};
   alignas(64) uint32_t out[2][kLanes];
   for (int quad_pair = 0; quad_pair < kQuadPairs; quad_pair++) {
@@ -73,9 +76,8 @@ void pair_source(Binder& b, int slot, const Operand& o) {
 }
 
 // HMMA.884.F32.F32.STEP0 R8, R2.ROW, R4.COL, R8: types of the result and of the addend, how A and B lie in the lanes.
-void bind_hmma(Binder& b) {
+void bind_hmma_884(Binder& b) {
   Inst& in = b.inst;
-  if (!b.take("884")) throw Unsupported("shape");
   const auto& modifiers = b.sass.modifiers;
   if (std::count(modifiers.begin(), modifiers.end(), "F32") != 2) throw Unsupported("accumulators other than F32");
   b.ignore({"F32"});
@@ -93,6 +95,94 @@ void bind_hmma(Binder& b) {
   pair_source(b, 2, right);
   pair_source(b, 4, addend);
   in.run = run_hmma_884;
+}
+
+// ---- 16 x k by k x 8 -------------------------------------------------------------------------------------
+
+// How factors lie in a register, and how they are added.
+struct Fp16 {
+  static constexpr int per_register = 2, bits = kHalfBits;
+  static constexpr TensorRounding rounding = kAmpere16Bit;
+  static float value(uint32_t word, int i) { return half_value(word >> (16 * i)); }
+};
+struct Bf16 {
+  static constexpr int per_register = 2, bits = kBfloatBits;
+  static constexpr TensorRounding rounding = kAmpere16Bit;
+  static float value(uint32_t word, int i) { return as_float(i ? word & 0xffff0000u : word << 16); }
+};
+struct Tf32 {  // the lower 13 bits of the float are not looked at
+  static constexpr int per_register = 1, bits = kTf32Bits;
+  static constexpr TensorRounding rounding = kAmpereTf32;
+  static float value(uint32_t word, int) { return as_float(word & ~0x1fffu); }
+};
+
+constexpr int kRows = 16, kColumns = 8;
+
+// Four lanes share a row of A and of the result, or a column of B. A register of theirs holds neighbouring factors of
+// it; registers of A alternate between row r and row r + 8, and every second one (every one of B) is a piece of the
+// depth further on.
+template <class Type, int pieces>
+void run_hmma_16(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
+  require_all_lanes(in, m, mask);
+  constexpr int piece = 4 * Type::per_register, depth = pieces * piece;
+  auto row_of = [&](int slot, int i) {
+    return w.row(in.src[slot]) + (in.src[slot].row == kZeroRegister ? 0 : i * kLanes);
+  };
+  TensorNumber a[kRows][depth], b[kColumns][depth];
+  for (int lane = 0; lane < kLanes; lane++) {
+    for (int p = 0; p < pieces; p++) {
+      for (int i = 0; i < Type::per_register; i++) {
+        const int k = p * piece + lane % 4 * Type::per_register + i;
+        for (int half = 0; half < 2; half++)
+          a[lane / 4 + 8 * half][k] = tensor_number<Type::bits>(Type::value(row_of(0, 2 * p + half)[lane], i));
+        b[lane / 4][k] = tensor_number<Type::bits>(Type::value(row_of(1, p)[lane], i));
+      }
+    }
+  }
+  alignas(64) uint32_t out[4][kLanes];
+  for (int i = 0; i < 4; i++) {
+    const uint32_t* addend = row_of(2, i);
+    for (int lane = 0; lane < kLanes; lane++) {
+      const int row = lane / 4 + (i & 2) * 4, column = lane % 4 * 2 + (i & 1);
+      out[i][lane] = as_bits(tensor_sum<Type::rounding, Type::bits, depth>(a[row], b[column], as_float(addend[lane])));
+    }
+  }
+  for (int i = 0; i < 4; i++) store_row(w, in.dst + i, out[i], mask);
+}
+
+// HMMA.16816.F32 R12, R12, R16, R4; with .BF16 or .TF32 for factors of these types.
+void bind_hmma_16(Binder& b, int shape) {
+  Inst& in = b.inst;
+  if (!b.take("F32")) throw Unsupported("accumulators other than F32");
+  if (b.take("TF32")) {
+    if (shape == 16816) throw Unsupported("shape");
+    in.run = shape == 1684 ? run_hmma_16<Tf32, 1> : run_hmma_16<Tf32, 2>;
+  } else {
+    if (shape == 1684) throw Unsupported("shape");
+    const bool twice = shape == 16816;
+    if (b.take("BF16")) {
+      in.run = twice ? run_hmma_16<Bf16, 2> : run_hmma_16<Bf16, 1>;
+    } else {
+      in.run = twice ? run_hmma_16<Fp16, 2> : run_hmma_16<Fp16, 1>;
+    }
+  }
+  b.destination();
+  for (int slot = 0; slot < 3; slot++) {
+    if (!b.peek_is(Operand::Kind::Register)) throw Unsupported("operand " + b.peek().text);
+    b.source(slot);
+    if (!in.src[slot].plain()) throw Unsupported("modified factor or addend");
+  }
+}
+
+void bind_hmma(Binder& b) {
+  if (b.take("884")) {
+    bind_hmma_884(b);
+    return;
+  }
+  static const int shapes[] = {1684, 1688, 16816};
+  const int shape = b.take_one({"1684", "1688", "16816"});
+  if (shape < 0 || b.kernel().arch < 80 || b.kernel().arch >= 90) throw Unsupported("shape");
+  bind_hmma_16(b, shapes[shape]);
 }
 
 }  // namespace

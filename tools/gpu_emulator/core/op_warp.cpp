@@ -78,6 +78,40 @@ void run_r2ur(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   std::fill_n(w.reg[in.dst], kLanes, value);
 }
 
+enum Reduction : uint8_t { kSum, kMin, kMax, kAnd, kOr, kXor };
+
+// REDUX: one value of all active lanes, to the warp. flags: signed.
+void run_redux(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
+  const Values from = w.values(in.src[0]);
+  const uint32_t bias = in.flags ? 0x80000000u : 0;
+  int first = __builtin_ctz(mask);
+  uint32_t result = from[first];
+  for (uint32_t left = mask & (mask - 1); left; left &= left - 1) {
+    uint32_t x = from[__builtin_ctz(left)];
+    switch (in.kind) {
+      case kSum:
+        result += x;
+        break;
+      case kMin:
+        result = std::min(result ^ bias, x ^ bias) ^ bias;
+        break;
+      case kMax:
+        result = std::max(result ^ bias, x ^ bias) ^ bias;
+        break;
+      case kAnd:
+        result &= x;
+        break;
+      case kOr:
+        result |= x;
+        break;
+      default:
+        result ^= x;
+    }
+  }
+  std::fill_n(w.reg[in.dst], kLanes, result);
+  synchronised(m, w, mask);
+}
+
 // flags: 64-bit values; kind: all.
 void run_match(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
   const Values low = w.values(in.src[0]), high = w.values(in.src[1]);
@@ -216,6 +250,14 @@ bool bind_warp(Binder& b) {
       b.source(0);
     }
     in.run = run_match;
+  } else if (op == "REDUX") {
+    int kind = b.take_one({"SUM", "MIN", "MAX", "AND", "OR", "XOR"});
+    b.ignore({"U32"});
+    in.kind = static_cast<uint8_t>(kind < 0 ? kAnd : kind);  // which the disassembler does not name
+    in.flags = b.take("S32");
+    b.destination();
+    b.source(0);
+    in.run = run_redux;
   } else if (op == "R2UR") {
     b.destination();
     b.source(0);

@@ -14,7 +14,8 @@ struct TensorRounding {
   int block;       // products that are added at once
   int extra_bits;  // kept below the last bit of FP32
 };
-constexpr TensorRounding kVoltaFp16 = {4, 0};
+// Hopper adds twice as many as Ampere, with two extra bits.
+constexpr TensorRounding kVoltaFp16 = {4, 0}, kAmpere16Bit = {8, 1}, kAmpereTf32 = {4, 1};
 
 // A factor or an addend: significand x 2^exponent, where a finite value other than zero has `bits` significant bits.
 struct TensorNumber {
@@ -81,7 +82,9 @@ float tensor_block_sum(const TensorNumber* a, const TensorNumber* b, float c) {
     sum += shifted_toward_zero(product, a[k].exponent + b[k].exponent - unit);
   }
   if (sum == 0) return 0;
-  const int excess = std::max(0, 64 - __builtin_clzll(static_cast<uint64_t>(std::abs(sum))) - 24);
+  constexpr int kLeastExponent = -149;  // of FP32's subnormals
+  const int length = 64 - __builtin_clzll(static_cast<uint64_t>(std::abs(sum)));
+  const int excess = std::max({0, length - 24, kLeastExponent - unit});
   const int64_t rounded = shifted_toward_zero(sum, -excess);
   return static_cast<float>(static_cast<double>(rounded) * power_of_two(unit + excess));
 }

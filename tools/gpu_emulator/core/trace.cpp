@@ -10,8 +10,9 @@ namespace gpu_emulator {
 namespace {
 
 int access_bytes(const SassInstruction& in) {
-  static const char* const ops[] = {"LDG", "STG", "LD",  "ST",    "LDS",  "STS",
-                                    "LDL", "STL", "RED", "ATOMG", "ATOM", "ATOMS"};
+  static const char* const ops[] = {"LDG", "STG", "LD",    "ST",   "LDS",   "STS",   "LDL",
+                                    "STL", "RED", "ATOMG", "ATOM", "ATOMS", "LDGSTS"};
+  if (in.opcode == "LDSM") return 16;
   if (std::none_of(std::begin(ops), std::end(ops), [&](const char* o) { return in.opcode == o; })) return 0;
   int bytes = 4;
   for (const std::string& m : in.modifiers) {
@@ -30,10 +31,15 @@ void add_registers(std::vector<int>& list, int first, int count) {
       list.push_back(first + i);
 }
 
+// Of HMMA's operands: the result and the addend have four, A four or two, B half as many as A.
+int registers_of_matrix(bool deep, size_t operand) {
+  return operand == 1 ? (deep ? 4 : 2) : operand == 2 ? (deep ? 2 : 1) : 4;
+}
+
 // Which registers an instruction writes and reads, for the simulator's scoreboard.
 void registers_of(const SassInstruction& in, int bytes, std::vector<int>& written, std::vector<int>& read) {
-  bool store =
-      in.opcode == "STG" || in.opcode == "STS" || in.opcode == "STL" || in.opcode == "ST" || in.opcode == "RED";
+  bool store = in.opcode == "STG" || in.opcode == "STS" || in.opcode == "STL" || in.opcode == "ST" ||
+               in.opcode == "RED" || in.opcode == "LDGSTS";
   auto has = [&](const char* m) {
     return std::find(in.modifiers.begin(), in.modifiers.end(), m) != in.modifiers.end();
   };
@@ -47,7 +53,8 @@ void registers_of(const SassInstruction& in, int bytes, std::vector<int>& writte
     const Operand& o = in.operands[i];
     if (o.kind == Operand::Kind::Memory) {
       bool wide = in.opcode == "LDG" || in.opcode == "STG" || in.opcode == "LD" || in.opcode == "ST" ||
-                  in.opcode == "RED" || in.opcode == "ATOMG" || in.opcode == "ATOM";
+                  in.opcode == "RED" || in.opcode == "ATOMG" || in.opcode == "ATOM" ||
+                  (in.opcode == "LDGSTS" && i == 1);
       add_registers(read, o.index, wide ? 2 : 1);
     } else if (o.kind == Operand::Kind::Constant && o.indexed) {
       add_registers(read, o.index, 1);
@@ -56,6 +63,9 @@ void registers_of(const SassInstruction& in, int bytes, std::vector<int>& writte
                   (in.opcode == "IMAD" && has("WIDE") && (first || i + 1 == in.operands.size())) ||
                   (in.opcode == "CS2R" && !has("32"));
       int count = bytes ? words : pair ? 2 : 1;
+      if (in.opcode == "LDSM") count = has("4") ? 4 : has("2") ? 2 : 1;
+      if (in.opcode == "HMMA" && !has("884"))
+        count = registers_of_matrix(has("16816") || (has("TF32") && has("1688")), i);
       if (in.opcode == "LDC") count = has("64") ? 2 : has("128") ? 4 : 1;
       if (first && !no_destination) {
         add_registers(written, o.index, count);
