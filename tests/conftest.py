@@ -13,6 +13,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from nightly import nightly
+
 torch.set_num_threads(1)
 os.environ["POLYCONV_TUNING_FILE"] = "off"
 os.environ["POLYCONV_PROFILE"] = "off"
@@ -51,3 +53,11 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
         pytest.skip(f"this processor has no {request.param}")
     yield request.param
     native.instruction_set("best")
+
+
+@pytest.fixture(params=["sm_70", pytest.param("sm_80", marks=nightly)])
+def every_arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels run as machine code of each GPU that the emulator knows: a sample of the newer one's, at night all."""
+    import emulate
+
+    monkeypatch.setattr(emulate, "arch", request.param)

@@ -75,6 +75,7 @@ NAMED = {
 }
 
 
+@pytest.mark.usefixtures("every_arch")
 @pytest.mark.parametrize("epilogue", EPILOGUES, ids=_name)
 @pytest.mark.parametrize("shape", [pytest.param(shape, id=name) for name, shape in NAMED.items()])
 def test_named(shape: Shape, epilogue: tuple[Activation, bool]) -> None:
@@ -124,6 +125,7 @@ EVERY = [
 ]
 
 
+@pytest.mark.usefixtures("every_arch")
 @pytest.mark.parametrize(("way", "shape", "epilogue"), EVERY)
 def test_every_instance(way: CudaCandidate, shape: Shape, epilogue: tuple[Activation, bool]) -> None:
     run(shape, *epilogue, way, sms=2)
@@ -141,6 +143,7 @@ def test_no_instance_is_missing() -> None:
 # ---- Results in parts: the residual's part goes with each
 
 
+@pytest.mark.usefixtures("every_arch")
 def test_slabs_of_the_separable_chain() -> None:
     way = separable.SeparableCandidate(separable.F43, separable.F45, 32)
     x, w, bias, dy = UNEVEN.tensors()
@@ -150,6 +153,7 @@ def test_slabs_of_the_separable_chain() -> None:
     check(problem, x, w, bias, dy, plan, torch.randn(problem.y_shape))
 
 
+@pytest.mark.usefixtures("every_arch")
 @pytest.mark.parametrize("most", [400, 100], ids=["images", "rows of an image"])
 def test_launches_of_a_large_gemm(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """More pixels than one launch can number: whole images per launch, or rows of one image."""
@@ -162,11 +166,13 @@ def test_launches_of_a_large_gemm(most: int, monkeypatch: pytest.MonkeyPatch) ->
     check(problem, x, w, bias, dy, plan, torch.randn(problem.y_shape))
 
 
+@pytest.mark.usefixtures("every_arch")
 @pytest.mark.parametrize("way", [fused.CANDIDATES[0], fused.CANDIDATES[-1]], ids=lambda way: way.name)
 def test_channels_split_between_blocks(way: fused.FusedCandidate) -> None:
     run(Shape((1, 6, 9, 33), 130, (3, 3), padding=(1, 1, 1, 1)), SILU, True, way)
 
 
+@pytest.mark.usefixtures("every_arch")
 def test_the_residual_may_be_the_output() -> None:
     """Every thread reads its residuals before it stores: y += conv(x, w) in place."""
     for way in (
@@ -200,15 +206,18 @@ SPECIAL = torch.tensor(
 )
 
 
+@pytest.mark.usefixtures("every_arch")
 def test_relu_is_exact_and_keeps_nan() -> None:
     torch.testing.assert_close(activated(RELU, SPECIAL), torch.relu(SPECIAL), rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.usefixtures("every_arch")
 def test_silu_of_special_values() -> None:
     want = torch.nn.functional.silu(SPECIAL)
     torch.testing.assert_close(activated(SILU, SPECIAL), want, rtol=1e-6, atol=1e-36, equal_nan=True)
 
 
+@pytest.mark.usefixtures("every_arch")
 def test_silu_errs_by_less_than_it_says() -> None:
     """3.2e-7 |z| (kernels/epilogue.cuh); the emulator's special functions are exact to half an ulp, a GPU's to two."""
     z = torch.cat([torch.linspace(-100, 100, 20_000), torch.logspace(-30, 2, 2_000), -torch.logspace(-30, 2, 2_000)])
@@ -216,6 +225,7 @@ def test_silu_errs_by_less_than_it_says() -> None:
     assert (error <= 3.2e-7 * z.double().abs() + 1e-37).all()
 
 
+@pytest.mark.usefixtures("every_arch")
 def test_a_nan_in_the_residual_stays_in_its_place() -> None:
     shape = Shape((1, 8, 9, 40), 12, (3, 3), padding=(1, 1, 1, 1))
     for way in (

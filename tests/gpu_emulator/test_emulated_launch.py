@@ -15,7 +15,7 @@ import gpu_emulator
 from gpu_emulator import elf, launch, toolchain
 from gpu_emulator.__main__ import main as command_line
 
-Compiler = Callable[[str], bytes]
+Compiler = Callable[..., bytes]
 
 FILL = """extern "C" __global__ void fill(float* o, long long n, float v, int base) {
   long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; if (i < n) o[i] = v + base; }"""
@@ -86,7 +86,7 @@ def test_shared_memory_opt_in(nvrtc: Compiler) -> None:
     with pytest.raises(gpu_emulator.LaunchError, match="opt-in"):
         gpu_emulator.run(cubin, "dynamic", 1, 1, args, shared=64 * 1024, max_dynamic_shared=60 * 1024)
     gpu_emulator.run(cubin, "dynamic", 1, 1, args, shared=96 * 1024, max_dynamic_shared=96 * 1024)
-    with pytest.raises(gpu_emulator.LaunchError, match="a V100 has"):
+    with pytest.raises(gpu_emulator.LaunchError, match="the V100 has"):
         gpu_emulator.run(cubin, "dynamic", 1, 1, args, shared=96 * 1024 + 4, max_dynamic_shared=2**20)
 
 
@@ -131,16 +131,14 @@ def test_resources(nvrtc: Compiler) -> None:
     ],
 )
 def test_occupancy(registers: int, threads: int, shared: int, blocks: int) -> None:
-    assert gpu_emulator.blocks_per_sm(registers, threads, shared) == blocks
+    assert gpu_emulator.V100.blocks_per_sm(registers, threads, shared) == blocks
 
 
-def test_only_sm_70_cubins() -> None:
+def test_only_known_cubins(nvrtc: Compiler) -> None:
     with pytest.raises(gpu_emulator.CubinError, match="ELF"):
         gpu_emulator.run(b"not a cubin", "k", 1, 1, [])
-    core = pytest.importorskip("cuda.core")
-    other = core.Program(FILL, "c++", core.ProgramOptions(arch="sm_80", std="c++17")).compile("cubin").code
-    with pytest.raises(gpu_emulator.CubinError, match="sm_80"):
-        gpu_emulator.resources(bytes(other), "fill")
+    with pytest.raises(gpu_emulator.CubinError, match="compiled for sm_86; only sm_70 and sm_80"):
+        gpu_emulator.resources(nvrtc(FILL, "sm_86"), "fill")
 
 
 def test_unknown_instruction_is_printed(nvrtc: Compiler) -> None:
@@ -198,13 +196,13 @@ def test_disassembly_is_cached(nvrtc: Compiler, tmp_path: Path, monkeypatch: pyt
     tool = toolchain.nvdisasm()
     monkeypatch.setenv("GPU_EMULATOR_NVDISASM", str(tool))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    text = toolchain.disassemble(code)
+    text = toolchain.disassemble(code, "sm_70")
     (cached,) = (tmp_path / "polyconv-dev" / "sass").glob("*.sass")
     monkeypatch.setenv("GPU_EMULATOR_NVDISASM", "/bin/false")
-    assert toolchain.disassemble(code) == text
+    assert toolchain.disassemble(code, "sm_70") == text
     cached.write_text(text[: len(text) // 2])  # a truncated entry is no entry
     with pytest.raises(toolchain.ToolchainError):
-        toolchain.disassemble(code)
+        toolchain.disassemble(code, "sm_70")
 
 
 def test_missing_tool_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,4 +231,4 @@ def test_command_line(nvrtc: Compiler, tmp_path: Path, capsys: pytest.CaptureFix
 def test_everything_is_understood(nvrtc: Compiler) -> None:
     """No instruction of the kernels in this directory is beyond the emulator."""
     code = elf.load(nvrtc(FILL)).kernel("fill").code
-    assert launch._program(code).unsupported() == []
+    assert launch._program(code, "sm_70").unsupported() == []

@@ -61,6 +61,8 @@ CASES: list[tuple[str, Callable[[Array, Array], Any]]] = [
     ("SGXT {d}, {a}, 0x8", lambda a, b: a.astype("i1").astype("i4").view("u4")),
     ("SGXT.U32 {d}, {a}, 0x8", lambda a, b: a & 0xFF),
     ("BMSK {d}, 0x4, 0x8", lambda a, b: 0 * a + 0xFF0),
+    ("IDP.2A.LO.U16.U8 {d}, {a}, {b}, 0x5", lambda a, b: dp2a(a, b, 0)),
+    ("IDP.2A.HI.U16.U8 {d}, {a}, {b}, 0x5", lambda a, b: dp2a(a, b, 16)),
     ("VABSDIFF.U32 {d}, {a}, {b}, 0x1", lambda a, b: np.where(a < b, b - a, a - b) + 1),
     ("PRMT {d}, {a}, 0x8765, {b}", lambda a, b: (a & 0x80) * 0 + prmt(a, b)),
     ("I2I.S8.S32.SAT {d}, {a}", lambda a, b: clip_to(a, -128, 127)),
@@ -95,9 +97,14 @@ def prmt(a: Array, b: Array) -> Array:
     return (b >> 8 & 0xFFFFFF) | sign
 
 
+def dp2a(a: Array, b: Array, first: int) -> Array:
+    """Two halves of a times two bytes of b, plus five."""
+    return (a & 0xFFFF) * (b >> first & 0xFF) + (a >> 16) * (b >> first + 8 & 0xFF) + 5
+
+
 def run_replaced(nvrtc: Compiler, monkeypatch: pytest.MonkeyPatch, replacement: str, a: Array, b: Array) -> Array:
     cubin = nvrtc(SOURCE)
-    text = toolchain.disassemble(elf.load(cubin).kernel("k").code)
+    text = toolchain.disassemble(elf.load(cubin).kernel("k").code, "sm_70")
     first = re.search(r"LDG\.E\.\S+ (R\d+), \[R\d+\]", text)
     addition = re.search(r"(?:IADD3 (R\d+), (R\d+), (R\d+), RZ|IMAD\.IADD (R\d+), (R\d+), 0x1, (R\d+)) ;\n.*STG", text)
     assert first
@@ -112,7 +119,7 @@ def run_replaced(nvrtc: Compiler, monkeypatch: pytest.MonkeyPatch, replacement: 
     start, end = addition.start(), text.index(";", addition.start())
     changed = text[:start] + replacement.format(d=d, a=x, b=y) + " " + text[end:]
     launch._program.cache_clear()
-    monkeypatch.setattr(toolchain, "disassemble", lambda code: changed)
+    monkeypatch.setattr(toolchain, "disassemble", lambda code, arch: changed)
     out = np.zeros(32, np.uint32)
     try:
         gpu_emulator.run(cubin, "k", 1, 32, [out, a, b])

@@ -267,7 +267,7 @@ def test_compulsory_traffic() -> None:
 def test_occupancy_agrees_with_the_emulator(threads: int) -> None:
     for registers in (16, 32, 61, 64, 96, 120, 128, 168, 255):
         for shared in (0, 1, 4096, 16384, 49152, 98304):
-            expected = gpu_emulator.blocks_per_sm(registers, threads, shared)
+            expected = gpu_emulator.V100.blocks_per_sm(registers, threads, shared)
             assert occupancy.blocks_per_sm("sm_70", registers, threads, shared) == expected
     assert occupancy.blocks_per_sm("sm_999", 32, 128, 0) is None
 

@@ -20,6 +20,7 @@ from polyconv.plan import Plan, plan_cuda
 from polyconv.plan.layout import GatherParams, WgradParams
 from polyconv.problem import Pass, Problem
 
+pytestmark = pytest.mark.usefixtures("every_arch")
 W2 = Problem.make("fprop", (16, 16, 1024, 1024), (128, 16, 3, 3))
 PAST_2_31 = Problem.make("fprop", (3, 24, 6000, 8192), (40, 24, 3, 3), padding=(1, 1, 1, 1), bias=True)
 """3.5e9 elements of x, 5.9e9 of y: offsets need more than 32 bits."""

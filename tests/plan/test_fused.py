@@ -14,6 +14,7 @@ from polyconv.plan.fused import FusedCandidate, ResidentCandidate
 from polyconv.plan.gather import roles
 from polyconv.problem import Pass
 
+pytestmark = pytest.mark.usefixtures("every_arch")
 KINDS = (Pass.FPROP, Pass.DGRAD)
 RANDOM_EACH = 50
 

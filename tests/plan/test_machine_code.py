@@ -1,4 +1,4 @@
-"""Every kernel as sm_70 machine code against float64 PyTorch: named suites, random geometries, every variant."""
+"""Every kernel as machine code against float64 PyTorch: named suites, random geometries, every variant."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from polyconv.plan.tiles import GATHER_TILES, PLANE_TILES, WGRAD_TAPS, WGRAD_TIL
 from polyconv.plan.wgrad import WgradCandidate
 from polyconv.problem import Pass
 
+pytestmark = pytest.mark.usefixtures("every_arch")
 PASSES = tuple(Pass)
 RANDOM_PARTS, RANDOM_EACH = 4, 60
 NAMED = [pytest.param(shape, id=f"{suite}: {name}") for suite, cases in SUITES.items() for name, shape in cases.items()]

@@ -22,6 +22,7 @@ from polyconv.plan.separable import DIRECT, F23, F43, F45, F45_NESTED, Separable
 from polyconv.plan.toom import ToomAxis
 from polyconv.problem import PaddingMode, Pass, Problem
 
+pytestmark = pytest.mark.usefixtures("every_arch")
 PASSES = (Pass.FPROP, Pass.DGRAD)
 RANDOM_PARTS, RANDOM_EACH = 4, 30
 LARGE = 2**26

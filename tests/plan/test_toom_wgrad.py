@@ -19,6 +19,7 @@ from polyconv.plan.toom_wgrad import ToomWgradCandidate
 from polyconv.problem import Pass, Problem
 from polyconv.scale import largest, scales
 
+pytestmark = pytest.mark.usefixtures("every_arch")
 RANDOM_PARTS, RANDOM_EACH = 4, 45
 SMS = 2
 MORE = {

@@ -1,10 +1,11 @@
-"""Runs V100 (sm_70) machine code without a GPU, checks every access, counts what a V100 would spend.
+"""Runs machine code of a V100 or an A100 without a GPU, checks every access, counts what the chip would spend.
 
 >>> report = gpu_emulator.run(cubin, "kernel", grid=4, block=128, args=[x, y, gpu_emulator.i32(n)])
 >>> print(report, report.speed_of_light(), sep="\\n")
 """
 
-from .elf import CubinError, Resources, blocks_per_sm, resources
+from .chips import A100, CHIPS, V100, Chip
+from .elf import CubinError, Resources, resources
 from .faults import (
     BadBranch,
     BadConstant,
@@ -18,6 +19,7 @@ from .faults import (
     OutOfBounds,
     SharedRace,
     Trap,
+    UnfinishedCopy,
     UninitialisedShared,
     Unsupported,
 )
@@ -26,9 +28,13 @@ from .report import Report, SpeedOfLight
 from .toolchain import ToolchainError
 
 __all__ = [
+    "A100",
+    "CHIPS",
+    "V100",
     "BadBranch",
     "BadConstant",
     "Buffer",
+    "Chip",
     "CubinError",
     "Deadlock",
     "Device",
@@ -45,9 +51,9 @@ __all__ = [
     "SpeedOfLight",
     "ToolchainError",
     "Trap",
+    "UnfinishedCopy",
     "UninitialisedShared",
     "Unsupported",
-    "blocks_per_sm",
     "f32",
     "f64",
     "i32",

@@ -23,9 +23,9 @@ def main(arguments: list[str] | None = None) -> int:
     cubin = elf.load(image)
     for kernel in [options.kernel] if options.kernel else cubin.kernel_names:
         if options.command == "disasm":
-            code = cubin.kernel(kernel).code
-            print(f"// {kernel}\n{toolchain.disassemble(code)}")
-            for problem in launch._program(code).unsupported():
+            code, arch = cubin.kernel(kernel).code, cubin.chip.arch
+            print(f"// {kernel}\n{toolchain.disassemble(code, arch)}")
+            for problem in launch._program(code, arch).unsupported():
                 print(f"// not supported: {problem}")
         else:
             r = elf.resources(image, kernel)

@@ -76,9 +76,12 @@ class Counters(ctypes.Structure):
         ("skipped", ctypes.c_uint64),
         ("lanes", ctypes.c_uint64),
         ("requests", ctypes.c_uint64),
-        ("wavefronts", ctypes.c_uint64),
+        ("lines", ctypes.c_uint64),
         ("ideal", ctypes.c_uint64),
         ("sectors", ctypes.c_uint64),
+        ("shared_requests", ctypes.c_uint64),
+        ("shared_wavefronts", ctypes.c_uint64),
+        ("shared_ideal", ctypes.c_uint64),
     ]
 
 
@@ -146,7 +149,7 @@ def _build(target: Path) -> None:
 
 
 def _bind(library: ctypes.CDLL) -> None:
-    library.emulator_parse.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64]
+    library.emulator_parse.argtypes = [ctypes.c_char_p, ctypes.c_int32, ctypes.c_char_p, ctypes.c_uint64]
     library.emulator_parse.restype = ctypes.c_void_p
     library.emulator_free.argtypes = [ctypes.c_void_p]
     library.emulator_free.restype = None
@@ -183,10 +186,12 @@ def library() -> ctypes.CDLL:
 class Program:
     """A decoded kernel inside the core."""
 
-    def __init__(self, disassembly: str) -> None:
+    def __init__(self, disassembly: str, arch: str) -> None:
         self._library = library()
         error = ctypes.create_string_buffer(1024)
-        self.handle = self._library.emulator_parse(disassembly.encode(), error, len(error))
+        self.handle = self._library.emulator_parse(
+            disassembly.encode(), int(arch.removeprefix("sm_")), error, len(error)
+        )
         if not self.handle:
             raise toolchain.ToolchainError(f"disassembly not understood: {error.value.decode()}")
         count = self._library.emulator_instruction_count(self.handle)

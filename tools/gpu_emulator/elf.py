@@ -6,6 +6,8 @@ import struct
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from .chips import CHIPS, Chip
+
 # Attributes of .nv.info sections (format byte, attribute byte, then a 16-bit value or size).
 _FORMAT_HALF = 3
 _FORMAT_SIZED = 4
@@ -68,6 +70,7 @@ class KernelInfo:
     """Everything a launch needs to know about one kernel."""
 
     name: str
+    chip: Chip
     code: bytes
     parameters: tuple[Parameter, ...]
     param_bytes: int
@@ -90,8 +93,10 @@ class Cubin:
         flags = struct.unpack_from("<I", image, 48)[0]
         if machine != _EM_CUDA:
             raise CubinError(f"not a CUDA image (ELF machine {machine})")
-        if flags & 0xFF != 70:
-            raise CubinError(f"compiled for sm_{flags & 0xFF}; only sm_70 can be executed")
+        arch = f"sm_{flags & 0xFF}"
+        if arch not in CHIPS:
+            raise CubinError(f"compiled for {arch}; only {' and '.join(CHIPS)} can be executed")
+        self.chip = CHIPS[arch]
         self.sections = _read_sections(image)
         self._by_name = {s.name: i for i, s in enumerate(self.sections)}
         self.symbols = self._read_symbols()
@@ -172,6 +177,7 @@ class Cubin:
         frame = _known(self._frames.get(name, 0))
         return KernelInfo(
             name=name,
+            chip=self.chip,
             code=text.data,
             parameters=tuple(parameters[i] for i in sorted(parameters)),
             param_bytes=param_bytes,
@@ -230,6 +236,7 @@ def load(image: bytes) -> Cubin:
 class Resources:
     """What one kernel takes of an SM."""
 
+    chip: Chip = field(repr=False)
     registers: int
     static_shared: int
     frame_bytes: int  # local memory: spills and arrays indexed at run time
@@ -239,12 +246,13 @@ class Resources:
     param_sizes: tuple[int, ...]
 
     def blocks_per_sm(self, threads: int, dynamic_shared: int = 0) -> int:
-        return blocks_per_sm(self.registers, threads, self.static_shared + dynamic_shared)
+        return self.chip.blocks_per_sm(self.registers, threads, self.static_shared + dynamic_shared)
 
 
 def resources(cubin: bytes, name: str) -> Resources:
     k = load(cubin).kernel(name)
     return Resources(
+        chip=k.chip,
         registers=k.registers,
         static_shared=k.static_shared,
         frame_bytes=k.frame_bytes,
@@ -253,22 +261,3 @@ def resources(cubin: bytes, name: str) -> Resources:
         param_bytes=k.param_bytes,
         param_sizes=tuple(p.size for p in k.parameters),
     )
-
-
-def blocks_per_sm(registers: int, threads: int, shared: int) -> int:
-    """How many blocks a V100's SM holds at once: the least of four limits.
-
-    64 warps and 32 blocks per SM; 64 K registers, given to a warp in units of 256; 96 KiB of shared memory, in
-    units of 256 bytes.
-    """
-    warps = -(-threads // 32)
-    if warps == 0 or threads > 1024:
-        return 0
-    limits = [32, 64 // warps]
-    if registers:
-        per_warp = -(-registers // 8) * 8 * 32
-        # Each of the four schedulers has a quarter of the registers, and warps do not share one across them.
-        limits.append(4 * (16384 // per_warp) // warps)
-    if shared:
-        limits.append(98304 // (-(-shared // 256) * 256))
-    return min(limits)

@@ -84,6 +84,10 @@ class BadBranch(Fault):
     """A jump out of the kernel."""
 
 
+class UnfinishedCopy(Fault):
+    """Shared memory was touched that an asynchronous copy may still write: its thread has not waited for it."""
+
+
 # The numbers are those of core/fault.h.
 BY_NUMBER: dict[int, type[Fault]] = {
     1: Unsupported,
@@ -98,4 +102,5 @@ BY_NUMBER: dict[int, type[Fault]] = {
     10: InstructionLimit,
     11: BadConstant,
     12: BadBranch,
+    13: UnfinishedCopy,
 }

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _core, elf, toolchain
+from .chips import REGISTERS_PER_SM, THREADS_PER_BLOCK
 from .faults import BY_NUMBER, Fault, LaunchError
 from .report import Report
 
@@ -27,7 +28,6 @@ _SHARED_WINDOW = 0x00F0000000000000  # as in core/machine.h
 _LOCAL_WINDOW = 0x00F1000000000000
 _STACK_SLACK = 1024  # CUDA's default stack, for callees that the compiler did not account for
 _DEFAULT_SHARED_LIMIT = 48 * 1024
-_SHARED_LIMIT = 96 * 1024
 _GRID_LIMIT = (2**31 - 1, 65535, 65535)
 _BLOCK_LIMIT = (1024, 1024, 64)
 
@@ -173,15 +173,16 @@ def _check_limits(
     for what, dim, limits in (("grid", grid, _GRID_LIMIT), ("block", block, _BLOCK_LIMIT)):
         for axis, extent, limit in zip("xyz", dim, limits, strict=True):
             if not 1 <= extent <= limit:
-                raise LaunchError(f"{what}.{axis} is {extent}: a V100 takes 1 to {limit}")
-    threads = math.prod(block)
-    if threads > min(1024, kernel.max_threads):
-        raise LaunchError(f"{threads} threads per block: {kernel.name} takes at most {min(1024, kernel.max_threads)}")
-    if elf.blocks_per_sm(kernel.registers, threads, 0) == 0:
-        raise LaunchError(f"{kernel.registers} registers for each of {threads} threads: an SM has 65536")
+                raise LaunchError(f"{what}.{axis} is {extent}: a GPU takes 1 to {limit}")
+    threads, chip = math.prod(block), kernel.chip
+    most = min(THREADS_PER_BLOCK, kernel.max_threads)
+    if threads > most:
+        raise LaunchError(f"{threads} threads per block: {kernel.name} takes at most {most}")
+    if chip.blocks_per_sm(kernel.registers, threads, 0) == 0:
+        raise LaunchError(f"{kernel.registers} registers for each of {threads} threads: an SM has {REGISTERS_PER_SM}")
     total = kernel.static_shared + dynamic_shared
-    if total > _SHARED_LIMIT:
-        raise LaunchError(f"{total} bytes of shared memory per block: a V100 has {_SHARED_LIMIT}")
+    if total > chip.shared_per_block:
+        raise LaunchError(f"{total} bytes of shared memory per block: the {chip.name} has {chip.shared_per_block}")
     opted_in = max_dynamic_shared is not None and max_dynamic_shared >= dynamic_shared
     if total > _DEFAULT_SHARED_LIMIT and not opted_in:
         raise LaunchError(
@@ -191,14 +192,14 @@ def _check_limits(
 
 
 @lru_cache(maxsize=64)
-def _program(code: bytes, patches: tuple[tuple[int, int], ...] = ()) -> _core.Program:
+def _program(code: bytes, arch: str, patches: tuple[tuple[int, int], ...] = ()) -> _core.Program:
     """Decoded code. `patches`: (pc, immediate), for addresses that are known only now."""
-    text = toolchain.disassemble(code)
+    text = toolchain.disassemble(code, arch)
     for pc, value in patches:
         text, count = re.subn(rf"(/\*{pc:04x}\*/[^;\n]*, )0x[0-9a-f]+ ;", rf"\g<1>0x{value:x} ;", text)
         if count != 1:
             raise elf.CubinError(f"no immediate to relocate at 0x{pc:04x}")
-    return _core.Program(text)
+    return _core.Program(text, arch)
 
 
 class _Module:
@@ -329,7 +330,7 @@ class Device:
         max_instructions: int,
     ) -> Report:
         cubin, module = elf.load(image), self._module(image)
-        program = _program(kernel.code, module.patches(kernel))
+        program = _program(kernel.code, kernel.chip.arch, module.patches(kernel))
         stack = -(-(kernel.stack_bytes + _STACK_SLACK) // 16) * 16
         bank0 = struct.pack("<6I2Q2I", *block, *grid, _SHARED_WINDOW, _LOCAL_WINDOW, stack, 0)
         bank0 = bank0.ljust(_PARAM_BASE, b"\0") + params
@@ -372,6 +373,7 @@ class Device:
             raise _fault(result, kernel, program, block)
         return Report.from_counters(
             kernel=kernel.name,
+            chip=kernel.chip,
             grid=grid,
             block=block,
             blocks_run=result.blocks_run,
@@ -447,7 +449,7 @@ def run(
     check_global: bool = False,
     max_instructions: int = 0,
 ) -> Report:
-    """Runs one kernel launch on the host's memory and reports what a V100 would spend.
+    """Runs one kernel launch on the host's memory and reports what the chip that it is compiled for would spend.
 
     ``args``: numpy arrays and CPU tensors become pointers (and register their memory); scalars are wrapped
     (:func:`i32`, :func:`f32` ...), ctypes or numpy ones; structures are ctypes; or the whole parameter block as bytes.

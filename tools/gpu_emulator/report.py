@@ -1,4 +1,4 @@
-"""What a launch would spend on a V100, and the time that its busiest resource needs."""
+"""What a launch would spend on its chip, and the time that its busiest resource needs."""
 
 from __future__ import annotations
 
@@ -8,33 +8,63 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-SECTOR_BYTES = 32
+from .chips import LANES, PIPE_CYCLES, SCHEDULERS, Chip
 
-# Cycles for which one warp instruction occupies its pipe in one of the four sub-partitions of an SM.
-PIPE_CYCLES = {"fma": 2, "alu": 2, "fp64": 4, "xu": 8, "lsu": 1, "control": 1}
+SECTOR_BYTES = 32
 
 _FMA = {"FFMA", "FMUL", "FADD", "FFMA32I", "FMUL32I", "FADD32I", "HADD2", "IMAD"}
 _FP64 = {"DFMA", "DADD", "DMUL", "DSETP"}
-_XU = {"MUFU", "I2F", "F2I", "F2F", "FRND", "POPC", "FLO", "BREV"}
-_SHARED = {"LDS", "STS", "ATOMS"}
-_GLOBAL_LOADS = {"LDG", "LD"}
+_XU = {"MUFU", "I2F", "F2I", "F2F", "FRND", "POPC", "FLO", "BREV", "REDUX"}
+_TENSOR = {"HMMA"}
+# These two take an instruction a cycle, as the issue slots do, and so have no row of their own: the uniform datapath,
+# and HFMA2 as the move that compilers for the A100 write.
+_FP16 = {"HFMA2"}
+_UNIFORM = {
+    *("UBMSK", "UBREV", "UFLO", "UIADD3", "UIMAD", "UISETP", "ULDC", "ULEA", "ULOP3", "UMOV", "UPLOP3", "UPOPC"),
+    *("UPRMT", "USEL", "USGXT", "USHF", "S2UR", "R2UR", "VOTEU"),
+}
+_SHARED = {"LDS", "LDSM", "STS", "ATOMS"}
+_GLOBAL_LOADS = {"LDG", "LD", "LDGSTS"}
 _GLOBAL_STORES = {"STG", "ST"}
 _GLOBAL_ATOMICS = {"RED", "ATOMG", "ATOM"}
 _LOCAL = {"LDL", "STL"}
 _LSU = _SHARED | _GLOBAL_LOADS | _GLOBAL_STORES | _GLOBAL_ATOMICS | _LOCAL | {"LDC", "SHFL"}
 _CONTROL = {
     *("BRA", "BRX", "JMP", "JMX", "CALL", "RET", "EXIT", "KILL", "BPT", "BSSY", "BSYNC", "BREAK", "BMOV", "WARPSYNC"),
-    *("NOP", "YIELD", "NANOSLEEP", "BAR", "B2R", "DEPBAR", "MEMBAR", "ERRBAR", "CCTL", "CCTLL", "S2R", "CS2R"),
+    *(
+        "NOP",
+        "YIELD",
+        "NANOSLEEP",
+        "BAR",
+        "B2R",
+        "DEPBAR",
+        "LDGDEPBAR",
+        "MEMBAR",
+        "ERRBAR",
+        "CCTL",
+        "CCTLL",
+        "S2R",
+        "CS2R",
+    ),
     *("MATCH", "QSPC"),
 }
+_OPCODES = {
+    "fma": _FMA,
+    "fp64": _FP64,
+    "xu": _XU,
+    "tensor": _TENSOR,
+    "lsu": _LSU,
+    "control": _CONTROL,
+    "uniform": _UNIFORM,
+    "fp16": _FP16,
+}
+# Multiply-adds of a warp instruction. HMMA.884 is one of the four steps of m8n8k4.
+_MULTIPLY_ADDS = {"884": 8 * 8 * 4, "1684": 16 * 8 * 4, "1688": 16 * 8 * 8, "16816": 16 * 8 * 16}
 
 
 def pipe_of(opcode: str) -> str:
     """The pipe that an opcode (without modifiers) runs in. Everything unlisted is integer or logic: alu."""
-    for pipe, opcodes in (("fma", _FMA), ("fp64", _FP64), ("xu", _XU), ("lsu", _LSU), ("control", _CONTROL)):
-        if opcode in opcodes:
-            return pipe
-    return "alu"
+    return next((pipe for pipe, opcodes in _OPCODES.items() if opcode in opcodes), "alu")
 
 
 @dataclass(frozen=True)
@@ -83,10 +113,13 @@ class Instruction:
     issued: int
     skipped: int  # issued with every lane predicated off
     lanes: int  # active lanes, summed
-    requests: int
-    wavefronts: int
+    requests: int  # of global or local memory
+    lines: int
     ideal: int
     sectors: int
+    shared_requests: int
+    shared_wavefronts: int
+    shared_ideal: int
 
     @property
     def opcode(self) -> str:
@@ -94,7 +127,7 @@ class Instruction:
 
     @property
     def conflicts(self) -> int:
-        return self.wavefronts - self.ideal if self.opcode in _SHARED else 0
+        return self.shared_wavefronts - self.shared_ideal
 
 
 @dataclass(frozen=True)
@@ -102,6 +135,7 @@ class Report:
     """Counts of one launch, or of the part of it that was run."""
 
     kernel: str
+    chip: Chip
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     blocks_run: int
@@ -130,6 +164,7 @@ class Report:
         cls,
         *,
         kernel: str,
+        chip: Chip,
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
         blocks_run: int,
@@ -149,7 +184,7 @@ class Report:
             for i in np.flatnonzero(counters[:, 0]).tolist()
         )
         opcodes: dict[str, int] = {}
-        pipes = dict.fromkeys(PIPE_CYCLES, 0)
+        pipes = dict.fromkeys(("alu", *_OPCODES), 0)
         by_opcode: dict[str, list[Instruction]] = {}
         for i in instructions:
             opcodes[i.mnemonic] = opcodes.get(i.mnemonic, 0) + i.issued
@@ -163,12 +198,12 @@ class Report:
                 sum(i.requests for i in chosen),
                 sum(i.sectors for i in chosen),
                 sum(i.ideal for i in chosen),
-                sum(i.wavefronts for i in chosen),
+                sum(i.lines for i in chosen),
             )
 
-        shared = traffic(_SHARED)
         return cls(
             kernel=kernel,
+            chip=chip,
             grid=grid,
             block=block,
             blocks_run=blocks_run,
@@ -180,7 +215,11 @@ class Report:
             ffma=sum(i.lanes for kind in ("FFMA", "FFMA32I") for i in by_opcode.get(kind, ())),
             opcodes=dict(sorted(opcodes.items(), key=lambda item: -item[1])),
             pipes=pipes,
-            shared=SharedTraffic(shared.requests, shared.lines, shared.ideal_sectors),
+            shared=SharedTraffic(
+                sum(i.shared_requests for i in instructions),
+                sum(i.shared_wavefronts for i in instructions),
+                sum(i.shared_ideal for i in instructions),
+            ),
             loads=traffic(_GLOBAL_LOADS),
             stores=traffic(_GLOBAL_STORES),
             atomics=traffic(_GLOBAL_ATOMICS),
@@ -268,9 +307,12 @@ class Report:
                     skipped=times(i.skipped),
                     lanes=times(i.lanes),
                     requests=times(i.requests),
-                    wavefronts=times(i.wavefronts),
+                    lines=times(i.lines),
                     ideal=times(i.ideal),
                     sectors=times(i.sectors),
+                    shared_requests=times(i.shared_requests),
+                    shared_wavefronts=times(i.shared_wavefronts),
+                    shared_ideal=times(i.shared_ideal),
                 )
                 for i in self.instructions
             ),
@@ -285,40 +327,50 @@ class Report:
         out["l2_bytes"] = self.l2_bytes
         return out
 
-    def speed_of_light(
-        self,
-        sms: int = 80,
-        clock_mhz: float = 1530,
-        dram_gbs: float = 900,
-        l2_bytes_per_clk: float = 2048,
-        useful_ffma: int | None = None,
-    ) -> SpeedOfLight:
-        """The least time that each resource needs, everything else being free.
+    def _tensor_cycles(self, chip: Chip) -> float:
+        """Of all sub-partitions together."""
+        cycles = 0.0
+        for mnemonic, issued in self.opcodes.items():
+            opcode, *modifiers = mnemonic.split(".")
+            if opcode in _TENSOR:
+                factors = next((m for m in modifiers if m in ("BF16", "TF32")), "F16")
+                cycles += issued * _MULTIPLY_ADDS[modifiers[0]] / chip.tensor_rates[factors]
+        return cycles
+
+    def speed_of_light(self, *, useful_ffma: int | None = None, **figures: float) -> SpeedOfLight:
+        """The least time that each resource of the chip needs, everything else being free.
 
         Work is taken as perfectly spread over the SMs and their four sub-partitions: no latency, no tail of the last
         wave, no barrier. No kernel is faster than `bound_ms`; how near it comes depends on the latencies it hides.
+        ``figures`` replace the chip's own: sms, clock_mhz, dram_gbs, l2_bytes_per_clk.
         """
-        quarter = 4 * sms
+        chip: Chip = replace(self.chip, **figures)  # type: ignore[arg-type]
+        quarter = SCHEDULERS * chip.sms
         lsu = self.shared.wavefronts + (self.loads + self.stores + self.atomics + self.local).lines + self.shuffles
-        seconds_per_cycle = 1e-6 / clock_mhz
+        seconds_per_cycle = 1e-6 / chip.clock_mhz
+
+        def pipe(name: str) -> float:
+            return self.pipes[name] * PIPE_CYCLES[name] / quarter
+
         cycles = {
-            "fp32 (fma pipe)": self.pipes["fma"] * PIPE_CYCLES["fma"] / quarter,
-            "alu pipe": self.pipes["alu"] * PIPE_CYCLES["alu"] / quarter,
-            "fp64 pipe": self.pipes["fp64"] * PIPE_CYCLES["fp64"] / quarter,
-            "xu pipe": self.pipes["xu"] * PIPE_CYCLES["xu"] / quarter,
+            "fp32 (fma pipe)": pipe("fma"),
+            "alu pipe": pipe("alu"),
+            "fp64 pipe": pipe("fp64"),
+            "xu pipe": pipe("xu"),
+            "tensor pipe": self._tensor_cycles(chip) / quarter,
             "issue slots": self.issue_slots / quarter,
-            "shared memory": self.shared.wavefronts / sms,
-            "lsu / L1": lsu / sms,
-            "L2": self.l2_bytes / l2_bytes_per_clk,
-            "DRAM": self.dram_bytes / (dram_gbs * 1e9) / seconds_per_cycle,
+            "shared memory": self.shared.wavefronts / chip.sms,
+            "lsu / L1": lsu / chip.sms,
+            "L2": self.l2_bytes / chip.l2_bytes_per_clk,
+            "DRAM": self.dram_bytes / (chip.dram_gbs * 1e9) / seconds_per_cycle,
         }
         rows = tuple(ResourceTime(name, c, c * seconds_per_cycle * 1e3) for name, c in cycles.items())
         useful = self.ffma if useful_ffma is None else useful_ffma
-        worst_l2 = self.l2_bytes_without_l1 / l2_bytes_per_clk
+        worst_l2 = self.l2_bytes_without_l1 / chip.l2_bytes_per_clk
         return SpeedOfLight(
             kernel=self.kernel,
             rows=rows,
-            useful_cycles=useful / 32 * PIPE_CYCLES["fma"] / quarter,
+            useful_cycles=useful / LANES * PIPE_CYCLES["fma"] / quarter,
             l2_without_l1_ms=worst_l2 * seconds_per_cycle * 1e3,
         )
 
@@ -347,7 +399,9 @@ class Report:
             f"{self.dram_write_bytes:,} written at least"
         )
         for i in self.worst_conflicts(3):
-            lines.append(f"  bank conflicts at 0x{i.pc:04x}: {i.conflicts:,} of {i.wavefronts:,} wavefronts, {i.text}")
+            lines.append(
+                f"  bank conflicts at 0x{i.pc:04x}: {i.conflicts:,} of {i.shared_wavefronts:,} wavefronts, {i.text}"
+            )
         return "\n".join(lines)
 
 

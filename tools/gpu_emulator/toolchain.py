@@ -99,11 +99,11 @@ def _fetch_from_wheel(directory: Path) -> None:
                 os.replace(temporary, directory / member)
 
 
-def disassemble(code: bytes) -> str:
-    """SASS text of raw sm_70 code, branch targets as addresses. Kept on disk by the hash of the code."""
+def disassemble(code: bytes, arch: str) -> str:
+    """SASS text of raw code, branch targets as addresses. Kept on disk by the hash of the code."""
     directory = cache_dir() / "sass"
     directory.mkdir(exist_ok=True)
-    path = directory / f"{hashlib.sha256(code).hexdigest()}.sass"
+    path = directory / f"{hashlib.sha256(code).hexdigest()}.{arch}.sass"
     try:
         text = path.read_text()
         if text.rstrip().endswith("//end"):
@@ -114,7 +114,9 @@ def disassemble(code: bytes) -> str:
         raw.write(code)
         raw.flush()
         tool = nvdisasm()
-        result = subprocess.run([str(tool), "-b", "SM70", raw.name], capture_output=True, text=True)
+        result = subprocess.run(
+            [str(tool), "-b", arch.replace("_", "").upper(), raw.name], capture_output=True, text=True
+        )
     if result.returncode != 0:
         raise ToolchainError(f"{tool} failed: {result.stderr.strip()}")
     text = result.stdout + "\n//end\n"  # a truncated file must not look complete

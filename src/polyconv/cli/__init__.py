@@ -30,7 +30,7 @@ COMMANDS: dict[str, str] = {
     "tune": "measure which kernels are the fastest here, for named workloads, and write it down",
     "calibrate": "measure this processor, so that what runs is chosen rightly on it; a minute",
     "warmup": "compile CUDA kernels ahead of time, for this machine or into a folder for others; needs no GPU",
-    "inspect": "registers, spills and occupancy of kernels, and what a V100 would spend on them, counted",
+    "inspect": "registers, spills and occupancy of kernels, and what a V100 or an A100 would spend on them, counted",
     "export": "write one Python file with a convolution and its CUDA kernels, which needs nothing but torch",
     "cache": "the compiled kernels on this machine: where, how many, whether they are whole; clear them",
     "completion": "print a script that completes polyconv's commands in bash, zsh or fish",

@@ -1,4 +1,4 @@
-"""``polyconv inspect``: what each kernel takes of a multiprocessor, and what a V100 would spend on it. Needs no GPU."""
+"""``polyconv inspect``: what each kernel takes of a multiprocessor, and what a GPU would spend on it. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..inspection import (
     inspect_kernels,
     inspect_workloads,
 )
-from ..inspection.counting import COUNTED_ARCH
+from ..inspection.counting import COUNTED
 from ..measure import workloads
 from ..plan import all_kernels
 from ..problem import Pass
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "polyconv inspect W1 --arch sm_70 --pass fprop",
         "polyconv inspect --all-kernels --arch sm_80,sm_90 --json",
         about=(
-            "bound by, FP32, ms: counted for a V100 (80 SMs, 1530 MHz, 900 GB/s) by executing a sample of each\n"
+            "bound by, FP32, ms: counted for a V100 (sm_70) or an A100 (sm_80) by executing a sample of each\n"
             "launch's blocks in an emulator. They are the least time that the launch's busiest resource needs,\n"
             "and the share of it that the multiply-adds of the definition would take: above 100 %, a fast algorithm\n"
             "does fewer. Latencies are not in them: a GPU takes longer. x26: the launch runs 26 times, in slabs; its\n"
@@ -71,8 +71,8 @@ def _rows(args: argparse.Namespace) -> list[Row]:
     names = args.workloads or ("" if args.all_kernels else "headline")
     asked = workloads.find(names) if names else []
     kernels = all_kernels() if args.all_kernels else ()
-    gpu = emulator() if COUNTED_ARCH in archs and asked else None
-    if gpu is None and COUNTED_ARCH in archs and asked:
+    gpu = emulator() if asked and not COUNTED.keys().isdisjoint(archs) else None
+    if gpu is None and asked and not COUNTED.keys().isdisjoint(archs):
         print(f"polyconv inspect: {NO_EMULATOR}", file=sys.stderr)
     cache = KernelCache()
     rows: list[Row] = []
@@ -102,7 +102,10 @@ def _workload_rows(
 
 def _print(arch: str, rows: Sequence[Row]) -> None:
     counted = any(row.bound_ms is not None for row in rows)
-    title = f"{arch}, counted for a V100: 80 SMs, 1530 MHz, 900 GB/s" if counted else arch
+    title = arch
+    if counted:
+        gpu = COUNTED[arch]
+        title = f"{arch}, counted for the {gpu.name}: {gpu.sms} SMs, {gpu.clock_mhz:g} MHz, {gpu.dram_gbs:g} GB/s"
     # Without workloads the columns of a launch would be empty.
     launched = any(row.workload for row in rows)
     keep = range(len(_HEADERS)) if counted else range(7) if launched else range(2, 7)

@@ -1,8 +1,8 @@
-"""What a V100 would spend on a launch, counted: its machine code is executed, block by block, without a GPU.
+"""What a V100 or an A100 would spend on a launch, counted: its machine code is executed, block by block, without a GPU.
 
 The emulator is a package of its own (``pip install -e tools/gpu_emulator`` in a source checkout). It counts every warp
 instruction, bank conflict and memory sector of the blocks that it runs; from the counts follows the least time that
-each resource of a V100 needs. The largest of these bounds the kernel: no schedule of the same instructions is faster.
+each resource of the GPU needs. The largest of these bounds the kernel: no schedule of the same instructions is faster.
 Latencies are not in it, so a real launch takes longer.
 
 A full-size launch has tens of thousands of blocks that all do the same, so only a sample of them is executed
@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from ..plan import DEVICES, KernelSpec, Launch, Plan
+from ..plan import DEVICES, CudaDevice, KernelSpec, Launch, Plan
 from ..plan.plan import Dim3
 from ..problem import Shape, Strides
 
-COUNTED_ARCH = "sm_70"
 V100 = DEVICES["v100"]
+COUNTED = {device.arch: device for device in (V100, DEVICES["a100"])}
+"""The GPUs whose machine code the emulator executes, by their architecture."""
 WHOLE = 20_000_000
 """Warp instructions up to which a launch runs whole; the emulator does about ten million a second."""
 WHOLE_BESIDE = 10 * WHOLE
@@ -95,6 +96,7 @@ class Counted:
     """Warp instructions."""
     issued_ffma: float
     blocks_run: int
+    device: CudaDevice = V100
 
     @property
     def binding(self) -> str:
@@ -106,10 +108,10 @@ class Counted:
 
     @property
     def bound_ms(self) -> float:
-        return self.bound_cycles / V100.clock_mhz / 1e3
+        return self.bound_cycles / self.device.clock_mhz / 1e3
 
     def ms(self, resource: str) -> float:
-        return self.cycles[resource] / V100.clock_mhz / 1e3
+        return self.cycles[resource] / self.device.clock_mhz / 1e3
 
     @property
     def ffma_share(self) -> float:
@@ -118,14 +120,15 @@ class Counted:
 
     def fp32_share(self, useful: float) -> float:
         """``useful`` multiply-adds as a share of what the FP32 lanes could do within the bound."""
-        return useful / (V100.fp32_per_clock * V100.sms * self.bound_cycles) if self.bound_cycles else 0.0
+        lanes = self.device.fp32_per_clock * self.device.sms
+        return useful / (lanes * self.bound_cycles) if self.bound_cycles else 0.0
 
 
 Execute = Callable[[list[Dim3]], Any]
 """Runs these blocks of a launch and returns the emulator's report."""
 
 
-def count(grid: Dim3, execute: Execute, *, dram_bytes: float, whole: int = WHOLE) -> Counted:
+def count(grid: Dim3, execute: Execute, *, dram_bytes: float, whole: int = WHOLE, device: CudaDevice = V100) -> Counted:
     """Count a launch: whole if it is about ``whole`` warp instructions or less, else by a sample of its blocks.
 
     ``dram_bytes`` is the traffic that memory sees if everything is read and written once. A sample cannot tell it (its
@@ -142,15 +145,15 @@ def count(grid: Dim3, execute: Execute, *, dram_bytes: float, whole: int = WHOLE
     issued = ffma = 0.0
     for weight, blocks in by_weight.items():
         report = execute(blocks)
-        light = report.speed_of_light(sms=V100.sms, clock_mhz=V100.clock_mhz, dram_gbs=V100.dram_gbs)
+        light = report.speed_of_light(sms=device.sms, clock_mhz=device.clock_mhz, dram_gbs=device.dram_gbs)
         # Each resource's time is linear in the counts, so the parts add up.
         for row in light.rows:
             cycles[row.name] = cycles.get(row.name, 0.0) + weight * row.cycles
         issued += weight * report.issue_slots
         ffma += weight * report.opcode_counts().get("FFMA", 0)
     if most < total:
-        cycles[_DRAM] = dram_bytes / (V100.dram_gbs * 1e9) * V100.clock_mhz * 1e6
-    return Counted(cycles, issued, ffma, sum(map(len, by_weight.values())))
+        cycles[_DRAM] = dram_bytes / (device.dram_gbs * 1e9) * device.clock_mhz * 1e6
+    return Counted(cycles, issued, ffma, sum(map(len, by_weight.values())), device)
 
 
 def count_plan(gpu: Any, plan: Plan, cubins: Mapping[KernelSpec, bytes], main: KernelSpec) -> list[Counted]:
@@ -172,7 +175,8 @@ def count_plan(gpu: Any, plan: Plan, cubins: Mapping[KernelSpec, bytes], main: K
 
         whole = WHOLE if launch.kernel == main else WHOLE_BESIDE
         try:
-            known[same] = count(launch.grid, some, dram_bytes=launch.work.dram_bytes, whole=whole)
+            device = COUNTED[gpu.resources(cubins[launch.kernel], launch.kernel.symbol).chip.arch]
+            known[same] = count(launch.grid, some, dram_bytes=launch.work.dram_bytes, whole=whole, device=device)
         except gpu.ToolchainError as error:
             raise EmulatorError(str(error)) from error
         except (gpu.Fault, gpu.LaunchError) as error:

@@ -1,4 +1,4 @@
-"""One row per kernel launch: what it takes of a multiprocessor, and what a V100 would spend on it."""
+"""One row per kernel launch: what it takes of a multiprocessor, and what a V100 or an A100 would spend on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..plan import DEVICES, CudaDevice, KernelSpec, Launch, Plan, plan_cuda
 from ..plan.cost import bound_us
 from ..plan.occupancy import blocks_per_sm
 from ..problem import Pass
-from .counting import COUNTED_ARCH, Counted, count_plan
+from .counting import COUNTED, Counted, count_plan
 
 
 class Listener(Protocol):
@@ -108,7 +108,7 @@ def inspect_workloads(
     asked = [(w, kind, plan_cuda(w.problem(kind), device, limit)) for w in workloads for kind in passes]
     cubins = compile_all(list(dict.fromkeys(s for _, _, plan in asked for s in plan.kernels)), arch, cache, listener)
     counted: Iterable[list[Counted] | None] = [None] * len(asked)
-    if gpu is not None and arch == COUNTED_ARCH:
+    if gpu is not None and arch in COUNTED:
 
         def count_one(job: tuple[Workload, Pass, Plan]) -> list[Counted]:
             workload, kind, plan = job

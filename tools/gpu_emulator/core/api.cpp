@@ -54,9 +54,9 @@ EMULATOR_API void emulator_sizes(uint64_t* out) {
   out[2] = sizeof(Counters);
 }
 
-EMULATOR_API void* emulator_parse(const char* disassembly, char* error, uint64_t error_size) {
+EMULATOR_API void* emulator_parse(const char* disassembly, int32_t arch, char* error, uint64_t error_size) {
   try {
-    return bind_kernel(disassembly).release();
+    return bind_kernel(disassembly, arch).release();
   } catch (const std::exception& e) {
     snprintf(error, error_size, "%s", e.what());
     return nullptr;
@@ -119,6 +119,7 @@ EMULATOR_API int emulator_launch(const EmulatorLaunch* launch, EmulatorResult* r
       h.registers = launch->registers;
       h.id = launch->trace_id;
       h.limit = launch->trace_limit;
+      h.arch = kernel.arch;
       tracer = std::make_unique<Tracer>(launch->trace_path, h, kernel.sass);
       m.tracer = tracer.get();
     }

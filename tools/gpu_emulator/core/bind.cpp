@@ -1,11 +1,37 @@
 #include "bind.h"
 
 #include <cstring>
+#include <map>
 
 namespace gpu_emulator {
+namespace {
+
+// Instructions of the uniform datapath, and those of single lanes that do the same.
+const std::map<std::string, std::string> kUniformOpcodes = {
+    {"UBMSK", "BMSK"},   {"UBREV", "BREV"}, {"UFLO", "FLO"},   {"UIADD3", "IADD3"}, {"UIMAD", "IMAD"},
+    {"UISETP", "ISETP"}, {"ULDC", "LDC"},   {"ULEA", "LEA"},   {"ULOP3", "LOP3"},   {"UMOV", "MOV"},
+    {"UPLOP3", "PLOP3"}, {"UPOPC", "POPC"}, {"UPRMT", "PRMT"}, {"USEL", "SEL"},     {"USGXT", "SGXT"},
+    {"USHF", "SHF"},     {"S2UR", "S2R"}};
+
+std::string handled_as(const std::string& opcode) {
+  const auto found = kUniformOpcodes.find(opcode);
+  return found == kUniformOpcodes.end() ? opcode : found->second;
+}
+
+// All sources of a uniform instruction are uniform, so every lane computes the same: those that are elsewhere, too.
+void run_for_all_lanes(Machine& m, Warp& w, const Inst& in, uint32_t) {
+  in.for_all_lanes(m, w, in, kAllLanes);
+}
+
+}  // namespace
 
 Binder::Binder(const SassInstruction& s, Inst& i, Kernel& kernel)
-    : sass(s), inst(i), kernel_(kernel), taken_(s.modifiers.size(), false) {}
+    : sass(s),
+      opcode(handled_as(s.opcode)),
+      uniform(opcode != s.opcode),
+      inst(i),
+      kernel_(kernel),
+      taken_(s.modifiers.size(), false) {}
 
 bool Binder::take(const char* modifier) {
   bool found = false;
@@ -102,7 +128,7 @@ void Binder::source(int slot, Number number) {
   if (o.kind == Operand::Kind::Register) {
     s = register_source(o.index);
   } else if (o.kind == Operand::Kind::Constant) {
-    if (o.indexed) throw Unsupported("indexed constant " + o.text);
+    if (o.moves()) throw Unsupported("indexed constant " + o.text);
     s = pool_source({true, o.bank, static_cast<uint32_t>(o.offset)});
   } else if (o.kind == Operand::Kind::Immediate) {
     s = pool_source({false, 0, o.is_float ? as_bits(static_cast<float>(o.number)) : o.bits});
@@ -120,7 +146,7 @@ void Binder::wide_source(int slot, Number number) {
     low = register_source(o.index);
     high = register_source(o.index == kZeroRegister ? kZeroRegister : o.index + 1);
   } else if (o.kind == Operand::Kind::Constant) {
-    if (o.indexed) throw Unsupported("indexed constant " + o.text);
+    if (o.moves()) throw Unsupported("indexed constant " + o.text);
     low = pool_source({true, o.bank, static_cast<uint32_t>(o.offset)});
     high = pool_source({true, o.bank, static_cast<uint32_t>(o.offset) + 4});
   } else if (o.kind == Operand::Kind::Immediate) {
@@ -167,10 +193,21 @@ void Binder::predicate_source(int slot) {
 void Binder::address() {
   const Operand& o = next();
   if (o.kind != Operand::Kind::Memory) throw Unsupported("address " + o.text);
-  if (!o.suffix.empty() && o.suffix != "64" && o.suffix != "U32") throw Unsupported("address " + o.text);
+  const bool of_window = !inst.wide_address;
   if (o.suffix == "U32") inst.wide_address = false;
+  static const std::map<std::string, uint8_t> shifts = {{"X4", 2}, {"X8", 3}, {"X16", 4}};
+  if (const auto scale = shifts.find(o.suffix); scale != shifts.end() && of_window) {
+    inst.scale_shift = scale->second;
+  } else if (!o.suffix.empty() && o.suffix != "64" && o.suffix != "U32") {
+    throw Unsupported("address " + o.text);
+  }
   inst.src[0] = register_source(o.index);
-  inst.src[1] = register_source(inst.wide_address && o.index != kZeroRegister ? o.index + 1 : kZeroRegister);
+  if (of_window) {
+    inst.src[1] = register_source(o.uniform);
+  } else {
+    if (o.uniform != kZeroRegister) throw Unsupported("address " + o.text);
+    inst.src[1] = register_source(inst.wide_address && o.index != kZeroRegister ? o.index + 1 : kZeroRegister);
+  }
   inst.offset = o.offset;
 }
 
@@ -204,9 +241,13 @@ void bind_one(const SassInstruction& sass, Inst& in, Kernel& kernel, std::string
   try {
     Binder b(sass, in, kernel);
     bool known = bind_float(b) || bind_integer(b) || bind_memory(b) || bind_control(b) || bind_warp(b) ||
-                 bind_convert(b) || bind_double(b) || bind_atomic(b);
+                 bind_convert(b) || bind_double(b) || bind_atomic(b) || bind_copy(b) || bind_tensor(b);
     if (!known) throw Unsupported("opcode " + sass.opcode);
     b.finish();
+    if (b.uniform) {
+      in.for_all_lanes = in.run;
+      in.run = run_for_all_lanes;
+    }
     return;
   } catch (const Unsupported& e) {
     problem = sass.text + "  (" + e.what() + ")";
@@ -217,8 +258,9 @@ void bind_one(const SassInstruction& sass, Inst& in, Kernel& kernel, std::string
 
 }  // namespace
 
-std::unique_ptr<Kernel> bind_kernel(const std::string& disassembly) {
+std::unique_ptr<Kernel> bind_kernel(const std::string& disassembly, int arch) {
   auto kernel = std::make_unique<Kernel>();
+  kernel->arch = arch;
   kernel->sass = parse_sass(disassembly);
   kernel->code.resize(kernel->sass.size());
   kernel->unsupported.resize(kernel->sass.size());

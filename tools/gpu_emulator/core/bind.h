@@ -23,6 +23,8 @@ class Binder {
   Binder(const SassInstruction& sass, Inst& inst, Kernel& kernel);
 
   const SassInstruction& sass;
+  const std::string opcode;  // of the handler: that of UIADD3 is IADD3
+  const bool uniform;        // the result is the warp's, not each lane's
   Inst& inst;
 
   // Modifiers.
@@ -43,7 +45,7 @@ class Binder {
   void wide_source(int slot, Number number = Number::Integer);  // 64 bits in slot and slot + 1
   bool negatable_wide_source(int slot);  // an integer; true: both words are inverted, and one is still to be added
   void predicate_source(int slot);
-  void address();  // src[0] (and src[1] if 64-bit), offset
+  void address();  // src[0], offset; src[1]: the upper word if 64-bit, else a uniform register to be added
   uint32_t immediate();
   uint32_t branch_target();
 
@@ -67,9 +69,11 @@ bool bind_control(Binder& b);
 bool bind_warp(Binder& b);
 bool bind_memory(Binder& b);
 bool bind_atomic(Binder& b);
+bool bind_copy(Binder& b);
+bool bind_tensor(Binder& b);
 
 // Decodes a whole kernel.
-std::unique_ptr<Kernel> bind_kernel(const std::string& disassembly);
+std::unique_ptr<Kernel> bind_kernel(const std::string& disassembly, int arch);
 
 // Elementwise helpers for handlers -------------------------------------------------------------------------
 

@@ -16,7 +16,8 @@ void Machine::prepare() {
   warps = (threads + kLanes - 1) / kLanes;
   warp = std::make_unique<Warp[]>(warps);
   counters.assign(kernel.code.size(), Counters{});
-  patterns = std::vector<PatternCache>(kernel.code.size());
+  global_patterns = std::vector<PatternCache>(kernel.code.size());
+  shared_patterns = std::vector<PatternCache>(kernel.code.size());
   shared.resize(std::max<uint32_t>(shared_bytes, 4));
   pool.assign(std::max<size_t>(kernel.pool.size(), 1) * kLanes, 0);
   for (size_t i = 0; i < kernel.pool.size(); i++) {
@@ -49,7 +50,7 @@ const uint8_t* Machine::constant(int bank, uint64_t offset, uint32_t bytes, int 
 void Machine::start_warp(Warp& w, int id) {
   w.id = id;
   std::fill(&w.reg[0][0], &w.reg[0][0] + kRegisterRows * kLanes, kRegisterPoison);
-  std::fill(w.reg[kZeroRegister], w.reg[kZeroRegister] + kLanes, 0u);
+  std::fill(w.reg[kZeroRegister], w.reg[kZeroRegister] + kLanes, 0u);  // URZ as well
   std::fill(std::begin(w.pred), std::end(w.pred), 0u);
   w.pred[kTruePredicate] = kAllLanes;
   w.base[0] = &w.reg[0][0];
@@ -62,6 +63,8 @@ void Machine::start_warp(Warp& w, int id) {
   w.blocked = 0;
   w.at_barrier = -1;
   w.reduction = 0;
+  w.copies.clear();
+  memset(w.copy_groups, 0, sizeof w.copy_groups);
   memset(w.lane_pc, 0, sizeof w.lane_pc);
   memset(w.convergence, 0, sizeof w.convergence);
   if (kernel.uses_local) w.local.assign(static_cast<size_t>(local_bytes) * kLanes, 0xab);
@@ -117,7 +120,8 @@ void Machine::run_block(const uint32_t id[3]) {
   std::fill(shared.begin(), shared.end(), uint8_t{0});
   for (size_t i = 0; i + 4 <= shared.size(); i += 4) memcpy(&shared[i], &kSharedPoison, 4);
   if (options.check_races)
-    races.start_block(static_cast<int>(warps), shared.size(), kernel.byte_shared ? 1 : 4, kernel.partial_barriers);
+    races.start_block(static_cast<int>(warps), shared.size(), kernel.byte_shared ? 1 : 4, kernel.partial_barriers,
+                      kernel.asynchronous_copies);
   for (BlockBarrier& b : barrier) b = BlockBarrier{};
   executed = 0;
   if (tracer) tracer->start_block(threads);

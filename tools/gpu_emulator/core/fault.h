@@ -20,6 +20,7 @@ enum class FaultKind : int {
   InstructionLimit = 10,
   BadConstant = 11,
   BadBranch = 12,
+  UnfinishedCopy = 13,
 };
 
 struct Fault {

@@ -22,8 +22,11 @@ struct Inst;
 constexpr uint32_t kRegisterPoison = 0x7fffdeadu;  // a NaN, and no plausible address or index
 constexpr uint32_t kSharedPoison = 0x7fffbeefu;
 constexpr int kScratchRow = 256;  // writes to RZ end here; up to four registers wide
-constexpr int kRegisterRows = 260;
+// A uniform register is a row in which all lanes have one value, and a uniform predicate all bits, so that handlers need
+// not know the difference.
+constexpr int kRegisterRows = kUniformRegister + kUniformRegisters;
 constexpr int kScratchPredicate = 8;  // writes to PT end here
+constexpr int kPredicateRows = kUniformPredicate + kUniformPredicates;
 constexpr int kConvergenceBarriers = 16;
 constexpr int kBlockBarriers = 16;
 constexpr uint32_t kNoLimit = 0xffffffffu;
@@ -65,6 +68,7 @@ using Handler = void (*)(Machine&, Warp&, const Inst&, uint32_t mask);
 // One decoded instruction, ready to run.
 struct Inst {
   Handler run = nullptr;
+  Handler for_all_lanes = nullptr;  // what `run` calls with every lane, where the warp as a whole has the result
   uint32_t guard_flip = 0;
   uint8_t guard = kTruePredicate;
   uint8_t width = 4;  // bytes per lane of a memory access
@@ -79,6 +83,7 @@ struct Inst {
   uint32_t target = 0;        // instruction index
   uint32_t index = 0;         // of this instruction
   bool wide_address = false;  // 64-bit address in a register pair
+  uint8_t scale_shift = 0;    // of the base register in an address of shared memory: [R4.X4] has 2
 };
 
 // A row of the constant pool: an immediate, or a word of a constant bank, the same in every lane.
@@ -90,6 +95,7 @@ struct PoolEntry {
 };
 
 struct Kernel {
+  int arch = 0;  // 70: sm_70
   std::vector<SassInstruction> sass;
   std::vector<Inst> code;
   std::vector<PoolEntry> pool;
@@ -98,22 +104,35 @@ struct Kernel {
   bool shared_cas = false;               // compare-and-swap loops read plainly what others write atomically
   bool partial_barriers = false;         // barriers with a thread count
   bool uses_local = false;
+  bool asynchronous_copies = false;  // LDGSTS
 };
 
 // What happened at one instruction, summed over the launch.
 struct Counters {
-  uint64_t issued = 0;      // warp instructions, predicated off or not
-  uint64_t skipped = 0;     // of these, with no active lane
-  uint64_t lanes = 0;       // active lanes
-  uint64_t requests = 0;    // warp-wide memory accesses
-  uint64_t wavefronts = 0;  // shared: passes; global and local: 128-byte lines
-  uint64_t ideal = 0;       // shared: passes without conflicts; global: sectors if packed
-  uint64_t sectors = 0;     // 32-byte sectors asked for
+  uint64_t issued = 0;   // warp instructions, predicated off or not
+  uint64_t skipped = 0;  // of these, with no active lane
+  uint64_t lanes = 0;    // active lanes
+  // Global and local memory:
+  uint64_t requests = 0;  // warp-wide accesses
+  uint64_t lines = 0;     // of 128 bytes
+  uint64_t ideal = 0;     // sectors if packed
+  uint64_t sectors = 0;   // of 32 bytes, asked for
+  // Shared memory; a copy from global memory has both:
+  uint64_t shared_requests = 0;
+  uint64_t shared_wavefronts = 0;  // passes through the banks
+  uint64_t shared_ideal = 0;       // passes without conflicts
+};
+
+// A lane's copy from global to shared memory that nobody has waited for.
+struct AsynchronousCopy {
+  uint32_t begin, bytes;
+  int lane;
+  uint32_t group;  // how many groups the lane had closed before
 };
 
 struct Warp {
   alignas(64) uint32_t reg[kRegisterRows][kLanes];
-  uint32_t pred[kScratchPredicate + 1];
+  uint32_t pred[kPredicateRows];
   const uint32_t* base[2];     // register rows, constant pool
   uint32_t pc = 0;             // of the active lanes, as an instruction index
   uint32_t last_pc = 0;        // of the instruction being executed
@@ -126,9 +145,11 @@ struct Warp {
   uint8_t waits_at[kLanes];    // convergence barrier, or kAtWarpSync
   uint32_t convergence[kConvergenceBarriers][kLanes];
   int id = 0;
-  int at_barrier = -1;         // block barrier that this warp waits at
-  uint32_t reduction = 0;      // result of its last BAR.RED
-  std::vector<uint8_t> local;  // kLanes consecutive areas of Machine::local_bytes
+  int at_barrier = -1;     // block barrier that this warp waits at
+  uint32_t reduction = 0;  // result of its last BAR.RED
+  std::vector<AsynchronousCopy> copies;
+  uint32_t copy_groups[kLanes];  // that each lane has closed
+  std::vector<uint8_t> local;    // kLanes consecutive areas of Machine::local_bytes
 
   static constexpr uint8_t kAtWarpSync = 0xff;
 
@@ -159,10 +180,10 @@ struct Machine {
   uint32_t grid[3], block[3];
   uint32_t threads, warps;
   uint32_t shared_bytes, local_bytes;
-  std::vector<std::vector<uint8_t>> banks;  // constant banks by number
-  std::vector<uint32_t> pool;               // kernel.pool spread over 32 lanes each
-  std::vector<Counters> counters;           // per instruction
-  std::vector<PatternCache> patterns;       // per instruction
+  std::vector<std::vector<uint8_t>> banks;                     // constant banks by number
+  std::vector<uint32_t> pool;                                  // kernel.pool spread over 32 lanes each
+  std::vector<Counters> counters;                              // per instruction
+  std::vector<PatternCache> global_patterns, shared_patterns;  // per instruction
   Tracer* tracer = nullptr;
 
   // The block being run.
@@ -208,6 +229,19 @@ inline uint32_t as_bits(float f) {
   uint32_t x;
   memcpy(&x, &f, 4);
   return x;
+}
+inline uint32_t half_bits(float value) {
+  const _Float16 half = static_cast<_Float16>(value);
+  uint16_t bits;
+  memcpy(&bits, &half, 2);
+  return bits;
+}
+// The half in the lower 16 bits.
+inline float half_value(uint32_t bits) {
+  const uint16_t lower = static_cast<uint16_t>(bits);
+  _Float16 half;
+  memcpy(&half, &lower, 2);
+  return static_cast<float>(half);
 }
 inline double as_double(uint64_t x) {
   double d;

@@ -11,8 +11,8 @@ void global_addresses(const Warp& w, const Inst& in, uint64_t* address) {
 }
 
 void window_addresses(const Warp& w, const Inst& in, uint64_t* address) {
-  const uint32_t* base = w.row(in.src[0]);
-  for (int l = 0; l < kLanes; l++) address[l] = static_cast<uint32_t>(base[l] + static_cast<uint32_t>(in.offset));
+  const uint32_t *base = w.row(in.src[0]), *uniform = w.row(in.src[1]), offset = static_cast<uint32_t>(in.offset);
+  for (int l = 0; l < kLanes; l++) address[l] = (base[l] << in.scale_shift) + uniform[l] + offset;
 }
 
 namespace {
@@ -88,7 +88,7 @@ void count_scattered(Machine& m, const Inst& in, uint32_t mask, const uint64_t* 
   };
   c.requests++;
   c.sectors += distinct(sectors);
-  c.wavefronts += distinct(lines);
+  c.lines += distinct(lines);
   c.ideal += (distinct(bytes) * in.width + kSectorBytes - 1) / kSectorBytes;
 }
 
@@ -120,11 +120,11 @@ void access_global(Machine& m, Warp& w, const Inst& in, uint32_t mask, const uin
     return;
   }
   uint64_t placed = address[first] + b->bias;
-  const AccessPattern& p =
-      m.patterns[in.index].find<analyse_global>(mask, static_cast<uint32_t>(placed % kLineBytes), delta, in.width);
+  const AccessPattern& p = m.global_patterns[in.index].find<analyse_global>(
+      mask, static_cast<uint32_t>(placed % kLineBytes), delta, in.width);
   c.requests++;
   c.sectors += static_cast<uint64_t>(p.pieces);
-  c.wavefronts += p.wavefronts;
+  c.lines += p.wavefronts;
   c.ideal += p.ideal;
   uint64_t sector = (placed & ~static_cast<uint64_t>(kSectorBytes - 1)) - b->bias;
   for (int i = 0; i < p.pieces; i++) {
@@ -143,6 +143,13 @@ void access_global(Machine& m, Warp& w, const Inst& in, uint32_t mask, const uin
   snprintf(where, sizeof where, "shared memory at offset 0x%x", hit.offset);
   if (hit.kind == RaceHit::kUnwritten) {
     f.message = std::string("read of ") + where + ", which no thread has written";
+    throw f;
+  }
+  if (hit.kind == RaceHit::kUnfinishedCopy) {
+    f.kind = FaultKind::UnfinishedCopy;
+    f.other_thread = hit.other_warp * kLanes + hit.other_lane;
+    f.message = std::string(writes ? "write to " : "read of ") + where + ", which an asynchronous copy of thread " +
+                std::to_string(f.other_thread) + " may still write: it has not waited for it";
     throw f;
   }
   std::string other = "warp " + std::to_string(hit.other_warp);
@@ -190,18 +197,23 @@ void access_shared(Machine& m, Warp& w, const Inst& in, uint32_t mask, const uin
   alignas(64) int32_t delta[kLanes];
   distances(mask, address, base, delta);
   const AccessPattern& p =
-      m.patterns[in.index].find<analyse_shared>(mask, static_cast<uint32_t>(base % kLineBytes), delta, in.width);
+      m.shared_patterns[in.index].find<analyse_shared>(mask, static_cast<uint32_t>(base % kLineBytes), delta, in.width);
   Counters& c = m.counters[in.index];
-  c.requests++;
-  c.wavefronts += p.wavefronts;
-  c.ideal += p.ideal;
+  c.shared_requests++;
+  c.shared_wavefronts += p.wavefronts;
+  c.shared_ideal += p.ideal;
   if (!m.options.check_races) return;
   bool tolerate = m.kernel.shared_cas;
+  const uint32_t mask_of_warp = w.active;
   for (int i = 0; i < p.pieces; i++) {
     uint32_t begin = static_cast<uint32_t>(base + static_cast<uint64_t>(static_cast<int64_t>(p.piece[i].offset)));
-    uint32_t lanes = p.piece[i].lanes;
+    uint32_t lanes = how & kByWarp ? mask_of_warp : p.piece[i].lanes;
     RaceHit hit;
-    if (how & kAtomic) {
+    if (how & kCopies) {
+      if (lanes & (lanes - 1))
+        throw address_fault(FaultKind::SharedRace, __builtin_ctz(lanes), begin, "two threads copy to one shared word");
+      hit = m.races.start_copy(w.id, __builtin_ctz(lanes), begin, begin + in.width);
+    } else if (how & kAtomic) {
       hit = m.races.atomic(w.id, lanes, begin, begin + in.width, tolerate);
     } else if (how & kWrites) {
       check_store_collision(w, in, lanes, begin);
@@ -232,7 +244,7 @@ void access_local(Machine& m, Warp&, const Inst& in, uint32_t mask, const uint64
   uint64_t words = std::max(1, in.width / 4);
   Counters& c = m.counters[in.index];
   c.requests++;
-  c.wavefronts += distinct * words;
+  c.lines += distinct * words;
   c.sectors += std::max<uint64_t>(distinct * words, (static_cast<uint64_t>(n) * words + 7) / 8);
   c.ideal += (static_cast<uint64_t>(n) * words + 7) / 8;
 }

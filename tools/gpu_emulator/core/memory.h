@@ -6,7 +6,8 @@ namespace gpu_emulator {
 
 enum class Space { Global, Shared, Local };
 
-enum AccessFlags : uint8_t { kReads = 1, kWrites = 2, kAtomic = 4 };
+// kByWarp: every lane gets what any of them reads. kCopies: the write happens at some time before the thread's wait.
+enum AccessFlags : uint8_t { kReads = 1, kWrites = 2, kAtomic = 4, kByWarp = 8, kCopies = 16 };
 
 // Lane addresses: 64-bit for global memory, 32-bit offsets for shared and local memory.
 void global_addresses(const Warp& w, const Inst& in, uint64_t* address);

@@ -123,7 +123,7 @@ void bind_operation(Binder& b) {
 }  // namespace
 
 bool bind_atomic(Binder& b) {
-  const std::string& op = b.sass.opcode;
+  const std::string& op = b.opcode;
   Inst& in = b.inst;
   bool shared = op == "ATOMS", reduction = op == "RED";
   if (!shared && !reduction && op != "ATOMG" && op != "ATOM") return false;

@@ -107,9 +107,10 @@ void run_bra(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   if (mask) jump(w, mask, in.target);
 }
 
-// Taken if the warp's live lanes are not all here (DIV) or all are (CONV).
+// Taken if of the lanes named (all, where none are) some live ones are not here (DIV), or all are (CONV).
 void run_bra_if_diverged(Machine&, Warp& w, const Inst& in, uint32_t mask) {
-  bool diverged = w.active != w.alive;
+  uint32_t named = w.values(in.src[0])[__builtin_ctz(mask)];
+  bool diverged = named & w.alive & ~w.active;
   if (diverged == static_cast<bool>(in.flags)) jump(w, mask, in.target);
 }
 
@@ -299,6 +300,11 @@ void bind_bra(Binder& b) {
   bool div = b.take("DIV"), conv = b.take("CONV");
   b.ignore({"U"});
   if (b.peek_is(Operand::Kind::Predicate)) b.predicate_source(0);
+  if (b.peek_is(Operand::Kind::Register) && (div || conv)) {
+    b.source(0);
+  } else {
+    in.src[0] = b.pool_source({false, 0, kAllLanes});
+  }
   in.target = b.branch_target();
   in.flags = div;
   in.run = div || conv ? run_bra_if_diverged : run_bra;
@@ -312,7 +318,7 @@ void accept_everything(Binder& b) {
 }  // namespace
 
 bool bind_control(Binder& b) {
-  const std::string& op = b.sass.opcode;
+  const std::string& op = b.opcode;
   Inst& in = b.inst;
   if (op == "BRA") {
     bind_bra(b);
@@ -346,8 +352,8 @@ bool bind_control(Binder& b) {
     b.optional_predicate_destination(0);
     if (b.more()) b.optional_predicate_destination(0);
     in.run = run_b2r;
-  } else if (op == "MEMBAR" || op == "ERRBAR" || op == "DEPBAR" || op == "CCTL" || op == "CCTLL" || op == "YIELD" ||
-             op == "NANOSLEEP" || op == "PREEXIT") {
+  } else if (op == "MEMBAR" || op == "ERRBAR" || op == "CCTL" || op == "CCTLL" || op == "YIELD" || op == "NANOSLEEP" ||
+             op == "PREEXIT") {
     accept_everything(b);  // memory is sequentially consistent here, and nothing is in flight
     in.run = run_nothing;
   } else {

@@ -101,7 +101,7 @@ void bind_dsetp(Binder& b) {
 }  // namespace
 
 bool bind_double(Binder& b) {
-  const std::string& op = b.sass.opcode;
+  const std::string& op = b.opcode;
   if (op == "DFMA") {
     bind_arithmetic(b, kFma);
   } else if (op == "DMUL") {

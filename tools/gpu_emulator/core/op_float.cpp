@@ -267,7 +267,7 @@ void run_mufu(Machine&, Warp& w, const Inst& in, uint32_t mask) {
 }  // namespace
 
 bool bind_float(Binder& b) {
-  const std::string& op = b.sass.opcode;
+  const std::string& op = b.opcode;
   Inst& in = b.inst;
   if (op == "FFMA" || op == "FFMA32I") {
     bind_arithmetic<Fma>(b);

@@ -18,6 +18,27 @@ struct Add3 {
   static uint32_t apply(const Inst&, uint32_t a, uint32_t b, uint32_t c) { return a + b + c; }
 };
 
+// HFMA2.MMA R0, -RZ, RZ, 1.875, 0 is a move that the compiler sends through another pipe: two halves, the upper one
+// first, plus minus zero.
+void bind_half_move(Binder& b) {
+  if (!b.take("MMA")) throw Unsupported("half precision");
+  b.destination();
+  for (bool negated : {true, false}) {
+    const Operand& zero = b.next();
+    if (zero.kind != Operand::Kind::Register || zero.index != kZeroRegister || zero.negate != negated)
+      throw Unsupported("half precision");
+  }
+  uint32_t bits = 0;
+  for (int i = 0; i < 2; i++) {
+    const Operand& half = b.next();
+    if (half.kind != Operand::Kind::Immediate || !half.is_float || half.number != half.number)
+      throw Unsupported("operand " + half.text);
+    bits = bits << 16 | half_bits(static_cast<float>(half.number));
+  }
+  b.inst.src[0] = b.pool_source({false, 0, bits});
+  b.inst.run = pick_elementwise<Move, 1>(b.inst);
+}
+
 void run_imad_x(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   const Values a = w.values(in.src[0]), b = w.values(in.src[1]), c = w.values(in.src[2]);
   uint32_t carry = w.predicate(in.psrc[0]);
@@ -447,6 +468,12 @@ struct BitMask {  // `count` ones from bit `first` on; flags: 2 wrap both
     return first >= 32 ? 0 : ones << first;
   }
 };
+struct DotTwo {  // dp2a: two 16-bit values times the lower or (flags: 1) upper two of four bytes, plus c; all unsigned
+  static uint32_t apply(const Inst& in, uint32_t a, uint32_t b, uint32_t c) {
+    b >>= in.flags ? 16 : 0;
+    return c + (a & 0xffff) * (b & 0xff) + (a >> 16) * (b >> 8 & 0xff);
+  }
+};
 struct AbsoluteDifference {  // |a - b| + c; flags: unsigned
   static uint32_t apply(const Inst& in, uint32_t a, uint32_t b, uint32_t c) {
     bool less = in.flags ? a < b : static_cast<int32_t>(a) < static_cast<int32_t>(b);
@@ -517,7 +544,7 @@ void bind_r2p(Binder& b) {
 }  // namespace
 
 bool bind_integer(Binder& b) {
-  const std::string& op = b.sass.opcode;
+  const std::string& op = b.opcode;
   Inst& in = b.inst;
   if (op == "IMAD") {
     bind_imad(b);
@@ -527,6 +554,8 @@ bool bind_integer(Binder& b) {
     b.destination();
     b.source(0);
     in.run = pick_elementwise<Move, 1>(in);
+  } else if (op == "HFMA2") {
+    bind_half_move(b);
   } else if (op == "SEL") {
     b.destination();
     b.source(0);
@@ -581,6 +610,14 @@ bool bind_integer(Binder& b) {
     b.destination();
     for (int i = 0; i < 3; i++) b.source(i);
     in.run = pick_elementwise<AbsoluteDifference, 3>(in);
+  } else if (op == "IDP") {
+    if (!b.take("2A")) throw Unsupported("form");
+    const int part = b.take_one({"LO", "HI"});
+    if (part < 0 || !b.take("U16") || !b.take("U8")) throw Unsupported("types");
+    in.flags = static_cast<uint8_t>(part);
+    b.destination();
+    for (int i = 0; i < 3; i++) b.source(i);
+    in.run = pick_elementwise<DotTwo, 3>(in);
   } else if (op == "P2R") {
     bind_p2r(b);
   } else if (op == "R2P") {

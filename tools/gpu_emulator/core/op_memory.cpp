@@ -163,6 +163,44 @@ void bind_store(Binder& b, Space space, bool generic) {
   }
 }
 
+// LDSM: 8 x 8 matrices of 16-bit elements, kind of them. Lane 8 i + r has the address of row r of matrix i; register i
+// of a lane gets two neighbours of a row of matrix i or (flags) of a column.
+void run_ldsm(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
+  if (mask != kAllLanes) {
+    Fault f;
+    f.kind = FaultKind::Unsupported;
+    f.message = "LDSM with inactive lanes";
+    throw f;
+  }
+  alignas(64) uint64_t address[kLanes];
+  window_addresses(w, in, address);
+  const uint32_t asked = in.kind == 4 ? kAllLanes : (1u << 8 * in.kind) - 1;
+  access(m, w, in, asked, address, Space::Shared, kReads | kByWarp);
+  for (int i = 0; i < in.kind; i++) {
+    uint16_t matrix[8][8];
+    for (int r = 0; r < 8; r++) memcpy(matrix[r], m.shared.data() + address[8 * i + r], sizeof matrix[r]);
+    for (int l = 0; l < kLanes; l++) {
+      const int one = l / 4, two = l % 4 * 2;
+      w.reg[in.dst + i][l] = in.flags ? matrix[two][one] | static_cast<uint32_t>(matrix[two + 1][one]) << 16
+                                      : matrix[one][two] | static_cast<uint32_t>(matrix[one][two + 1]) << 16;
+    }
+  }
+}
+
+// LDSM.16.MT88.4 R4, [R13]
+void bind_ldsm(Binder& b) {
+  Inst& in = b.inst;
+  if (!b.take("16")) throw Unsupported("element");
+  const int form = b.take_one({"M88", "MT88"});
+  if (form < 0) throw Unsupported("form");
+  in.flags = static_cast<uint8_t>(form);
+  in.kind = b.take("4") ? 4 : b.take("2") ? 2 : 1;
+  in.width = 16;
+  b.destination();
+  b.address();
+  in.run = run_ldsm;
+}
+
 // flags: constant bank.
 void run_ldc(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
   const uint32_t* index = w.row(in.src[0]);
@@ -188,7 +226,8 @@ void bind_ldc(Binder& b) {
   b.destination();
   const Operand& o = b.next();
   if (o.kind != Operand::Kind::Constant) throw Unsupported("operand " + o.text);
-  in.src[0] = b.register_source(o.indexed ? o.index : kZeroRegister);
+  if (o.indexed && o.uniform != kZeroRegister) throw Unsupported("operand " + o.text);
+  in.src[0] = b.register_source(o.indexed ? o.index : o.uniform);
   in.offset = o.offset;
   in.flags = static_cast<uint8_t>(o.bank);
   in.run = run_ldc;
@@ -226,7 +265,7 @@ void bind_qspc(Binder& b) {
 }  // namespace
 
 bool bind_memory(Binder& b) {
-  const std::string& op = b.sass.opcode;
+  const std::string& op = b.opcode;
   Kernel& k = b.kernel();
   if (op == "LDG" || op == "LD") {
     bind_load(b, Space::Global, op == "LD");
@@ -236,6 +275,8 @@ bool bind_memory(Binder& b) {
     bind_load(b, Space::Shared, false);
   } else if (op == "STS") {
     bind_store(b, Space::Shared, false);
+  } else if (op == "LDSM") {
+    bind_ldsm(b);
   } else if (op == "LDL") {
     bind_load(b, Space::Local, false);
   } else if (op == "STL") {

@@ -1,4 +1,5 @@
 // Instructions that look across the lanes of a warp, and special registers.
+#include <algorithm>
 #include <cstring>
 
 #include "bind.h"
@@ -57,15 +58,58 @@ void run_shfl(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
 
 enum Vote : uint8_t { kAny, kAll, kEqual };
 
+// uniform: the result is the warp's (VOTEU).
+template <bool uniform>
 void run_vote(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
   uint32_t ballot = w.predicate(in.psrc[0]) & mask;
   bool result = in.kind == kAny ? ballot != 0 : in.kind == kAll ? ballot == mask : ballot == mask || ballot == 0;
   alignas(64) uint32_t out[kLanes];
   for (int l = 0; l < kLanes; l++) out[l] = ballot;
-  store_row(w, in.dst, out, mask);
-  store_predicate(w, in.pdst[0], result ? kAllLanes : 0, mask);
+  uint32_t told = uniform ? kAllLanes : mask;
+  store_row(w, in.dst, out, told);
+  store_predicate(w, in.pdst[0], result ? kAllLanes : 0, told);
   // A vote on PT is __activemask(), which orders nothing.
   if (in.psrc[0].index != kTruePredicate) synchronised(m, w, mask);
+}
+
+// The value of the first active lane, to the warp.
+void run_r2ur(Machine&, Warp& w, const Inst& in, uint32_t mask) {
+  uint32_t value = w.values(in.src[0])[__builtin_ctz(mask)];
+  std::fill_n(w.reg[in.dst], kLanes, value);
+}
+
+enum Reduction : uint8_t { kSum, kMin, kMax, kAnd, kOr, kXor };
+
+// REDUX: one value of all active lanes, to the warp. flags: signed.
+void run_redux(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
+  const Values from = w.values(in.src[0]);
+  const uint32_t bias = in.flags ? 0x80000000u : 0;
+  int first = __builtin_ctz(mask);
+  uint32_t result = from[first];
+  for (uint32_t left = mask & (mask - 1); left; left &= left - 1) {
+    uint32_t x = from[__builtin_ctz(left)];
+    switch (in.kind) {
+      case kSum:
+        result += x;
+        break;
+      case kMin:
+        result = std::min(result ^ bias, x ^ bias) ^ bias;
+        break;
+      case kMax:
+        result = std::max(result ^ bias, x ^ bias) ^ bias;
+        break;
+      case kAnd:
+        result &= x;
+        break;
+      case kOr:
+        result |= x;
+        break;
+      default:
+        result ^= x;
+    }
+  }
+  std::fill_n(w.reg[in.dst], kLanes, result);
+  synchronised(m, w, mask);
 }
 
 // flags: 64-bit values; kind: all.
@@ -93,6 +137,10 @@ const char* const kSpecialNames[] = {
     "SR_EQMASK",        "SR_LTMASK",        "SR_LEMASK", "SR_GTMASK",  "SR_GEMASK",  "SR_CLOCKLO",     "SR_CLOCKHI",
     "SR_CLOCK_LO",      "SR_CLOCK_HI",      "SRZ",       "SR_NTID.X",  "SR_WARPID",  "SR_VIRTUALSMID", "SR_TID",
     "SR_GLOBALTIMERLO", "SR_GLOBALTIMERHI", "SR_SMEMSZ", "SR_VIRTID",  "SR_GRIDID"};
+
+bool differs_by_lane(uint8_t kind) {
+  return kind <= 2 || (kind >= 6 && kind <= 11) || kind == 20;
+}
 
 uint32_t special_register(const Machine& m, const Warp& w, uint8_t kind, int l) {
   uint32_t thread = static_cast<uint32_t>(w.id * kLanes + l), bit = 1u << l;
@@ -154,11 +202,12 @@ void run_s2r(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
 
 void bind_special(Binder& b) {
   bool narrow = b.take("32");
-  b.inst.flags = b.sass.opcode == "CS2R" && !narrow;
+  b.inst.flags = b.opcode == "CS2R" && !narrow;
   b.destination();
   const Operand& name = b.next();
   for (size_t i = 0; i < sizeof kSpecialNames / sizeof *kSpecialNames; i++) {
     if (name.text == kSpecialNames[i]) {
+      if (b.uniform && differs_by_lane(static_cast<uint8_t>(i))) break;
       b.inst.kind = static_cast<uint8_t>(i);
       b.inst.run = run_s2r;
       return;
@@ -170,7 +219,7 @@ void bind_special(Binder& b) {
 }  // namespace
 
 bool bind_warp(Binder& b) {
-  const std::string& op = b.sass.opcode;
+  const std::string& op = b.opcode;
   Inst& in = b.inst;
   if (op == "SHFL") {
     int kind = b.take_one({"IDX", "UP", "DOWN", "BFLY"});
@@ -180,14 +229,14 @@ bool bind_warp(Binder& b) {
     b.destination();
     for (int i = 0; i < 3; i++) b.source(i);
     in.run = run_shfl;
-  } else if (op == "VOTE") {
+  } else if (op == "VOTE" || op == "VOTEU") {
     int kind = b.take_one({"ANY", "ALL", "EQ"});
     if (kind < 0) throw Unsupported("vote");
     in.kind = static_cast<uint8_t>(kind);
     if (b.peek_is(Operand::Kind::Register)) b.destination();
     b.predicate_destination(0);
     b.predicate_source(0);
-    in.run = run_vote;
+    in.run = op == "VOTEU" ? run_vote<true> : run_vote<false>;
   } else if (op == "MATCH") {
     int kind = b.take_one({"ANY", "ALL"});
     if (kind < 0) throw Unsupported("match");
@@ -201,6 +250,18 @@ bool bind_warp(Binder& b) {
       b.source(0);
     }
     in.run = run_match;
+  } else if (op == "REDUX") {
+    int kind = b.take_one({"SUM", "MIN", "MAX", "AND", "OR", "XOR"});
+    b.ignore({"U32"});
+    in.kind = static_cast<uint8_t>(kind < 0 ? kAnd : kind);  // which the disassembler does not name
+    in.flags = b.take("S32");
+    b.destination();
+    b.source(0);
+    in.run = run_redux;
+  } else if (op == "R2UR") {
+    b.destination();
+    b.source(0);
+    in.run = run_r2ur;
   } else if (op == "S2R" || op == "CS2R") {
     bind_special(b);
   } else {

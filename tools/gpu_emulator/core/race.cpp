@@ -5,13 +5,15 @@
 
 namespace gpu_emulator {
 
-void RaceDetector::start_block(int warps, size_t bytes, int unit_bytes, bool partial_barriers) {
+void RaceDetector::start_block(int warps, size_t bytes, int unit_bytes, bool partial_barriers,
+                               bool asynchronous_copies) {
   unit_shift_ = unit_bytes == 1 ? 0 : 2;
   warps_ = warps;
   now_ = 1;
   shadow_.assign((bytes + unit_bytes - 1) / unit_bytes, ShadowWord{});
   partial_barriers_ = partial_barriers;
   read_times_.assign(partial_barriers ? shadow_.size() * kMaxWarps : 0, 0);
+  copied_by_.assign(asynchronous_copies ? shadow_.size() : 0, 0);
   clocks_.assign(warps, WarpClock{});
 }
 
@@ -153,8 +155,37 @@ RaceHit RaceDetector::report(RaceHit hit, RaceHit::Kind kind, uint32_t unit) con
   return hit;
 }
 
-RaceHit RaceDetector::read(int w, uint32_t lanes, uint32_t begin, uint32_t end, bool tolerate_atomics) {
+RaceHit RaceDetector::meets_copy(uint32_t lanes, uint32_t begin, uint32_t end) const {
   RaceHit hit;
+  if (copied_by_.empty()) return hit;
+  for (uint32_t u = begin >> unit_shift_; u << unit_shift_ < end; u++) {
+    if (!copied_by_[u]) continue;
+    hit.lane = __builtin_ctz(lanes);
+    hit.other_warp = (copied_by_[u] - 1) / kLanes;
+    hit.other_lane = (copied_by_[u] - 1) % kLanes;
+    return report(hit, RaceHit::kUnfinishedCopy, u);
+  }
+  return hit;
+}
+
+RaceHit RaceDetector::start_copy(int w, int lane, uint32_t begin, uint32_t end) {
+  RaceHit hit = write(w, 1u << lane, begin, end);
+  if (hit) return hit;
+  for (uint32_t u = begin >> unit_shift_; u << unit_shift_ < end; u++)
+    copied_by_[u] = static_cast<uint16_t>(w * kLanes + lane + 1);
+  return hit;
+}
+
+void RaceDetector::finish_copy(int w, int lane, uint32_t begin, uint32_t end) {
+  for (uint32_t u = begin >> unit_shift_; u << unit_shift_ < end; u++) {
+    copied_by_[u] = 0;
+    shadow_[u].write = {stamp(w, false), 1u << lane};
+  }
+}
+
+RaceHit RaceDetector::read(int w, uint32_t lanes, uint32_t begin, uint32_t end, bool tolerate_atomics) {
+  RaceHit hit = meets_copy(lanes, begin, end);
+  if (hit) return hit;
   const WarpClock& c = clocks_[w];
   for (uint32_t u = begin >> unit_shift_; u << unit_shift_ < end; u++) {
     ShadowWord& s = shadow_[u];
@@ -171,7 +202,8 @@ RaceHit RaceDetector::read(int w, uint32_t lanes, uint32_t begin, uint32_t end, 
 }
 
 RaceHit RaceDetector::write(int w, uint32_t lanes, uint32_t begin, uint32_t end) {
-  RaceHit hit;
+  RaceHit hit = meets_copy(lanes, begin, end);
+  if (hit) return hit;
   const WarpClock& c = clocks_[w];
   for (uint32_t u = begin >> unit_shift_; u << unit_shift_ < end; u++) {
     ShadowWord& s = shadow_[u];
@@ -183,7 +215,8 @@ RaceHit RaceDetector::write(int w, uint32_t lanes, uint32_t begin, uint32_t end)
 }
 
 RaceHit RaceDetector::atomic(int w, uint32_t lanes, uint32_t begin, uint32_t end, bool tolerate_atomics) {
-  RaceHit hit;
+  RaceHit hit = meets_copy(lanes, begin, end);
+  if (hit) return hit;
   for (uint32_t u = begin >> unit_shift_; u << unit_shift_ < end; u++) {
     ShadowWord& s = shadow_[u];
     if (s.write.stamp == 0) {

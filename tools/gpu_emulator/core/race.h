@@ -45,7 +45,7 @@ struct WarpClock {
 };
 
 struct RaceHit {
-  enum Kind { kNothing, kWithWrite, kWithRead, kUnwritten };
+  enum Kind { kNothing, kWithWrite, kWithRead, kUnwritten, kUnfinishedCopy };
   Kind kind = kNothing;
   uint32_t offset = 0;  // of the first byte concerned
   int lane = -1;        // the lane making the access
@@ -57,7 +57,7 @@ struct RaceHit {
 class RaceDetector {
  public:
   // `partial_barriers`: the kernel has barriers that not the whole block waits at.
-  void start_block(int warps, size_t bytes, int unit_bytes, bool partial_barriers);
+  void start_block(int warps, size_t bytes, int unit_bytes, bool partial_barriers, bool asynchronous_copies);
 
   // Lanes `mask` of warp `w` synchronised among themselves; `alive` are its live lanes.
   void warp_sync(int w, uint32_t mask, uint32_t alive);
@@ -73,6 +73,11 @@ class RaceDetector {
   RaceHit write(int w, uint32_t lanes, uint32_t begin, uint32_t end);
   RaceHit atomic(int w, uint32_t lanes, uint32_t begin, uint32_t end, bool tolerate_atomics);
 
+  // An asynchronous copy writes at some time between its start and its thread's wait: until then its bytes are nobody's,
+  // and from then on the thread has written them, just now.
+  RaceHit start_copy(int w, int lane, uint32_t begin, uint32_t end);
+  void finish_copy(int w, int lane, uint32_t begin, uint32_t end);
+
  private:
   // Ordered before everything that warp `w` does now: the quick test.
   bool settled(const AccessRecord& r, const WarpClock& c, int w) const {
@@ -86,11 +91,13 @@ class RaceDetector {
   uint32_t stamp(int w, bool atomic) const {
     return now_ << 7 | (atomic ? AccessRecord::kAtomic : 0u) | static_cast<uint32_t>(w);
   }
+  RaceHit meets_copy(uint32_t lanes, uint32_t begin, uint32_t end) const;
   RaceHit report(RaceHit hit, RaceHit::Kind kind, uint32_t unit) const;
 
   std::vector<ShadowWord> shadow_;
   // Only with partial barriers, where the warps of one record may be ordered one by one: when each last read a unit.
   std::vector<uint32_t> read_times_;
+  std::vector<uint16_t> copied_by_;  // per unit, if there are asynchronous copies: the thread plus one, or zero
   std::vector<WarpClock> clocks_;
   int warps_ = 0;
   bool partial_barriers_ = false;

@@ -26,14 +26,28 @@ int64_t parse_integer(const std::string& s) {
   return negative ? -value : value;
 }
 
-// "R12", "RZ": the number; -1 when it is not a register name.
-int register_number(const std::string& s) {
-  if (s == "RZ") return kZeroRegister;
-  if (s.size() < 2 || s[0] != 'R' || !isdigit(static_cast<unsigned char>(s[1]))) return -1;
-  return atoi(s.c_str() + 1);
+bool is_digit(char c) {
+  return isdigit(static_cast<unsigned char>(c));
 }
 
-// "[R9]", "[R9+0x200]", "[R9.64+-0x10]", "[0x10]": one base register and one displacement.
+// "R12", "RZ", "UR4", "URZ": the number; -1 when it is not a register name.
+int register_number(const std::string& s) {
+  if (s == "RZ" || s == "URZ") return kZeroRegister;
+  if (s.size() >= 2 && s[0] == 'R' && is_digit(s[1])) return atoi(s.c_str() + 1);
+  if (s.size() >= 3 && starts_with(s, "UR") && is_digit(s[2])) return kUniformRegister + atoi(s.c_str() + 2);
+  return -1;
+}
+
+// "P0", "PT", "UP0", "UPT": the number; -1 when it is not a predicate's name.
+int predicate_number(const std::string& s) {
+  if (s == "PT" || s == "UPT") return kTruePredicate;
+  if (s.size() == 2 && s[0] == 'P' && is_digit(s[1])) return s[1] - '0';
+  if (s.size() == 3 && starts_with(s, "UP") && is_digit(s[2])) return kUniformPredicate + s[2] - '0';
+  return -1;
+}
+
+// "[R9]", "[R9+0x200]", "[R9.64+-0x10]", "[0x10]", "[R9.X4+UR4+0x80]", "c[0x0][UR4]": a base register, which may be
+// scaled, a uniform register and a displacement.
 void parse_address(const std::string& inside, Operand& out) {
   size_t begin = 0;
   while (begin < inside.size()) {
@@ -41,13 +55,18 @@ void parse_address(const std::string& inside, Operand& out) {
     std::string part = trim(inside.substr(begin, end == std::string::npos ? end : end - begin));
     std::string name = part.substr(0, part.find('.'));
     int reg = register_number(name);
-    if (reg >= 0) {
+    if (starts_with(name, "UR") && reg >= 0) {
+      if (out.uniform != kZeroRegister || name.size() < part.size()) throw ParseError("address " + out.text);
+      out.uniform = reg;
+    } else if (reg >= 0) {
       if (out.indexed) throw ParseError("address with two registers: " + out.text);
       out.index = reg;
       out.indexed = true;
       if (name.size() < part.size()) out.suffix = part.substr(name.size() + 1);
-    } else {
+    } else if (is_digit(part[0]) || part[0] == '-') {
       out.offset += parse_integer(part);
+    } else {
+      throw ParseError("address not understood: " + out.text);
     }
     if (end == std::string::npos) break;
     begin = end + 1;
@@ -90,8 +109,7 @@ Operand parse_operand(const std::string& raw) {
   // Prefixes. A minus in front of a number belongs to the number.
   while (!s.empty() && strchr("-~|!", s[0])) {
     bool number_follows =
-        s[0] == '-' && s.size() > 1 &&
-        (isdigit(static_cast<unsigned char>(s[1])) || starts_with(s, "-INF") || starts_with(s, "-QNAN"));
+        s[0] == '-' && s.size() > 1 && (is_digit(s[1]) || starts_with(s, "-INF") || starts_with(s, "-QNAN"));
     if (number_follows) break;
     if (s[0] == '-') out.negate = true;
     if (s[0] == '~') out.invert = true;
@@ -118,8 +136,7 @@ Operand parse_operand(const std::string& raw) {
     return out;
   }
   std::string name = s.substr(0, s.find('.'));
-  std::string suffix =
-      name.size() < s.size() && !isdigit(static_cast<unsigned char>(s[0])) ? s.substr(name.size() + 1) : "";
+  std::string suffix = name.size() < s.size() && !is_digit(s[0]) ? s.substr(name.size() + 1) : "";
   if (int reg = register_number(name); reg >= 0) {
     out.kind = Operand::Kind::Register;
     out.index = reg;
@@ -127,17 +144,17 @@ Operand parse_operand(const std::string& raw) {
     out.suffix = suffix;
     return out;
   }
-  if (s[0] == 'P' && (s == "PT" || (s.size() == 2 && isdigit(static_cast<unsigned char>(s[1]))))) {
+  if (int predicate = predicate_number(s); predicate >= 0) {
     out.kind = Operand::Kind::Predicate;
-    out.index = s == "PT" ? kTruePredicate : s[1] - '0';
+    out.index = predicate;
     return out;
   }
-  if (s[0] == 'B' && s.size() >= 2 && isdigit(static_cast<unsigned char>(s[1]))) {
+  if (s[0] == 'B' && s.size() >= 2 && is_digit(s[1])) {
     out.kind = Operand::Kind::Barrier;
     out.index = atoi(s.c_str() + 1);
     return out;
   }
-  if (isdigit(static_cast<unsigned char>(s[0])) || s[0] == '-' || s[0] == '+') {
+  if (is_digit(s[0]) || s[0] == '-' || s[0] == '+') {
     parse_immediate(s, out);
     return out;
   }
@@ -170,7 +187,8 @@ SassInstruction parse_line(uint32_t pc, const std::string& body) {
       in.guard_negated = true;
       guard = guard.substr(1);
     }
-    if (guard != "PT") in.guard = guard[1] - '0';
+    in.guard = predicate_number(guard);
+    if (in.guard < 0) throw ParseError("guard not understood: " + body);
     s = trim(s.substr(space));
   }
   size_t space = s.find(' ');

@@ -1,4 +1,4 @@
-// The text that `nvdisasm -b SM70` prints, as a data structure. Nothing here executes.
+// The text that `nvdisasm -b` prints, as a data structure. Nothing here executes.
 #pragma once
 #include <cstdint>
 #include <stdexcept>
@@ -9,23 +9,31 @@ namespace gpu_emulator {
 
 constexpr int kZeroRegister = 255;  // RZ
 constexpr int kTruePredicate = 7;   // PT
+// What a whole warp shares has numbers of its own: UR4 is register kUniformRegister + 4, UP0 predicate
+// kUniformPredicate. URZ is RZ and UPT is PT, for what they say is the same.
+constexpr int kUniformRegister = 260;
+constexpr int kUniformRegisters = 64;
+constexpr int kUniformPredicate = 9;
+constexpr int kUniformPredicates = 7;
 constexpr uint32_t kInstructionBytes = 16;
 
 struct Operand {
   enum class Kind { Register, Predicate, Constant, Immediate, Memory, Barrier, Special };
   Kind kind = Kind::Immediate;
-  int index = kZeroRegister;  // register, predicate or convergence barrier; base register of an address
-  bool negate = false;        // -x
-  bool invert = false;        // ~x
-  bool absolute = false;      // |x|
-  bool complement = false;    // !P
-  int bank = 0;               // c[bank][index_register + offset]
-  int64_t offset = 0;         // constant offset or address displacement
-  bool indexed = false;       // c[bank][Rn + offset] rather than c[bank][offset]
-  bool is_float = false;      // immediate written as a decimal float
-  double number = 0;          // its value, when is_float
-  uint32_t bits = 0;          // its bits otherwise
-  std::string suffix;         // .64, .U32, .H0_H0 ... (without .reuse, which changes nothing)
+  int index = kZeroRegister;    // register, predicate or convergence barrier; base register of an address
+  bool negate = false;          // -x
+  bool invert = false;          // ~x
+  bool absolute = false;        // |x|
+  bool complement = false;      // !P
+  int bank = 0;                 // c[bank][index_register + offset]
+  int64_t offset = 0;           // constant offset or address displacement
+  int uniform = kZeroRegister;  // uniform register that is added to an address
+  bool indexed = false;         // c[bank][Rn + offset] rather than c[bank][offset]
+  bool is_float = false;        // immediate written as a decimal float
+  double number = 0;            // its value, when is_float
+  uint32_t bits = 0;            // its bits otherwise
+  bool moves() const { return indexed || uniform != kZeroRegister; }  // an address that depends on a register
+  std::string suffix;  // .64, .U32, .H0_H0 ... (without .reuse, which changes nothing)
   std::string text;
 };
 

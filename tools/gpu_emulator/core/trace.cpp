@@ -10,8 +10,9 @@ namespace gpu_emulator {
 namespace {
 
 int access_bytes(const SassInstruction& in) {
-  static const char* const ops[] = {"LDG", "STG", "LD",  "ST",    "LDS",  "STS",
-                                    "LDL", "STL", "RED", "ATOMG", "ATOM", "ATOMS"};
+  static const char* const ops[] = {"LDG", "STG", "LD",    "ST",   "LDS",   "STS",   "LDL",
+                                    "STL", "RED", "ATOMG", "ATOM", "ATOMS", "LDGSTS"};
+  if (in.opcode == "LDSM") return 16;
   if (std::none_of(std::begin(ops), std::end(ops), [&](const char* o) { return in.opcode == o; })) return 0;
   int bytes = 4;
   for (const std::string& m : in.modifiers) {
@@ -23,16 +24,22 @@ int access_bytes(const SassInstruction& in) {
   return bytes;
 }
 
+// RZ is none, and the simulator knows no uniform ones.
 void add_registers(std::vector<int>& list, int first, int count) {
   for (int i = 0; i < count; i++)
-    if (first != kZeroRegister && std::find(list.begin(), list.end(), first + i) == list.end())
+    if (first < kZeroRegister && std::find(list.begin(), list.end(), first + i) == list.end())
       list.push_back(first + i);
+}
+
+// Of HMMA's operands: the result and the addend have four, A four or two, B half as many as A.
+int registers_of_matrix(bool deep, size_t operand) {
+  return operand == 1 ? (deep ? 4 : 2) : operand == 2 ? (deep ? 2 : 1) : 4;
 }
 
 // Which registers an instruction writes and reads, for the simulator's scoreboard.
 void registers_of(const SassInstruction& in, int bytes, std::vector<int>& written, std::vector<int>& read) {
-  bool store =
-      in.opcode == "STG" || in.opcode == "STS" || in.opcode == "STL" || in.opcode == "ST" || in.opcode == "RED";
+  bool store = in.opcode == "STG" || in.opcode == "STS" || in.opcode == "STL" || in.opcode == "ST" ||
+               in.opcode == "RED" || in.opcode == "LDGSTS";
   auto has = [&](const char* m) {
     return std::find(in.modifiers.begin(), in.modifiers.end(), m) != in.modifiers.end();
   };
@@ -46,14 +53,19 @@ void registers_of(const SassInstruction& in, int bytes, std::vector<int>& writte
     const Operand& o = in.operands[i];
     if (o.kind == Operand::Kind::Memory) {
       bool wide = in.opcode == "LDG" || in.opcode == "STG" || in.opcode == "LD" || in.opcode == "ST" ||
-                  in.opcode == "RED" || in.opcode == "ATOMG" || in.opcode == "ATOM";
+                  in.opcode == "RED" || in.opcode == "ATOMG" || in.opcode == "ATOM" ||
+                  (in.opcode == "LDGSTS" && i == 1);
       add_registers(read, o.index, wide ? 2 : 1);
     } else if (o.kind == Operand::Kind::Constant && o.indexed) {
       add_registers(read, o.index, 1);
     } else if (o.kind == Operand::Kind::Register) {
-      bool pair = is_double || (in.opcode == "IMAD" && has("WIDE") && (first || i + 1 == in.operands.size())) ||
+      bool pair = is_double || in.opcode == "HMMA" ||
+                  (in.opcode == "IMAD" && has("WIDE") && (first || i + 1 == in.operands.size())) ||
                   (in.opcode == "CS2R" && !has("32"));
       int count = bytes ? words : pair ? 2 : 1;
+      if (in.opcode == "LDSM") count = has("4") ? 4 : has("2") ? 2 : 1;
+      if (in.opcode == "HMMA" && !has("884"))
+        count = registers_of_matrix(has("16816") || (has("TF32") && has("1688")), i);
       if (in.opcode == "LDC") count = has("64") ? 2 : has("128") ? 4 : 1;
       if (first && !no_destination) {
         add_registers(written, o.index, count);
@@ -80,12 +92,13 @@ Tracer::Tracer(const std::string& path, const Header& h, const std::vector<SassI
   std::fprintf(
       file_,
       "-kernel name = %s\n-kernel id = %d\n-grid dim = (%u,%u,%u)\n-block dim = (%u,%u,%u)\n-shmem = %u\n"
-      "-nregs = %u\n-binary version = 70\n-cuda stream id = 0\n-shmem base_addr = 0x%016llx\n"
+      "-nregs = %u\n-binary version = %d\n-cuda stream id = 0\n-shmem base_addr = 0x%016llx\n"
       "-local mem base_addr = 0x%016llx\n-nvbit version = 1.5.5\n-accelsim tracer version = 4\n"
       "-enable lineinfo = 0\n\n#traces format = PC mask dest_num [reg_dests] opcode src_num [reg_srcs] mem_width "
       "[adrrescompress?] [mem_addresses] immediate\n\n",
       h.kernel_name.c_str(), h.id, h.grid[0], h.grid[1], h.grid[2], h.block[0], h.block[1], h.block[2], h.shared_bytes,
-      h.registers, static_cast<unsigned long long>(kSharedWindow), static_cast<unsigned long long>(kLocalWindow));
+      h.registers, h.arch, static_cast<unsigned long long>(kSharedWindow),
+      static_cast<unsigned long long>(kLocalWindow));
   for (const SassInstruction& in : program) {
     Line line;
     line.memory_bytes = access_bytes(in);

@@ -17,7 +17,7 @@ class Tracer {
     std::string kernel_name;
     uint32_t grid[3], block[3];
     uint32_t shared_bytes, registers;
-    int id;
+    int id, arch;
     uint64_t limit;  // warp instructions per warp after which a block is cut short; 0: none
   };
   Tracer(const std::string& path, const Header& header, const std::vector<SassInstruction>& program);
