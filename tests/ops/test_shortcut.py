@@ -32,7 +32,7 @@ native_only = pytest.mark.skipif(not native.is_available(), reason="PyTorch's ke
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Writes down for each call of conv2d whether it was short."""
     taken: list[bool] = []
-    original = shortcut.conv2d
+    original = shortcut.convolve
 
     def watch(*args: Any) -> Tensor | None:
         y = original(*args)
@@ -40,7 +40,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
         return y
 
     with monkeypatch.context() as patch:
-        patch.setattr(functional.shortcut, "conv2d", watch)
+        patch.setattr(functional.shortcut, "convolve", watch)
         yield taken
 
 
