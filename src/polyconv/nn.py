@@ -32,14 +32,6 @@ class Convolution(_ConvNd):
     tolerance: float | None = None
     activation: str | None = None
 
-    def _parameters_of_now(self) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias, from where torch looks last for an attribute, after half a microsecond."""
-        own: dict[str, Any] = self._parameters
-        try:
-            return own["weight"], own["bias"]
-        except KeyError:  # made anew before each call: a parametrisation, a hook
-            return self.weight, self.bias
-
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "qconfig":
             check_qconfig(value)
@@ -99,7 +91,11 @@ class _Forward(Convolution):
         Tools that wrap a module's forward keep this method, bound to the module, whatever class the module has later:
         so it asks no more of ``_conv_forward`` than torch's has, unless it was given more.
         """
-        weight, bias = self._parameters_of_now()
+        own: dict[str, Any] = self._parameters
+        try:  # where torch looks last for an attribute, after half a microsecond
+            weight, bias = own["weight"], own["bias"]
+        except KeyError:  # made anew before each call: a parametrisation, a hook
+            weight, bias = self.weight, self.bias
         if residual is not None:
             return self._conv_forward(input, weight, bias, residual)
         if not is_compiling() and (y := again(self, input, weight, bias)) is not None:
@@ -156,7 +152,11 @@ class _Transposed(Convolution):
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """``output_size`` says how large the output is to be, where the stride leaves that open."""
-        weight, bias = self._parameters_of_now()
+        own: dict[str, Any] = self._parameters
+        try:  # where torch looks last for an attribute, after half a microsecond
+            weight, bias = own["weight"], own["bias"]
+        except KeyError:  # made anew before each call: a parametrisation, a hook
+            weight, bias = self.weight, self.bias
         if output_size is None and not is_compiling() and (y := again(self, input, weight, bias)) is not None:
             return y
         if self.padding_mode != "zeros":
