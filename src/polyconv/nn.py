@@ -165,9 +165,10 @@ class _Transposed(Convolution):
         if output_size is not None:
             sizes: Any = self.stride, self.padding, self.kernel_size, rank, self.dilation
             output_padding = self._output_padding(input, list(output_size), *sizes)  # type: ignore[operator]
-        numbers = self.stride, self.padding, tuple(output_padding), self.groups, self.dilation
-        args: tuple[Any, ...] = (rank, input, weight, bias, *numbers, self.tolerance)
-        y = None if is_compiling() else shortcut.transpose(*args, module=self if output_size is None else None)
+        padding: Any = self.padding  # no word, as it may be in other convolutions
+        numbers = self.stride, padding, tuple(output_padding), self.groups, self.dilation
+        args = rank, input, weight, bias, *numbers, self.tolerance
+        y = None if is_compiling() else shortcut.transpose(*args, self if output_size is None else None)
         return transposed_by_operator(*args) if y is None else y
 
 

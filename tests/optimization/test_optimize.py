@@ -97,7 +97,7 @@ def test_what_is_faster_is_swapped_and_the_rest_is_not() -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 def test_one_axis_and_transposed_convolutions(training: bool) -> None:
-    """All are measured, on pictures and with roles exchanged, and swapped; a transposed one takes no activation over."""
+    """All are measured, on pictures and with roles exchanged. A transposed one takes no activation over."""
     one_axis = [nn.Conv1d(4, 6, 5), nn.ReLU(), nn.ConvTranspose1d(6, 6, 4, 2), nn.ReLU(), nn.Unflatten(2, (5, 10))]
     model = nn.Sequential(*one_axis, nn.ConvTranspose2d(6, 3, 3)).train(training)
     x = torch.randn(2, 4, 28)
