@@ -192,7 +192,7 @@ def test_what_is_done_is_said() -> None:
     frozen = polyconv.freeze(model)
     assert int(frozen) == 1
     assert str(frozen).splitlines() == [
-        "froze the weights of 1 of 2 Conv2d modules",
+        "froze the weights of 1 of 2 convolutions",
         "  left alone: 2: its weight is made anew before each call",
     ]
     assert repr(model[0]).endswith(", frozen)")

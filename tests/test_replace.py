@@ -32,13 +32,13 @@ def test_counts_and_keeps_the_objects() -> None:
     calls = []
     net[0].register_forward_hook(lambda *_: calls.append(1))
     result = polyconv.replace(net)
-    assert (result.count, int(result), result.total, result.left_alone) == (2, 2, 2, {})
-    assert str(result) == "replaced 2 of 2 Conv2d modules"
+    assert (result.count, int(result), result.total, result.left_alone) == (4, 4, 4, {})
+    assert str(result) == "replaced 4 of 4 convolutions"
     assert all(a is b for a, b in zip(net.modules(), modules, strict=True))
     assert all(a is b for a, b in zip(net.parameters(), parameters, strict=True))
     assert type(net[0]) is polyconv.Conv2d
-    assert type(net[2][2]) is nn.Conv1d
-    assert type(net[3]) is nn.ConvTranspose2d
+    assert type(net[2][2]) is polyconv.Conv1d
+    assert type(net[3]) is polyconv.ConvTranspose2d
     net[0](torch.randn(1, 3, 6, 6))
     assert calls == [1]
 
@@ -60,7 +60,7 @@ def test_twice_is_once() -> None:
 def test_restore_is_the_reverse() -> None:
     net = model()
     polyconv.replace(net)
-    assert str(polyconv.restore(net)) == "restored 2 of 2 Conv2d modules"
+    assert str(polyconv.restore(net)) == "restored 4 of 4 convolutions"
     assert type(net[0]) is nn.Conv2d
     assert not any(isinstance(module, polyconv.Conv2d) for module in net.modules())
 
@@ -88,7 +88,7 @@ def test_what_is_left_alone_is_named_with_the_reason() -> None:
     assert (result.count, result.total) == (1, 3)
     assert "may do more than a convolution" in result.left_alone["sub"]
     assert "complex64" in result.left_alone["complex"]
-    assert str(result).splitlines()[0] == "replaced 1 of 3 Conv2d modules"
+    assert str(result).splitlines()[0] == "replaced 1 of 3 convolutions"
     assert type(net["sub"]) is Standardised
 
 
@@ -114,7 +114,7 @@ def test_parametrisations_are_kept() -> None:
     net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3)))
     x, state = torch.randn(1, 3, 6, 6), net.state_dict()
     y = net(x)
-    assert str(polyconv.replace(net)) == "replaced 1 of 1 Conv2d modules"
+    assert str(polyconv.replace(net)) == "replaced 1 of 1 convolutions"
     assert isinstance(net[0], polyconv.Conv2d)
     assert net.state_dict().keys() == state.keys()
     torch.testing.assert_close(net(x), y)

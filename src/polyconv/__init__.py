@@ -1,6 +1,6 @@
 """polyconv: ``torch.nn.Conv2d`` on kernels of its own, CUDA and CPU.
 
-    print(polyconv.replace(model))      # replaced 53 of 53 Conv2d modules
+    print(polyconv.replace(model))      # replaced 53 of 53 convolutions
 
 or :class:`polyconv.Conv2d` and :func:`polyconv.conv2d` in place of torch's. Importing the package only defines names:
 nothing is compiled, no file is touched and CUDA is not initialised until a convolution runs. What a program may never
@@ -11,8 +11,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .freezing import Freezing, freeze, unfreeze
-from .functional import conv2d
-from .nn import Conv2d, LazyConv2d
+from .functional import conv1d, conv2d, conv_transpose1d, conv_transpose2d
+from .nn import (
+    Conv1d,
+    Conv2d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    LazyConv1d,
+    LazyConv2d,
+    LazyConvTranspose1d,
+    LazyConvTranspose2d,
+)
 from .replacement import Replacement, replace, restore
 from .settings import allow_low_precision, benchmark, set_tolerance, tolerance
 from .version import __version__
@@ -39,10 +48,16 @@ _ON_DEMAND = {
 
 __all__ = [
     "Audit",
+    "Conv1d",
     "Conv2d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
     "Explanation",
     "Freezing",
+    "LazyConv1d",
     "LazyConv2d",
+    "LazyConvTranspose1d",
+    "LazyConvTranspose2d",
     "OptimizationReport",
     "Replacement",
     "Warmup",
@@ -50,7 +65,10 @@ __all__ = [
     "allow_low_precision",
     "audit",
     "benchmark",
+    "conv1d",
     "conv2d",
+    "conv_transpose1d",
+    "conv_transpose2d",
     "explain",
     "freeze",
     "optimize",

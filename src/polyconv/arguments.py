@@ -16,9 +16,9 @@ from .problem import AXES, Activation, Extents, PaddingMode, Sides, output_size
 from .settings import checked_tolerance
 
 Extent = int | Sequence[int]
-"""One number for both axes, or one per axis."""
+"""One number for all axes, or one per axis."""
 Padding = str | int | Sequence[int]
-"""``"same"``, ``"valid"``, one number, (height, width), or the four sides (top, bottom, left, right)."""
+"""``"same"``, ``"valid"``, one number, one per axis, or all sides: (top, bottom, left, right) of a picture."""
 
 PADDING_MODES = tuple(mode.value for mode in PaddingMode)
 ACTIVATIONS = tuple(activation.value for activation in Activation)
@@ -71,6 +71,49 @@ def normalise(
     if tolerance is not None:
         tolerance = checked_tolerance(tolerance)
     return Geometry(strides, sides, dilations, groups, padding_mode, tolerance)
+
+
+def normalise_transposed(
+    in_size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Extent = 1,
+    padding: Extent = 0,
+    output_padding: Extent = 0,
+    groups: int = 1,
+    dilation: Extent = 1,
+    tolerance: float | None = None,
+    *,
+    rank: int,
+) -> tuple[Geometry, Extents]:
+    """The convolution that a transposed one is the input gradient of, and the extents of the output.
+
+    ``output_padding`` adds outputs at the end. Where it is less than the stride, the convolution takes no notice of
+    them; where it is not, its padding is less by as much, and crops where there is none left.
+    """
+    if isinstance(padding, str):
+        raise TypeError(f"the padding of a transposed convolution is made of integers; got {padding!r}")
+    padding = per_axis("padding", padding, rank)
+    extra = per_axis("output_padding", output_padding, rank)
+    geometry = normalise(kernel, stride, padding, dilation, groups, tolerance=tolerance, rank=rank)
+    if min(extra) < 0:
+        raise RuntimeError(f"negative output_padding is not supported: got {output_padding!r}")
+    extents, sides = [], []
+    for axis, name in enumerate(AXES[rank]):
+        step, reach = geometry.stride[axis], geometry.dilation[axis]
+        if extra[axis] >= step and extra[axis] >= reach:
+            raise RuntimeError(
+                f"output padding must be smaller than either stride or dilation, but got output_padding {extra[axis]} "
+                f"along the {name}, with stride {step} and dilation {reach}"
+            )
+        span = (in_size[axis] - 1) * step + reach * (kernel[axis] - 1) + 1
+        extents.append(span - 2 * padding[axis] + extra[axis])
+        sides += [padding[axis], padding[axis] - (0 if extra[axis] < step else extra[axis])]
+    if any(statically(extent < 1) for extent in extents):
+        raise RuntimeError(
+            f"Given input size per channel: {_by(in_size)}. Calculated output size per channel: {_by(extents)}. "
+            "Output size is too small"
+        )
+    return geometry._replace(padding=tuple(sides)), tuple(extents)
 
 
 def activation_name(activation: str | None) -> str:
@@ -161,12 +204,12 @@ def integer(name: str, value: Any, too_large: type[Exception] = ValueError) -> i
         except TypeError:
             _not_an_integer(name, value)
     if not -(2**63) <= value < 2**63:
-        raise too_large(f"conv2d(): {name} is counted in 64 bits, which do not hold {value}")
+        raise too_large(f"{name} is counted in 64 bits, which do not hold {value}")
     return cast(int, value)
 
 
 def _not_an_integer(name: str, value: Any) -> NoReturn:
-    raise TypeError(f"conv2d(): {name} must be made of integers; got {value!r} of type {type(value).__name__}")
+    raise TypeError(f"{name} must be made of integers; got {value!r} of type {type(value).__name__}")
 
 
 def statically(condition: bool, otherwise: bool = False) -> bool:
@@ -217,6 +260,25 @@ def check_shapes(x: Sequence[int], w: Sequence[int], bias: Sequence[int] | None,
     check_extents(x[2:], w[2:], geometry)
 
 
+def check_transposed(x: Sequence[int], w: Sequence[int], bias: Sequence[int] | None, groups: int) -> None:
+    """Raise as torch does unless the channels of a transposed convolution fit together."""
+    if statically(w[0] % groups != 0):
+        raise RuntimeError(
+            f"Given transposed=1, groups={groups}, expected weight to be divisible by {groups} at dimension 0 "
+            f"(in_channels), but got weight of size {list(w)}"
+        )
+    if statically(x[1] != w[0]):
+        raise RuntimeError(
+            f"Given transposed=1, weight of size {list(w)}, expected input{list(x)} to have {w[0]} channels, "
+            f"but got {x[1]} channels instead"
+        )
+    if bias is not None and (len(bias) != 1 or statically(bias[0] != w[1] * groups)):
+        raise RuntimeError(
+            f"Given transposed=1, weight of size {list(w)}, expected bias to be 1-dimensional with {w[1] * groups} "
+            f"elements, but got bias of size {list(bias)}"
+        )
+
+
 def check_extents(in_size: Sequence[int], kernel: Sequence[int], geometry: Geometry) -> None:
     """Raise unless the kernel fits into the padded image and the padding mode can fill the sides."""
     padding, dilation = geometry.padding, geometry.dilation
@@ -227,7 +289,7 @@ def check_extents(in_size: Sequence[int], kernel: Sequence[int], geometry: Geome
         if type(before) is type(after) is int and before + after > 2**61:
             _check_padding(name, size, before, after)
         if before < 0 or after < 0:
-            _check_crop(name, size, before, after, geometry.padding_mode)
+            _check_crop(name, size, before, after, geometry.padding_mode, len(kernel))
         if statically(size + before + after < dilation[axis] * (kernel[axis] - 1) + 1):
             _kernel_does_not_fit(in_size, kernel, geometry)
         if statically(size <= 0):
@@ -254,13 +316,13 @@ def _check_padding(name: str, size: int, before: int, after: int) -> None:
         )
 
 
-def _check_crop(name: str, size: int, before: int, after: int, padding_mode: str) -> None:
+def _check_crop(name: str, size: int, before: int, after: int, padding_mode: str, rank: int) -> None:
     if statically(max(-before, 0) + max(-after, 0) > size):
         raise RuntimeError(f"negative padding crops more than there is: {before} and {after} along a {name} of {size}")
     if padding_mode != "zeros":
         raise RuntimeError(
             f"the operator takes negative padding with padding_mode='zeros' only; got {before} and {after} along the "
-            f"{name} with {padding_mode!r}. polyconv.conv2d takes it with every mode"
+            f"{name} with {padding_mode!r}. polyconv.conv{rank}d takes it with every mode"
         )
 
 
@@ -277,16 +339,20 @@ def _by(extents: Sequence[int]) -> str:
     return " x ".join(map(str, extents))
 
 
-def suggests_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether torch would take a 4-D tensor of these strides for channels_last (also where it is not dense).
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""What torch calls the memory format, by the number of dimensions."""
 
-    This is ``c10::is_channels_last_strides_2d``, ambiguous cases included, so that our outputs get the memory format
-    that torch's convolution would give them.
+
+def suggests_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether torch would take a tensor of these strides for channels_last (also where it is not dense).
+
+    This is ``c10::is_channels_last_strides_2d`` and ``_3d``, ambiguous cases included, so that our outputs get the
+    memory format that torch's convolution would give them. Of signals over one axis torch knows no such format.
     """
-    if statically(strides[1] == 0):
+    if len(shape) == 3 or statically(strides[1] == 0):
         return False
     least = 0
-    for axis in (1, 3, 2, 0):
+    for axis in (1, *reversed(range(2, len(shape))), 0):
         extent, stride = shape[axis], strides[axis]
         if statically(stride < least, otherwise=True) or statically(extent == 0):
             return False

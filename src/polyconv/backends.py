@@ -43,6 +43,7 @@ class Backend(Protocol):
 
     In both gradient passes ``y`` is the incoming gradient. It may have any strides, zeros included. The bias is there
     when ``problem.bias``, the residual when ``problem.residual``; the latter lies in memory exactly as ``y`` does.
+    Where ``w`` is a view that was made for this call, ``owner`` is the weight: what is kept of ``w`` is kept by that.
     """
 
     name: str

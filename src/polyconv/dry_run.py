@@ -130,9 +130,11 @@ ALIGNED = True
 """What torch allocates begins at a multiple of 16 bytes; tensors that do not are met when they come."""
 
 
-def _dgrad(grad: Tensor, w: Tensor, x_size: Sequence[int], channels_last: bool, *settled: Any) -> Problem:
-    layout = tuple(x_size), channels_last
-    return dgrad_problem(described(grad), described(w), layout, grad.dtype, ALIGNED, ops.geometry_of(*settled))[0]
+def _dgrad(grad: Tensor, w: Tensor, x_size: Sequence[int], channels_last: bool, *rest: Any) -> Problem:
+    settled, bias = ops.split_bias(*rest)
+    layout, bias_shape = (tuple(x_size), channels_last), None if bias is None else bias.shape
+    how = bias_shape, grad.dtype, ALIGNED
+    return dgrad_problem(described(grad), described(w), layout, *how, ops.geometry_of(*settled))[0]
 
 
 def _wgrad(grad: Tensor, x: Tensor, w_size: Sequence[int], channels_last: bool, bias: bool, *settled: Any) -> Problem:

@@ -8,6 +8,7 @@ would stop in words of their own or leave a module out without any, the words he
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -41,12 +42,24 @@ def written_in_aten(
     x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, geometry: Geometry
 ) -> Tensor:
     """The same convolution, of an image that is cropped already, in operators that every exporter knows."""
+    return _in_full_precision(
+        lambda x, w, bias, residual: _written(x, w, bias, residual, activation, geometry), x, w, bias, residual
+    )
+
+
+def transposed_in_aten(x: Tensor, w: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
+    """The same transposed convolution, whose arguments torch checks as well."""
+    transpose: Any = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}[w.dim()]
+    return _in_full_precision(lambda x, w, bias: transpose(x, w, bias, *numbers), x, w, bias)
+
+
+def _in_full_precision(write: Callable[..., Tensor], x: Tensor, *others: Tensor | None) -> Tensor:
+    """What polyconv's operators do in an autocast region, which ATen's would follow."""
     device = x.device.type
     if torch.is_autocast_enabled(device) and not settings.current().allow_low_precision:
         with torch.autocast(device, enabled=False):  # or ATen's convolution would lower the precision
-            b, r = (None if t is None else _widened(t) for t in (bias, residual))
-            return _written(_widened(x), _widened(w), b, r, activation, geometry)
-    return _written(x, w, bias, residual, activation, geometry)
+            return write(*(None if tensor is None else _widened(tensor) for tensor in (x, *others)))
+    return write(x, *others)
 
 
 def _widened(tensor: Tensor) -> Tensor:
@@ -56,12 +69,14 @@ def _widened(tensor: Tensor) -> Tensor:
 def _written(
     x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, geometry: Geometry
 ) -> Tensor:
-    top, bottom, left, right = geometry.padding
-    padding = (top, left)
-    if any(geometry.padding) and not (geometry.padding_mode == "zeros" and (top, left) == (bottom, right)):
+    before, after = geometry.padding[::2], geometry.padding[1::2]
+    padding = before
+    if any(geometry.padding) and not (geometry.padding_mode == "zeros" and before == after):
         mode = "constant" if geometry.padding_mode == "zeros" else geometry.padding_mode
-        x, padding = F.pad(x, (left, right, top, bottom), mode=mode), (0, 0)
-    y = F.conv2d(x, w, bias, geometry.stride, padding, geometry.dilation, geometry.groups)
+        sides = [side for pair in reversed(list(zip(before, after, strict=True))) for side in pair]
+        x, padding = F.pad(x, sides, mode=mode), tuple(0 for _ in before)
+    convolve = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[len(before)]
+    y = convolve(x, w, bias, geometry.stride, padding, geometry.dilation, geometry.groups)
     if residual is not None:
         y = y + residual
     return {"relu": F.relu, "silu": F.silu}.get(activation, lambda z: z)(y)
@@ -74,7 +89,7 @@ def refuse_scripting(*_: object) -> NoReturn:
     """What ``torch.jit.script`` finds as ``__prepare_scriptable__``."""
     raise ExchangeError(
         "torch.jit.script cannot compile polyconv's convolutions, whose plans are made in Python. "
-        "torch.jit.trace(model, inputs) records them; or polyconv.restore(model) first, and script torch.nn.Conv2d"
+        "torch.jit.trace(model, inputs) records them; or polyconv.restore(model) first, and script torch's modules"
     )
 
 
@@ -95,6 +110,7 @@ def check_tracer(tracer: object) -> None:
 
 def _would_stay_in_float() -> NoReturn:
     raise ExchangeError(
-        "torch.ao.quantization knows torch.nn.Conv2d by its type, and would leave polyconv's in float without a word. "
+        "torch.ao.quantization knows torch's convolutions by their type, and would leave polyconv's in float without a "
+        "word. "
         "Call polyconv.restore(model) first; polyconv.replace takes what is still in float afterwards"
     )

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import ops
 from .arguments import suggests_channels_last
 from .backends import backend_for
+from .functional import Kind
 from .problem import Pass, Problem, Strides
 from .stand_ins import mode_of, stand_in
 from .vouching import is_frozen
@@ -46,6 +47,7 @@ class ConvExplanation:
     """One convolution of a model: where it is, and what its passes run."""
 
     name: str
+    """Of its module; of the function, where it is in none."""
     passes: tuple[PassExplanation, ...]
     note: str = ""
     """What there is to say about all passes: one remark per line."""
@@ -53,7 +55,7 @@ class ConvExplanation:
     def __str__(self) -> str:
         body = [str(one) for one in self.passes] + ([self.note] if self.note else [])
         indented = "\n".join("  " + line for text in body for line in text.splitlines())
-        return f"{self.name or 'conv2d'}\n{indented}"
+        return f"{self.name}\n{indented}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +178,7 @@ class _Call:
     device: torch.device
     problems: tuple[Problem, ...] = ()
     note: str = ""
+    transposed: bool = False
 
 
 class _Recorder(TorchDispatchMode):
@@ -190,13 +193,17 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        name = self.stack[-1] if self.stack else ""
         if func is ops.fprop:
-            self.calls.append(_call(name, *args, y=result))
+            self.calls.append(_call(self._name(args), *args, y=result))
+        elif func is ops.dgrad:
+            self.calls.append(_transposed_call(self._name(args, transposed=True), *args, y=result))
         elif func is torch.ops.aten.convolution.default:
             note = "PyTorch's own convolution runs: this is not one of polyconv's modules"
-            self.calls.append(_Call(name, args[0].device, note=note))
+            self.calls.append(_Call(self._name(args, transposed=args[6]), args[0].device, note=note))
         return result
+
+    def _name(self, args: Sequence[Any], *, transposed: bool = False) -> str:
+        return self.stack[-1] if self.stack else Kind(args[1].dim() - 2, transposed).name
 
 
 def _call(name: str, x: Tensor, w: Tensor, bias: Tensor | None, *args: Any, y: Tensor) -> _Call:
@@ -218,13 +225,46 @@ def _call(name: str, x: Tensor, w: Tensor, bias: Tensor | None, *args: Any, y: T
         )
         for kind in Pass
     )
-    asked, notes = ops.overruled_dtype(), []
-    if asked is not None and x.dtype != asked:
-        how = f"to follow it: {ops.HOW_TO_ALLOW}"
-        notes.append(f"torch.autocast's {asked} is not followed: computes in {x.dtype}; {how}")
+    notes = _on_autocast(x)
     if activation == "silu":
         notes.append("where a gradient is wanted, silu is applied apart: its derivative needs the sums before it")
     return _Call(name, x.device, tuple(problems), "\n".join(notes))
+
+
+def _transposed_call(
+    name: str, x: Tensor, w: Tensor, size: Sequence[int], channels_last: bool, *args: Any, y: Tensor
+) -> _Call:
+    """The same of a transposed convolution: y is the input of the convolution whose gradient it is, x the output."""
+    if x.numel() == 0 or y.numel() == 0:
+        return _Call(name, x.device, note="nothing runs: the input or the output is empty")
+    geometry, bias = ops.split_bias(*args)
+    problems = (
+        ops.problem_of(
+            kind,
+            (y.shape, y.stride()),
+            (w.shape, _dense(w.shape, w.stride()) if kind is Pass.WGRAD else w.stride()),
+            _dense(x.shape, x.stride()) if kind is Pass.FPROP else x.stride(),
+            ops.geometry_of(*geometry),
+            x.dtype,
+        )
+        for kind in OF_TRANSPOSED
+    )
+    notes = _on_autocast(x)
+    if bias is not None:
+        notes.append("the bias is added to the output afterwards")
+    return _Call(name, x.device, tuple(problems), "\n".join(notes), transposed=True)
+
+
+OF_TRANSPOSED = {Pass.DGRAD: "forward", Pass.FPROP: "input gradient", Pass.WGRAD: "weight gradient"}
+"""What the passes of a convolution are to the transposed one."""
+
+
+def _on_autocast(x: Tensor) -> list[str]:
+    asked = ops.overruled_dtype()
+    if asked is None or x.dtype == asked:
+        return []
+    how = f"to follow it: {ops.HOW_TO_ALLOW}"
+    return [f"torch.autocast's {asked} is not followed: computes in {x.dtype}; {how}"]
 
 
 def _dense(shape: Sequence[int], strides: Sequence[int]) -> Strides:
@@ -238,7 +278,11 @@ def _explain_call(call: _Call, device: torch.device | CudaDevice) -> ConvExplana
     if problems and on_gpu and ops.is_widened(getattr(torch, problems[0].dtype)):
         notes.append(f"tensors are widened to float32 first; the result is rounded to {problems[0].dtype} once")
         problems = tuple(widened(problem) for problem in problems)
-    return ConvExplanation(call.name, tuple(_ask(problem, device) for problem in problems), "\n".join(notes))
+    asked = tuple(_ask(problem, device) for problem in problems)
+    if call.transposed:
+        of = "of the transposed convolution, computed as"
+        asked = tuple(replace(one, text=f"{OF_TRANSPOSED[one.problem.kind]} {of}\n{one.text}") for one in asked)
+    return ConvExplanation(call.name, asked, "\n".join(notes))
 
 
 def widened(problem: Problem) -> Problem:
@@ -257,13 +301,16 @@ def _ask(problem: Problem, device: torch.device | CudaDevice) -> PassExplanation
     runs = ops.runs_as(problem)
     if runs is None:
         return PassExplanation(problem, "", f"{problem}\n  nothing runs: no output sees a pixel of the image")
-    reduced = "" if runs == problem else f"{problem}\n  is computed, with what meets no pixel left out, as\n"
+    ways = [] if runs.rank == problem.rank else ["as a picture of height 1"]
+    if runs != problem.as_picture():
+        ways.append("with what meets no pixel left out")
+    instead = f"{problem}\n  is computed, {' and '.join(ways)}, as\n" if ways else ""
     try:
         if not isinstance(device, torch.device):
             from .plan import plan_cuda
 
-            return PassExplanation(problem, "cuda", reduced + plan_cuda(runs, device).explain())
+            return PassExplanation(problem, "cuda", instead + plan_cuda(runs, device).explain())
         backend = backend_for(device)
-        return PassExplanation(problem, backend.name, reduced + backend.explain(runs))
+        return PassExplanation(problem, backend.name, instead + backend.explain(runs))
     except (RuntimeError, ImportError, OSError) as error:
         return PassExplanation(problem, "", f"{problem}\n  the backend for {device} cannot be asked here: {error}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .nn import Conv2d
+from .nn import Convolution
 from .sharded import is_dtensor, is_gathered
 from .vouching import doubt, vouch
 
@@ -26,7 +26,7 @@ class Freezing:
         return self.count
 
     def __str__(self) -> str:
-        lines = [f"{self.action} the weights of {self.count} of {self.count + len(self.left_alone)} Conv2d modules"]
+        lines = [f"{self.action} the weights of {self.count} of {self.count + len(self.left_alone)} convolutions"]
         lines += [f"  left alone: {name or '(the model itself)'}: {why}" for name, why in self.left_alone.items()]
         return "\n".join(lines)
 
@@ -47,7 +47,7 @@ def freeze(model: torch.nn.Module) -> Freezing:
     another process; it ends with :func:`unfreeze`, or with the weight. On a GPU only frozen weights are kept: to read
     others would be to wait for it. A CUDA graph makes its own at each replay.
 
-    The result counts what was frozen and names :class:`polyconv.Conv2d` modules that were not, because their weight is
+    The result counts what was frozen and names modules of polyconv's that were not, because their weight is
     made anew before each call, or gathered from other ranks.
     """
     return _walk(model, "froze", vouch)
@@ -61,7 +61,7 @@ def unfreeze(model: torch.nn.Module) -> Freezing:
 def _walk(model: torch.nn.Module, action: str, act: Callable[[torch.Tensor], bool]) -> Freezing:
     count, left_alone = 0, {}
     for name, module in model.named_modules():
-        if not isinstance(module, Conv2d):
+        if not isinstance(module, Convolution):
             continue
         weight = module._parameters.get("weight")
         if weight is None:

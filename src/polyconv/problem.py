@@ -248,6 +248,29 @@ class Problem:
             parts.append("depthwise" if self.depthwise else f"{self.groups} groups")
         return ", ".join(parts)
 
+    def as_picture(self) -> Problem:
+        """What kernels that know height and width compute in its place: one axis is the width of a picture of height 1.
+
+        The strides of that height are those that ``torch.unsqueeze`` gives the tensors.
+        """
+        if self.rank != 1:
+            return self
+
+        def with_height(shape: Shape, strides: Strides) -> Strides:
+            return (*strides[:2], shape[2] * strides[2], strides[2])
+
+        return replace(
+            self,
+            in_size=(1, *self.in_size),
+            kernel=(1, *self.kernel),
+            stride=(1, *self.stride),
+            padding=(0, 0, *self.padding),
+            dilation=(1, *self.dilation),
+            x_strides=with_height(self.x_shape, self.x_strides),
+            w_strides=with_height(self.w_shape, self.w_strides),
+            y_strides=with_height(self.y_shape, self.y_strides),
+        )
+
     def why_not_pictures(self) -> str | None:
         """For kernels that know height and width alone: None if these are the axes, else what to say."""
         if self.rank == 2:

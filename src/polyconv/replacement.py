@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 import torch
 
 from . import tf32
-from .nn import Conv2d, LazyConv2d
+from .nn import OURS, TORCHS, Convolution, has_all_sides
 from .once import warn_once
 from .sharded import is_gathered, is_split, placements_of
 
 Class = type[torch.nn.Module]
 
-_OURS: dict[Class, Class] = {torch.nn.Conv2d: Conv2d, torch.nn.LazyConv2d: LazyConv2d}
-_TORCHS: dict[Class, Class] = {ours: torchs for torchs, ours in _OURS.items()}
+_OURS: dict[Class, Class] = dict(OURS.items())
+_TORCHS: dict[Class, Class] = {ours: torchs for torchs, ours in OURS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +40,19 @@ class Replacement:
         return self.count
 
     def __str__(self) -> str:
-        lines = [f"{self.action} {self.count} of {self.total} Conv2d modules"]
+        lines = [f"{self.action} {self.count} of {self.total} convolutions"]
         lines += [f"  left alone: {name or '(the model itself)'}: {why}" for name, why in self.left_alone.items()]
         return "\n".join(lines)
 
 
 def replace(model: torch.nn.Module) -> Replacement:
-    """Make every ``torch.nn.Conv2d`` in a model, the model itself included, a :class:`polyconv.Conv2d`.
+    """Make every convolution in a model, the model itself included, polyconv's: a ``torch.nn.Conv2d`` becomes a
+    :class:`polyconv.Conv2d`, and so do ``Conv1d``, ``ConvTranspose1d`` and ``ConvTranspose2d``.
 
-    A ``torch.nn.LazyConv2d`` becomes one that turns into a :class:`polyconv.Conv2d` at its first input, and a module
-    keeps its parametrisations (``torch.nn.utils.parametrize``) and its sharding (``fully_shard``). Other subclasses of
-    ``torch.nn.Conv2d`` are left alone, because they may do more than a convolution; so are modules of which each rank
-    has a part, for tensor parallelism. The result counts what was replaced and names what was not.
+    A lazy module becomes one that turns into polyconv's at its first input, and a module keeps its parametrisations
+    (``torch.nn.utils.parametrize``) and its sharding (``fully_shard``). Other subclasses of torch's modules are left
+    alone, because they may do more than a convolution; so are modules of which each rank has a part, for tensor
+    parallelism. The result counts what was replaced and names what was not.
 
     Where the model is on a GPU on which PyTorch's TF32 is likely to be faster, and is on, one warning says so.
     """
@@ -72,7 +73,7 @@ def _tell_of_tf32(model: torch.nn.Module) -> None:
 
 
 def restore(model: torch.nn.Module) -> Replacement:
-    """The reverse of :func:`replace`: every :class:`polyconv.Conv2d` becomes a ``torch.nn.Conv2d`` again."""
+    """The reverse of :func:`replace`: every :class:`polyconv.Conv2d`, say, becomes a ``torch.nn.Conv2d`` again."""
     return _swap(model, "restored", _TORCHS, _why_not_restore)
 
 
@@ -131,9 +132,15 @@ def why_not_replace(module: torch.nn.Module) -> str | None:
             return split
         dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)
         return f"its weight is {dtype}; polyconv computes with real numbers" if dtype.is_complex else None
-    if not isinstance(module, torch.nn.Conv2d) or isinstance(module, Conv2d):
+    if not isinstance(module, TORCHS) or isinstance(module, Convolution):
         return None
-    return f"{kind.__module__}.{kind.__qualname__} is a subclass of torch.nn.Conv2d and may do more than a convolution"
+    torchs = next(each for each in kind.__mro__ if each in _OURS)
+    return f"{kind.__module__}.{kind.__qualname__} is a subclass of {_named(torchs)} and may do more than a convolution"
+
+
+def _named(torchs: Class) -> str:
+    """As a user writes it."""
+    return f"torch.nn.{torchs.__name__}"
 
 
 def _split_parameter(module: torch.nn.Module) -> str | None:
@@ -147,12 +154,16 @@ def _split_parameter(module: torch.nn.Module) -> str | None:
 
 def _why_not_restore(module: torch.nn.Module) -> str | None:
     kind = _plain_class(module)
-    if not isinstance(module, Conv2d):
+    if not isinstance(module, Convolution):
         return None
     if kind not in _TORCHS:
-        return f"{kind.__qualname__} is a subclass of polyconv.Conv2d"
+        ours = next(each for each in kind.__mro__ if each in _TORCHS)
+        return f"{kind.__qualname__} is a subclass of polyconv.{ours.__name__}"
     if module.activation not in (None, "none"):
-        return f"it applies {module.activation}, which torch.nn.Conv2d would leave out"
-    if not isinstance(module.padding, str) and len(module.padding) == 4:
-        return f"torch.nn.Conv2d has no padding of four sides {module.padding}"
+        return f"it applies {module.activation}, which {_named(_TORCHS[kind])} would leave out"
+    if has_all_sides(module):
+        return f"{_named(_TORCHS[kind])} has no padding of {_SIDES[len(module.padding)]} sides {module.padding}"
     return None
+
+
+_SIDES = {2: "two", 4: "four"}

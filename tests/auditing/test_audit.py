@@ -491,7 +491,7 @@ def test_json_has_no_infinity() -> None:
 @pytest.mark.parametrize(
     ("model", "inputs", "options", "error", "words"),
     [
-        (nn.Linear(3, 3), torch.ones(3), {}, ValueError, "the model has 0 Conv2d modules"),
+        (nn.Linear(3, 3), torch.ones(3), {}, ValueError, "the model has 0 convolutions"),
         (Stranger(3, 3, 1), torch.ones(1, 3, 4, 4), {}, ValueError, "subclass of torch.nn.Conv2d"),
         (nn.LazyConv2d(3, 1), torch.ones(1, 3, 4, 4), {}, ValueError, "call the model once, then audit it"),
         (nn.Conv2d(3, 3, 1), torch.ones(1, 3, 4, 4), {"limit": -1.0}, ValueError, "limit is .* got -1.0"),

@@ -433,7 +433,7 @@ def test_restore_leaves_a_module_with_an_activation_alone() -> None:
     net = nn.Sequential(polyconv.Conv2d(3, 4, 3, activation="relu"), polyconv.Conv2d(4, 4, 3))
     result = polyconv.restore(net)
     assert str(result) == (
-        "restored 1 of 2 Conv2d modules\n  left alone: 0: it applies relu, which torch.nn.Conv2d would leave out"
+        "restored 1 of 2 convolutions\n  left alone: 0: it applies relu, which torch.nn.Conv2d would leave out"
     )
     assert [type(module) for module in net] == [polyconv.Conv2d, nn.Conv2d]
 

@@ -202,7 +202,7 @@ def test_calls_of_the_same_shapes_do_not_pile_up() -> None:
 # ---- the last call of a module
 
 
-AGAIN = "polyconv.ops.shortcut.conv2d"
+AGAIN = "polyconv.ops.shortcut.convolve"
 """Entered where the last call does not serve."""
 
 

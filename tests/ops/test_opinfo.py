@@ -1,4 +1,4 @@
-"""PyTorch's own samples for conv2d: each sample agrees with torch, each wrong call raises as torch does."""
+"""PyTorch's own samples for each function: each sample agrees with torch, each wrong call raises as torch does."""
 
 from __future__ import annotations
 
@@ -10,21 +10,32 @@ import torch.nn.functional as F
 from torch.testing._internal.common_methods_invocations import op_db
 
 import polyconv
+from polyconv.functional import FUNCTIONS
 
-OPINFO = next(op for op in op_db if op.name == "nn.functional.conv2d")
-SAMPLES = list(OPINFO.sample_inputs("cpu", torch.float64, requires_grad=True))
-ERRORS = list(OPINFO.error_inputs("cpu"))
+NAMES = [kind.name for kind in FUNCTIONS]
+OPINFOS = {op.name.rpartition(".")[2]: op for op in op_db if op.name.rpartition(".")[2] in NAMES}
+SAMPLES = [
+    pytest.param(name, sample, id=f"{name}-{i}")
+    for name in NAMES
+    for i, sample in enumerate(OPINFOS[name].sample_inputs("cpu", torch.float64, requires_grad=True))
+]
+ERRORS = [
+    pytest.param(name, error, id=f"{name}-{i}")
+    for name in NAMES
+    if OPINFOS[name].error_inputs_func is not None  # torch has none of transposed convolutions
+    for i, error in enumerate(OPINFOS[name].error_inputs("cpu"))
+]
 
 
 def test_there_are_samples() -> None:
-    assert len(SAMPLES) >= 30
-    assert len(ERRORS) >= 10
+    assert len(SAMPLES) >= 60
+    assert len(ERRORS) >= 20
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=[f"{i}" for i in range(len(SAMPLES))])
-def test_sample(sample: Any) -> None:
-    ours = polyconv.conv2d(sample.input, *sample.args, **sample.kwargs)
-    theirs = F.conv2d(sample.input, *sample.args, **sample.kwargs)
+@pytest.mark.parametrize(("name", "sample"), SAMPLES)
+def test_sample(name: str, sample: Any) -> None:
+    ours = getattr(polyconv, name)(sample.input, *sample.args, **sample.kwargs)
+    theirs = getattr(F, name)(sample.input, *sample.args, **sample.kwargs)
     torch.testing.assert_close(ours, theirs)
     leaves = [t for t in (sample.input, *sample.args) if isinstance(t, torch.Tensor)]
     dy = torch.randn_like(theirs)
@@ -32,8 +43,8 @@ def test_sample(sample: Any) -> None:
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=[f"{i}" for i in range(len(ERRORS))])
-def test_error(error: Any) -> None:
+@pytest.mark.parametrize(("name", "error"), ERRORS)
+def test_error(name: str, error: Any) -> None:
     sample = error.sample_input
     with pytest.raises(error.error_type, match=error.error_regex):
-        polyconv.conv2d(sample.input, *sample.args, **sample.kwargs)
+        getattr(polyconv, name)(sample.input, *sample.args, **sample.kwargs)

@@ -342,7 +342,7 @@ def test_replace_and_restore_keep_the_sharding() -> None:
     x, names = torch.randn(1, 3, 12, 12), [type(layer).__name__ for layer in model]
     expected = model(x)
     for swap, kind in ((polyconv.replace, polyconv.Conv2d), (polyconv.restore, nn.Conv2d)):
-        assert str(swap(model)).endswith("3 of 3 Conv2d modules")
+        assert str(swap(model)).endswith("3 of 3 convolutions")
         assert all(isinstance(layer, FSDPModule) and isinstance(layer, kind) for layer in model)
         assert [type(layer).__name__ for layer in model] == names
         torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-4)

@@ -30,9 +30,9 @@ native_only = pytest.mark.skipif(not native.is_available(), reason="PyTorch's ke
 
 @contextmanager
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """Writes down for each call of conv2d whether it was short."""
+    """Writes down for each call of a convolution whether it was short."""
     taken: list[bool] = []
-    original = shortcut.conv2d
+    original = shortcut.convolve
 
     def watch(*args: Any) -> Tensor | None:
         y = original(*args)
@@ -40,7 +40,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
         return y
 
     with monkeypatch.context() as patch:
-        patch.setattr(functional.shortcut, "conv2d", watch)
+        patch.setattr(functional.shortcut, "convolve", watch)
         yield taken
 
 
@@ -76,7 +76,7 @@ def test_gradients_are_the_operators_own(monkeypatch: pytest.MonkeyPatch) -> Non
         grads = torch.autograd.grad(short.square().sum(), leaves)
         again = torch.autograd.grad(polyconv.conv2d(*leaves, stride=2).square().sum(), leaves, create_graph=True)
     assert taken == [True, True]
-    long = functional.by_operator(*leaves, 2, 0, 1, 1, "zeros", None)
+    long = functional.by_operator(2, *leaves, 2, 0, 1, 1, "zeros", None)
     assert torch.equal(short, long)
     for ours, others, recorded in zip(grads, torch.autograd.grad(long.square().sum(), leaves), again, strict=True):
         assert torch.equal(ours, others)
@@ -96,7 +96,7 @@ def test_taken_with_an_epilogue(
     with counted(monkeypatch) as taken, PLAIN[mode]():
         for _ in range(3):
             y = polyconv.conv2d(x, w, activation=activation, residual=residual)
-        long = functional.by_operator(x, w, None, 1, 0, 1, 1, "zeros", None, activation, residual)
+        long = functional.by_operator(2, x, w, None, 1, 0, 1, 1, "zeros", None, activation, residual)
     assert len(taken) >= 3
     assert all(taken)
     assert y.requires_grad == (trained and mode == "grad mode")
@@ -112,7 +112,7 @@ def test_gradients_through_an_epilogue_are_the_operators_own(activation: str | N
 
     for create_graph in (False, True):
         short = polyconv.conv2d(x, w, given[2], stride=2, activation=activation, residual=given[3])
-        long = functional.by_operator(x, w, given[2], 2, 0, 1, 1, "zeros", None, activation, given[3])
+        long = functional.by_operator(2, x, w, given[2], 2, 0, 1, 1, "zeros", None, activation, given[3])
         assert torch.equal(short, long)
         gradients = [torch.autograd.grad(y.square().sum(), leaves, create_graph=create_graph) for y in (short, long)]
         for ours, theirs in zip(*gradients, strict=True):

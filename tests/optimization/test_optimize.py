@@ -95,6 +95,23 @@ def test_what_is_faster_is_swapped_and_the_rest_is_not() -> None:
     report.undo()
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_one_axis_and_transposed_convolutions(training: bool) -> None:
+    """All are measured, on pictures and with roles exchanged. A transposed one takes no activation over."""
+    one_axis = [nn.Conv1d(4, 6, 5), nn.ReLU(), nn.ConvTranspose1d(6, 6, 4, 2), nn.ReLU(), nn.Unflatten(2, (5, 10))]
+    model = nn.Sequential(*one_axis, nn.ConvTranspose2d(6, 3, 3)).train(training)
+    x = torch.randn(2, 4, 28)
+    expected = model(x)
+    report = optimize(model, x, everything_faster("0", "2", "5"))
+    assert report.swapped == ("0", "2", "5")
+    assert [type(model[i]) for i in (0, 2, 5)] == [polyconv.Conv1d, polyconv.ConvTranspose1d, polyconv.ConvTranspose2d]
+    assert [type(model[i]) for i in (1, 3)] == [nn.Identity, nn.ReLU]
+    torch.testing.assert_close(model(x), expected, rtol=1e-3, atol=1e-4)
+    assert all(0 <= row.error < 1e-4 for row in report.rows)
+    report.undo()
+    assert type(model[2]) is nn.ConvTranspose1d
+
+
 @pytest.mark.parametrize(
     ("ours", "swapped", "why"),
     [(0.969, True, "faster"), (0.971, False, "PyTorch is as fast"), (1.1, False, "PyTorch is faster")],

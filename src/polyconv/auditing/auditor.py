@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..console import Progress, progress
+from ..explanation import OF_TRANSPOSED
+from ..nn import Convolution
 from ..ops.calls import Ran, observed
 from ..problem import Pass, Problem
 from ..rehearsal import Example, Loss, preserved, refuse_lazy, run_model
@@ -41,7 +43,7 @@ def audit(
         report.apply()  # the tolerances that keep the limit
 
     The model runs once. What each pass of each convolution read and wrote is compared with float64 on the same
-    operands, and with PyTorch's float32 convolution. A ``torch.nn.Conv2d`` is audited as what it would be after
+    operands, and with PyTorch's float32 convolution. A module of torch's is audited as what it would be after
     :func:`polyconv.replace`. The model is left as it was: classes, hooks, buffers, gradients, random generators.
 
     Args:
@@ -66,7 +68,7 @@ def audit(
         convolutions = {
             name: module
             for name, module in model.named_modules()
-            if isinstance(module, nn.Conv2d) and name not in left_alone
+            if isinstance(module, Convolution) and name not in left_alone
         }
         stack.enter_context(preserved(model, inputs))
         shown = stack.enter_context(progress(quiet=quiet))
@@ -82,10 +84,10 @@ def audit(
     if not inspector.measured:
         raise ValueError(
             "no convolution ran that polyconv could audit: the model has "
-            f"{len(convolutions) + len(left_alone)} Conv2d modules"
+            f"{len(convolutions) + len(left_alone)} convolutions"
             + "".join(f"; {name or 'the model itself'}: {why}" for name, why in left_alone.items())
         )
-    rows = tuple(_rows(inspector.measured))
+    rows = tuple(_rows(inspector.measured, convolutions))
     ran = {row.layer for row in rows}
     idle = dict.fromkeys((name for name in convolutions if name not in ran), "it does not run on these inputs")
     return Audit(
@@ -145,7 +147,7 @@ class _Inspector:
 
         def leave(_: Any, __: Any, output: Any) -> None:
             here.running.pop()
-            if isinstance(module, nn.Conv2d) and isinstance(output, Tensor) and output.requires_grad:
+            if isinstance(module, Convolution) and isinstance(output, Tensor) and output.requires_grad:
                 output.register_hook(returning)
 
         def returning(_: Tensor) -> None:
@@ -160,7 +162,7 @@ class _Inspector:
         measured = measure(ran, self._limits)
         self.measured.setdefault(name, {}).setdefault(ran.problem.kind, []).append(measured)
         self.devices[str(next(iter(ran.tensors.values())).device)] = None
-        self._shown.step(f"{name} {NAMES[ran.problem.kind]}")
+        self._shown.step(name)
 
     def _name(self, problem: Problem) -> str:
         here = self._here
@@ -184,21 +186,24 @@ class _Here(threading.local):
         """The convolution whose output's gradient came last."""
 
 
-def _rows(measured: Mapping[str, Mapping[Pass, list[Measured]]]) -> Iterator[Row]:
+def _rows(
+    measured: Mapping[str, Mapping[Pass, list[Measured]]], convolutions: Mapping[str, Convolution]
+) -> Iterator[Row]:
     for name, passes in measured.items():
-        for kind in Pass:
+        transposed = name in convolutions and convolutions[name].transposed
+        for kind, word in (OF_TRANSPOSED if transposed else NAMES).items():
             if kind in passes:
-                yield _row(name, passes[kind])
+                yield _row(name, word, passes[kind])
 
 
-def _row(name: str, calls: list[Measured]) -> Row:
+def _row(name: str, word: str, calls: list[Measured]) -> Row:
     """The worst of several calls: figures of all, words of the one with the largest error."""
     worst = max(calls, key=lambda call: call.ours.error)
     ours = reduce(Figures.worst, (call.ours for call in calls))
     theirs = reduce(Figures.worst, (call.torch for call in calls))
     return Row(
         layer=name,
-        kind=NAMES[worst.problem.kind],
+        kind=word,
         shape=worst.problem.in_brief,
         calls=len(calls),
         plan=worst.plan,

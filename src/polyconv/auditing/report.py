@@ -95,7 +95,7 @@ class Audit(TableReport):
     def apply(self) -> dict[str, float]:
         """Give the modules the tolerances that keep the limits; gives these by name. Others stay as they are.
 
-        On a ``torch.nn.Conv2d`` it has no effect before :func:`polyconv.replace`.
+        On a module of torch's it has no effect before :func:`polyconv.replace`.
         """
         applied = {name: value for name, value in self.tolerances.items() if name in self._modules}
         for name, value in applied.items():

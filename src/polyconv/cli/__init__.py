@@ -114,7 +114,7 @@ def _frame() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="polyconv",
         usage="polyconv COMMAND ...",
-        description="torch.nn.Conv2d on kernels of its own",
+        description="torch's convolutions on kernels of its own",
         epilog="\n".join(
             [
                 "commands:",

@@ -1,4 +1,4 @@
-"""A convolution by its arguments, those of ``torch.nn.Conv2d``, on a command line."""
+"""A convolution by its arguments, those of ``torch.nn.Conv1d`` and ``Conv2d``, on a command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _OPTIONAL = {"stride": [1], "padding": ["0"], "dilation": [1], "groups": 1, "bia
 
 def add_convolution_arguments(parser: argparse.ArgumentParser, *, input: str) -> None:
     """``--in-channels`` and the others; ``input``: what the shape of the input is wanted for."""
-    conv = parser.add_argument_group("a convolution by its arguments, those of torch.nn.Conv2d")
+    conv = parser.add_argument_group(
+        "a convolution by its arguments, those of torch.nn.Conv2d, or of Conv1d with an input of one axis"
+    )
     conv.add_argument("--in-channels", type=int, metavar="N")
     conv.add_argument("--out-channels", type=int, metavar="N")
     conv.add_argument("--kernel-size", type=int, nargs="+", metavar="N", help="one number, or height and width")
@@ -26,7 +28,7 @@ def add_convolution_arguments(parser: argparse.ArgumentParser, *, input: str) ->
     conv.add_argument("--groups", type=int, metavar="N")
     conv.add_argument("--bias", action=argparse.BooleanOptionalAction, default=None, help="default: with a bias")
     conv.add_argument("--padding-mode", choices=[str(mode) for mode in PaddingMode])
-    conv.add_argument("--input", type=int, nargs=4, metavar=("N", "C", "H", "W"), help=input)
+    conv.add_argument("--input", type=int, nargs="+", metavar="N", help=f"{input}: N C H W, or N C L")
 
 
 def given(args: argparse.Namespace) -> list[str]:
@@ -45,6 +47,8 @@ def convolution(args: argparse.Namespace) -> dict[str, Any]:
     missing = [option(name) for name in REQUIRED if name not in found]
     if missing:
         raise UsageError(f"name a workload, or give a convolution's arguments; missing are {', '.join(missing)}")
+    if len(args.input) not in (3, 4):
+        raise UsageError(f"--input takes batch, channels, height and width, or a length; got {len(args.input)} numbers")
     values: dict[str, Any] = {
         name: getattr(args, name) if name in found else default for name, default in _OPTIONAL.items()
     }
@@ -71,10 +75,9 @@ def problem_of(values: dict[str, Any], kind: Pass) -> Problem:
     if groups < 1 or channels % groups or outputs % groups:
         raise UsageError(f"{channels} input and {outputs} output channels cannot be split into {groups} groups")
     try:
-        kernel = per_axis("kernel_size", values["kernel_size"], 2)
-        geometry = normalise(
-            kernel, values["stride"], values["padding"], values["dilation"], groups, values["padding_mode"]
-        )
+        kernel = per_axis("kernel_size", values["kernel_size"], len(size))
+        how = values["stride"], values["padding"], values["dilation"], groups, values["padding_mode"]
+        geometry = normalise(kernel, *how, rank=len(size))
     except (RuntimeError, TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
     problem = Problem.make(

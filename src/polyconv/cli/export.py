@@ -99,6 +99,8 @@ def _model(args: argparse.Namespace) -> Model:
     from ..export import ExportError, conv2d_model, imported_model, named_model
 
     found = given(args)
+    if args.input is not None and len(args.input) != 4:
+        raise ExportError(f"what is exported convolves over height and width: --input N C H W; got {args.input}")
     if args.workload is not None:
         if found:
             raise ExportError(f"{args.workload} is a convolution already; leave out {option(found[0])}")

@@ -61,7 +61,7 @@ def _asked(args: argparse.Namespace) -> list[_Asked]:
     found = given(args)
     if args.workloads is None:
         values = convolution(args)
-        return [_Asked("Conv2d", "", problem_of(values, kind)) for kind in args.passes]
+        return [_Asked(f"Conv{len(values['input']) - 2}d", "", problem_of(values, kind)) for kind in args.passes]
     if found:
         raise _options.UsageError(f"{args.workloads} has its arguments already; leave out {option(found[0])}")
     listed = workloads.find(args.workloads)
@@ -97,7 +97,7 @@ def _candidates(plan: Plan, *, verbose: bool) -> list[str]:
 
 def _plan(problem: Problem, device: str) -> Plan | CpuPlan:
     current = settings.current()
-    problem = replace(problem, tolerance=current.tolerance)
+    problem = replace(problem, tolerance=current.tolerance).as_picture()
     if device == "cpu":
         from ..cpu.backend import CpuBackend  # here, because it imports torch
 

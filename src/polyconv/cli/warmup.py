@@ -23,7 +23,7 @@ from . import _options
 
 ABOUT = """\
 A model is named as MODULE:ATTRIBUTE, an import path and a name in it: a torch.nn.Module, or a class or a function that
-makes one when called without arguments. It is called on tensors without data, its torch.nn.Conv2d modules replaced by
+makes one when called without arguments. It is called on tensors without data, its convolutions replaced by
 polyconv's, and plans for all its convolutions are made for every GPU of the architecture that is known. Which kernels a
 GPU chooses depends on its clocks and sizes, so those of plans that come close are compiled, too.
 

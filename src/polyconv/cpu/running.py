@@ -38,7 +38,9 @@ def common_operators(chosen: CpuCandidate, problem: Problem, weights: Transforme
 
     def convolve(tensors: MutableMapping[str, Tensor]) -> None:
         x, w, y = tensors["x"], tensors["w"], tensors["y"]
-        transformed = None if weights is None else weights.of(x, w, y, geometry, plan, frozen)
+        transformed = None
+        if weights is not None:
+            transformed = weights.of(x, w, y, geometry, plan, frozen, tensors.get("owner"))
         residual = tensors.get("residual")
         forward(x, w, tensors.get("bias"), y, geometry, plan, transformed, residual, activation)
 

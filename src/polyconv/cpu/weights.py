@@ -42,14 +42,25 @@ class TransformedWeights:
         """By the ``id`` of the weight: torch's dictionary of weak references takes as long as a small convolution."""
 
     def of(
-        self, x: Tensor, w: Tensor, y: Tensor, geometry: list[int], plan: list[int], frozen: bool = False
+        self,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        geometry: list[int],
+        plan: list[int],
+        frozen: bool = False,
+        owner: Tensor | None = None,
     ) -> Tensor | None:
-        """The transformed weights for this call, or None where they should be made for it alone."""
+        """The transformed weights for this call, or None where they should be made for it alone.
+
+        ``owner``: the weight itself where ``w`` is a view of it. They are kept by its identity and as long as it lives.
+        """
         dense = _dense(w)
         if dense is None or w.is_inference():  # a tensor of inference mode has no version counter
             return None
         state = (w._version, w.data_ptr(), w.shape, w.stride(), *geometry, *plan, native.instruction_set())
-        key = id(w)
+        owner = w if owner is None else owner
+        key = id(owner)
         kept, promise = self._kept.get(key), vouched.get(key)
         if frozen and kept is not None and kept.promise is promise and kept.state == state:
             return kept.transformed
@@ -58,7 +69,7 @@ class TransformedWeights:
             kept.promise = promise
             return kept.transformed
         transformed: Tensor = _operator("transform_weights")(x, w, y, geometry, plan)
-        new = _Kept(state, bits, transformed, weakref.ref(w, lambda _: self._kept.pop(key, None)), promise)
+        new = _Kept(state, bits, transformed, weakref.ref(owner, lambda _: self._kept.pop(key, None)), promise)
         with whole:
             self._kept.pop(key, None)
             self.size = sum(map(_bytes, tuple(self._kept.values())))

@@ -207,7 +207,7 @@ class CudaBackend:
         self, prepared: PreparedPlan, keeping: Keeping, tensors: Mapping[str, Tensor], stream: int
     ) -> bool:
         """The same, without the launches that made what is kept, or with what they make kept. False if it cannot be."""
-        plan, w = prepared.plan, tensors["w"]
+        plan, w = prepared.plan, tensors.get("owner", tensors["w"])
         if w.is_inference() or driver.is_capturing(stream):  # a tensor of inference mode has no version counter
             return False
         weights, state, first = keeping.weights.find(w, stream, keeping.recipe), None, keeping.launches

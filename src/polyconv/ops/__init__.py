@@ -3,7 +3,8 @@
 ========================  =================================================================================
 ``conv2d_fprop``          output from input, weight and bias; with an epilogue, a residual is added and an activation
                           applied before the sums are stored
-``conv2d_dgrad``          gradient of the input from the gradient of the output and the weight
+``conv2d_dgrad``          gradient of the input from the gradient of the output and the weight; with a bias, the output
+                          of a transposed convolution
 ``conv2d_wgrad``          gradients of weight and bias from the gradient of the output and the input
 ========================  =================================================================================
 
@@ -12,7 +13,8 @@ autograd all see one well-described call. The weight and bias gradients share an
 the incoming gradient. Each of the three passes is linear in each of its tensors, so the derivative of any of them is
 again made of these three: that is all that double backward needs. An epilogue adds the mask of its activation.
 
-The operators take 4-D tensors of any strides and never copy an input: the gradient of ``y.sum()``, a tensor of stride
+The operators take tensors over as many axes as the weight has; their names are those that saved graphs know. The
+tensors may have any strides, and an input is never copied: the gradient of ``y.sum()``, a tensor of stride
 zero everywhere, reaches the backend as it is. The one exception is a residual that is not laid out as the output will
 be: it is brought into that layout first.
 """
@@ -27,12 +29,12 @@ from . import derivatives, execution
 from . import fake as fakes
 from .autocast import overruled_dtype, register_autocast
 from .derivatives import input_gradient, weight_gradient
-from .layouts import geometry_of
+from .layouts import geometry_of, transposed_layout
 from .meeting import expect_dtensors
 from .precision import HOW_TO_ALLOW, is_widened, widening
 from .problems import dense_strides, problem_of
 from .reduced import runs_as
-from .schema import dgrad, fprop, library, split_epilogue, wgrad
+from .schema import dgrad, fprop, library, split_bias, split_epilogue, wgrad
 from .vmap import register_vmap, vmap_dgrad, vmap_fprop, vmap_wgrad
 
 __all__ = [
@@ -47,7 +49,9 @@ __all__ = [
     "overruled_dtype",
     "problem_of",
     "runs_as",
+    "split_bias",
     "split_epilogue",
+    "transposed_layout",
     "weight_gradient",
     "wgrad",
 ]
@@ -62,7 +66,6 @@ def _register(name: str, op: Any, run: Any, fake: Any, autograd: Any, vmap: Any)
     register_autocast(name, op)
 
 
-_kernel = derivatives.autograd_kernel
 _register("conv2d_fprop", fprop, execution.run_fprop, fakes.fake_fprop, derivatives.fprop_kernel, vmap_fprop)
-_register("conv2d_dgrad", dgrad, execution.run_dgrad, fakes.fake_dgrad, _kernel(derivatives.Dgrad, dgrad), vmap_dgrad)
-_register("conv2d_wgrad", wgrad, execution.run_wgrad, fakes.fake_wgrad, _kernel(derivatives.Wgrad, wgrad), vmap_wgrad)
+_register("conv2d_dgrad", dgrad, execution.run_dgrad, fakes.fake_dgrad, derivatives.dgrad_kernel, vmap_dgrad)
+_register("conv2d_wgrad", wgrad, execution.run_wgrad, fakes.fake_wgrad, derivatives.wgrad_kernel, vmap_wgrad)

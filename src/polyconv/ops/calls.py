@@ -23,6 +23,7 @@ from ..problem import Problem
 from ..reduction import reduce_geometry
 from . import racing
 from .layouts import Layout
+from .pictures import on_pictures
 from .problems import dense_strides
 
 CAPACITY = 8192
@@ -101,11 +102,13 @@ def are_left_to_torch(problems: Iterable[Problem], device: torch.device, *, infe
     return all(
         backend.leaves_to_torch(problem, inference=inference)
         and not racing.is_raced(backend, problem, inference=inference)
-        for problem in problems
+        for problem in map(Problem.as_picture, problems)
     )
 
 
 def _prepare(problem: Problem, inference: bool, device: torch.device) -> Run:
+    if problem.rank == 1:
+        return on_pictures(_prepare(problem.as_picture(), inference, device))
     backend = backend_for(device)
     run = racing.entered(backend, problem, backend.prepare(problem, inference=inference), inference=inference)
     observers = [entry.value for entry in _observers.entries]

@@ -12,12 +12,12 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from ..arguments import Geometry, suggests_channels_last
-from .execution import run_dgrad, run_wgrad, training
-from .layouts import geometry_of
+from .execution import run_dgrad, run_fprop, run_wgrad, training
+from .layouts import geometry_of, per_channel, summed_per_channel
 from .meeting import expect_dtensors
 from .plain import are_plain, is_watched
 from .precision import HALF
-from .schema import Args, dgrad, fprop, split_epilogue, wgrad
+from .schema import Args, dgrad, fprop, split_bias, split_epilogue, wgrad
 
 
 def input_gradient(grad: Tensor, w: Tensor, x: Tensor, geometry: Args, straight: bool | None = None) -> Tensor:
@@ -90,18 +90,11 @@ def _is_differentiated(tensors: Sequence[Any]) -> bool:
     return recorded or forward_ad._current_level >= 0
 
 
-def autograd_kernel(function: Any, op: Any) -> Callable[..., Any]:
-    """What the dispatcher calls where derivatives may be wanted: records the call only if they are."""
-
-    def run(keyset: Any, *args: Any) -> Any:
-        expect_dtensors()
-        return _apply(function, keyset, args) if _is_differentiated(args[:2]) else _below_autograd(op, keyset, args)
-
-    return run
+# What the dispatcher calls where derivatives may be wanted: a call is recorded only if they are.
 
 
 def fprop_kernel(keyset: Any, x: Tensor, w: Tensor, bias: Tensor | None, *args: Any) -> Any:
-    """The same for a forward pass. The gradient of SiLU needs the sums before it: it is applied apart, by torch."""
+    """The gradient of SiLU needs the sums before it: it is applied apart, by torch."""
     expect_dtensors()
     geometry, residual, activation = split_epilogue(*args)
     if not _is_differentiated((x, w, bias, residual)):
@@ -109,6 +102,20 @@ def fprop_kernel(keyset: Any, x: Tensor, w: Tensor, bias: Tensor | None, *args: 
     if activation == "silu":
         return F.silu(fprop(x, w, bias, *geometry, residual))
     return _apply(Fprop, keyset, (x, w, bias, *geometry, residual, activation))
+
+
+def dgrad_kernel(keyset: Any, grad: Tensor, w: Tensor, x_size: Any, channels_last: bool, *args: Any) -> Any:
+    """It has a bias where it is a transposed convolution."""
+    expect_dtensors()
+    geometry, bias = split_bias(*args)
+    if not _is_differentiated((grad, w, bias)):
+        return _below_autograd(dgrad, keyset, (grad, w, x_size, channels_last, *args))
+    return _apply(Dgrad, keyset, (grad, w, x_size, channels_last, *geometry, bias))
+
+
+def wgrad_kernel(keyset: Any, *args: Any) -> Any:
+    expect_dtensors()
+    return _apply(Wgrad, keyset, args) if _is_differentiated(args[:2]) else _below_autograd(wgrad, keyset, args)
 
 
 def save(ctx: Any, *tensors: Tensor) -> None:
@@ -158,7 +165,7 @@ def fprop_gradients(ctx: Any, grad: Tensor | None, wanted: Sequence[bool]) -> Gr
     if want_w:
         dw, db = weight_gradient(grad, x, w, want_bias, ctx.geometry, straight)
     elif want_bias:
-        db = grad.sum((0, 2, 3))
+        db = summed_per_channel(grad)
     return dx, dw, db if want_bias else None, grad if want_residual else None
 
 
@@ -172,7 +179,7 @@ def _fprop_tangent(
     total = _add(from_x, from_w)
     if db is None:
         return total
-    spread = db.reshape(1, -1, 1, 1)
+    spread = per_channel(db, x.dim())
     if total is not None:
         return total + spread
     return spread.expand(x.shape[0], -1, *geometry.out_size(x.shape[2:], w.shape[2:])).clone()
@@ -210,6 +217,25 @@ def _through_relu(change: Tensor, y: Sequence[Tensor]) -> Tensor:
     return torch.ops.aten.threshold_backward(change, y[0], 0) if y else change
 
 
+def dgrad_gradients(ctx: Any, grad_dx: Tensor | None, wanted: Sequence[bool]) -> Gradients:
+    """Those of an input gradient, so of a transposed convolution: of what it read, of the weight and of the bias.
+
+    It is linear in what it read, with the forward pass for its transpose; and the weight sees the roles exchanged.
+    """
+    if grad_dx is None:
+        return None, None, None
+    want_grad, want_w, want_bias = wanted
+    grad, w = ctx.saved_tensors
+    straight = _go_straight(grad_dx, grad, w)
+    for_grad = for_w = None
+    if want_grad:
+        with training():
+            for_grad = (run_fprop if straight else fprop)(grad_dx, w, None, *ctx.geometry)
+    if want_w:
+        for_w = weight_gradient(grad, grad_dx, w, False, ctx.geometry, straight)[0]
+    return for_grad, for_w, summed_per_channel(grad_dx) if want_bias else None
+
+
 class Dgrad(torch.autograd.Function):
     @staticmethod
     def forward(keyset: Any, *args: Any) -> Any:
@@ -217,23 +243,27 @@ class Dgrad(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, grad, w, *ctx.rest = inputs
+        _, grad, w, ctx.x_size, ctx.channels_last, *geometry, _ = inputs
+        ctx.geometry = _geometry_to_keep(geometry)
         save(ctx, grad, w)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Gradients:
-        (grad_dx,), (grad, w), (_, _, *geometry) = grads, ctx.saved_tensors, ctx.rest
-        _, want_grad, want_w, *rest = (wanted and grad_dx is not None for wanted in ctx.needs_input_grad)
-        for_grad = fprop(grad_dx, w, None, *geometry) if want_grad else None
-        for_w = weight_gradient(grad, grad_dx, w, False, geometry)[0] if want_w else None
-        return (None, for_grad, for_w, *[None for _ in rest])
+        _, grad, w, *rest, bias = ctx.needs_input_grad
+        for_grad, for_w, for_bias = dgrad_gradients(ctx, grads[0], (grad, w, bias))
+        return (None, for_grad, for_w, *[None for _ in rest], for_bias)
 
     @staticmethod
     @_forward_mode
     def jvp(ctx: Any, primals: Sequence[Tensor], *tangents: Any) -> Any:
-        (_, dgrad_y, dw, *_), (grad, w) = tangents, primals
-        from_grad = None if dgrad_y is None else dgrad(dgrad_y, w, *ctx.rest)
-        return _add(from_grad, None if dw is None else dgrad(grad, dw, *ctx.rest))
+        (_, dgrad_y, dw, *_, db), (grad, w) = tangents, primals
+        rest = (ctx.x_size, ctx.channels_last, *ctx.geometry)
+        from_grad = None if dgrad_y is None else dgrad(dgrad_y, w, *rest)
+        change = _add(from_grad, None if dw is None else dgrad(grad, dw, *rest))
+        if db is None:
+            return change
+        spread = per_channel(db, grad.dim())
+        return spread.expand(*ctx.x_size).clone() if change is None else change + spread
 
 
 class Wgrad(torch.autograd.Function):
@@ -254,7 +284,7 @@ class Wgrad(torch.autograd.Function):
         if want_grad and grad_dw is not None:
             for_grad = fprop(x, grad_dw, grad_db if bias else None, *geometry)
         elif want_grad and bias and grad_db is not None:
-            for_grad = grad_db.reshape(1, -1, 1, 1).expand(grad.shape)
+            for_grad = per_channel(grad_db, grad.dim()).expand(grad.shape)
         if want_x and grad_dw is not None:
             for_x = input_gradient(grad, grad_dw, x, geometry)
         return (None, for_grad, for_x, *[None for _ in rest])

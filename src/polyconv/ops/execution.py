@@ -11,17 +11,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import Geometry
+from ..arguments import CHANNELS_LAST, Geometry
 from ..cpu import native
 from ..epilogue import apply_epilogue
 from ..vouching import vouched
 from .calls import SMALLEST_POOLED, Call, recall
-from .layouts import Layout, Shape, check_residual, check_tensors, empty, geometry_of
+from .layouts import (
+    Layout,
+    Shape,
+    check_residual,
+    check_tensors,
+    empty,
+    geometry_of,
+    per_channel,
+    summed_per_channel,
+)
 from .problems import dense_strides, described, dgrad_problem, fprop_problem, wgrad_problem
 from .reduced import reduced_dgrad, reduced_fprop, reduced_wgrad, with_bias
-from .schema import Args, split_epilogue
-
-_FORMATS = (torch.contiguous_format, torch.channels_last)
+from .schema import Args, split_bias, split_epilogue
 
 
 def _allocate(layout: Layout, like: Tensor) -> Tensor:
@@ -94,7 +101,10 @@ def compute_fprop(call: Call, x: Tensor, w: Tensor, bias: Tensor | None, residua
         tensors["bias"] = bias.contiguous()  # one number per channel: the only input without strides of its own
     if residual is not None:
         # Kernels find an element of the residual where its sum is stored. One that lies so already is not copied.
-        tensors["residual"] = residual.contiguous(memory_format=_FORMATS[call.layout[1]])
+        last = call.layout[1]
+        tensors["residual"] = residual.contiguous(
+            memory_format=CHANNELS_LAST[residual.dim()] if last else torch.contiguous_format
+        )
     call.run(tensors)
     return tensors["y"]
 
@@ -119,18 +129,32 @@ def _laid_out(tensor: Tensor, layout: Layout) -> Tensor:
 
 
 def run_dgrad(grad: Tensor, w: Tensor, x_size: Shape, channels_last: bool, *args: Args) -> Tensor:
-    check_tensors(grad, "gradient", w, "weight")
-    layout = (tuple(x_size), channels_last)
-    aligned = not grad.data_ptr() & 15
-    description = (described(grad), described(w), layout, grad.dtype, aligned, geometry_of(*args))
-    call = recall(dgrad_problem, description, grad.device)
+    settled, bias = split_bias(*args)
+    check_tensors(grad, "gradient", w, "weight", bias)
+    description = describe_dgrad(grad, w, (tuple(x_size), channels_last), bias, geometry_of(*settled))
+    return compute_dgrad(recall(dgrad_problem, description, grad.device), grad, w, bias)
+
+
+def describe_dgrad(grad: Tensor, w: Tensor, layout: Layout, bias: Tensor | None, geometry: Geometry) -> tuple[Any, ...]:
+    """What :func:`dgrad_problem` takes."""
+    bias_shape = None if bias is None else bias.shape
+    return described(grad), described(w), layout, bias_shape, grad.dtype, not grad.data_ptr() & 15, geometry
+
+
+def compute_dgrad(call: Call, grad: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    """The gradient of the input, for tensors that fit the call. A bias is added to it where it lies."""
+    dx = _compute_dgrad(call, grad, w)
+    return dx if bias is None else dx.add_(per_channel(bias, dx.dim()))
+
+
+def _compute_dgrad(call: Call, grad: Tensor, w: Tensor) -> Tensor:
     if call.reduction is not None:
-        geometry = call.reduction.geometry
+        geometry, (x_size, channels_last) = call.reduction.geometry, call.layout
         dx = reduced_dgrad(
             call.reduction, lambda dy, w, size: run_dgrad(dy, w, size, channels_last, *geometry), grad, w, x_size
         )
-        return _laid_out(dx, layout)
-    dx = _allocate(layout, grad)
+        return _laid_out(dx, call.layout)
+    dx = grad.new_empty_strided(*call.dense) if call.dense is not None else _allocate(call.layout, grad)
     if call.run is None:
         return dx
     tensors = {"y": grad, "w": w, "x": dx}
@@ -153,7 +177,7 @@ def run_wgrad(
     if grad.numel() == 0:
         return dw.zero_(), db.zero_()
     if call.reduction is None or dw.numel() == 0:  # without input channels: only the bias has a gradient
-        return dw, grad.sum((0, 2, 3)) if bias else db
+        return dw, summed_per_channel(grad) if bias else db
     geometry = call.reduction.geometry
     return reduced_wgrad(
         call.reduction,

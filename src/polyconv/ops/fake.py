@@ -5,8 +5,17 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..arguments import activation_name
-from .layouts import Shape, check_gradient, check_residual, check_tensors, empty, fprop_layout, geometry_of
-from .schema import Args, split_epilogue
+from .layouts import (
+    Shape,
+    check_gradient,
+    check_input_bias,
+    check_residual,
+    check_tensors,
+    empty,
+    fprop_layout,
+    geometry_of,
+)
+from .schema import Args, split_bias, split_epilogue
 
 
 def fake_fprop(x: Tensor, w: Tensor, bias: Tensor | None, *args: Args) -> Tensor:
@@ -21,8 +30,10 @@ def fake_fprop(x: Tensor, w: Tensor, bias: Tensor | None, *args: Args) -> Tensor
 
 
 def fake_dgrad(grad: Tensor, w: Tensor, x_size: Shape, channels_last: bool, *args: Args) -> Tensor:
-    check_tensors(grad, "gradient", w, "weight")
-    check_gradient(grad.shape, x_size, w.shape, geometry_of(*args))
+    geometry, bias = split_bias(*args)
+    check_tensors(grad, "gradient", w, "weight", bias)
+    check_gradient(grad.shape, x_size, w.shape, geometry_of(*geometry))
+    check_input_bias(None if bias is None else bias.shape, x_size)
     return empty((x_size, channels_last), grad)
 
 

@@ -8,7 +8,16 @@ import torch
 from torch import Tensor
 
 from .. import settings
-from ..arguments import Geometry, check_shapes, statically, suggests_channels_last
+from ..arguments import (
+    CHANNELS_LAST,
+    Extent,
+    Geometry,
+    check_shapes,
+    check_transposed,
+    normalise_transposed,
+    statically,
+    suggests_channels_last,
+)
 from .precision import HALF, HOW_TO_ALLOW, is_widened
 from .schema import Args
 
@@ -37,7 +46,7 @@ def check_tensors(
         if tensor.device != device:
             raise RuntimeError(f"{x_name} and {name} should be on the same device: got {device} and {tensor.device}")
     if dtype.is_complex:
-        raise RuntimeError(f"polyconv computes with real numbers only; got {dtype}. Use torch.nn.functional.conv2d")
+        raise RuntimeError(f"polyconv computes with real numbers only; got {dtype}. Use torch's own convolution")
     if device.type == "cuda" and dtype != torch.float32 and not is_widened(dtype):
         instead = f", run under torch.autocast, or allow low precision ({HOW_TO_ALLOW})" if dtype in HALF else ""
         raise RuntimeError(
@@ -69,6 +78,30 @@ def fprop_layout(
     return (x_shape[0], w_shape[0], *geometry.out_size(x_shape[2:], w_shape[2:])), channels_last
 
 
+def transposed_layout(
+    rank: int,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    stride: Extent,
+    padding: Extent,
+    output_padding: Extent,
+    groups: int,
+    dilation: Extent,
+    tolerance: float | None,
+) -> tuple[Geometry, Layout]:
+    """The convolution whose input gradient a transposed one is, and the layout of the output, from its arguments.
+
+    The output is channels_last where torch's would be: if the input or the weight is.
+    """
+    kernel = w.shape[2:]
+    numbers = stride, padding, output_padding, groups, dilation, tolerance
+    geometry, extents = normalise_transposed(x.shape[2:], kernel, *numbers, rank=rank)
+    check_transposed(x.shape, w.shape, None if bias is None else bias.shape, geometry.groups)
+    channels_last = any(suggests_channels_last(tensor.shape, tensor.stride()) for tensor in (x, w))
+    return geometry, ((x.shape[0], w.shape[1] * geometry.groups, *extents), channels_last)
+
+
 def check_gradient(grad_shape: Shape, x_shape: Shape, w_shape: Shape, geometry: Geometry) -> None:
     check_shapes(x_shape, w_shape, None, geometry)
     expected = (x_shape[0], w_shape[0], *geometry.out_size(x_shape[2:], w_shape[2:]))
@@ -76,11 +109,29 @@ def check_gradient(grad_shape: Shape, x_shape: Shape, w_shape: Shape, geometry: 
         raise RuntimeError(f"expected a gradient of the output's size {list(expected)}; got {list(grad_shape)}")
 
 
+def check_input_bias(bias_shape: Shape | None, x_shape: Shape) -> None:
+    """Raise unless a bias, if there is one, has a number for each channel of the input."""
+    if bias_shape is not None and _differ(bias_shape, x_shape[1:2]):
+        raise RuntimeError(
+            f"expected bias to be 1-dimensional with {x_shape[1]} elements, but got bias of size {list(bias_shape)}"
+        )
+
+
 def empty(layout: Layout, like: Tensor) -> Tensor:
     """A new dense tensor. torch's allocators place it on a 16-byte boundary, so outputs are always aligned."""
     if not layout[1]:
         return like.new_empty(layout[0])
-    return torch.empty(layout[0], dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
+    return torch.empty(layout[0], dtype=like.dtype, device=like.device, memory_format=CHANNELS_LAST[len(layout[0])])
+
+
+def per_channel(bias: Tensor, dims: int) -> Tensor:
+    """One number per channel, to be added to a tensor of so many dimensions."""
+    return bias.reshape(*bias.shape, *(1 for _ in range(dims - 2)))
+
+
+def summed_per_channel(grad: Tensor) -> Tensor:
+    """The gradient of what :func:`per_channel` spread."""
+    return grad.sum([0, *range(2, grad.dim())])
 
 
 def geometry_of(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import settings
-from ..arguments import suggests_channels_last
+from ..arguments import CHANNELS_LAST, suggests_channels_last
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -39,7 +39,7 @@ def widening(run: Callable[..., Any]) -> Callable[..., Any]:
 
 def _widened(tensor: Tensor) -> Tensor:
     """A dense float32 copy that torch takes for channels_last if, and only if, it takes the tensor for it."""
-    if tensor.dim() != 4:
+    if tensor.dim() == 1:
         return tensor.to(torch.float32)
     last = suggests_channels_last(tensor.shape, tensor.stride())
-    return tensor.to(torch.float32, memory_format=torch.channels_last if last else torch.contiguous_format)
+    return tensor.to(torch.float32, memory_format=CHANNELS_LAST[tensor.dim()] if last else torch.contiguous_format)

@@ -16,7 +16,7 @@ from ..problem import (
     channels_last_strides,
     contiguous_strides,
 )
-from .layouts import Layout, Shape, check_gradient, fprop_layout
+from .layouts import Layout, Shape, check_gradient, check_input_bias, fprop_layout
 
 Described = tuple[Shape, Shape]
 """Shape and strides of a tensor."""
@@ -40,14 +40,14 @@ def problem_of(
     frozen: bool = False,
 ) -> Problem:
     """The problem for an input and a weight; ``y`` needs only strides, its shape follows."""
-    (n, c, height, width), (k, _, r, s) = x[0], w[0]
+    (n, c, *in_size), (k, _, *kernel) = x[0], w[0]
     return Problem(
         kind=kind,
         batch=n,
         in_channels=c,
         out_channels=k,
-        in_size=(height, width),
-        kernel=(r, s),
+        in_size=tuple(in_size),
+        kernel=tuple(kernel),
         stride=geometry.stride,
         padding=geometry.padding,
         dilation=geometry.dilation,
@@ -56,9 +56,9 @@ def problem_of(
         bias=bias,
         residual=residual,
         activation=Activation(activation_name(activation)),
-        x_strides=_four(x[1]),
-        w_strides=_four(w[1]),
-        y_strides=_four(y_strides),
+        x_strides=tuple(x[1]),
+        w_strides=tuple(w[1]),
+        y_strides=tuple(y_strides),
         vector_aligned=aligned,
         dtype=str(dtype).removeprefix("torch."),
         tolerance=DEFAULT_TOLERANCE if geometry.tolerance is None else geometry.tolerance,
@@ -84,10 +84,17 @@ def fprop_problem(
 
 
 def dgrad_problem(
-    grad: Described, w: Described, layout: Layout, dtype: torch.dtype, aligned: bool, geometry: Geometry
+    grad: Described,
+    w: Described,
+    layout: Layout,
+    bias_shape: Shape | None,
+    dtype: torch.dtype,
+    aligned: bool,
+    geometry: Geometry,
 ) -> tuple[Problem, Layout]:
-    """The gradient of an input, which is laid out so."""
+    """The gradient of an input, which is laid out so. A bias is no part of the problem: it is added afterwards."""
     check_gradient(grad[0], layout[0], w[0], geometry)
+    check_input_bias(bias_shape, layout[0])
     x = (layout[0], dense_strides(*layout))
     return problem_of(Pass.DGRAD, x, w, grad[1], geometry, dtype, aligned), layout
 
@@ -101,12 +108,6 @@ def wgrad_problem(
     return problem_of(Pass.WGRAD, x, w, grad[1], geometry, dtype, aligned, bias), layout
 
 
-def _four(strides: Shape) -> Strides:
-    a, b, c, d = strides
-    return (a, b, c, d)
-
-
 def dense_strides(shape: Shape, channels_last: bool) -> Strides:
     """Strides of an output that an operator allocates."""
-    n, c, h, w = shape
-    return (channels_last_strides if channels_last else contiguous_strides)((n, c, h, w))
+    return (channels_last_strides if channels_last else contiguous_strides)(tuple(shape))

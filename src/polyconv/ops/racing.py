@@ -97,7 +97,11 @@ class Race:
 
     def _next(self, one_weight: bool, tensors: MutableMapping[str, Tensor]) -> tuple[str, bool] | None:
         """Whose turn it is, and whether the call counts; None where it is no part of the race."""
-        if self.ended or not _is_fair(tensors["x"]) or (one_weight and not self._has_weight(tensors["w"])):
+        if (
+            self.ended
+            or not _is_fair(tensors["x"])
+            or (one_weight and not self._has_weight(tensors.get("owner", tensors["w"])))
+        ):
             return None
         self.calls += 1
         if self.calls > LONGEST:

@@ -7,6 +7,7 @@ none have no gradient, and neither have pixels that no tap meets. See :mod:`poly
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from ..arguments import Geometry, suggests_channels_last
 from ..epilogue import apply_epilogue
 from ..problem import Activation, PaddingMode, Pass, Problem, Strides
 from ..reduction import AxisReduction, Reduction, reduce_geometry
-from .layouts import Shape
+from .layouts import Shape, per_channel, summed_per_channel
 from .problems import described, dgrad_problem, fprop_problem, wgrad_problem
 
 
@@ -37,7 +38,7 @@ def reduced_fprop(
         if reduction.nothing:
             return y
     part = run(read(reduction, x), taps(reduction, w), None if residual is None else seen(reduction, residual))
-    return part if y is None else _put(y, part, *(axis.outputs for axis in reduction.axes))
+    return part if y is None else _put(y, part, [axis.outputs for axis in reduction.axes])
 
 
 def reduced_dgrad(
@@ -47,7 +48,7 @@ def reduced_dgrad(
     if reduction.nothing:
         return grad.new_zeros(x_size)
     dx = run(seen(reduction, grad), taps(reduction, w), read_size(reduction, x_size))
-    for dim, axis in zip((2, 3), reduction.axes, strict=True):
+    for dim, axis in enumerate(reduction.axes, start=2):
         if axis.gathered:
             dx = _scattered(dx, dim, axis)
     return dx
@@ -68,20 +69,26 @@ def reduced_wgrad(
     bias = db.numel() > 0
     dw.zero_()
     if bias and not reduction.all_outputs:  # outputs that see no pixel have the bias
-        bias, db = False, grad.sum((0, 2, 3))
+        bias, db = False, summed_per_channel(grad)
     if reduction.nothing:
         return dw, db
     part, sums = run(seen(reduction, grad), read(reduction, x), taps_size(reduction, dw.shape), bias)
-    return _put(dw, part, *(axis.taps for axis in reduction.axes)), sums if bias else db
+    return _put(dw, part, [axis.taps for axis in reduction.axes]), sums if bias else db
 
 
 def with_bias(y: Tensor, bias: Tensor | None) -> Tensor:
     """An output filled with sums of nothing, and the bias."""
-    return y.zero_() if bias is None else y.copy_(bias.reshape(1, -1, 1, 1).expand(y.shape))
+    return y.zero_() if bias is None else y.copy_(per_channel(bias, y.dim()).expand(y.shape))
 
 
 def runs_as(problem: Problem) -> Problem | None:
-    """What a backend is asked for in the place of a problem: itself where it is ordinary, None if nothing is."""
+    """What a backend is asked for in the place of a problem: pictures, of ordinary geometry; None if nothing is."""
+    reduced = _reduced(problem)
+    return None if reduced is None else reduced.as_picture()
+
+
+def _reduced(problem: Problem) -> Problem | None:
+    """The problem itself where it is ordinary, None if nothing is to be computed."""
     geometry = Geometry(
         problem.stride, problem.padding, problem.dilation, problem.groups, problem.padding_mode.value, problem.tolerance
     )
@@ -101,7 +108,7 @@ def runs_as(problem: Problem) -> Problem | None:
     aligned, geometry = problem.vector_aligned, reduction.geometry
     if problem.kind is Pass.DGRAD:
         layout = (tuple(read_size(reduction, x.shape)), suggests_channels_last(*described(x)))
-        return dgrad_problem(y, described(taps(reduction, w)), layout, dtype, aligned, geometry)[0]
+        return dgrad_problem(y, described(taps(reduction, w)), layout, None, dtype, aligned, geometry)[0]
     if problem.kind is Pass.WGRAD:
         layout = (tuple(taps_size(reduction, w.shape)), suggests_channels_last(*described(w)))
         bias = problem.bias and reduction.all_outputs
@@ -116,11 +123,14 @@ def runs_as(problem: Problem) -> Problem | None:
 # ---- parts of tensors
 
 
-def _part(tensor: Tensor, dim: int, places: Sequence[int]) -> Tensor:
-    """A view where the places follow one another."""
-    if isinstance(places, range):
-        return tensor.narrow(dim, places.start, len(places))
-    return tensor.index_select(dim, _numbers(places).to(tensor.device))
+def _part(tensor: Tensor, places: Sequence[Sequence[int]]) -> Tensor:
+    """Certain places of each axis: a view where they follow one another."""
+    for dim, wanted in enumerate(places, start=2):
+        if isinstance(wanted, range):
+            tensor = tensor.narrow(dim, wanted.start, len(wanted))
+        else:
+            tensor = tensor.index_select(dim, _numbers(wanted).to(tensor.device))
+    return tensor
 
 
 def _numbers(places: Sequence[int]) -> Tensor:
@@ -129,7 +139,7 @@ def _numbers(places: Sequence[int]) -> Tensor:
 
 def taps(reduction: Reduction, w: Tensor) -> Tensor:
     """The part of the weight that takes part."""
-    return _part(_part(w, 2, reduction.axes[0].taps), 3, reduction.axes[1].taps)
+    return _part(w, [axis.taps for axis in reduction.axes])
 
 
 def taps_size(reduction: Reduction, w_size: Shape) -> Shape:
@@ -138,30 +148,32 @@ def taps_size(reduction: Reduction, w_size: Shape) -> Shape:
 
 def seen(reduction: Reduction, y: Tensor) -> Tensor:
     """The part of an output, of its gradient or of a residual that sees pixels."""
-    return _part(_part(y, 2, reduction.axes[0].outputs), 3, reduction.axes[1].outputs)
+    return _part(y, [axis.outputs for axis in reduction.axes])
 
 
 def read_size(reduction: Reduction, x_size: Shape) -> Shape:
     return [*x_size[:2], *(axis.axis.extent for axis in reduction.axes)]
 
 
-def _put(whole: Tensor, part: Tensor, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
-    """``whole`` with a part of it replaced."""
-    if isinstance(rows, range) and isinstance(columns, range):
-        _part(_part(whole, 2, rows), 3, columns).copy_(part)
+def _put(whole: Tensor, part: Tensor, places: Sequence[Sequence[int]]) -> Tensor:
+    """``whole`` with a part of it, at certain places of each axis, replaced."""
+    if all(isinstance(wanted, range) for wanted in places):
+        _part(whole, places).copy_(part)
     else:
-        whole[:, :, _numbers(rows)[:, None].to(whole.device), _numbers(columns).to(whole.device)] = part
+        grid = torch.meshgrid(*map(_numbers, places), indexing="ij")
+        everything: tuple[Any, ...] = (slice(None), slice(None))
+        whole[everything + tuple(numbers.to(whole.device) for numbers in grid)] = part
     return whole
 
 
 def read(reduction: Reduction, x: Tensor) -> Tensor:
     """The input, with the pixels of gathered axes brought together."""
-    for dim, axis in zip((2, 3), reduction.axes, strict=True):
+    for dim, axis in enumerate(reduction.axes, start=2):
         if axis.gathered:
             pixels = _pixels(axis)
             x = x.index_select(dim, pixels.clamp(min=0).to(x.device))
             if (pixels < 0).any():
-                shape = [-1 if other == dim else 1 for other in range(4)]
+                shape = [-1 if other == dim else 1 for other in range(x.dim())]
                 x.masked_fill_((pixels < 0).to(x.device).view(shape), 0)
     return x
 

@@ -9,18 +9,21 @@ import torch
 from torch import Tensor
 
 Args = Any
-"""Six arguments of every operator, in the order of :class:`~polyconv.arguments.Geometry`; behind them, forward, two."""
+"""Six arguments of every operator, in the order of :class:`~polyconv.arguments.Geometry`; behind them, of ``fprop`` two
+more, of ``dgrad`` one."""
 
 _GEOMETRY = (
-    "SymInt[2] stride, SymInt[4] padding, SymInt[2] dilation, SymInt groups, str padding_mode, float? tolerance=None"
+    "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str padding_mode, float? tolerance=None"
 )
+_BIAS = "Tensor? bias=None"
 _EPILOGUE = 'Tensor? residual=None, str activation="none"'
 _SCHEMAS = {
     "conv2d_fprop": f"(Tensor x, Tensor weight, Tensor? bias, {_GEOMETRY}, {_EPILOGUE}) -> Tensor",
-    "conv2d_dgrad": f"(Tensor grad, Tensor weight, SymInt[4] x_size, bool channels_last, {_GEOMETRY}) -> Tensor",
+    "conv2d_dgrad": (
+        f"(Tensor grad, Tensor weight, SymInt[] x_size, bool channels_last, {_GEOMETRY}, {_BIAS}) -> Tensor"
+    ),
     "conv2d_wgrad": (
-        "(Tensor grad, Tensor x, SymInt[4] weight_size, bool channels_last, bool bias, "
-        f"{_GEOMETRY}) -> (Tensor, Tensor)"
+        f"(Tensor grad, Tensor x, SymInt[] weight_size, bool channels_last, bool bias, {_GEOMETRY}) -> (Tensor, Tensor)"
     ),
 }
 
@@ -45,3 +48,16 @@ def split_epilogue(
 ) -> tuple[tuple[Args, ...], Tensor | None, str]:
     """Geometry, residual and activation, from what follows the bias. The dispatcher leaves out defaults at the end."""
     return (stride, padding, dilation, groups, padding_mode, tolerance), residual, activation
+
+
+def split_bias(
+    stride: Args,
+    padding: Args,
+    dilation: Args,
+    groups: Args,
+    padding_mode: Args,
+    tolerance: float | None = None,
+    bias: Tensor | None = None,
+) -> tuple[tuple[Args, ...], Tensor | None]:
+    """The same for ``dgrad``: geometry and bias, from what follows the layout."""
+    return (stride, padding, dilation, groups, padding_mode, tolerance), bias

@@ -23,7 +23,7 @@ from ..arguments import suggests_channels_last
 from ..once import warn_once
 from .layouts import Shape, fprop_layout, geometry_of
 from .problems import dense_strides
-from .schema import Args, dgrad, fprop, library, split_epilogue, wgrad
+from .schema import Args, dgrad, fprop, library, split_bias, split_epilogue, wgrad
 
 MIXED = (
     "polyconv's convolution got DTensors and, as its {name}, a plain tensor. Distribute that one, too: "
@@ -73,7 +73,7 @@ class _Ranks:
     def whole_of(self, part: Tensor, placements: tuple[Placement, ...], shape: Shape) -> Tensor:
         """The DTensor of all ranks' parts, laid out as they are."""
         strides: tuple[int, ...] = (1,)  # of a bias
-        if part.dim() == 4:
+        if part.dim() > 1:
             strides = dense_strides(shape, suggests_channels_last(part.shape, part.stride()))
         size = torch.Size(shape)
         return DTensor.from_local(part, self.mesh, placements, run_check=False, shape=size, stride=strides)
@@ -101,10 +101,12 @@ def shard_fprop(x: Tensor, w: Tensor, bias: Tensor | None, *args: Args) -> Tenso
 
 
 def shard_dgrad(grad: Tensor, w: Tensor, x_size: Shape, channels_last: bool, *args: Args) -> Tensor:
-    ranks = _Ranks((grad,), (w,))
+    geometry, bias = split_bias(*args)
+    ranks = _Ranks((grad,), (w, bias))
     part = ranks.local("gradient", grad, ranks.by_batch)
     here = [part.shape[0], *x_size[1:]]
-    dx = dgrad(part, ranks.local("weight", w, ranks.whole), here, channels_last, *args)
+    whole = ranks.local("weight", w, ranks.whole), ranks.local("bias", bias, ranks.whole)
+    dx = dgrad(part, whole[0], here, channels_last, *geometry, whole[1])
     return ranks.whole_of(dx, ranks.by_batch, x_size)
 
 

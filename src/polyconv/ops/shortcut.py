@@ -1,10 +1,10 @@
 """A forward pass without the dispatcher, where the dispatcher would add nothing.
 
-Between :func:`polyconv.conv2d` and the kernels PyTorch's dispatcher finds out whether anything wants to see the call:
-autocast, ``torch.func``, a mode, a tracer, a subclass of tensors. For an operator that is written in Python that alone
-costs some 30 microseconds. Here it is one lookup and one comparison: a call in a state in which nothing is going on is
-remembered with its plan, by shapes and arguments, and with how its tensors looked to the dispatcher in that state.
-Where tensors look otherwise, :func:`conv2d` declines and the operator is called.
+Between :func:`polyconv.conv2d`, say, and the kernels PyTorch's dispatcher finds out whether anything wants to see the
+call: autocast, ``torch.func``, a mode, a tracer, a subclass of tensors. For an operator that is written in Python that
+alone costs some 30 microseconds. Here it is one lookup and one comparison: a call in a state in which nothing is going
+on is remembered with its plan, by shapes and arguments, and with how its tensors looked to the dispatcher in that
+state. Where tensors look otherwise, :func:`convolve` declines and the operator is called.
 
 Where PyTorch's own convolution is the plan of every pass, it is called as ``torch.nn.Conv2d`` would call it, so that
 its derivative is PyTorch's, too, and nothing stands between.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Iterator
+from operator import is_
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -21,15 +22,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import epoch
-from ..arguments import Extent, Geometry, Padding, activation_name, normalise, suggests_channels_last
+from ..arguments import Extent, Geometry, Padding, activation_name, normalise, per_axis, suggests_channels_last
 from ..backends import backend_for
 from ..epilogue import apply_epilogue
 from ..problem import Activation, Problem
 from ..vouching import vouched
 from .calls import Call, are_left_to_torch, known, remember
-from .derivatives import Gradients, fprop_gradients
-from .execution import compute_fprop, describe_fprop
-from .layouts import Layout, check_residual, check_tensors, geometry_of
+from .derivatives import Gradients, dgrad_gradients, fprop_gradients
+from .execution import compute_dgrad, compute_fprop, describe_dgrad, describe_fprop
+from .layouts import Layout, check_residual, check_tensors, geometry_of, transposed_layout
 from .plain import TYPES, alike, are_plain, is_watched
 from .precision import HALF
 from .problems import dense_strides, described, dgrad_problem, fprop_problem, wgrad_problem
@@ -41,13 +42,16 @@ LONGEST_ROW = 8
 _OPTIONAL = (*TYPES, type(None))
 
 _is_grad_enabled = torch.is_grad_enabled
-_torchs_conv2d = torch.conv2d
+
+_CONVOLUTIONS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
+_TRANSPOSED = {1: torch.conv_transpose1d, 2: torch.conv_transpose2d, 3: torch.conv_transpose3d}
+"""PyTorch's own, by the number of axes."""
 
 
 class ShortCall(Call):
     """A call that knows tensors which it is not for. Those of the same shapes and arguments stand in a row."""
 
-    __slots__ = ("arguments", "fits", "fits_residual", "following", "left_to_torch", "place")
+    __slots__ = ("arguments", "fits", "fits_residual", "following", "left_to_torch", "place", "torchs")
 
     def __init__(
         self,
@@ -62,7 +66,9 @@ class ShortCall(Call):
         inference: bool,
         arguments: tuple[Any, ...],
         following: ShortCall | None,
+        output_padding: tuple[int, ...] | None = None,
     ) -> None:
+        """``output_padding``: of a transposed convolution."""
         super().__init__(problem, layout, geometry, x.device, inference=inference)
         self.arguments = arguments
         """What the geometry was made of, as the caller wrote it."""
@@ -70,18 +76,24 @@ class ShortCall(Call):
         self.fits_residual = alike() if residual is None else alike(residual)  # apart: it may be the input
         self.following = following
         self.place: int = 1 if following is None else following.place + 1
-        passes = [] if self.run is None else list(_passes(self, x, w))
+        transposed = output_padding is not None
+        passes = [] if self.run is None else list((_transposed_passes if transposed else _passes)(self, x, w))
         left = bool(passes) and are_left_to_torch(passes, x.device, inference=inference)
         if self.run is not None and not left:
-            self.run = awaited(backend_for(x.device), passes[1:], self.run)
-        pairs = geometry.stride, geometry.padding[::2], geometry.dilation
-        self.left_to_torch: tuple[Any, ...] | None = (*map(_for_torch, pairs), geometry.groups) if left else None
+            self.run = awaited(backend_for(x.device), map(Problem.as_picture, passes[1:]), self.run)
+        self.torchs = (_TRANSPOSED if transposed else _CONVOLUTIONS)[problem.rank]
+        stride, padding, dilation = map(_for_torch, (geometry.stride, geometry.padding[::2], geometry.dilation))
+        self.left_to_torch: tuple[Any, ...] | None = None
         """What PyTorch's convolution is called with; None where something else runs in any of the passes."""
+        if left and output_padding is not None:
+            self.left_to_torch = (stride, padding, _for_torch(output_padding), geometry.groups, dilation)
+        elif left:
+            self.left_to_torch = (stride, padding, dilation, geometry.groups)
 
 
-def _for_torch(pair: tuple[int, ...]) -> int | tuple[int, ...]:
-    """One number where both are the same: torch reads it in a third of the time."""
-    return pair[0] if pair[0] == pair[1] else pair
+def _for_torch(numbers: tuple[int, ...]) -> int | tuple[int, ...]:
+    """One number where all are the same: torch reads it in a third of the time."""
+    return numbers[0] if len(set(numbers)) == 1 else numbers
 
 
 def _passes(call: Call, x: Tensor, w: Tensor) -> Iterator[Problem]:
@@ -90,13 +102,25 @@ def _passes(call: Call, x: Tensor, w: Tensor) -> Iterator[Problem]:
     grad = (call.layout[0], dense_strides(*call.layout))
     if not call.inference and x.requires_grad:
         layout = x.shape, suggests_channels_last(x.shape, x.stride())
-        yield dgrad_problem(grad, described(w), layout, x.dtype, True, call.geometry)[0]
+        yield dgrad_problem(grad, described(w), layout, None, x.dtype, True, call.geometry)[0]
     if not call.inference and w.requires_grad:
         layout = w.shape, suggests_channels_last(w.shape, w.stride())
         yield wgrad_problem(grad, described(x), layout, call.problem.bias, x.dtype, True, call.geometry)[0]
 
 
-def conv2d(
+def _transposed_passes(call: Call, x: Tensor, w: Tensor) -> Iterator[Problem]:
+    """The same for a transposed convolution, whose gradients are a forward pass and a weight gradient."""
+    yield call.problem
+    grad = (call.layout[0], dense_strides(*call.layout))
+    if not call.inference and x.requires_grad:
+        yield fprop_problem(grad, described(w), None, False, "none", False, x.dtype, True, call.geometry)[0]
+    if not call.inference and w.requires_grad:
+        layout = w.shape, suggests_channels_last(w.shape, w.stride())
+        yield wgrad_problem(described(x), grad, layout, False, x.dtype, True, call.geometry)[0]
+
+
+def convolve(
+    rank: int,
     x: Tensor,
     w: Tensor,
     bias: Tensor | None,
@@ -110,7 +134,10 @@ def conv2d(
     residual: Tensor | None = None,
     module: torch.nn.Module | None = None,
 ) -> Tensor | None:
-    """The output, or None where the operator has to be called. ``module``: whose call it is, and nobody else's."""
+    """The output of a convolution over ``rank`` axes, or None where the operator has to be called.
+
+    ``module``: whose call it is, and nobody else's.
+    """
     if type(x) not in TYPES or type(w) not in TYPES or is_watched():
         return None
     if type(bias) not in _OPTIONAL or type(residual) not in _OPTIONAL:
@@ -118,13 +145,14 @@ def conv2d(
     number, graded = epoch.now(), _is_grad_enabled()
     if activation == "silu" and graded and _want_gradient(x, w, bias, residual):
         # Its derivative needs the sums before it, so it is applied apart.
-        sums = conv2d(x, w, bias, stride, padding, dilation, groups, padding_mode, tolerance, None, residual)
+        sums = convolve(rank, x, w, bias, stride, padding, dilation, groups, padding_mode, tolerance, None, residual)
         return None if sums is None else F.silu(sums)
     try:
         address = x.data_ptr() if residual is None else x.data_ptr() | residual.data_ptr()
         key: Hashable = (
             number,
             graded,
+            rank,
             x.shape,
             w.shape,
             address & 15,
@@ -139,25 +167,24 @@ def conv2d(
             tolerance,
             activation,
         )
-        call = row = cast("ShortCall | None", known.get(key))
+        row = cast("ShortCall | None", known.get(key))
     except (TypeError, RuntimeError):  # a list among the arguments; a tensor without a shape or memory
         return None
-    while call is not None:
-        fits = call.fits(x, w) if bias is None else call.fits(x, w, bias)
-        if fits and (residual is None or call.fits_residual(residual)):
-            break
-        call = call.following
+    call = _fitting(row, x, w, bias, residual)
     if call is not None:
         # 1.0 and True are equal to 1, but no integers.
         one, two, three, four = call.arguments
         same = one is stride and two is padding and three is dilation and four is groups
-        if not same and not _are_exact(stride, padding, dilation, groups):
+        if not same and not _are_exact(rank, stride, padding, dilation, groups):
             return None
     else:
-        if not _may_be_remembered(x, w, bias, residual) or not _are_exact(stride, padding, dilation, groups):
+        if not _may_be_remembered(rank, x, w, bias, residual):
+            return None
+        if not _are_exact(rank, stride, padding, dilation, groups):
             return None
         check_tensors(x, "input", w, "weight", bias, residual)
-        geometry = geometry_of(*normalise(w.shape[2:], stride, padding, dilation, groups, padding_mode, tolerance))
+        numbers = stride, padding, dilation, groups, padding_mode, tolerance
+        geometry = geometry_of(*normalise(w.shape[2:], *numbers, rank=rank))
         inference = not (graded and _want_gradient(x, w, bias, residual))
         frozen = inference and id(w) in vouched
         description = describe_fprop(x, w, bias, residual, activation_name(activation), frozen, geometry)
@@ -178,13 +205,82 @@ def conv2d(
         )
         remember(key, number, call)
     if call.left_to_torch is not None:
-        y = _torchs_conv2d(x, w, bias, *call.left_to_torch)
+        y = call.torchs(x, w, bias, *call.left_to_torch)
         if residual is not None or activation is not None:
             return apply_epilogue(y, residual, call.problem.activation)
         if module is not None:
             _remember_left(module, number, graded, w, bias, call)
         return y
     return compute_fprop(call, x, w, bias, residual) if call.inference else _record(call, x, w, bias, residual)
+
+
+def transpose(
+    rank: int,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    stride: Extent,
+    padding: Extent,
+    output_padding: Extent,
+    groups: int,
+    dilation: Extent,
+    tolerance: float | None,
+    module: torch.nn.Module | None = None,
+) -> Tensor | None:
+    """The same of a transposed convolution, which is an input gradient with a bias."""
+    if type(x) not in TYPES or type(w) not in TYPES or type(bias) not in _OPTIONAL or is_watched():
+        return None
+    number, graded = epoch.now(), _is_grad_enabled()
+    arguments = stride, padding, output_padding, groups, dilation
+    try:
+        nested = None if bias is None else bias.is_nested
+        aligned = x.data_ptr() & 15
+        key: Hashable = (number, graded, "transposed", rank, x.shape, w.shape, aligned, nested, *arguments, tolerance)
+        row = cast("ShortCall | None", known.get(key))
+    except (TypeError, RuntimeError):  # a list among the arguments; a tensor without a shape or memory
+        return None
+    call = _fitting(row, x, w, bias, None)
+    same = call is not None and all(map(is_, call.arguments, arguments))
+    if not same and not (_are_exact(rank, stride, padding, dilation, groups) and _are_exact(rank, output_padding)):
+        return None
+    if call is None:
+        if not _may_be_remembered(rank, x, w, bias, None):
+            return None
+        check_tensors(x, "input", w, "weight", bias)
+        settled, layout = transposed_layout(rank, x, w, bias, *arguments, tolerance)
+        geometry = geometry_of(*settled)
+        problem, _ = dgrad_problem(*describe_dgrad(x, w, layout, bias, geometry))
+        call = ShortCall(
+            problem,
+            layout,
+            geometry,
+            x,
+            w,
+            bias,
+            None,
+            inference=not (graded and _want_gradient(x, w, bias)),
+            arguments=arguments,
+            following=row if row is not None and row.place < LONGEST_ROW else None,
+            output_padding=per_axis("output_padding", output_padding, rank),
+        )
+        remember(key, number, call)
+    if call.left_to_torch is not None:
+        if module is not None:
+            _remember_left(module, number, graded, w, bias, call)
+        return call.torchs(x, w, bias, *call.left_to_torch)
+    return compute_dgrad(call, x, w, bias) if call.inference else _record_transposed(call, x, w, bias)
+
+
+def _fitting(
+    call: ShortCall | None, x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None
+) -> ShortCall | None:
+    """The call of a row that is for these tensors."""
+    while call is not None:
+        fits = call.fits(x, w) if bias is None else call.fits(x, w, bias)
+        if fits and (residual is None or call.fits_residual(residual)):
+            break
+        call = call.following
+    return call
 
 
 # ---- modules that are left to torch
@@ -203,6 +299,7 @@ class Left(NamedTuple):
     frozen: bool
     biased: bool
     fits: Callable[..., bool]
+    torchs: Callable[..., Tensor]
     arguments: tuple[Any, ...]
 
 
@@ -216,7 +313,8 @@ def _remember_left(
     key = id(module)
     while_it_lives = weakref.ref(module, lambda _: left.pop(key, None))
     assert call.left_to_torch is not None
-    left[key] = Left(while_it_lives, number, graded, id(w) in vouched, bias is not None, call.fits, call.left_to_torch)
+    how = call.fits, call.torchs, call.left_to_torch
+    left[key] = Left(while_it_lives, number, graded, id(w) in vouched, bias is not None, *how)
 
 
 def forget_left(module: torch.nn.Module) -> None:
@@ -234,7 +332,7 @@ def again(module: torch.nn.Module, x: Tensor, w: Tensor, bias: Tensor | None) ->
     found = left.get(id(module))
     if found is None:
         return None
-    _, number, graded, frozen, biased, fits, arguments = found
+    _, number, graded, frozen, biased, fits, torchs, arguments = found
     if number != epoch.now() or graded is not _is_grad_enabled() or frozen is not (id(w) in vouched):
         return None
     if biased:
@@ -242,7 +340,7 @@ def again(module: torch.nn.Module, x: Tensor, w: Tensor, bias: Tensor | None) ->
             return None
     elif bias is not None or x.is_nested or w.is_nested or not fits(x, w):
         return None
-    return _torchs_conv2d(x, w, bias, *arguments)
+    return torchs(x, w, bias, *arguments)
 
 
 # ----
@@ -252,11 +350,11 @@ def _want_gradient(*tensors: Tensor | None) -> bool:
     return any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
-def _may_be_remembered(x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None) -> bool:
+def _may_be_remembered(rank: int, x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None) -> bool:
     """Whether nothing is going on that the operator has to see, and what fits the call can be told."""
     if x.dtype not in (torch.float32, torch.float64) and not (x.is_cpu and x.dtype in HALF):  # a GPU may widen it
         return False
-    if any(tensor.dim() != 4 for tensor in (x, w, residual) if tensor is not None) or x is w:
+    if any(tensor.dim() != rank + 2 for tensor in (x, w, residual) if tensor is not None) or x is w:
         return False
     return are_plain(*(tensor for tensor in (x, w, bias, residual) if tensor is not None))
 
@@ -280,15 +378,31 @@ class _Recorded(torch.autograd.Function):
         return (None, *fprop_gradients(ctx, grads[0], ctx.needs_input_grad[1:]))
 
 
+class _RecordedTransposed(torch.autograd.Function):
+    """The same for a transposed convolution."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.geometry = call.geometry
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, w)
+        return compute_dgrad(call, x, w, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Gradients:
+        return (None, *dgrad_gradients(ctx, grads[0], ctx.needs_input_grad[1:]))
+
+
 # `Function.apply` looks for transforms of torch.func first: here there are none.
 _record = super(torch.autograd.Function, _Recorded).apply
+_record_transposed = super(torch.autograd.Function, _RecordedTransposed).apply
 
 
-def _are_exact(stride: object, padding: object, dilation: object, groups: object) -> bool:
-    """Whether these are integers, pairs of integers, or words."""
+def _are_exact(rank: int, stride: object, padding: object = 0, dilation: object = 1, groups: object = 1) -> bool:
+    """Whether these are integers, integers for each axis, or words."""
     for argument in (stride, padding, dilation):
         if type(argument) is tuple:
-            if len(argument) != 2 or type(argument[0]) is not int or type(argument[1]) is not int:
+            if len(argument) != rank or not all(type(number) is int for number in argument):
                 return False
         elif type(argument) is not int and type(argument) is not str:
             return False

@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .layouts import Shape
-from .schema import Args, dgrad, fprop, library, split_epilogue, wgrad
+from .layouts import Shape, per_channel
+from .schema import Args, dgrad, fprop, library, split_bias, split_epilogue, wgrad
 
 Dim = int | None
 """Where a tensor has the dimension that is mapped over; None where it has none."""
@@ -81,7 +81,7 @@ def _vmap_sums(batch: int, in_dims: Sequence[Dim], x: Tensor, w: Tensor, bias: T
     stride, padding, dilation, groups, *rest = args
     if w_dim is None and bias_dim is not None:
         assert bias is not None
-        biases = bias.movedim(bias_dim, 0)[:, None, :, None, None]
+        biases = per_channel(bias.movedim(bias_dim, 0), w.dim()).unsqueeze(1)
         return _vmap_sums(batch, (x_dim, None, None), x, w, None, *args) + biases
     if w_dim is None:
         if x_dim is None:
@@ -99,17 +99,33 @@ def _vmap_sums(batch: int, in_dims: Sequence[Dim], x: Tensor, w: Tensor, bias: T
 def vmap_dgrad(
     info: Any, in_dims: Sequence[Dim], grad: Tensor, w: Tensor, x_size: Shape, channels_last: bool, *args: Args
 ) -> tuple[Tensor, int]:
+    """The bias of a transposed convolution is added apart, as an epilogue is."""
+    geometry, bias = split_bias(*args)
+    dx = _vmap_input_gradient(info.batch_size, in_dims, grad, w, x_size, channels_last, *geometry)
+    if bias is not None:
+        bias_dim = in_dims[4 + len(geometry)]
+        biases = bias.unsqueeze(0) if bias_dim is None else bias.movedim(bias_dim, 0)
+        dx = dx + per_channel(biases, len(x_size)).unsqueeze(1)
+    return dx, 0
+
+
+def _vmap_input_gradient(
+    batch: int, in_dims: Sequence[Dim], grad: Tensor, w: Tensor, x_size: Shape, channels_last: bool, *args: Args
+) -> Tensor:
+    """Without the bias. The mapped dimension comes first; it is 1 if neither of these tensors has it."""
     grad_dim, w_dim, *_ = in_dims
-    batch, (stride, padding, dilation, groups, *rest) = info.batch_size, args
+    stride, padding, dilation, groups, *rest = args
     if w_dim is None:
-        assert grad_dim is not None
+        if grad_dim is None:
+            return dgrad(grad, w, x_size, channels_last, *args).unsqueeze(0)
         size = _multiplied(x_size, 0, batch)
-        return dgrad(fold(grad, grad_dim, 0), w, size, channels_last, *args).unflatten(0, (batch, x_size[0])), 0
+        dx: Tensor = dgrad(fold(grad, grad_dim, 0), w, size, channels_last, *args).unflatten(0, (batch, x_size[0]))
+        return dx
     size = _multiplied(x_size, 1, batch)
     if grad_dim is None:
-        return unfold(dgrad(grad, fold(w, w_dim, 1), size, channels_last, *args), batch, 1, groups), 0
+        return unfold(dgrad(grad, fold(w, w_dim, 1), size, channels_last, *args), batch, 1, groups)
     grad, w, groups = fold(grad, grad_dim, 1), fold(w, w_dim, 0), groups * batch
-    return unfold(dgrad(grad, w, size, channels_last, stride, padding, dilation, groups, *rest), batch, 1), 0
+    return unfold(dgrad(grad, w, size, channels_last, stride, padding, dilation, groups, *rest), batch, 1)
 
 
 def vmap_wgrad(

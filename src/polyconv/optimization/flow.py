@@ -59,7 +59,7 @@ class Flow(TorchDispatchMode):
     def __init__(self, model: nn.Module, convolutions: Iterable[nn.Module]) -> None:
         super().__init__()
         self._names = {module: name for name, module in model.named_modules()}
-        self._fates = {conv: _Fate(obstacle="it has hooks" if _hooked(conv) else "") for conv in convolutions}
+        self._fates = {conv: _Fate(obstacle=_why_alone(conv)) for conv in convolutions}
         self._living = WeakIdKeyDictionary()
         self._inside: _Activated | None = None
         self._calls: dict[nn.Module, int] = {}
@@ -174,6 +174,13 @@ class Flow(TorchDispatchMode):
 
     def _activations(self, conv: nn.Module) -> set[nn.Module]:
         return {output.activation for output in self._fates[conv].outputs if output.activation is not None}
+
+
+def _why_alone(conv: nn.Module) -> str:
+    """Why a convolution takes nothing over, whatever becomes of its outputs; empty if it may."""
+    if _hooked(conv):
+        return "it has hooks"
+    return "a transposed convolution computes no activation" if conv.transposed else ""
 
 
 def _hooked(module: nn.Module) -> bool:

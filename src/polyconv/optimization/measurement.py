@@ -15,10 +15,12 @@ from ..backends import backend_for
 from ..choices import Decision
 from ..measure.contest import Outcome, Timer, contest, times_of
 from ..measure.operands import Operands
-from ..nn import Conv2d
+from ..nn import OURS as MODULES
+from ..ops.pictures import picture
 from ..problem import Activation, Pass
 from ..tuning import Entry, problem_key
 from .recording import Call, Layer
+from .swapping import Torchs
 
 TORCH, OURS, FUSED = "PyTorch", "polyconv", "polyconv, fused"
 
@@ -80,11 +82,11 @@ class Measurer:
             entries.update(_fused_entries(outcomes, Activation(fused), backend.candidates))
         chosen = {key: entry.choice for key, entry in entries.items()}
         calls: dict[str, Passes] = {
-            TORCH: self._passes(layer.module, nn.Conv2d.forward, call, activation),
-            OURS: self._passes(twin, Conv2d.forward, call, activation),
+            TORCH: self._passes(layer.module, call, activation),
+            OURS: self._passes(twin, call, activation),
         }
         if fused is not None:
-            calls[FUSED] = self._passes(_twin(layer.module, fused), Conv2d.forward, call, None)
+            calls[FUSED] = self._passes(_twin(layer.module, fused), call, None)
         forced = choices.Forced(chosen)
         within: dict[str, Callable[[], AbstractContextManager[object]]] = dict.fromkeys(calls, lambda: forced)
         within[TORCH] = nullcontext
@@ -105,19 +107,17 @@ class Measurer:
     def _decisions(self, twin: nn.Module, call: Call) -> list[Decision]:
         """The problems that one call of polyconv's module asks for."""
         with choices.watched(alone=True) as seen, self._mode():
-            self._passes(twin, Conv2d.forward, call, None)()
+            self._passes(twin, call, None)()
         return list({decision.key: decision for decision in seen}.values())
 
     def _mode(self) -> AbstractContextManager[object]:
         return torch.enable_grad() if self.training else torch.inference_mode()
 
-    def _passes(
-        self, module: nn.Module, forward: Callable[..., Tensor], call: Call, activation: nn.Module | None
-    ) -> Passes:
+    def _passes(self, module: nn.Module, call: Call, activation: nn.Module | None) -> Passes:
         x = call.x.detach()
 
         def run(x: Tensor) -> Tensor:
-            y = forward(module, x)
+            y = _forward(module, x, call)
             return y if activation is None else type(activation).forward(activation, y)
 
         if not self.training:
@@ -136,22 +136,35 @@ def _plan(outcomes: list[Outcome]) -> str:
     return "; ".join(f"{outcome.decision.problem.kind} {outcome.entry.choice}" for outcome in outcomes)
 
 
-def _twin(module: nn.Conv2d, activation: str | None) -> nn.Module:
-    """A polyconv.Conv2d with the very parameters of a torch.nn.Conv2d."""
+def _forward(module: nn.Module, x: Tensor, call: Call) -> Tensor:
+    """What the module computes, without hooks."""
+    forward: Callable[..., Tensor] = type(module).forward
+    return forward(module, x) if call.output_size is None else forward(module, x, call.output_size)
+
+
+def _twin(module: Torchs, activation: str | None) -> nn.Module:
+    """A module of polyconv's with the very parameters of one of torch's."""
     twin = copy.copy(module)
-    twin.__class__ = Conv2d
+    twin.__class__ = MODULES[type(module)]
     if activation is not None:
         twin.activation = activation  # type: ignore[assignment]
     return twin
 
 
-def _operands(module: nn.Conv2d, call: Call) -> Operands:
-    def batched(tensor: Tensor | None) -> Tensor | None:
-        return tensor.unsqueeze(0) if tensor is not None and tensor.dim() == 3 else tensor
+def _operands(module: Torchs, call: Call) -> Operands:
+    """As backends see them: a batch of pictures; of a transposed convolution with input and output exchanged."""
+    w = module.weight.detach()
 
-    x, bias = batched(call.x), module.bias
-    assert x is not None
-    return Operands(x, module.weight.detach(), None if bias is None else bias.detach(), batched(call.dy))
+    def shown(tensor: Tensor) -> Tensor:
+        return picture(tensor if tensor.dim() == w.dim() else tensor.unsqueeze(0))
+
+    x, dy = shown(call.x), None if call.dy is None else shown(call.dy)
+    if module.transposed:
+        if dy is None:  # only its shape is read: it is where the result goes
+            with torch.no_grad():
+                dy = shown(_forward(module, call.x, call))
+        return Operands(dy, picture(w), None, x)
+    return Operands(x, picture(w), None if module.bias is None else module.bias.detach(), dy)
 
 
 def _fused_entries(

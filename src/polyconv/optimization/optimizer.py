@@ -12,13 +12,14 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from .. import choices, tf32, tuning
 from ..backends import backend_for
 from ..console import Progress, progress
 from ..measure.contest import PATIENCE, InexactError, Stopwatch, Timer
 from ..measure.timing import Timing
-from ..nn import Conv2d
+from ..nn import OURS, TORCHS, Convolution
 from ..rehearsal import Example, Loss, preserved
 from ..replacement import why_not_replace
 from ..select import CONTENDERS
@@ -29,7 +30,7 @@ from .gains import Gains, Measurements, agreed_word, gains_of
 from .measurement import TORCH, Measurement, Measurer
 from .recording import Layer, Recording, record, runner
 from .report import OptimizationReport, Row
-from .swapping import Fusion, Swap
+from .swapping import Fusion, Swap, Torchs
 
 MARGIN = 0.03
 """Share of PyTorch's time that must be gained before a convolution is swapped: measurements scatter."""
@@ -76,7 +77,7 @@ def optimize(
     behind their version counters calls :func:`polyconv.unfreeze`. ``report.undo()`` ends it, too.
 
     Args:
-        model: any module on a CPU or a CUDA device. ``torch.nn.Conv2d`` modules in float32 are considered.
+        model: any module on a CPU or a CUDA device. Convolutions in float32 are considered.
         example_inputs: what the model is called with: a tensor, a tuple of positional arguments, or a dict of named
             ones. Shapes, strides and values like those of real use give choices that hold there.
         loss: in training, from the output to the number whose gradient is computed; by default the sum of all outputs
@@ -158,12 +159,12 @@ def _proposals(measurements: Measurements, fusable: Sequence[Fusion], margin: fl
     return list(found.values())
 
 
-def _convolutions(model: nn.Module) -> tuple[dict[str, nn.Conv2d], dict[str, str]]:
+def _convolutions(model: nn.Module) -> tuple[dict[str, Torchs], dict[str, str]]:
     """The convolutions to consider by name, each once, and why others are left alone."""
-    found: dict[str, nn.Conv2d] = {}
+    found: dict[str, Torchs] = {}
     left_alone: dict[str, str] = {}
     for name, module in model.named_modules():
-        if isinstance(module, nn.Conv2d):
+        if isinstance(module, TORCHS):
             reason = _why_not(module)
             if reason is None:
                 found[name] = module
@@ -172,15 +173,15 @@ def _convolutions(model: nn.Module) -> tuple[dict[str, nn.Conv2d], dict[str, str
     return found, left_alone
 
 
-def _why_not(module: nn.Conv2d) -> str | None:
-    if isinstance(module, Conv2d):
+def _why_not(module: Torchs) -> str | None:
+    if isinstance(module, Convolution):
         return "it is polyconv's already; polyconv.restore(model) lets it be compared"
-    if isinstance(module, nn.LazyConv2d):
+    if isinstance(module, LazyModuleMixin):
         return "it is lazy and has seen no input yet: call the model once"
     if is_gathered(module) or is_dtensor(module.weight):
         spread = "its weight is spread over ranks, and no rank can time it alone; polyconv.replace can take it"
         return why_not_replace(module) or spread
-    if type(module) is not nn.Conv2d:
+    if type(module) not in OURS:
         return why_not_replace(module) or "its weight is parametrised, which polyconv.replace can keep"
     if not isinstance(module.weight, nn.Parameter):
         return "its weight is made anew before each call (weight_norm, pruning), which polyconv.replace can keep"

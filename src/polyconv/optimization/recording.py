@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..rehearsal import Example, Loss, backward, run_model
 from .flow import Flow
+from .swapping import Torchs
 
 
 @dataclass
@@ -24,6 +25,8 @@ class Call:
     x: Tensor
     needs_dx: bool
     """The input wants a gradient."""
+    output_size: Sequence[int] | None = None
+    """What a transposed convolution was asked for, where its stride leaves that open."""
     dy: Tensor | None = None
     """The gradient that came back, in training."""
     count: int = 0
@@ -33,10 +36,10 @@ class Call:
 
 @dataclass(eq=False)
 class Layer:
-    """One ``nn.Conv2d`` of the model, under the first of its names."""
+    """One convolution of the model, under the first of its names."""
 
     name: str
-    module: nn.Conv2d
+    module: Torchs
     calls: dict[Any, Call] = field(default_factory=dict)
 
 
@@ -71,7 +74,7 @@ def _discard(_: Any) -> None:
     return
 
 
-def record(model: nn.Module, convolutions: Mapping[str, nn.Conv2d], example: Example, loss: Loss | None) -> Recording:
+def record(model: nn.Module, convolutions: Mapping[str, Torchs], example: Example, loss: Loss | None) -> Recording:
     """Run the model and write down what its convolutions are called with. A first run, not recorded, warms up."""
     with torch.no_grad():
         run_model(model, example)
@@ -86,8 +89,10 @@ def record(model: nn.Module, convolutions: Mapping[str, nn.Conv2d], example: Exa
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         x = args[0] if args else kwargs["input"]
         layer = layers[module]  # type: ignore[index]
-        signature = (x.shape, x.stride(), x.dtype, x.requires_grad)
-        call = layer.calls.setdefault(signature, Call(x.detach(), x.requires_grad))
+        output_size = args[1] if args[1:] else kwargs.get("output_size")
+        size = None if output_size is None else tuple(output_size)
+        signature = (x.shape, x.stride(), x.dtype, x.requires_grad, size)
+        call = layer.calls.setdefault(signature, Call(x.detach(), x.requires_grad, size))
         call.count += 1
         call.seconds += time.perf_counter() - began[module]
         order[layer] = None

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
-from ..nn import Conv2d
+from ..nn import OURS
+
+Torchs: TypeAlias = _ConvNd
+"""A convolution of torch's: one of the keys of :data:`polyconv.nn.OURS`."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,7 @@ class Fusion:
 class Swap:
     """A set of changes to a model that is made or undone as a whole. A ``with`` block makes it and undoes it."""
 
-    convolutions: Sequence[nn.Conv2d]
+    convolutions: Sequence[Torchs]
     fusions: Sequence[Fusion] = ()
     _classes: list[tuple[nn.Module, type[nn.Module]]] = field(default_factory=list)
 
@@ -35,7 +40,7 @@ class Swap:
         self._classes = [(module, type(module)) for module in self.convolutions]
         self._classes += [(module, type(module)) for fusion in self.fusions for module in fusion.modules]
         for convolution in self.convolutions:
-            convolution.__class__ = Conv2d
+            convolution.__class__ = OURS[type(convolution)]
         for fusion in self.fusions:
             for conv in fusion.convolutions:
                 conv.activation = fusion.activation  # type: ignore[assignment]
