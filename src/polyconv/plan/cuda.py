@@ -10,7 +10,7 @@ from types import ModuleType
 from ..preference import Preference
 from ..problem import AXES, PaddingMode, Pass, Problem
 from ..select import PlanError, Selection, select
-from . import depthwise, fused, gather, pointwise_wgrad, separable, strips, toom_wgrad, wgrad
+from . import depthwise, fused, gather, pointwise_wgrad, separable, strips, tensor_gather, toom_wgrad, wgrad
 from .candidates import CudaCandidate
 from .cost import tasks_us, why_not_on
 from .device import CudaDevice, why_too_old
@@ -20,8 +20,8 @@ DEFAULT_WORKSPACE = 64 * 2**20
 """Bytes of scratch memory that a plan may take for partial sums."""
 GENERAL: tuple[ModuleType, ...] = (gather, wgrad, depthwise)
 """Of these families, one or another takes any problem, and any strides."""
-FAMILIES: tuple[ModuleType, ...] = (*GENERAL, strips, pointwise_wgrad, separable, fused, toom_wgrad)
-"""Modules with ``candidates(problem)`` and ``all_kernels()``."""
+FAMILIES: tuple[ModuleType, ...] = (*GENERAL, strips, pointwise_wgrad, separable, fused, toom_wgrad, tensor_gather)
+"""Modules with ``candidates(problem)`` and ``all_kernels()``; with ``DTYPES``, if their tensors are not of float32."""
 
 
 def all_kernels() -> tuple[KernelSpec, ...]:
@@ -138,4 +138,5 @@ def _plan_cropped(problem: Problem, device: CudaDevice, workspace: int, prefer: 
 def candidates(problem: Problem, families: tuple[ModuleType, ...] = FAMILIES) -> Iterator[CudaCandidate]:
     """Every candidate that some family of kernels offers for the problem's pass."""
     for family in families:
-        yield from family.candidates(problem)
+        if problem.dtype in getattr(family, "DTYPES", ("float32",)):
+            yield from family.candidates(problem)

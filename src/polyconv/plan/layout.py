@@ -128,6 +128,22 @@ class PackParams(Params):
     ]
 
 
+class HalfGatherParams(GatherParams):
+    """The same on tensors of float16."""
+
+
+class BFloat16GatherParams(GatherParams):
+    """The same on tensors of bfloat16."""
+
+
+class HalfPackParams(PackParams):
+    """The same on tensors of float16."""
+
+
+class BFloat16PackParams(PackParams):
+    """The same on tensors of bfloat16."""
+
+
 class WgradParams(Params):
     _fields_ = [
         *_fields(pointer, "x dy partial"),
