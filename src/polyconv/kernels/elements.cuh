@@ -54,6 +54,23 @@ __device__ __forceinline__ BFloat16 rounded(float value) {
   return narrow;
 }
 
+// The number one.
+template <class Element>
+__device__ __forceinline__ Element one();
+
+template <>
+__device__ __forceinline__ float one() {
+  return 1.f;
+}
+template <>
+__device__ __forceinline__ Half one() {
+  return {0x3c00};
+}
+template <>
+__device__ __forceinline__ BFloat16 one() {
+  return {0x3f80};
+}
+
 // An element of a tensor that the kernel does not write to.
 __device__ __forceinline__ float load_read_only(const float* from) {
   return __ldg(from);

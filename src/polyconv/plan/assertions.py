@@ -32,6 +32,7 @@ _NUMBERS: dict[str, dict[str, int]] = {
     "gather_gemm": {**_GEMM, **_PHASES, **_BORDERS},
     "pack_weights": {**_GEMM, **_PHASES},
     "tensor_gather": {"polyconv::kMatrixDepth": MatrixTile.depth, **_PHASES, **_BORDERS},
+    "tensor_wgrad": {"polyconv::kMatrixDepth": MatrixTile.depth, **_BORDERS},
     "wgrad_gemm": {**_GEMM, **_BORDERS},
     "pointwise_wgrad": _GEMM,
     "depthwise": {**_HALO, **_PHASES},

@@ -10,7 +10,18 @@ from types import ModuleType
 from ..preference import Preference
 from ..problem import AXES, PaddingMode, Pass, Problem
 from ..select import PlanError, Selection, select
-from . import depthwise, fused, gather, pointwise_wgrad, separable, strips, tensor_gather, toom_wgrad, wgrad
+from . import (
+    depthwise,
+    fused,
+    gather,
+    pointwise_wgrad,
+    separable,
+    strips,
+    tensor_gather,
+    tensor_wgrad,
+    toom_wgrad,
+    wgrad,
+)
 from .candidates import CudaCandidate
 from .cost import tasks_us, why_not_on
 from .device import CudaDevice, why_too_old
@@ -20,7 +31,16 @@ DEFAULT_WORKSPACE = 64 * 2**20
 """Bytes of scratch memory that a plan may take for partial sums."""
 GENERAL: tuple[ModuleType, ...] = (gather, wgrad, depthwise)
 """Of these families, one or another takes any problem, and any strides."""
-FAMILIES: tuple[ModuleType, ...] = (*GENERAL, strips, pointwise_wgrad, separable, fused, toom_wgrad, tensor_gather)
+FAMILIES: tuple[ModuleType, ...] = (
+    *GENERAL,
+    strips,
+    pointwise_wgrad,
+    separable,
+    fused,
+    toom_wgrad,
+    tensor_gather,
+    tensor_wgrad,
+)
 """Modules with ``candidates(problem)`` and ``all_kernels()``; with ``DTYPES``, if their tensors are not of float32."""
 
 

@@ -38,6 +38,10 @@ class CudaDevice:
         """FP32 multiply-adds per clock and multiprocessor."""
         return tf32.fp32_per_clock(self.arch)
 
+    def products_per_clock(self, dtype: str) -> int:
+        """Multiply-adds of half-precision elements per clock and multiprocessor, summed in float32."""
+        return tf32.half_per_clock(self.arch, self.name, dtype)
+
     @cached_property
     def limits(self) -> SmLimits:
         """Of one multiprocessor, for what a launch takes of it."""

@@ -1,7 +1,7 @@
-"""Plans for fprop and dgrad of half-precision tensors as an implicit GEMM of matrix products (kernels/tensor_gather.cuh).
+"""Plans for fprop and dgrad of half-precision tensors as an implicit GEMM on tensor cores (kernels/tensor_gather.cuh).
 
-Phases, slabs, tables and packed weights are those of plan/gather.py, of elements of 16 bits. One instance serves with an
-epilogue and without: sums are finished where they are stored, four at a time, so it costs next to nothing to ask.
+Phases, slabs, tables and packed weights are those of plan/gather.py, of elements of 16 bits. One instance serves with
+and without an epilogue: sums are finished where they are stored, four at a time, so it costs next to nothing to ask.
 """
 
 from __future__ import annotations
@@ -31,7 +31,14 @@ TILES: dict[LoaderKind, tuple[MatrixTile, ...]] = {
 """Instances are few: each is compiled for two formats."""
 
 PACKS = {
-    dtype: KernelSpec.of(struct, "pack_weights", MatrixTile.depth, symbol=f"pack_weights_{dtype}", threads=256)
+    dtype: KernelSpec.of(
+        struct,
+        "pack_weights",
+        MatrixTile.depth,
+        symbol=f"pack_weights_{dtype}",
+        threads=256,
+        twin="" if dtype == DTYPES[0] else f"pack_weights_{DTYPES[0]}",
+    )
     for dtype, struct in zip(DTYPES, (layout.HalfPackParams, layout.BFloat16PackParams), strict=True)
 }
 _PARAMS = dict(zip(DTYPES, (layout.HalfGatherParams, layout.BFloat16GatherParams), strict=True))
@@ -59,6 +66,7 @@ class TensorGatherCandidate(GatherCandidate):
             threads=tile.threads,
             min_blocks=tile.min_blocks(loader.weight),
             facts=tile.facts,
+            dtype=tile.dtype,
         )
         # Both formats spend the same where there are tensor cores for them.
         symbol = f"tensor_{loader.name}_{tile.name}"
