@@ -42,7 +42,7 @@ def written_in_aten(
 ) -> Tensor:
     """The same convolution, of an image that is cropped already, in operators that every exporter knows."""
     device = x.device.type
-    if torch.is_autocast_enabled(device) and not settings.current().allow_low_precision:
+    if torch.is_autocast_enabled(device) and not settings.follows_autocast(device):
         with torch.autocast(device, enabled=False):  # or ATen's convolution would lower the precision
             b, r = (None if t is None else _widened(t) for t in (bias, residual))
             return _written(_widened(x), _widened(w), b, r, activation, geometry)

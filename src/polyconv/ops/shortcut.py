@@ -29,9 +29,8 @@ from ..vouching import vouched
 from .calls import Call, are_left_to_torch, known, remember
 from .derivatives import Gradients, fprop_gradients
 from .execution import compute_fprop, describe_fprop
-from .layouts import Layout, check_residual, check_tensors, geometry_of
+from .layouts import HALF, Layout, check_residual, check_tensors, geometry_of
 from .plain import TYPES, alike, are_plain, is_watched
-from .precision import HALF
 from .problems import dense_strides, described, dgrad_problem, fprop_problem, wgrad_problem
 from .racing import awaited
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from types import ModuleType
 
 from ..preference import Preference
-from ..problem import AXES, PaddingMode, Pass, Problem
+from ..problem import AXES, HALF_DTYPES, PaddingMode, Pass, Problem
 from ..select import PlanError, Selection, select
 from . import (
     depthwise,
@@ -27,6 +27,8 @@ from .cost import tasks_us, why_not_on
 from .device import CudaDevice, why_too_old
 from .plan import KernelSpec, Plan
 
+DTYPES = ("float32", *HALF_DTYPES)
+"""What tensors may be made of."""
 DEFAULT_WORKSPACE = 64 * 2**20
 """Bytes of scratch memory that a plan may take for partial sums."""
 GENERAL: tuple[ModuleType, ...] = (gather, wgrad, depthwise)
@@ -61,8 +63,8 @@ def plan_cuda(
         raise PlanError(too_old)
     if other_axes := problem.why_not_pictures():
         raise PlanError(other_axes)
-    if problem.dtype != "float32":
-        raise PlanError(f"polyconv's CUDA kernels compute in float32; this problem is {problem.dtype}")
+    if problem.dtype not in DTYPES:
+        raise PlanError(f"polyconv's CUDA kernels take {', '.join(DTYPES)}; this problem is {problem.dtype}")
     if problem.padding_mode is not PaddingMode.ZEROS:
         _check_border(problem)
         if min(problem.padding) < 0 and problem.kind is not Pass.DGRAD:
@@ -140,7 +142,7 @@ def _plan_cropped(problem: Problem, device: CudaDevice, workspace: int, prefer: 
         padding=(top, bottom, left, right),
         vector_aligned=False,
     )
-    offset = 4 * (crop_top * problem.x_strides[2] + crop_left * problem.x_strides[3])
+    offset = problem.element_bytes * (crop_top * problem.x_strides[2] + crop_left * problem.x_strides[3])
     plan = plan_cuda(part, device, workspace, prefer)
     moved = tuple(
         replace(

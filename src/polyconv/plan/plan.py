@@ -39,8 +39,8 @@ class KernelSpec:
     facts: tuple[tuple[str, int], ...] = ()
     """What launches of this instance count with, as its header has it, and the value that they have for it."""
     twin: str = ""
-    """The symbol of a kernel whose counts hold for this one, too (plan/cost.py): the same without an epilogue, or for the
-    other format of 16 bits."""
+    """The symbol of a kernel whose counts hold for this one, too (plan/cost.py): the same without an epilogue, or of
+    the other format of 16 bits."""
     dtype: str = "float32"
     """What its tensors are made of."""
 

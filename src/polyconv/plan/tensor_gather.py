@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from ..accuracy import half_error
 from ..problem import HALF_DTYPES, Pass, Problem
 from . import layout
 from .epilogue import has_epilogue, kernel_with_epilogue, with_epilogue_params
@@ -72,6 +73,9 @@ class TensorGatherCandidate(GatherCandidate):
         symbol = f"tensor_{loader.name}_{tile.name}"
         twin = "" if tile.dtype == DTYPES[0] else f"{symbol}_{DTYPES[0]}"
         return replace(kernel_with_epilogue(plain), symbol=f"{symbol}_{tile.dtype}", twin=twin)
+
+    def error(self, problem: Problem, sms: int, workspace: int) -> float:
+        return half_error(problem, self.sums(problem, sms, workspace))
 
     def _can_finish(self) -> bool:
         return True

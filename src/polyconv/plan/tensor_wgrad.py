@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..accuracy import half_error
 from ..problem import HALF_DTYPES, Pass, Problem
 from . import layout
 from .plan import KernelSpec
@@ -40,6 +41,9 @@ class TensorWgradCandidate(WgradCandidate):
             dtype=tile.dtype,
             twin="" if tile.dtype == DTYPES[0] else f"{symbol}_{DTYPES[0]}",
         )
+
+    def error(self, problem: Problem, sms: int, workspace: int) -> float:
+        return half_error(problem, self.sums(problem, sms, workspace))
 
 
 CANDIDATES = {
