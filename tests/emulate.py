@@ -122,24 +122,24 @@ def check(
     expected: dict[str, Tensor] = {}
     if problem.kind is Pass.FPROP:
         del inputs["y"]
-        outputs["y"] = torch.empty_strided(problem.y_shape, problem.y_strides).fill_(NAN)
+        outputs["y"] = torch.empty_strided(problem.y_shape, problem.y_strides, dtype=x.dtype).fill_(NAN)
         expected["y"] = reference.with_epilogue(problem, x, w, bias, residual, problem.activation)
         if residual is not None:
             inputs["residual"] = residual
         operands = x, w
     elif problem.kind is Pass.DGRAD:
         del inputs["x"]
-        outputs["x"] = torch.empty_strided(problem.x_shape, problem.x_strides).fill_(NAN)
+        outputs["x"] = torch.empty_strided(problem.x_shape, problem.x_strides, dtype=x.dtype).fill_(NAN)
         expected["x"] = reference.dgrad(problem, dy, w, problem.x_shape)
         operands = dy, w
     else:
         del inputs["w"]
-        outputs["dw"] = torch.empty_strided(problem.w_shape, problem.w_strides).fill_(NAN)
+        outputs["dw"] = torch.empty_strided(problem.w_shape, problem.w_strides, dtype=x.dtype).fill_(NAN)
         dw, db = reference.wgrad(problem, x, dy, problem.w_shape)
         expected["dw"] = dw
         operands = dy, x
         if problem.bias:
-            outputs["db"] = torch.full((problem.out_channels,), NAN)
+            outputs["db"] = torch.full((problem.out_channels,), NAN, dtype=x.dtype)
             expected["db"] = db
     before = {name: fingerprint(tensor) for name, tensor in inputs.items()}
     reports = run_plan(plan, {**inputs, **outputs})
@@ -148,7 +148,8 @@ def check(
         want = expected[name]
         error = (got.double() - want).abs()
         assert not torch.isnan(error).any(), f"{name} has elements that were not written: {problem}"
-        beyond = error - (1e-4 + 1e-4 * want.abs())
+        near = 1e-4 if x.dtype == torch.float32 else torch.finfo(x.dtype).eps
+        beyond = error - near * (1 + want.abs())
         assert (beyond <= 0).all(), f"{name} is off by {error.max():.2e}: {problem}\n{plan.explain()}"
         one, other = operands
         found = largest(error, scales(problem, inputs)[name])

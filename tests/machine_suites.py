@@ -53,6 +53,7 @@ class Shape:
             w_strides=w.stride(),  # type: ignore[arg-type]
             y_strides=self.y_strides(kind, dy),
             vector_aligned=aligned,
+            dtype=str(x.dtype).removeprefix("torch."),
         )
 
     def y_strides(self, kind: Pass, dy: Tensor) -> tuple[int, int, int, int]:
@@ -62,11 +63,15 @@ class Shape:
         shape = tuple(dy.shape)
         return channels_last_strides(shape) if self.layout == "channels_last" else torch.empty(shape).stride()  # type: ignore
 
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    def tensors(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """x, w, bias, dy: standard normal, w scaled so that outputs are of order one."""
+
+        def randn(*size: int) -> Tensor:
+            return torch.randn(size).to(dtype)
+
         (n, c, h, wd), (r, s) = self.x, self.kernel
-        w = torch.randn(self.w) / (self.w[1] * r * s) ** 0.5
-        bias = torch.randn(self.out_channels) if self.bias else None
+        w = randn(*self.w) / (self.w[1] * r * s) ** 0.5
+        bias = randn(self.out_channels) if self.bias else None
         top, bottom, left, right = self.padding
         out_h = output_extent(h, top, bottom, r, self.stride[0], self.dilation[0])
         out_w = output_extent(wd, left, right, s, self.stride[1], self.dilation[1])
@@ -74,17 +79,17 @@ class Shape:
         if self.layout == "channels_last":
             last = torch.channels_last
             return (
-                torch.randn(self.x).to(memory_format=last),
+                randn(*self.x).to(memory_format=last),
                 w.to(memory_format=last),
                 bias,
-                torch.randn(y).to(memory_format=last),
+                randn(*y).to(memory_format=last),
             )
         if self.layout == "sliced":
-            x = torch.randn(n, c + 1, h + 2, wd + 3)[:, 1:, 1:-1, 2:-1]
-            return x, torch.randn(w.shape[0], w.shape[1], r, s + 1)[..., 1:] * 0.2, bias, torch.randn(*y, 2)[..., 1]
+            x = randn(n, c + 1, h + 2, wd + 3)[:, 1:, 1:-1, 2:-1]
+            return x, randn(w.shape[0], w.shape[1], r, s + 1)[..., 1:] * 0.2, bias, randn(*y, 2)[..., 1]
         if self.layout == "expanded":
-            return torch.randn(self.x), w, bias, torch.randn(()).expand(y)
-        return torch.randn(self.x), w, bias, torch.randn(y)
+            return randn(*self.x), w, bias, randn().expand(y)
+        return randn(*self.x), w, bias, randn(*y)
 
 
 def same(r: int, s: int, dh: int = 1, dw: int = 1) -> tuple[int, int, int, int]:

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from polyconv import once, optimize, replacement, settings, tf32
+from polyconv import once, optimize, replacement, tf32
 from polyconv.backends import backend_for
 from polyconv.cli import main
 from polyconv.measure import contest
 from polyconv.measure.operands import Operands
 from polyconv.measure.timing import Timing
-from polyconv.ops.autocast import autocast_kernel
 from polyconv.plan import DEVICES
 from polyconv.problem import Problem
 
@@ -119,17 +118,13 @@ def test_what_pytorch_computes_in_has_a_name(
     assert tf32.torchs_format(torch.device("cpu")) == "float32"
 
 
-def test_autocast_on_a_gpu_is_told_once_what_happens_to_the_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(once, "_said", {})
-    run = autocast_kernel(lambda x: x, "cuda", "AutocastCUDA")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        assert run(torch.zeros(1, dtype=torch.float16)).dtype == torch.float32
-        run(torch.zeros(1))
-        with settings.allow_low_precision():
-            run(torch.zeros(1))
-    (warning,) = caught
-    assert "torch.autocast asks for torch.float16, and polyconv computes in float32" in str(warning.message)
+@pytest.mark.parametrize(
+    ("name", "float16", "bfloat16"), [("v100", 512, 64), ("a100", 1024, 1024), ("rtx4090", 256, 256)]
+)
+def test_half_precision_has_twice_the_rate(name: str, float16: int, bfloat16: int) -> None:
+    """And bfloat16 that of float32 where there are no tensor cores for it."""
+    assert DEVICES[name].products_per_clock("float16") == float16
+    assert DEVICES[name].products_per_clock("bfloat16") == bfloat16
 
 
 def test_the_table_of_the_documentation_is_what_the_model_says() -> None:

@@ -103,9 +103,9 @@ def test_a_tuning_file_that_cannot_be_read_is_ignored_with_a_warning(tmp_path: P
 
 def test_what_no_kernel_runs_is_said() -> None:
     (workload,) = find("W1")
-    wanted = wanted_by([replace(workload.problem("fprop"), dtype="float16")], "sm_70")
+    wanted = wanted_by([replace(workload.problem("fprop"), dtype="float64")], "sm_70")
     assert not wanted.kernels
-    assert "float16" in next(iter(wanted.skipped.values()))
+    assert "float64" in next(iter(wanted.skipped.values()))
 
 
 # ---- a bundle

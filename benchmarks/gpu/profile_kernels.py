@@ -14,6 +14,7 @@ import sys
 from collections import defaultdict
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from polyconv.plan.plan import Schedule
 from polyconv.problem import PaddingMode, Pass, Problem
 
 V100 = DEVICES["v100"]
-RESOURCES = Spent("fp32 (fma pipe)", "alu pipe", "issue slots", "lsu / L1", "L2")  # type: ignore[arg-type]
+RESOURCES = Spent("fp32 (fma pipe)", "alu pipe", "issue slots", "lsu / L1", "L2", "tensor pipe")  # type: ignore[arg-type]
 FILE = Path(__file__).resolve().parents[2] / "src/polyconv/plan/profiles.json"
 MOST_INSTRUCTIONS = 15_000_000
 SMS = 2
@@ -135,8 +136,8 @@ def main(wanted: str = "") -> None:
     cache = KernelCache()
     seen: dict[str, list] = defaultdict(list)
     for forward in problems():
-        for kind in Pass:
-            problem = replace(forward, kind=kind)
+        for kind, dtype in product(Pass, ("float32", "float16")):
+            problem = replace(forward, kind=kind, dtype=dtype)
             for way in candidates(problem):
                 if way.refusal(problem) is None:
                     schedule = way.schedule(problem, SMS, 2**26)

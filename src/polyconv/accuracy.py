@@ -12,6 +12,15 @@ from .algebra.steps import Form
 from .problem import Activation, Pass, Problem
 from .repetition import repetition_of
 
+HALF_ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""Unit roundoff of the dtypes that results are rounded to; products are summed in float32."""
+
+LARGEST_TO_SCALE = 5
+"""The largest of many results, in units of their scale: it is rounded the most."""
+
+PRODUCTS_OF_A_CUT = 4
+"""Products that a tensor core adds to a sum at once, at least (V100): then it cuts the sum, toward zero."""
+
 STEEPEST_SILU = 1.1
 """The slope of SiLU is largest at 2.4: 1.0998."""
 
@@ -61,6 +70,16 @@ def direct_error(problem: Problem, sums: tuple[int, ...], arithmetic: Arithmetic
     """The error of direct summation: so many products in sequence, so many of these sums in sequence, and so on."""
     sums = tuple(max(1, length) for length in sums)  # a phase without taps sums nothing
     return error_of(problem, None, prod(sums), sums, arithmetic)
+
+
+def half_error(problem: Problem, sums: tuple[int, ...]) -> float:
+    """The error of direct summation by tensor cores, of a result that is rounded to half precision once.
+
+    They do not round their sums, but cut them: half a last place is lost each time, always toward zero.
+    """
+    largest = LARGEST_TO_SCALE * (STEEPEST_SILU if problem.activation is Activation.SILU else 1.0)
+    cut = max(1, sums[0]) / PRODUCTS_OF_A_CUT * UNIT_ROUNDOFF * largest
+    return direct_error(problem, sums) + cut + HALF_ROUNDING[problem.dtype] * largest
 
 
 def _through_epilogue(problem: Problem, error: float) -> float:

@@ -35,7 +35,7 @@ def written_out(
     now, low_precision = _at_the_time_of_tracing()
     if changed and tolerance is None:
         tolerance = now
-    if low_precision and torch.is_autocast_enabled(x.device.type):
+    if torch.is_autocast_enabled(x.device.type) and (low_precision or x.device.type == "cuda"):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, w = (t if t.dtype == torch.float64 else t.to(dtype) for t in (x, w))
         bias = bias if bias is None or bias.dtype == torch.float64 else bias.to(dtype)

@@ -112,7 +112,7 @@ class _Recorder(TorchDispatchMode):
         """Unless nothing runs: a tensor is empty, or no output sees a pixel."""
         if one.numel() == 0 or other.numel() == 0:
             return
-        if one.device.type == "cuda" and ops.is_widened(one.dtype):
+        if one.device.type == "cuda" and ops.is_widened(problem):
             problem = widened(problem)
         runs = ops.runs_as(problem)
         if runs is not None:

@@ -56,7 +56,7 @@ def transposed_in_aten(x: Tensor, w: Tensor, bias: Tensor | None, *numbers: Any)
 def _in_full_precision(write: Callable[..., Tensor], x: Tensor, *others: Tensor | None) -> Tensor:
     """What polyconv's operators do in an autocast region, which ATen's would follow."""
     device = x.device.type
-    if torch.is_autocast_enabled(device) and not settings.current().allow_low_precision:
+    if torch.is_autocast_enabled(device) and not settings.follows_autocast(device):
         with torch.autocast(device, enabled=False):  # or ATen's convolution would lower the precision
             return write(*(None if tensor is None else _widened(tensor) for tensor in (x, *others)))
     return write(x, *others)

@@ -275,9 +275,10 @@ def _dense(shape: Sequence[int], strides: Sequence[int]) -> Strides:
 def _explain_call(call: _Call, device: torch.device | CudaDevice) -> ConvExplanation:
     problems, notes = call.problems, [call.note] if call.note else []
     on_gpu = not isinstance(device, torch.device) or device.type == "cuda"
-    if problems and on_gpu and ops.is_widened(getattr(torch, problems[0].dtype)):
-        notes.append(f"tensors are widened to float32 first; the result is rounded to {problems[0].dtype} once")
-        problems = tuple(widened(problem) for problem in problems)
+    if on_gpu and any(map(ops.is_widened, problems)):
+        why = "no kernel takes these in half precision"
+        notes.append(f"{why}: widened to float32 first, and the result is rounded to {problems[0].dtype} once")
+        problems = tuple(widened(problem) if ops.is_widened(problem) else problem for problem in problems)
     asked = tuple(_ask(problem, device) for problem in problems)
     if call.transposed:
         of = "of the transposed convolution, computed as"

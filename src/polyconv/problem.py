@@ -34,6 +34,10 @@ Shape = tuple[int, ...]
 Strides = tuple[int, ...]
 """Element strides in the order of a :data:`Shape`, whatever the order in memory."""
 
+ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+"""Of a tensor, by its dtype."""
+HALF_DTYPES = ("float16", "bfloat16")
+
 AXES = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")}
 """What the axes are called, by their number."""
 
@@ -225,6 +229,11 @@ class Problem:
     def channels_per_group(self) -> Pair:
         """Input and output channels of one group."""
         return (self.in_channels // self.groups, self.out_channels // self.groups)
+
+    @property
+    def element_bytes(self) -> int:
+        """Of one element of x, w, y, the bias and the residual."""
+        return ELEMENT_BYTES[self.dtype]
 
     @property
     def depthwise(self) -> bool:

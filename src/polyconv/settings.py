@@ -309,18 +309,22 @@ def _keep(entry: Entry[_Change]) -> None:
 
 
 def allow_low_precision(allow: bool = True) -> AbstractContextManager[None]:
-    """Let half precision mean what it means elsewhere in torch: for the process, or, as a context, for a block.
+    """Let autocast on a CPU mean what it means elsewhere in torch: for the process, or, as a context, for a block.
 
-    By default a convolution computes in float32 and gives float32, also under ``torch.autocast``, and half-precision
-    CUDA tensors are refused. Once allowed, autocast's dtype is followed, and such tensors are taken: on the CPU
-    PyTorch's own convolution runs in that dtype; on a GPU the tensors are widened, the kernels compute in float32 as
-    ever, and the result is rounded once::
+    By default a convolution on a CPU computes in float32 and gives float32, also under ``torch.autocast``. Once
+    allowed, autocast's dtype is followed: PyTorch's own convolution runs in that dtype. On a GPU it is always followed,
+    because there the kernels multiply elements of 16 bits, sum in float32 and round the result once::
 
         polyconv.allow_low_precision()
         with polyconv.allow_low_precision(), torch.autocast("cpu", dtype=torch.bfloat16):
             y = conv(x)  # bfloat16
     """
     return _Switched(allow_low_precision=bool(allow))
+
+
+def follows_autocast(device_type: str) -> bool:
+    """Whether a convolution in a region of autocast computes in the region's dtype, under the settings of now."""
+    return device_type == "cuda" or current().allow_low_precision
 
 
 def benchmark(enable: bool = True) -> AbstractContextManager[None]:

@@ -46,6 +46,17 @@ def fp32_per_clock(arch: str) -> int:
     return 64 if arch in {"sm_70", "sm_72", "sm_75", "sm_80"} else 128
 
 
+def half_per_clock(arch: str, name: str, dtype: str) -> int:
+    """Multiply-adds per clock and multiprocessor of two elements of 16 bits, summed in float32.
+
+    Twice those of TF32. Before that there were tensor cores for float16 alone (125 TFLOPS of the V100 make 512; the T4
+    has as many), and bfloat16 is multiplied as float32.
+    """
+    if arch in {"sm_70", "sm_72", "sm_75"}:
+        return 512 if dtype == "float16" else fp32_per_clock(arch)
+    return 2 * per_clock(arch, name) or 4 * fp32_per_clock(arch)
+
+
 def is_likely_faster(arch: str, name: str) -> bool:
     """Whether TF32 on a GPU gains more over float32 than an algorithm that saves multiplications can."""
     return per_clock(arch, name) > SAVED * fp32_per_clock(arch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -22,30 +21,30 @@ X = (2, 3, 8, 9)
 # ---- autocast
 
 
-def test_autocast_computes_in_float32_and_says_so() -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_is_followed(dtype: torch.dtype) -> None:
     model, x = replaced_on("cuda"), torch.randn(X)
-    with warnings.catch_warnings(record=True) as said, torch.autocast("cuda"):
-        warnings.simplefilter("always")
+    with torch.autocast("cuda", dtype):
         y = model(x.cuda())
-    assert y.dtype == torch.float32
-    assert len([w for w in said if "polyconv computes in float32" in str(w.message)]) <= 1  # once in a process
-    assert_near({"y": y}, {"y": exact_step(model, x)["y"]})
+    assert y.dtype == dtype
+    assert_near({"y": y.float()}, {"y": exact_step(model, x)["y"]}, tolerance=8 * torch.finfo(dtype).eps)
 
 
 def test_autocast_and_a_scaler() -> None:
-    """The scaler multiplies the loss by 65536, and divides the gradients by it before the step."""
+    """The scaler multiplies the loss by 1024, and divides the gradients by it before the step."""
     model, x = replaced_on("cuda"), torch.randn(X)
     exact = exact_step(model, x)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
     with torch.autocast("cuda"):
         loss = model(x.cuda()).float().square().mean()
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
-    assert scaler.get_scale() == 65536.0
+    assert scaler.get_scale() == 1024.0
     found = {name: (before[name] - p.detach()) / 0.1 for name, p in model.named_parameters()}
-    assert_near(found, {name: exact[name] for name in found}, tolerance=1e-3)
+    assert_near(found, {name: exact[name] for name in found}, tolerance=1e-2)
 
 
 def test_a_step_with_an_infinite_gradient_is_left_out() -> None:
@@ -61,11 +60,11 @@ def test_a_step_with_an_infinite_gradient_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_low_precision_where_it_is_allowed(dtype: torch.dtype) -> None:
-    """The region's dtype around float32 kernels: what goes in and what comes out is rounded, once each."""
+def test_the_passes_of_a_call_under_autocast(dtype: torch.dtype) -> None:
+    """What goes in and what comes out is rounded to the region's dtype, once each."""
     tensors, gradient = (torch.randn(2, 3, 6, 7), torch.randn(5, 3, 3, 3), torch.randn(5)), torch.randn(2, 5, 4, 5)
     exact = passes(polyconv.conv2d, tuple(tensor.double() for tensor in tensors), gradient.double())
-    with polyconv.allow_low_precision(), torch.autocast("cuda", dtype):
+    with torch.autocast("cuda", dtype):
         found = passes(polyconv.conv2d, tuple(tensor.cuda() for tensor in tensors), gradient.to("cuda", dtype))
     assert found.pop("y").dtype == dtype
     del exact["y"]

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from nightly import NIGHTLY
 from polyconv.cuda.cache import KernelCache
 from polyconv.cuda.cubin import kernel_info
 from polyconv.plan import KernelSpec, all_kernels
@@ -16,6 +17,8 @@ ARCHS = ("sm_70", "sm_80", "sm_90", "sm_100", "sm_120")
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("spec", all_kernels(), ids=lambda spec: spec.symbol)
 def test_compiles_without_spills(spec: KernelSpec, arch: str, caplog: pytest.LogCaptureFixture) -> None:
+    if not NIGHTLY and spec.dtype != "float32" and arch not in ("sm_70", "sm_80"):
+        pytest.skip("half precision, for GPUs after those of the golden record: at night")
     with caplog.at_level(logging.INFO, logger="polyconv.cuda.compile"):
         info = kernel_info(KernelCache().get(spec, arch), spec.symbol)
     assert info.stack == 0, f"{info.stack} bytes of registers are spilled at {info.registers} registers"

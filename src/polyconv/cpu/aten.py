@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..accuracy import error_of, reduction_of
+from ..accuracy import HALF_ROUNDING, LARGEST_TO_SCALE, error_of, reduction_of
 from ..epilogue import apply_epilogue
 from ..problem import Activation, PaddingMode, Pass, Problem
 from ..rounding import ceil_div
@@ -30,10 +30,6 @@ from .weights import TransformedWeights
 NAME = "ATen"
 """PyTorch's own convolution, where it is the best that is known."""
 
-_HALF_ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""Unit roundoff of the dtypes that results are rounded to; products are summed in float32."""
-_LARGEST_TO_SCALE = 5
-"""The largest of many results, in units of their scale: it is rounded the most."""
 _LARGEST_OF_SUMS = 4
 """The largest error of many such results on the way to them, in the same units and per square root of a term: a result
 of 3.5 times the scale, and 3.5 standard deviations of its roundings."""
@@ -64,10 +60,10 @@ def _half_error(problem: Problem) -> float:
     been summed up. These roundings are random. They are worst where a large result meets with bad luck; that a result
     is the largest of all and has the worst luck of all is not to be expected.
     """
-    if problem.dtype not in _HALF_ROUNDING:
+    if problem.dtype not in HALF_ROUNDING:
         return 0.0
     on_the_way = _LARGEST_OF_SUMS * sqrt(_terms_in_half(problem) - 1)
-    return _HALF_ROUNDING[problem.dtype] * (_LARGEST_TO_SCALE + on_the_way)
+    return HALF_ROUNDING[problem.dtype] * (LARGEST_TO_SCALE + on_the_way)
 
 
 def _terms_in_half(problem: Problem) -> int:
@@ -245,7 +241,7 @@ def _is_misread(problem: Problem) -> bool:
 
     Those for AMX do, where an output has one column and a horizontal stride (torch 2.13.0). One column is soon done.
     """
-    return problem.dtype in _HALF_ROUNDING and problem.out_size[1] == 1 and problem.stride[1] > 1
+    return problem.dtype in HALF_ROUNDING and problem.out_size[1] == 1 and problem.stride[1] > 1
 
 
 def _is_overrun(problem: Problem) -> bool:

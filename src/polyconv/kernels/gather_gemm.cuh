@@ -18,36 +18,48 @@ namespace polyconv {
 
 // A thread's place in two buffers of equal size, one behind the other: flips from one to the other with a single XOR.
 // (An index of the buffer would be multiplied by the size in every step, on the FP32 pipe.)
-template <int kElements>
+template <class Element, int kElements, bool kIsPowerOfTwo = (kElements & (kElements - 1)) == 0>
 struct Flip {
-  static_assert((kElements & (kElements - 1)) == 0, "a bit of the offset must tell the buffers apart");
   int bytes;
 
-  __device__ __forceinline__ explicit Flip(int place) : bytes(place * 4) {}
-  __device__ __forceinline__ void operator()() { bytes ^= kElements * 4; }
-  __device__ __forceinline__ float* in(float* buffers) const { return add_bytes(buffers, bytes); }
+  __device__ __forceinline__ explicit Flip(int place) : bytes(place * int(sizeof(Element))) {}
+  __device__ __forceinline__ void operator()() { bytes ^= kElements * int(sizeof(Element)); }
+  __device__ __forceinline__ Element* in(Element* buffers) const { return add_bytes(buffers, bytes); }
+};
+
+// The same for buffers of any size, which no bit of the offset tells apart.
+template <class Element, int kElements>
+struct Flip<Element, kElements, false> {
+  int now, then;
+
+  __device__ __forceinline__ explicit Flip(int place) : now(place), then(place + kElements) {}
+  __device__ __forceinline__ void operator()() {
+    const int before = now;
+    now = then, then = before;
+  }
+  __device__ __forceinline__ Element* in(Element* buffers) const { return buffers + now; }
 };
 
 // Accumulates all rows of the block's phase, double-buffered.
 template <class Tile, class Loader>
 __device__ __forceinline__ void accumulate(Accumulators<Tile>& c, Loader& source, PackedLoader<Tile> packed, int rows,
-                                           float* a, float* b) {
+                                           typename Tile::Element* a, typename Tile::Element* b) {
   if (rows == 0) return;
   const TilePlace<Tile> place(threadIdx.x);
-  Flip<kDepth * Tile::kM> read_a(place.m), write_a(Loader::place());
-  Flip<kDepth * Tile::kN> read_b(place.n), write_b(PackedLoader<Tile>::place());
+  Flip<typename Tile::Element, Tile::kDepth * Tile::kPitchM> read_a(place.m), write_a(Loader::place());
+  Flip<typename Tile::Element, Tile::kDepth * Tile::kPitchN> read_b(place.n), write_b(PackedLoader<Tile>::place());
   source.load(true);
   packed.load();
   source.store(write_a.in(a));
   packed.store(write_b.in(b));
   __syncthreads();
 #pragma unroll 1
-  for (int left = rows - kDepth; left >= 0; left -= kDepth) {
+  for (int left = rows - Tile::kDepth; left >= 0; left -= Tile::kDepth) {
     source.advance();
     packed.advance();
     source.load(left > 0);  // what the last step loads is never used: cheaper than a branch
     packed.load();
-    c.template multiply_add<Tile::kM, Tile::kN>(read_a.in(a), read_b.in(b));
+    c.template multiply_add<Tile::kPitchM, Tile::kPitchN>(read_a.in(a), read_b.in(b));
     read_a(), read_b(), write_a(), write_b();
     source.store(write_a.in(a));
     packed.store(write_b.in(b));
@@ -55,9 +67,27 @@ __device__ __forceinline__ void accumulate(Accumulators<Tile>& c, Loader& source
   }
 }
 
+// dgrad of a border that is not zero: once over all rows for each image that the padding made of a pixel.
+template <class Tile>
+__device__ __forceinline__ void accumulate_folds(Accumulators<Tile>& c, const GatherParamsFor<Tile>& p,
+                                                 const GatherBlock<Tile>& block, typename Tile::Element* a,
+                                                 typename Tile::Element* b) {
+  const bool replicate = Border(p.border) == Border::kReplicate;
+  const int folds_h = replicate ? 1 + p.pad_top + p.pad_bottom : 3;
+  const int folds_w = replicate ? 1 + p.pad_left + p.pad_right : 3;
+  RowLoader<Tile, Gather::kFolded> source(p, block);
+#pragma unroll 1
+  for (int fold_h = 0; fold_h < folds_h; fold_h++)
+#pragma unroll 1
+    for (int fold_w = 0; fold_w < folds_w; fold_w++)
+      if (source.aim(fold_h, fold_w))  // its barrier also separates the folds' use of shared memory
+        accumulate<Tile>(c, source, PackedLoader<Tile>(p, block), block.rows, a, b);
+}
+
 // The element of channel 0 of the group that a flattened pixel is written to.
 template <class Tile>
-__device__ __forceinline__ float* written_at(u32 index, const GatherParams& p, const GatherBlock<Tile>& block) {
+__device__ __forceinline__ typename Tile::Element* written_at(u32 index, const GatherParamsFor<Tile>& p,
+                                                              const GatherBlock<Tile>& block) {
   const Pixel pixel(index, block.h, block.w);
   return p.written + block.group * p.outputs * p.written_channel + pixel.image * p.written_batch +
          i64(block.h.written_first + pixel.i * block.h.written_step) * p.written_row +
@@ -157,7 +187,6 @@ __device__ __forceinline__ void gather_gemm(const Params& p) {
   write(c, p);
 }
 
-// dgrad of a border that is not zero: once over all rows for each image that the padding made of a pixel.
 template <class Tile>
 __device__ __forceinline__ void gather_folded(const GatherParams& p) {
   __shared__ __align__(16) float a[2 * kDepth * Tile::kM];
@@ -165,17 +194,8 @@ __device__ __forceinline__ void gather_folded(const GatherParams& p) {
   const GatherBlock<Tile> block(p);
   if (block.first_pixel >= block.pixels) return;
 
-  const bool replicate = Border(p.border) == Border::kReplicate;
-  const int folds_h = replicate ? 1 + p.pad_top + p.pad_bottom : 3;
-  const int folds_w = replicate ? 1 + p.pad_left + p.pad_right : 3;
   Accumulators<Tile> c;
-  RowLoader<Tile, Gather::kFolded> source(p, block);
-#pragma unroll 1
-  for (int fold_h = 0; fold_h < folds_h; fold_h++)
-#pragma unroll 1
-    for (int fold_w = 0; fold_w < folds_w; fold_w++)
-      if (source.aim(fold_h, fold_w))  // its barrier also separates the folds' use of shared memory
-        accumulate<Tile>(c, source, PackedLoader<Tile>(p, block), block.rows, a, b);
+  accumulate_folds<Tile>(c, p, block, a, b);
   write(c, p);
 }
 

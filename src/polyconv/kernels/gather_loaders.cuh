@@ -5,17 +5,18 @@
 
 namespace polyconv {
 
-struct GatherParams {
-  const float* source;
-  const float* packed;
-  const int4* table;  // per row {dy, dx, element offset as i64}; only read by the row-by-row loaders
-  const float* bias;  // null: none
-  float* written;
+template <class Element>
+struct GatherParamsOf {
+  const Element* source;
+  const Element* packed;
+  const int4* table;    // per row {dy, dx, element offset as i64}; only read by the row-by-row loaders
+  const Element* bias;  // null: none
+  Element* written;
   i64 source_batch, source_channel;  // element strides
   i64 source_channel_bytes;
   i64 next_tap_bytes;  // from behind the last channel under one tap to the first under the next
   i64 written_batch, written_channel;
-  i64 packed_step_bytes;  // kDepth rows of `packed`
+  i64 packed_step_bytes;  // as many rows of `packed` as a tile is deep
   int source_row, source_column;
   int written_row, written_column;
   int source_height, source_width;
@@ -34,6 +35,10 @@ struct GatherParams {
   int first_row[kMaxPhases * kMaxPhases];  // of each phase, in `packed` and `table`
   AxisPhase phase_h[kMaxPhases], phase_w[kMaxPhases];
 };
+struct GatherParams : GatherParamsOf<float> {};
+
+template <class Tile>
+using GatherParamsFor = GatherParamsOf<typename Tile::Element>;
 
 // Where a flattened pixel of the block's phase lies.
 struct Pixel {
@@ -57,7 +62,7 @@ struct GatherBlock {
   int group, first_output;
   int first_row, rows;
 
-  __device__ __forceinline__ explicit GatherBlock(const GatherParams& p)
+  __device__ __forceinline__ explicit GatherBlock(const GatherParamsFor<Tile>& p)
       : phase(fresh_block_z()), h(p.phase_h[phase / p.phases_w]), w(p.phase_w[phase % p.phases_w]) {
     const u32 x = fresh_block_x(), tile = p.channel_tiles.quotient(x);
     first_pixel = tile * Tile::kM;
@@ -65,54 +70,56 @@ struct GatherBlock {
     pixels = p.batch * h.count.divisor * w.count.divisor;
     group = fresh_block_y();
     first_row = p.first_row[phase];
-    rows = (h.taps * w.taps * p.channels + kDepth - 1) / kDepth * kDepth;
+    rows = (h.taps * w.taps * p.channels + Tile::kDepth - 1) / Tile::kDepth * Tile::kDepth;
   }
 };
 
-// ---- How a tile of pixels x kDepth rows travels from global memory to shared memory --------------------------------
-// A loader keeps this thread's place in the gather. load(more) reads the current kDepth rows into registers (zeros if
-// there are no more), store() puts them into a buffer from this thread's place() on, advance() goes on to the next rows.
+// ---- How a tile of pixels x depth travels from global memory to shared memory --------------------------------------
+// A loader keeps this thread's place in the gather. load(more) reads the current rows into registers (zeros if there
+// are no more), store() puts them into a buffer from this thread's place() on, advance() goes on to the next rows.
 
 // What loaders with whole pixels per thread share: each thread carries kRows rows of kPixels pixels.
 template <class Tile>
 struct PixelRows {
   static constexpr int kPixels = Tile::kM > Tile::kThreads ? Tile::kM / Tile::kThreads : 1;
   static constexpr int kSplit = Tile::kThreads > Tile::kM ? Tile::kThreads / Tile::kM : 1;  // threads per pixel
-  static constexpr int kRows = kDepth / kSplit;
+  static constexpr int kRows = Tile::kDepth / kSplit;
+  using Element = typename Tile::Element;
 
-  float value[kPixels][kRows];
+  Element value[kPixels][kRows];
 
   static __device__ __forceinline__ int first_row() { return threadIdx.x / Tile::kM * kRows; }
-  static __device__ __forceinline__ int place() { return first_row() * Tile::kM + threadIdx.x % Tile::kM; }
+  static __device__ __forceinline__ int place() { return first_row() * Tile::kPitchM + threadIdx.x % Tile::kM; }
 
   // Flattened pixel number q of this thread.
   static __device__ __forceinline__ u32 pixel(const GatherBlock<Tile>& block, int q) {
     return block.first_pixel + threadIdx.x % Tile::kM + q * Tile::kThreads;
   }
 
-  __device__ __forceinline__ void store(float* to) const {
+  __device__ __forceinline__ void store(Element* to) const {
 #pragma unroll
     for (int q = 0; q < kPixels; q++)
 #pragma unroll
-      for (int r = 0; r < kRows; r++) to[r * Tile::kM + q * Tile::kThreads] = value[q][r];
+      for (int r = 0; r < kRows; r++) to[r * Tile::kPitchM + q * Tile::kThreads] = value[q][r];
   }
 };
 
-// Rows in tap-major order with channels a multiple of kDepth: all rows of a step share one tap, so one bounds check
+// Rows in tap-major order with channels a multiple of the depth: all rows of a step share one tap, so one bounds check
 // serves them all. kVector: the channel stride is 1 and everything is aligned, so four channels come in one load.
 template <class Tile, bool kVector>
 struct TapMajorLoader : PixelRows<Tile> {
   using PixelRows<Tile>::kPixels, PixelRows<Tile>::kRows, PixelRows<Tile>::value;
+  using Element = typename Tile::Element;
   static_assert(!kVector || kRows % 4 == 0, "vector loads take four channels");
 
-  const GatherParams& p;
+  const GatherParamsFor<Tile>& p;
   const GatherBlock<Tile>& block;
-  const float* at[kPixels];    // may point outside while not `inside`: then it is not read
+  const Element* at[kPixels];  // may point outside while not `inside`: then it is not read
   int y[kPixels], x[kPixels];  // source coordinates under the current tap
   bool inside[kPixels];
   int channels_left, taps_left;  // until the next tap; until the next row of taps
 
-  __device__ __forceinline__ TapMajorLoader(const GatherParams& p, const GatherBlock<Tile>& block)
+  __device__ __forceinline__ TapMajorLoader(const GatherParamsFor<Tile>& p, const GatherBlock<Tile>& block)
       : p(p), block(block), channels_left(p.channels), taps_left(block.w.taps) {
     const int first_channel = block.group * p.channels + this->first_row();
 #pragma unroll
@@ -141,20 +148,21 @@ struct TapMajorLoader : PixelRows<Tile> {
       if constexpr (kVector) {
 #pragma unroll
         for (int r = 0; r < kRows; r += 4, at[q] += 4) {
-          const float4 v = inside[q] ? load4(at[q]) : make_float4(0.f, 0.f, 0.f, 0.f);
+          const Quad<Element> v = inside[q] ? load4(at[q]) : Quad<Element>{};
           value[q][r] = v.x, value[q][r + 1] = v.y, value[q][r + 2] = v.z, value[q][r + 3] = v.w;
         }
       } else {
 #pragma unroll
         for (int r = 0; r < kRows; r++, at[q] = opaque(add_bytes(at[q], p.source_channel_bytes)))
-          value[q][r] = inside[q] ? __ldg(at[q]) : 0.f;
+          value[q][r] = inside[q] ? load_read_only(at[q]) : Element{};
       }
     }
   }
 
   __device__ __forceinline__ void advance() {
-    if constexpr (kRows < kDepth) move((kDepth - kRows) * p.source_channel_bytes);  // past the other threads' rows
-    channels_left -= kDepth;
+    constexpr int kOthers = Tile::kDepth - kRows;  // rows that other threads carry
+    if constexpr (kOthers > 0) move(kOthers * p.source_channel_bytes);
+    channels_left -= Tile::kDepth;
     if (channels_left == 0) {
       channels_left = p.channels;
       move(p.next_tap_bytes);
@@ -163,7 +171,7 @@ struct TapMajorLoader : PixelRows<Tile> {
       if (--taps_left == 0) {
         taps_left = block.w.taps;
         const int back = taps_left * p.tap_step_w;
-        move(4 * (i64(p.tap_step_h) * p.source_row - i64(back) * p.source_column));
+        move(i64(sizeof(Element)) * (i64(p.tap_step_h) * p.source_row - i64(back) * p.source_column));
 #pragma unroll
         for (int q = 0; q < kPixels; q++) x[q] -= back, y[q] += p.tap_step_h;
       }
@@ -182,16 +190,17 @@ template <class Tile>
 struct PointwiseLoader {
   static constexpr int kQuads = Tile::kM / 4;
   static constexpr int kStep = Tile::kThreads / kQuads;  // rows that the block loads at once
-  static_assert(Tile::kThreads % kQuads == 0 && kDepth % kStep == 0, "a row of quads must divide the block");
-  static constexpr int kRows = kDepth / kStep;
+  static_assert(Tile::kThreads % kQuads == 0 && Tile::kDepth % kStep == 0, "a row of quads must divide the block");
+  static constexpr int kRows = Tile::kDepth / kStep;
+  using Element = typename Tile::Element;
 
-  const GatherParams& p;
-  const float* at;
+  const GatherParamsFor<Tile>& p;
+  const Element* at;
   bool inside;
   int rows_left;
-  float4 value[kRows];
+  Quad<Element> value[kRows];
 
-  __device__ __forceinline__ PointwiseLoader(const GatherParams& p, const GatherBlock<Tile>& block) : p(p) {
+  __device__ __forceinline__ PointwiseLoader(const GatherParamsFor<Tile>& p, const GatherBlock<Tile>& block) : p(p) {
     const u32 index = block.first_pixel + threadIdx.x % kQuads * 4;
     const Pixel pixel(index, block.h, block.w);
     const int row = threadIdx.x / kQuads;
@@ -204,20 +213,21 @@ struct PointwiseLoader {
   __device__ __forceinline__ void load(bool more) {
 #pragma unroll
     for (int r = 0; r < kRows; r++)
-      value[r] = more && inside && r * kStep < rows_left ? load4(at + r * kStep * p.source_channel)
-                                                         : make_float4(0.f, 0.f, 0.f, 0.f);
+      value[r] = more && inside && r * kStep < rows_left ? load4(at + r * kStep * p.source_channel) : Quad<Element>{};
   }
 
   __device__ __forceinline__ void advance() {
-    at += kDepth * p.source_channel;
-    rows_left -= kDepth;
+    at += Tile::kDepth * p.source_channel;
+    rows_left -= Tile::kDepth;
   }
 
-  static __device__ __forceinline__ int place() { return threadIdx.x / kQuads * Tile::kM + threadIdx.x % kQuads * 4; }
+  static __device__ __forceinline__ int place() {
+    return threadIdx.x / kQuads * Tile::kPitchM + threadIdx.x % kQuads * 4;
+  }
 
-  __device__ __forceinline__ void store(float* to) const {
+  __device__ __forceinline__ void store(Element* to) const {
 #pragma unroll
-    for (int r = 0; r < kRows; r++) store4(to + r * kStep * Tile::kM, value[r]);
+    for (int r = 0; r < kRows; r++) store4(to + r * kStep * Tile::kPitchM, value[r]);
   }
 };
 
@@ -230,15 +240,17 @@ enum class Gather { kZeros, kBordered, kFolded };
 template <class Tile, Gather kGather>
 struct RowLoader : PixelRows<Tile> {
   using PixelRows<Tile>::kPixels, PixelRows<Tile>::kRows, PixelRows<Tile>::value;
+  using Element = typename Tile::Element;
 
-  const GatherParams& p;
+  const GatherParamsFor<Tile>& p;
   const GatherBlock<Tile>& block;
-  const float* image[kPixels];
+  const Element* image[kPixels];
   const int4* row;
   int y[kPixels], x[kPixels];
   bool inside[kPixels];
 
-  __device__ __forceinline__ RowLoader(const GatherParams& p, const GatherBlock<Tile>& block) : p(p), block(block) {
+  __device__ __forceinline__ RowLoader(const GatherParamsFor<Tile>& p, const GatherBlock<Tile>& block)
+      : p(p), block(block) {
     rewind();
 #pragma unroll
     for (int q = 0; q < kPixels; q++) {
@@ -284,7 +296,7 @@ struct RowLoader : PixelRows<Tile> {
       for (int q = 0; q < kPixels; q++) {
         int v = y[q] + entry.x, u = x[q] + entry.y;
         bool valid = inside[q] && entry.x != kPaddingRow;
-        const float* at = image[q] + offset;
+        const Element* at = image[q] + offset;
         if constexpr (kGather == Gather::kBordered) {
           v = fold_into(v, p.source_height, Border(p.border));
           u = fold_into(u, p.source_width, Border(p.border));
@@ -297,27 +309,29 @@ struct RowLoader : PixelRows<Tile> {
         }
         if constexpr (kGather != Gather::kZeros) at += i64(v) * p.source_row + i64(u) * p.source_column;
         valid = valid && u32(v) < u32(p.source_height) && u32(u) < u32(p.source_width);
-        value[q][r] = valid ? *at : 0.f;
+        value[q][r] = valid ? *at : Element{};
       }
     }
   }
 
-  __device__ __forceinline__ void advance() { row += kDepth; }
+  __device__ __forceinline__ void advance() { row += Tile::kDepth; }
 };
 
 // The packed weights: rows are dense and padded to whole tiles, and the workspace goes on for one step behind the last
 // of them, so quads without any check.
 template <class Tile>
 struct PackedLoader {
-  static constexpr int kQuads = kDepth * Tile::kN / 4;
+  static constexpr int kQuads = Tile::kDepth * Tile::kN / 4;
   static constexpr int kEach = (kQuads + Tile::kThreads - 1) / Tile::kThreads;
+  static constexpr int kStep = Tile::kThreads / (Tile::kN / 4);  // rows that the block loads at once
+  using Element = typename Tile::Element;
 
-  const GatherParams& p;
-  const float* at[kEach];
-  float4 value[kEach];
+  const GatherParamsFor<Tile>& p;
+  const Element* at[kEach];
+  Quad<Element> value[kEach];
 
-  __device__ __forceinline__ PackedLoader(const GatherParams& p, const GatherBlock<Tile>& block) : p(p) {
-    const float* group = p.packed + (i64(block.group) * p.packed_rows + block.first_row) * p.outputs_padded;
+  __device__ __forceinline__ PackedLoader(const GatherParamsFor<Tile>& p, const GatherBlock<Tile>& block) : p(p) {
+    const Element* group = p.packed + (i64(block.group) * p.packed_rows + block.first_row) * p.outputs_padded;
 #pragma unroll
     for (int e = 0; e < kEach; e++) {
       const int quad = threadIdx.x + e * Tile::kThreads;
@@ -340,12 +354,14 @@ struct PackedLoader {
     for (int e = 0; e < kEach; e++) at[e] = add_bytes(at[e], p.packed_step_bytes);
   }
 
-  static __device__ __forceinline__ int place() { return threadIdx.x * 4; }
+  static __device__ __forceinline__ int place() {
+    return threadIdx.x / (Tile::kN / 4) * Tile::kPitchN + threadIdx.x % (Tile::kN / 4) * 4;
+  }
 
-  __device__ __forceinline__ void store(float* to) const {
+  __device__ __forceinline__ void store(Element* to) const {
 #pragma unroll
     for (int e = 0; e < kEach; e++)
-      if (mine(e)) store4(to + e * Tile::kThreads * 4, value[e]);
+      if (mine(e)) store4(to + e * kStep * Tile::kPitchN, value[e]);
   }
 };
 

@@ -5,7 +5,7 @@
 // conflict-free LDS.128: with 8 x 8 accumulators 4 loads feed 64 FFMAs.
 #pragma once
 
-#include "common.cuh"
+#include "elements.cuh"
 
 namespace polyconv {
 
@@ -14,12 +14,15 @@ constexpr int kPaddingRow = -2147483647;  // marks a table entry that stands for
 
 template <int kWarpsM_, int kWarpsN_, int kLanesM_, int kThreadM_, int kThreadN_>
 struct GemmTile {
+  using Element = float;
   static constexpr int kWarpsM = kWarpsM_, kWarpsN = kWarpsN_;
   static constexpr int kLanesM = kLanesM_, kLanesN = 32 / kLanesM_;
   static constexpr int kThreadM = kThreadM_, kThreadN = kThreadN_;
   static constexpr int kM = kWarpsM * kLanesM * kThreadM;
   static constexpr int kN = kWarpsN * kLanesN * kThreadN;
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
+  static constexpr int kDepth = polyconv::kDepth;
+  static constexpr int kPitchM = kM, kPitchN = kN;  // from one row of a buffer to the next
   static_assert(kThreadM % 4 == 0 && kThreadN % 4 == 0, "accumulators come in groups of four");
 };
 

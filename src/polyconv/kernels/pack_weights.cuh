@@ -1,5 +1,5 @@
 // Lays the weights out as gather_gemm reads them: packed[group][row][n], rows (tap, channel) of each phase in turn,
-// every phase padded with zero rows to a multiple of kDepth and every row with zeros to whole tiles. Any strides of w
+// every phase padded with zero rows to a multiple of the depth and every row with zeros to whole tiles. Any strides of w
 // are read, so channels_last weights, and the transposed roles of dgrad (n = input channel), are only other numbers.
 //
 // Optionally writes the table that RowLoader follows: per row {dy, dx, element offset}; dy = kPaddingRow for padding.
@@ -12,9 +12,10 @@
 
 namespace polyconv {
 
-struct PackParams {
-  const float* w;
-  float* packed;
+template <class Element>
+struct PackParamsOf {
+  const Element* w;
+  Element* packed;
   int4* table;  // null: not wanted
   i64 w_group, w_output, w_channel, w_row, w_column;
   i64 table_channel;  // element offset per channel, row and column of the gathered tensor
@@ -25,8 +26,13 @@ struct PackParams {
   int first_row[kMaxPhases * kMaxPhases];
   AxisPhase phase_h[kMaxPhases], phase_w[kMaxPhases];
 };
+struct PackParams : PackParamsOf<float> {};
+struct HalfPackParams : PackParamsOf<Half> {};
+struct BFloat16PackParams : PackParamsOf<BFloat16> {};
 
-__device__ __forceinline__ void pack_weights(const PackParams& p) {
+// kTileDepth: of the tiles that read the rows.
+template <int kTileDepth, class Element>
+__device__ __forceinline__ void pack_weights(const PackParamsOf<Element>& p) {
   const AxisPhase& h = p.phase_h[blockIdx.z / p.phases_w];
   const AxisPhase& w = p.phase_w[blockIdx.z % p.phases_w];
   const int group = blockIdx.x / p.output_tiles;
@@ -34,10 +40,10 @@ __device__ __forceinline__ void pack_weights(const PackParams& p) {
   const int c = blockIdx.y * 8 + threadIdx.x / 32;
   const int first_row = p.first_row[blockIdx.z];
   const bool tabulates = p.table && group == 0 && n == 0;
-  float* to = p.packed + (i64(group) * p.packed_rows + first_row) * p.outputs_padded + n;
+  Element* to = p.packed + (i64(group) * p.packed_rows + first_row) * p.outputs_padded + n;
 
   if (c < p.channels) {
-    const float* from = p.w + group * p.w_group + n * p.w_output + c * p.w_channel;
+    const Element* from = p.w + group * p.w_group + n * p.w_output + c * p.w_channel;
     int row = c;
     for (int i = 0; i < h.taps; i++)
       for (int j = 0; j < w.taps; j++, row += p.channels) {
@@ -45,7 +51,7 @@ __device__ __forceinline__ void pack_weights(const PackParams& p) {
           to[i64(row) * p.outputs_padded] =
               n < p.outputs
                   ? from[(h.tap_first + i * h.tap_stride) * p.w_row + (w.tap_first + j * w.tap_stride) * p.w_column]
-                  : 0.f;
+                  : Element{};
         if (tabulates) {
           const int dy = i * p.tap_step_h, dx = j * p.tap_step_w;
           const i64 offset = c * p.table_channel + i64(dy) * p.table_row + i64(dx) * p.table_column;
@@ -53,10 +59,11 @@ __device__ __forceinline__ void pack_weights(const PackParams& p) {
         }
       }
   }
-  // The rows that fill the phase up to a multiple of kDepth.
-  const int taps = h.taps * w.taps, row = taps * p.channels + threadIdx.x / 32;
-  if (blockIdx.y == 0 && row < (taps * p.channels + kDepth - 1) / kDepth * kDepth) {
-    if (n < p.outputs_padded) to[i64(row) * p.outputs_padded] = 0.f;
+  // The rows that fill the phase up to a multiple of the depth.
+  const int rows = h.taps * w.taps * p.channels;
+  const int end = (rows + kTileDepth - 1) / kTileDepth * kTileDepth;
+  for (int row = rows + threadIdx.x / 32; blockIdx.y == 0 && row < end; row += 8) {
+    if (n < p.outputs_padded) to[i64(row) * p.outputs_padded] = Element{};
     if (tabulates) p.table[first_row + row] = make_int4(kPaddingRow, 0, 0, 0);
   }
 }

@@ -14,9 +14,10 @@
 
 namespace polyconv {
 
-struct WgradParams {
-  const float* x;
-  const float* dy;
+template <class Element>
+struct WgradParamsOf {
+  const Element* x;
+  const Element* dy;
   float* partial;  // [slice][group][k][columns_padded]
   i64 x_batch, x_channel, dy_batch, dy_channel;
   int x_row, x_column, dy_row, dy_column;
@@ -31,11 +32,13 @@ struct WgradParams {
   int stride_h, stride_w, dilation_h, dilation_w, pad_top, pad_left;
   FastDivisor k_tiles, out_height, out_width, kernel_area, kernel_width;
 };
+struct WgradParams : WgradParamsOf<float> {};
 
 constexpr int kOnes = kPaddingRow + 1;  // marks the bias column in the column table
 
 // A column's shift against the pixel {dy, dx, element offset as i64}, computed once per block.
-__device__ __forceinline__ int4 wgrad_column(int column, const WgradParams& p, bool bordered) {
+template <class Element>
+__device__ __forceinline__ int4 wgrad_column(int column, const WgradParamsOf<Element>& p, bool bordered) {
   if (column > p.columns || (column == p.columns && !p.bias)) return make_int4(kPaddingRow, 0, 0, 0);
   if (column == p.columns) return make_int4(kOnes, 0, 0, 0);
   const int channel = p.kernel_area.quotient(column), tap = column - channel * p.kernel_area.divisor;
@@ -49,20 +52,24 @@ __device__ __forceinline__ int4 wgrad_column(int column, const WgradParams& p, b
 // kVector: four neighbouring pixels of dy come in one load. kBordered: outside the image stands the folded coordinate.
 template <class Tile, bool kVector, bool kBordered>
 struct WgradLoader {
-  static constexpr int kPitchM = Tile::kM + 4, kPitchN = Tile::kN + 4;
+  using Element = typename Tile::Element;
+  using Params = WgradParamsOf<Element>;
+  static constexpr int kDepth = Tile::kDepth;
+  static constexpr int kPadding = Tile::kPitchM == Tile::kM ? 4 : 0;  // a tile that pads its rows needs no more
+  static constexpr int kPitchM = Tile::kPitchM + kPadding, kPitchN = Tile::kPitchN + kPadding;
   static constexpr int kStep = Tile::kThreads / kDepth;  // rows or columns that the block loads at once
   static constexpr int kRows = Tile::kM / kStep, kColumns = Tile::kN / kStep;
   static_assert(Tile::kM % kStep == 0 && Tile::kN % kStep == 0, "the block must divide the tile");
   static constexpr int kQuadStep = Tile::kThreads / (kDepth / 4);
   static constexpr int kQuads = kVector ? (Tile::kM + kQuadStep - 1) / kQuadStep : 0;
 
-  const WgradParams& p;
+  const Params& p;
   const int4* table;  // of the block's columns, in shared memory
   int first_k, pixel, end;
-  float a[kVector ? 4 * kQuads : kRows];
-  float b[kColumns];
+  Element a[kVector ? 4 * kQuads : kRows];
+  Element b[kColumns];
 
-  __device__ __forceinline__ WgradLoader(const WgradParams& p, const int4* table, int first_k, int first, int end)
+  __device__ __forceinline__ WgradLoader(const Params& p, const int4* table, int first_k, int first, int end)
       : p(p), table(table), first_k(first_k), pixel(first), end(end) {}
 
   __device__ __forceinline__ void load() {
@@ -74,44 +81,43 @@ struct WgradLoader {
     if constexpr (kVector) {
       const int quad = pixel + threadIdx.x % (kDepth / 4) * 4;
       const int quad_line = p.out_width.quotient(quad), quad_image = p.out_height.quotient(quad_line);
-      const float* at = p.dy + quad_image * p.dy_batch + group_k * p.dy_channel +
-                        (quad - i64(quad_image) * p.out_height.divisor * p.out_width.divisor);
+      const Element* at = p.dy + quad_image * p.dy_batch + group_k * p.dy_channel +
+                          (quad - i64(quad_image) * p.out_height.divisor * p.out_width.divisor);
 #pragma unroll
       for (int e = 0; e < kQuads; e++) {
         const int k = threadIdx.x / (kDepth / 4) + e * kQuadStep;
-        const float4 v =
-            quad < end && first_k + k < p.k ? load4(at + k * p.dy_channel) : make_float4(0.f, 0.f, 0.f, 0.f);
+        const Quad<Element> v = quad < end && first_k + k < p.k ? load4(at + k * p.dy_channel) : Quad<Element>{};
         a[4 * e] = v.x, a[4 * e + 1] = v.y, a[4 * e + 2] = v.z, a[4 * e + 3] = v.w;
       }
     } else {
-      const float* at = p.dy + image * p.dy_batch + group_k * p.dy_channel + i64(i) * p.dy_row + i64(j) * p.dy_column;
+      const Element* at = p.dy + image * p.dy_batch + group_k * p.dy_channel + i64(i) * p.dy_row + i64(j) * p.dy_column;
 #pragma unroll
       for (int e = 0; e < kRows; e++) {
         const int k = threadIdx.x / kDepth + e * kStep;
-        a[e] = index < end && first_k + k < p.k ? at[k * p.dy_channel] : 0.f;
+        a[e] = index < end && first_k + k < p.k ? at[k * p.dy_channel] : Element{};
       }
     }
 
     const int y = i * p.stride_h - p.pad_top, x = j * p.stride_w - p.pad_left;
-    const float* origin = p.x + image * p.x_batch;
+    const Element* origin = p.x + image * p.x_batch;
     if constexpr (!kBordered) origin += i64(y) * p.x_row + i64(x) * p.x_column;
 #pragma unroll
     for (int e = 0; e < kColumns; e++) {
       const int4 column = table[threadIdx.x / kDepth + e * kStep];
       int v = y + column.x, u = x + column.y;
-      const float* at = origin + (i64(u32(column.z)) | i64(column.w) << 32);
+      const Element* at = origin + (i64(u32(column.z)) | i64(column.w) << 32);
       if constexpr (kBordered) {
         v = fold_into(v, p.height, Border(p.border));
         u = fold_into(u, p.width, Border(p.border));
         at += i64(v) * p.x_row + i64(u) * p.x_column;
       }
       const bool inside = index < end && column.x > kOnes && u32(v) < u32(p.height) && u32(u) < u32(p.width);
-      b[e] = inside ? *at : column.x == kOnes ? 1.f : 0.f;
+      b[e] = inside ? *at : column.x == kOnes ? one<Element>() : Element{};
     }
     pixel += kDepth;
   }
 
-  __device__ __forceinline__ void store(float* tile_a, float* tile_b) const {
+  __device__ __forceinline__ void store(Element* tile_a, Element* tile_b) const {
     if constexpr (kVector) {
 #pragma unroll
       for (int e = 0; e < kQuads; e++) {
@@ -129,18 +135,17 @@ struct WgradLoader {
   }
 };
 
-// The block's slice of the sum, whatever loads its operands, and its partial sums.
+// The block's slice of the sum, whatever loads its operands.
 template <class Tile, class Loader>
-__device__ __forceinline__ void wgrad_slice(const WgradParams& p, Loader& loader, int pixels) {
-  __shared__ __align__(16) float a[2][kDepth * Loader::kPitchM];
-  __shared__ __align__(16) float b[2][kDepth * Loader::kPitchN];
-  Accumulators<Tile> c;
+__device__ __forceinline__ void accumulate_slice(Accumulators<Tile>& c, Loader& loader, int pixels) {
+  __shared__ __align__(16) typename Tile::Element a[2][Tile::kDepth * Loader::kPitchM];
+  __shared__ __align__(16) typename Tile::Element b[2][Tile::kDepth * Loader::kPitchN];
   loader.load();
   loader.store(a[0], b[0]);
   __syncthreads();
   int buffer = 0;
 #pragma unroll 1
-  for (int left = pixels; left > 0; left -= kDepth) {
+  for (int left = pixels; left > 0; left -= Tile::kDepth) {
     loader.load();  // past the end: zeros
     const TilePlace<Tile> place(threadIdx.x);
     c.template multiply_add<Loader::kPitchM, Loader::kPitchN>(a[buffer] + place.m, b[buffer] + place.n);
@@ -148,6 +153,13 @@ __device__ __forceinline__ void wgrad_slice(const WgradParams& p, Loader& loader
     loader.store(a[buffer], b[buffer]);
     __syncthreads();
   }
+}
+
+// The same, and its partial sums.
+template <class Tile, class Loader>
+__device__ __forceinline__ void wgrad_slice(const WgradParams& p, Loader& loader, int pixels) {
+  Accumulators<Tile> c;
+  accumulate_slice<Tile>(c, loader, pixels);
 
   // Four columns at a time; the padding columns are written too and never read.
   const TilePlace<Tile> place(fresh_thread());
@@ -163,16 +175,19 @@ __device__ __forceinline__ void wgrad_slice(const WgradParams& p, Loader& loader
                       c.sum[i][j + 2], c.sum[i][j + 3]);
 }
 
+// Shifts of the block's columns, for a loader to follow.
+template <class Tile, bool kBordered, class Params>
+__device__ __forceinline__ const int4* tabulate_columns(const Params& p) {
+  __shared__ __align__(16) int4 table[Tile::kN];
+  const int first_column = p.k_tiles.quotient(blockIdx.x) * Tile::kN;
+  for (int n = threadIdx.x; n < Tile::kN; n += Tile::kThreads) table[n] = wgrad_column(first_column + n, p, kBordered);
+  __syncthreads();
+  return table;
+}
+
 template <class Tile, bool kVector, bool kBordered>
 __device__ __forceinline__ void wgrad_gemm(const WgradParams& p) {
-  __shared__ __align__(16) int4 table[Tile::kN];
-  {
-    const int first_column = p.k_tiles.quotient(blockIdx.x) * Tile::kN;
-    for (int n = threadIdx.x; n < Tile::kN; n += Tile::kThreads)
-      table[n] = wgrad_column(first_column + n, p, kBordered);
-  }
-  __syncthreads();
-
+  const int4* table = tabulate_columns<Tile, kBordered>(p);
   const int first = blockIdx.z * p.pixels_per_slice, end = min(first + p.pixels_per_slice, p.pixels);
   const int first_k = (blockIdx.x - p.k_tiles.quotient(blockIdx.x) * p.k_tiles.divisor) * Tile::kM;
   WgradLoader<Tile, kVector, kBordered> loader(p, table, first_k, first, end);

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from ..problem import Pass
 from . import derivatives, execution
 from . import fake as fakes
 from .autocast import overruled_dtype, register_autocast
@@ -57,15 +58,16 @@ __all__ = [
 ]
 
 
-def _register(name: str, op: Any, run: Any, fake: Any, autograd: Any, vmap: Any) -> None:
+def _register(kind: Pass, op: Any, run: Any, fake: Any, autograd: Any, vmap: Any) -> None:
+    name = f"conv2d_{kind}"
     library.impl(name, run, "CompositeExplicitAutograd")
-    library.impl(name, widening(run), "CUDA")
+    library.impl(name, widening(kind, run), "CUDA")
     torch.library.register_fake(f"polyconv::{name}", fake, lib=library)
     library.impl(name, autograd, "Autograd", with_keyset=True)
     register_vmap(name, vmap)
     register_autocast(name, op)
 
 
-_register("conv2d_fprop", fprop, execution.run_fprop, fakes.fake_fprop, derivatives.fprop_kernel, vmap_fprop)
-_register("conv2d_dgrad", dgrad, execution.run_dgrad, fakes.fake_dgrad, derivatives.dgrad_kernel, vmap_dgrad)
-_register("conv2d_wgrad", wgrad, execution.run_wgrad, fakes.fake_wgrad, derivatives.wgrad_kernel, vmap_wgrad)
+_register(Pass.FPROP, fprop, execution.run_fprop, fakes.fake_fprop, derivatives.fprop_kernel, vmap_fprop)
+_register(Pass.DGRAD, dgrad, execution.run_dgrad, fakes.fake_dgrad, derivatives.dgrad_kernel, vmap_dgrad)
+_register(Pass.WGRAD, wgrad, execution.run_wgrad, fakes.fake_wgrad, derivatives.wgrad_kernel, vmap_wgrad)

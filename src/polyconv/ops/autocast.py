@@ -1,4 +1,4 @@
-"""Autocast: a convolution computes in float32, or, once low precision is allowed, in the dtype of the region."""
+"""Autocast: a convolution computes in the dtype of the region; on a CPU in float32 until low precision is allowed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import settings
-from ..once import warn_once
 from .schema import library
-
-NOT_FOLLOWED = (
-    "torch.autocast asks for {region}, and polyconv computes in float32: on this GPU that is slower than the region's "
-    "dtype may be, and the result is a float32 tensor. polyconv.allow_low_precision() gives results of the region's "
-    "dtype, polyconv.restore(model) PyTorch's convolutions"
-)
 
 
 class _Overruled(threading.local):
@@ -41,14 +34,12 @@ def autocast_kernel(op: Callable[..., Any], device_type: str, key: str) -> Calla
 
     def run(*args: Any) -> Any:
         region = torch.get_autocast_dtype(device_type)
-        dtype = region if settings.current().allow_low_precision else torch.float32
+        dtype = region if settings.follows_autocast(device_type) else torch.float32
 
         def cast(value: Any) -> Any:
             eligible = isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
             return value.to(dtype) if eligible else value
 
-        if device_type == "cuda" and dtype != region:
-            warn_once(NOT_FOLLOWED.format(region=region))
         outer, _overruled.dtype = _overruled.dtype, None if dtype == region else region
         try:
             with torch._C._ExcludeDispatchKeyGuard(keys):

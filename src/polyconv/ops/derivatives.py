@@ -13,10 +13,9 @@ from torch.autograd import forward_ad
 
 from ..arguments import Geometry, suggests_channels_last
 from .execution import run_dgrad, run_fprop, run_wgrad, training
-from .layouts import geometry_of, per_channel, summed_per_channel
+from .layouts import HALF, geometry_of, per_channel, summed_per_channel
 from .meeting import expect_dtensors
 from .plain import are_plain, is_watched
-from .precision import HALF
 from .schema import Args, dgrad, fprop, split_bias, split_epilogue, wgrad
 
 
@@ -41,7 +40,7 @@ def _asked(straight: bool | None, *tensors: Tensor) -> bool:
 def _go_straight(*tensors: Tensor) -> bool:
     """Whether the dispatcher would only find the kernel: then the way through it is spared.
 
-    Half precision goes through it, because on a GPU the kernel that it finds is another one, which widens.
+    Half precision goes through it, because on a GPU the kernel that it finds is another one, which may widen.
     """
     if torch.is_grad_enabled() or is_watched() or tensors[0].dtype in HALF:
         return False

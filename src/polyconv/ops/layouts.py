@@ -18,9 +18,9 @@ from ..arguments import (
     statically,
     suggests_channels_last,
 )
-from .precision import HALF, HOW_TO_ALLOW, is_widened
 from .schema import Args
 
+HALF = (torch.float16, torch.bfloat16)
 Shape = Sequence[int]
 Layout = tuple[Shape, bool]
 """Shape of an output, and whether it is channels_last."""
@@ -47,11 +47,10 @@ def check_tensors(
             raise RuntimeError(f"{x_name} and {name} should be on the same device: got {device} and {tensor.device}")
     if dtype.is_complex:
         raise RuntimeError(f"polyconv computes with real numbers only; got {dtype}. Use torch's own convolution")
-    if device.type == "cuda" and dtype != torch.float32 and not is_widened(dtype):
-        instead = f", run under torch.autocast, or allow low precision ({HOW_TO_ALLOW})" if dtype in HALF else ""
+    if device.type == "cuda" and dtype != torch.float32 and dtype not in HALF:
         raise RuntimeError(
-            f"polyconv's CUDA kernels compute in float32 only; got {dtype}. Convert the model and its input with "
-            f".float(){instead}"
+            f"polyconv's CUDA kernels take float32, float16 and bfloat16 only; got {dtype}. Convert the model and its "
+            "input with .float()"
         )
 
 

@@ -1,40 +1,66 @@
-"""Half precision on a GPU, where it is allowed: the kernels have float32 only, so tensors are widened around them."""
+"""Half precision on a GPU, where there are no kernels for it: tensors are widened to float32 around those that are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import settings
-from ..arguments import CHANNELS_LAST, suggests_channels_last
-
-HALF = (torch.float16, torch.bfloat16)
+from ..arguments import CHANNELS_LAST, Geometry, suggests_channels_last
+from ..problem import HALF_DTYPES, Pass, Problem
+from ..reduction import reduce_geometry
+from .layouts import HALF, Shape, geometry_of
+from .reduced import runs_as
+from .schema import split_bias, split_epilogue
 
 HOW_TO_ALLOW = "polyconv.allow_low_precision() or POLYCONV_ALLOW_LOW_PRECISION=1"
 
 
-def is_widened(dtype: torch.dtype) -> bool:
-    """Whether a GPU computes with float32 copies of tensors of this dtype."""
-    return dtype in HALF and settings.current().allow_low_precision
+def is_widened(problem: Problem) -> bool:
+    """Whether a GPU computes with float32 copies of the problem's tensors.
+
+    Depthwise kernels are of float32 alone; and what extreme geometry puts together is summed before it is rounded.
+    """
+    return problem.dtype in HALF_DTYPES and (problem.depthwise or runs_as(problem) is not problem)
 
 
-def widening(run: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator's CUDA kernel from one that takes float32 only: widens what it is given, rounds the result once.
+def widening(kind: Pass, run: Callable[..., Any]) -> Callable[..., Any]:
+    """A pass as an operator's CUDA kernel: where :func:`is_widened` says so, widens what it is given, and rounds the
+    result once.
 
     Tensors whose dtypes differ are passed on, to be refused like any others.
     """
 
     def kernel(*args: Any) -> Any:
         dtype = args[0].dtype
-        if not is_widened(dtype) or any(arg.dtype != dtype for arg in args if isinstance(arg, Tensor)):
+        if dtype not in HALF or any(arg.dtype != dtype for arg in args if isinstance(arg, Tensor)):
+            return run(*args)
+        if not _is_widened(kind, *_described(kind, *args)):
             return run(*args)
         result = run(*(_widened(arg) if isinstance(arg, Tensor) else arg for arg in args))
         return result.to(dtype) if isinstance(result, Tensor) else tuple(each.to(dtype) for each in result)
 
     return kernel
+
+
+def _described(kind: Pass, one: Tensor, other: Any, *rest: Any) -> tuple[Shape, Shape, Geometry]:
+    """Sizes of input and weight, and the geometry, of an operator's arguments."""
+    if kind is Pass.FPROP:
+        return tuple(one.shape), tuple(other.shape), geometry_of(*split_epilogue(*rest[1:])[0])
+    if kind is Pass.DGRAD:
+        return tuple(rest[0]), tuple(other.shape), geometry_of(*split_bias(*rest[2:])[0])
+    return tuple(other.shape), tuple(rest[0]), geometry_of(*rest[3:])
+
+
+@lru_cache(maxsize=1024)
+def _is_widened(kind: Pass, x_size: Sequence[int], w_size: Sequence[int], geometry: Geometry) -> bool:
+    if len(x_size) != len(w_size):
+        return False  # to be refused
+    depthwise = w_size[1] == 1 and x_size[1] > 1
+    return depthwise or reduce_geometry(kind, x_size[2:], w_size[2:], geometry) is not None
 
 
 def _widened(tensor: Tensor) -> Tensor:

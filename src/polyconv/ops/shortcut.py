@@ -30,9 +30,8 @@ from ..vouching import vouched
 from .calls import Call, are_left_to_torch, known, remember
 from .derivatives import Gradients, dgrad_gradients, fprop_gradients
 from .execution import compute_dgrad, compute_fprop, describe_dgrad, describe_fprop
-from .layouts import Layout, check_residual, check_tensors, geometry_of, transposed_layout
+from .layouts import HALF, Layout, check_residual, check_tensors, geometry_of, transposed_layout
 from .plain import TYPES, alike, are_plain, is_watched
-from .precision import HALF
 from .problems import dense_strides, described, dgrad_problem, fprop_problem, wgrad_problem
 from .racing import awaited
 

@@ -14,12 +14,12 @@ from typing import Any
 from . import layout
 from .chain import CHUNK
 from .epilogue import ACTIVATIONS
-from .gather import BORDERS, DEPTH
+from .gather import BORDERS
 from .layout import MAX_CLASSES, MAX_PARTS, MAX_PHASES, EpilogueParams
-from .tiles import CARRY
+from .tiles import CARRY, GemmTile, MatrixTile
 from .toom_wgrad import INTERLEAVES, SLICES_PER_GROUP, STATE_BYTES, TILE_CHUNK
 
-_GEMM = {"polyconv::kDepth": DEPTH}
+_GEMM = {"polyconv::kDepth": GemmTile.depth}
 _PHASES = {"polyconv::kMaxPhases": MAX_PHASES}
 _BORDERS = {f"int(polyconv::Border::k{mode.value.title()})": number for mode, number in BORDERS.items()}
 _ACTIVATIONS = {f"int(polyconv::Activation::k{name.value.title()})": number for name, number in ACTIVATIONS.items()}
@@ -31,6 +31,8 @@ _DISAGREE = "host and device disagree about"
 _NUMBERS: dict[str, dict[str, int]] = {
     "gather_gemm": {**_GEMM, **_PHASES, **_BORDERS},
     "pack_weights": {**_GEMM, **_PHASES},
+    "tensor_gather": {"polyconv::kMatrixDepth": MatrixTile.depth, **_PHASES, **_BORDERS},
+    "tensor_wgrad": {"polyconv::kMatrixDepth": MatrixTile.depth, **_BORDERS},
     "wgrad_gemm": {**_GEMM, **_BORDERS},
     "pointwise_wgrad": _GEMM,
     "depthwise": {**_HALO, **_PHASES},

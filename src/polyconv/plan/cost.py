@@ -3,9 +3,10 @@
 Each kernel has been executed as machine code on small problems, and everything that it spent was counted and divided
 among its blocks, tiles and steps (``profiles.json``, written by ``benchmarks/gpu/profile_kernels.py``). A launch says
 how many of these it has, so its counts follow for any problem, and from them the time that each resource needs: the
-FP32 pipe, the integer pipe, issue slots, the L1 with its shared memory, the L2 and the memory. The largest is the
-*bound*: no schedule of the same instructions is faster. Then comes what the bound leaves out: latencies that are not
-hidden (a share by kind of kernel, from simulation), a last wave that does not fill the device, and the launch itself.
+FP32 pipe, the integer pipe, issue slots, the L1 with its shared memory, the L2, the tensor cores and the memory. The
+largest is the *bound*: no schedule of the same instructions is faster. Then comes what the bound leaves out: latencies
+that are not hidden (a share by kind of kernel, from simulation), a last wave that does not fill the device, and the
+launch itself.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ COUNTED_L2_BYTES = L2_BYTES_PER_CLOCK["sm_70"]
 """Bytes of one cycle of the L2 in the profiles: they count in cycles of a V100."""
 
 
+V100_PRODUCTS = 512
+"""Multiply-adds per clock of one multiprocessor's tensor cores."""
+
+
 class Spent(NamedTuple):
     """Cycles of one multiprocessor of a V100, by resource."""
 
@@ -35,6 +40,7 @@ class Spent(NamedTuple):
     issue: float
     l1: float
     l2: float
+    tensor: float = 0.0
 
 
 class Profile(NamedTuple):
@@ -87,12 +93,14 @@ def _spent_us(launch: Task | Launch, device: CudaDevice) -> Spent:
     issue = blocks * block.issue + tiles * tile.issue + steps * step.issue + done * FINISHED.issue
     l1 = blocks * block.l1 + tiles * tile.l1 + steps * step.l1 + done * FINISHED.l1
     l2 = blocks * block.l2 + tiles * tile.l2 + steps * step.l2 + done * FINISHED.l2
+    tensor = blocks * block.tensor + tiles * tile.tensor + steps * step.tensor
     return Spent(
         fp32 * 64 / device.fp32_per_clock / rate,
         integer / rate,
         issue / rate,
         (l1 + work.scattered_lines) / rate,
         (l2 * COUNTED_L2_BYTES + work.scattered_sectors * 32) / (device.l2_gbs * 1e3),
+        tensor * V100_PRODUCTS / device.products_per_clock(launch.kernel.dtype) / rate if tensor else 0.0,
     )
 
 

@@ -9,20 +9,42 @@ from types import ModuleType
 from typing import NamedTuple
 
 from ..preference import Preference
-from ..problem import AXES, PaddingMode, Pass, Problem
+from ..problem import AXES, HALF_DTYPES, PaddingMode, Pass, Problem
 from ..select import PlanError, Selection, select
-from . import depthwise, fused, gather, pointwise_wgrad, separable, strips, toom_wgrad, wgrad
+from . import (
+    depthwise,
+    fused,
+    gather,
+    pointwise_wgrad,
+    separable,
+    strips,
+    tensor_gather,
+    tensor_wgrad,
+    toom_wgrad,
+    wgrad,
+)
 from .candidates import CudaCandidate
 from .cost import tasks_us, why_not_on, worth_residing
 from .device import CudaDevice, why_too_old
 from .plan import KernelSpec, Plan, Task
 
+DTYPES = ("float32", *HALF_DTYPES)
+"""What tensors may be made of."""
 DEFAULT_WORKSPACE = 64 * 2**20
 """Bytes of scratch memory that a plan may take for partial sums."""
 GENERAL: tuple[ModuleType, ...] = (gather, wgrad, depthwise)
 """Of these families, one or another takes any problem, and any strides."""
-FAMILIES: tuple[ModuleType, ...] = (*GENERAL, strips, pointwise_wgrad, separable, fused, toom_wgrad)
-"""Modules with ``candidates(problem)`` and ``all_kernels()``."""
+FAMILIES: tuple[ModuleType, ...] = (
+    *GENERAL,
+    strips,
+    pointwise_wgrad,
+    separable,
+    fused,
+    toom_wgrad,
+    tensor_gather,
+    tensor_wgrad,
+)
+"""Modules with ``candidates(problem)`` and ``all_kernels()``; with ``DTYPES``, if their tensors are not of float32."""
 
 
 def all_kernels() -> tuple[KernelSpec, ...]:
@@ -42,8 +64,8 @@ def plan_cuda(
         raise PlanError(too_old)
     if other_axes := problem.why_not_pictures():
         raise PlanError(other_axes)
-    if problem.dtype != "float32":
-        raise PlanError(f"polyconv's CUDA kernels compute in float32; this problem is {problem.dtype}")
+    if problem.dtype not in DTYPES:
+        raise PlanError(f"polyconv's CUDA kernels take {', '.join(DTYPES)}; this problem is {problem.dtype}")
     if problem.padding_mode is not PaddingMode.ZEROS:
         _check_border(problem)
         if min(problem.padding) < 0 and problem.kind is not Pass.DGRAD:
@@ -146,7 +168,7 @@ def _plan_cropped(problem: Problem, device: CudaDevice, workspace: int, prefer: 
         padding=(top, bottom, left, right),
         vector_aligned=False,
     )
-    offset = 4 * (crop_top * problem.x_strides[2] + crop_left * problem.x_strides[3])
+    offset = problem.element_bytes * (crop_top * problem.x_strides[2] + crop_left * problem.x_strides[3])
     plan = plan_cuda(part, device, workspace, prefer)
     moved = tuple(
         replace(
@@ -164,4 +186,5 @@ def _plan_cropped(problem: Problem, device: CudaDevice, workspace: int, prefer: 
 def candidates(problem: Problem, families: tuple[ModuleType, ...] = FAMILIES) -> Iterator[CudaCandidate]:
     """Every candidate that some family of kernels offers for the problem's pass."""
     for family in families:
-        yield from family.candidates(problem)
+        if problem.dtype in getattr(family, "DTYPES", ("float32",)):
+            yield from family.candidates(problem)

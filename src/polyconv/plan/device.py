@@ -48,6 +48,10 @@ class CudaDevice:
         """FP32 multiply-adds per clock and multiprocessor."""
         return tf32.fp32_per_clock(self.arch)
 
+    def products_per_clock(self, dtype: str) -> int:
+        """Multiply-adds of half-precision elements per clock and multiprocessor, summed in float32."""
+        return tf32.half_per_clock(self.arch, self.name, dtype)
+
     @cached_property
     def l2_gbs(self) -> float:
         """What the L2 delivers, in GB/s."""

@@ -41,7 +41,7 @@ def task_with_epilogue(problem: Problem, task: Task, elements: int, fewer_blocks
     """A task that stores so many elements of the result, with the epilogue that the problem asks for, if any."""
     if not has_epilogue(problem):
         return task
-    moved = task.work.dram_bytes + 4 * elements * problem.residual
+    moved = task.work.dram_bytes + problem.element_bytes * elements * problem.residual
     return replace(
         task,
         kernel=kernel_with_epilogue(task.kernel, fewer_blocks),
@@ -51,8 +51,11 @@ def task_with_epilogue(problem: Problem, task: Task, elements: int, fewer_blocks
 
 def with_epilogue(problem: Problem, launch: Launch) -> Launch:
     """The launch of such a task, with the parameters of the epilogue behind its own, if there is one."""
-    if not has_epilogue(problem):
-        return launch
+    return with_epilogue_params(problem, launch) if has_epilogue(problem) else launch
+
+
+def with_epilogue_params(problem: Problem, launch: Launch) -> Launch:
+    """A launch with the parameters of the problem's epilogue behind its own, even of one that does nothing."""
     tail = EpilogueParams(activation=ACTIVATIONS[problem.activation])
     pointers = launch.pointers
     if problem.residual:  # laid out as y: what is stored at an offset of y belongs to the same offset of it

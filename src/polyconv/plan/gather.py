@@ -16,11 +16,9 @@ from .candidates import DirectCandidate
 from .epilogue import has_epilogue, kernel_with_epilogue, task_with_epilogue, with_epilogue
 from .layout import DIVIDEND_LIMIT, MAX_PHASES, AxisPhase, GatherParams, PackParams, int32
 from .plan import KernelSpec, Launch, Schedule, Task, Work
-from .tiles import GATHER_TILES, GemmTile
+from .tiles import GATHER_TILES, GemmTile, MatrixTile
 from .traffic import moved_bytes
 
-DEPTH = 8
-"""Reduction rows per step (``kDepth`` in gemm_tile.cuh)."""
 BORDERS = {PaddingMode.ZEROS: 0, PaddingMode.REFLECT: 1, PaddingMode.REPLICATE: 2, PaddingMode.CIRCULAR: 3}
 MOST_GROUPS = 65535
 """Groups are the grid's y dimension."""
@@ -145,7 +143,7 @@ ROWS_BORDERED = LoaderKind(
 FOLDED = LoaderKind("folded", (), 2, True, (), "gather_folded")
 LOADERS = (TAPS, TAPS_VECTOR, POINTWISE, ROWS, ROWS_BORDERED, FOLDED)
 
-PACK = KernelSpec.of(PackParams, "pack_weights", threads=256)
+PACK = KernelSpec.of(PackParams, "pack_weights", GemmTile.depth, threads=256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +163,7 @@ class _PhaseTables:
 
 
 @lru_cache(maxsize=1024)
-def _tables(problem: Problem) -> tuple[_PhaseTables, ...]:
+def _tables(problem: Problem, depth: int) -> tuple[_PhaseTables, ...]:
     r = roles(problem)
     found = []
     for phases_h in _chunks(r.phases_h):
@@ -174,7 +172,7 @@ def _tables(problem: Problem) -> tuple[_PhaseTables, ...]:
             for h in phases_h:
                 for w in phases_w:
                     first_rows.append(total)
-                    total += round_up(h.taps * w.taps * r.channels, DEPTH)
+                    total += round_up(h.taps * w.taps * r.channels, depth)
             found.append(_PhaseTables(phases_h, phases_w, tuple(first_rows), total))
     return tuple(found)
 
@@ -220,8 +218,13 @@ def dense_channels(strides: Strides, channels: int, problem: Problem) -> bool:
 class GatherCandidate(DirectCandidate):
     """fprop or dgrad as an implicit GEMM."""
 
-    tile: GemmTile
+    tile: GemmTile | MatrixTile
     loader: LoaderKind
+
+    @property
+    def pack(self) -> KernelSpec:
+        """Makes rows of the weight."""
+        return PACK
 
     @cached_property
     def kernel(self) -> KernelSpec:
@@ -242,9 +245,9 @@ class GatherCandidate(DirectCandidate):
         r, loader = roles(problem), self.loader
         if problem.groups > MOST_GROUPS:
             return f"more than {MOST_GROUPS} groups"
-        if loader is TAPS_VECTOR and DEPTH * self.tile.m // self.tile.threads < 4:
+        if loader is TAPS_VECTOR and self.tile.depth * self.tile.m // self.tile.threads < 4:
             return "a thread gathers fewer than four channels"
-        if has_epilogue(problem) and self.tile.name not in loader.epilogue_tiles:
+        if has_epilogue(problem) and not self._can_finish():
             return "stores its sums as they are, without an activation or a residual"
         zeros = r.border is PaddingMode.ZEROS
         if loader is FOLDED:
@@ -260,8 +263,8 @@ class GatherCandidate(DirectCandidate):
             if problem.kernel != (1, 1) or problem.stride != (1, 1) or any(problem.padding):
                 return "only for 1x1 kernels with stride 1 and no padding"
             return None if dense_pixels(r.source_strides, r.source_size, problem) else "pixels are not dense quads"
-        if r.channels % DEPTH:
-            return f"{r.channels} source channels per group are not a multiple of {DEPTH}"
+        if r.channels % self.tile.depth:
+            return f"{r.channels} source channels per group are not a multiple of {self.tile.depth}"
         if loader is TAPS_VECTOR and not dense_channels(r.source_strides, r.channels, problem):
             return "channels are not dense quads"
         return None
@@ -276,7 +279,7 @@ class GatherCandidate(DirectCandidate):
 
     def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
         r = roles(problem)
-        for tables in _tables(problem):
+        for tables in _tables(problem, self.tile.depth):
             if tables.rows:
                 yield self._pack_task(problem, r, tables)
             for slab in self._slabs(problem, r, tables):
@@ -287,11 +290,12 @@ class GatherCandidate(DirectCandidate):
         r = roles(problem)
         found: list[Launch] = []
         used = 0
-        for tables in _tables(problem):
+        for tables in _tables(problem, self.tile.depth):
             table = ("workspace", used) if self.loader.tabulated else None
             packed = ("workspace", round_up(used + (16 * tables.rows if self.loader.tabulated else 0), 256))
             # One step of slack: the kernel's last load goes past the last row, and its values are not used.
-            packed_bytes = 4 * (problem.groups * tables.rows + DEPTH) * self._outputs_padded(r)
+            rows = problem.groups * tables.rows + self.tile.depth
+            packed_bytes = problem.element_bytes * rows * self._outputs_padded(r)
             used = round_up(packed[1] + packed_bytes, 256)
             if tables.rows:
                 found.append(self._pack(problem, r, tables, table, packed))
@@ -317,7 +321,8 @@ class GatherCandidate(DirectCandidate):
         grid = (output_tiles, ceil_div(r.channels, 8), len(tables.first_rows))
         blocks, elements = grid[0] * grid[1] * grid[2], problem.groups * tables.rows * outputs_padded
         taps = sum(h.taps for h in tables.h) * sum(w.taps for w in tables.w)
-        return Task(PACK, grid, Work(blocks, blocks, grid[0] * grid[1] * taps, 8 * elements))
+        moved = 2 * problem.element_bytes * elements
+        return Task(self.pack, grid, Work(blocks, blocks, grid[0] * grid[1] * taps, moved))
 
     def _pack(
         self, problem: Problem, r: Roles, tables: _PhaseTables, table: tuple[str, int] | None, packed: tuple[str, int]
@@ -345,25 +350,35 @@ class GatherCandidate(DirectCandidate):
             pixels = slab.images * slab.lines_of(h)
             for w in tables.w:
                 here = ceil_div(pixels * w.count, tile.m) * channel_tiles * problem.groups
-                blocks, steps = blocks + here, steps + here * ceil_div(h.taps * w.taps * r.channels, DEPTH)
+                blocks, steps = blocks + here, steps + here * ceil_div(h.taps * w.taps * r.channels, tile.depth)
         part = slab.images * min(slab.lines, most_rows) / (problem.batch * most_rows)
-        packed = 4 * problem.groups * tables.rows * self._outputs_padded(r)
+        packed = problem.element_bytes * problem.groups * tables.rows * self._outputs_padded(r)
         work = Work(blocks, blocks, steps, int(part * moved_bytes(problem)) + packed)
         task = Task(self.kernel, (tiles, problem.groups, len(tables.first_rows)), work)
-        return task_with_epilogue(problem, task, int(part * prod(problem.y_shape)))
+        return self._task_with_epilogue(problem, task, int(part * prod(problem.y_shape)))
+
+    def _can_finish(self) -> bool:
+        """Whether there is an instance with an epilogue."""
+        return self.tile.name in self.loader.epilogue_tiles
+
+    def _task_with_epilogue(self, problem: Problem, task: Task, elements: int) -> Task:
+        return task_with_epilogue(problem, task, elements)
+
+    def _with_epilogue(self, problem: Problem, launch: Launch) -> Launch:
+        return with_epilogue(problem, launch)
 
     def _gather(
         self, problem: Problem, r: Roles, tables: _PhaseTables, table: tuple[str, int] | None, packed: tuple[str, int]
     ) -> Iterator[Launch]:
-        outputs_padded = self._outputs_padded(r)
+        each, outputs_padded = problem.element_bytes, self._outputs_padded(r)
         p = GatherParams(channels=r.channels, outputs=r.outputs, outputs_padded=outputs_padded)
         tables.fill(p)
         p.place("source", r.source_strides, r.source)
         p.place("written", r.written_strides, r.written)
         p.source_height, p.source_width = r.source_size
-        p.source_channel_bytes = 4 * p.source_channel
-        p.packed_step_bytes = 4 * DEPTH * outputs_padded
-        p.next_tap_bytes = 4 * (p.tap_step_w * r.source_strides[3] - r.channels * p.source_channel)
+        p.source_channel_bytes = each * p.source_channel
+        p.packed_step_bytes = each * self.tile.depth * outputs_padded
+        p.next_tap_bytes = each * (p.tap_step_w * r.source_strides[3] - r.channels * p.source_channel)
         p.channel_tiles = ceil_div(r.outputs, self.tile.n)
         p.written_vector = _written_vector(problem, r)
         p.border = BORDERS[r.border]
@@ -380,13 +395,13 @@ class GatherCandidate(DirectCandidate):
                 p.phase_h[i].count.divisor = slab.lines_of(h)
             slots = layout.slots(
                 GatherParams,
-                source=(r.source, 4 * slab.first_image * r.source_strides[0]),
+                source=(r.source, each * slab.first_image * r.source_strides[0]),
                 packed=packed,
                 table=table,
                 bias=r.bias,
-                written=(r.written, 4 * slab.first_image * r.written_strides[0]),
+                written=(r.written, each * slab.first_image * r.written_strides[0]),
             )
-            yield with_epilogue(problem, self._gather_task(problem, r, tables, slab).launch(bytes(p), slots))
+            yield self._with_epilogue(problem, self._gather_task(problem, r, tables, slab).launch(bytes(p), slots))
 
 
 CANDIDATES = tuple(GatherCandidate(tile, loader) for loader in LOADERS for tile in GATHER_TILES)

@@ -128,6 +128,22 @@ class PackParams(Params):
     ]
 
 
+class HalfGatherParams(GatherParams):
+    """The same on tensors of float16."""
+
+
+class BFloat16GatherParams(GatherParams):
+    """The same on tensors of bfloat16."""
+
+
+class HalfPackParams(PackParams):
+    """The same on tensors of float16."""
+
+
+class BFloat16PackParams(PackParams):
+    """The same on tensors of bfloat16."""
+
+
 class WgradParams(Params):
     _fields_ = [
         *_fields(pointer, "x dy partial"),
@@ -140,6 +156,14 @@ class WgradParams(Params):
     ]
 
 
+class HalfWgradParams(WgradParams):
+    """The same on tensors of float16."""
+
+
+class BFloat16WgradParams(WgradParams):
+    """The same on tensors of bfloat16."""
+
+
 class ReduceParams(Params):
     _fields_ = [
         *_fields(pointer, "partial dw db"),
@@ -147,6 +171,14 @@ class ReduceParams(Params):
         *_fields(c_int32, "slices columns"),
         *_fields(FastDivisor, "columns_padded kernel_area kernel_width"),
     ]
+
+
+class HalfReduceParams(ReduceParams):
+    """The same on tensors of float16."""
+
+
+class BFloat16ReduceParams(ReduceParams):
+    """The same on tensors of bfloat16."""
 
 
 class DepthwiseParams(Params):

@@ -39,7 +39,10 @@ class KernelSpec:
     facts: tuple[tuple[str, int], ...] = ()
     """What launches of this instance count with, as its header has it, and the value that they have for it."""
     twin: str = ""
-    """Of a kernel with an epilogue: the symbol of the one without, whose counts hold for both (plan/cost.py)."""
+    """The symbol of a kernel whose counts hold for this one, too (plan/cost.py): the same without an epilogue, or of
+    the other format of 16 bits."""
+    dtype: str = "float32"
+    """What its tensors are made of."""
 
     @classmethod
     def of(
@@ -53,6 +56,8 @@ class KernelSpec:
         min_blocks: int = 1,
         axes: tuple[ToomAxis, ...] = (),
         facts: Mapping[str, int] | None = None,
+        twin: str = "",
+        dtype: str = "float32",
     ) -> KernelSpec:
         """One of our own: it hands a struct of plan/layout.py to a function, or to a template with its arguments.
 
@@ -70,6 +75,8 @@ class KernelSpec:
             min_blocks=min_blocks,
             axes=axes or tuple(argument for argument in arguments if isinstance(argument, ToomAxis)),
             facts=tuple((facts or {}).items()),
+            twin=twin,
+            dtype=dtype,
         )
 
     def source(self) -> str:

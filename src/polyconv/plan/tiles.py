@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +15,8 @@ class GemmTile:
     lanes_m: int
     thread_m: int
     thread_n: int
+    depth: ClassVar[int] = 8
+    """Reduction rows per step (``kDepth`` in gemm_tile.cuh)."""
 
     @property
     def m(self) -> int:
@@ -38,7 +41,7 @@ class GemmTile:
     @property
     def facts(self) -> dict[str, int]:
         """What launches count with."""
-        return {f"{self.cpp}::kM": self.m, f"{self.cpp}::kN": self.n, f"{self.cpp}::kThreads": self.threads}
+        return _facts(self)
 
     def min_blocks(self, weight: int) -> int:
         """Blocks per multiprocessor to ask of the compiler for a loader of the given weight.
@@ -51,6 +54,61 @@ class GemmTile:
         return max(1, threads[weight] // self.threads)
 
 
+_CPP = {"float16": "Half", "bfloat16": "BFloat16"}
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixTile:
+    """One ``polyconv::MatrixTile`` of matrix_tile.cuh: the same for elements of 16 bits, of 16 x 16 products."""
+
+    warps_m: int
+    warps_n: int
+    units_m: int
+    units_n: int
+    dtype: str = "float16"
+    depth: ClassVar[int] = 16
+    """Reduction rows per step (``kMatrixDepth`` in matrix_tile.cuh)."""
+
+    @property
+    def m(self) -> int:
+        return 16 * self.warps_m * self.units_m
+
+    @property
+    def n(self) -> int:
+        return 16 * self.warps_n * self.units_n
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_n
+
+    @property
+    def name(self) -> str:
+        return f"{self.m}x{self.n}"
+
+    @property
+    def cpp(self) -> str:
+        numbers = f"{self.warps_m}, {self.warps_n}, {self.units_m}, {self.units_n}"
+        return f"polyconv::MatrixTile<polyconv::{_CPP[self.dtype]}, {numbers}>"
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """What launches count with."""
+        return _facts(self)
+
+    def of(self, dtype: str) -> MatrixTile:
+        """The same shape for another format."""
+        return replace(self, dtype=dtype)
+
+    def min_blocks(self, weight: int) -> int:
+        """Blocks per multiprocessor to ask of the compiler for a loader of the given weight."""
+        threads = (512, 384, 256)[weight] if self.units_m * self.units_n == 8 else 512
+        return max(1, threads // self.threads)
+
+
+def _facts(tile: GemmTile | MatrixTile) -> dict[str, int]:
+    return {f"{tile.cpp}::kM": tile.m, f"{tile.cpp}::kN": tile.n, f"{tile.cpp}::kThreads": tile.threads}
+
+
 SQUARE = GemmTile(2, 4, 8, 8, 8)
 TALL = GemmTile(4, 1, 4, 8, 8)
 WIDE = GemmTile(2, 2, 4, 8, 8)
@@ -59,6 +117,11 @@ SMALL = GemmTile(2, 1, 4, 8, 8)
 TINY = GemmTile(2, 2, 8, 4, 4)
 SLIM = GemmTile(4, 1, 8, 8, 4)
 SLIMMER = GemmTile(4, 1, 16, 4, 4)
+
+MATRIX_SQUARE = MatrixTile(4, 2, 2, 4)
+MATRIX_TALL = MatrixTile(4, 1, 2, 4)
+MATRIX_SMALL = MatrixTile(2, 2, 2, 2)
+MATRIX_SLIM = MatrixTile(4, 1, 2, 1)
 
 GATHER_TILES = (SQUARE, TALL, NARROW, SMALL, TINY, SLIM, SLIMMER)
 """For fprop and dgrad, by falling width in channels: 128x128, 128x64, 256x32, 64x64, 64x32, 256x16, 256x8."""

@@ -11,7 +11,7 @@ from ..problem import Pass, Problem
 @lru_cache(maxsize=1024)
 def moved_bytes(problem: Problem) -> int:
     """Every element of x and of y once: read or written, but for the rows of x that a large stride skips."""
-    return int(4 * (prod(problem.x_shape) * _rows_read(problem) + prod(problem.y_shape)))
+    return int(problem.element_bytes * (prod(problem.x_shape) * _rows_read(problem) + prod(problem.y_shape)))
 
 
 def _rows_read(problem: Problem) -> float:

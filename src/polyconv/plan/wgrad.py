@@ -11,9 +11,9 @@ from ..rounding import ceil_div, round_up
 from . import layout
 from .candidates import DirectCandidate
 from .gather import BORDERS, MOST_GROUPS, dense_pixels
-from .layout import DIVIDEND_LIMIT, ReduceParams, WgradParams, int32
+from .layout import DIVIDEND_LIMIT, BFloat16ReduceParams, HalfReduceParams, ReduceParams, WgradParams, int32
 from .plan import KernelSpec, Launch, Schedule, Task, Work
-from .tiles import WGRAD_TILES, GemmTile
+from .tiles import WGRAD_TILES, GemmTile, MatrixTile
 from .traffic import moved_bytes
 
 MOST_PIXELS_PER_SLICE = 16384
@@ -23,6 +23,18 @@ MOST_SLICES = 65535
 
 
 REDUCE = KernelSpec.of(ReduceParams, "reduce_partials", threads=256)
+REDUCES = {
+    "float32": REDUCE,
+    "float16": KernelSpec.of(HalfReduceParams, "reduce_partials", symbol="reduce_partials_float16", threads=256),
+    "bfloat16": KernelSpec.of(
+        BFloat16ReduceParams,
+        "reduce_partials",
+        symbol="reduce_partials_bfloat16",
+        threads=256,
+        twin="reduce_partials_float16",
+    ),
+}
+"""By what dw is made of."""
 
 
 def bordered(problem: Problem) -> bool:
@@ -60,8 +72,9 @@ class WgradCut:
 def reduction_task(problem: Problem, slices: int, columns_padded: int) -> Task:
     """The task that adds the slices' partial sums."""
     elements = int32(problem.out_channels * columns_padded, "the number of weights")
-    blocks = ceil_div(elements, REDUCE.threads)
-    return Task(REDUCE, (blocks, 1, 1), Work(blocks, blocks, blocks * slices, 4 * (slices + 1) * elements))
+    kernel = REDUCES[problem.dtype]
+    blocks = ceil_div(elements, kernel.threads)
+    return Task(kernel, (blocks, 1, 1), Work(blocks, blocks, blocks * slices, 4 * (slices + 1) * elements))
 
 
 def reduction(problem: Problem, slices: int, columns: int, columns_padded: int) -> Launch:
@@ -78,7 +91,7 @@ def reduction(problem: Problem, slices: int, columns: int, columns_padded: int) 
 class PixelGemm(DirectCandidate):
     """wgrad as a GEMM over pixels, whatever its kernel does to read them."""
 
-    tile: GemmTile
+    tile: GemmTile | MatrixTile
 
     @property
     def resident(self) -> int:
@@ -95,7 +108,7 @@ class PixelGemm(DirectCandidate):
         filling = ceil_div(2 * sms * self.resident, k_tiles * column_tiles * problem.groups)
         wanted = max(ceil_div(pixels, MOST_PIXELS_PER_SLICE), filling)
         most = min(max(1, workspace // (4 * problem.out_channels * columns_padded)), max(1, pixels // 64), MOST_SLICES)
-        pixels_per_slice = round_up(ceil_div(pixels, min(wanted, most)), 8)
+        pixels_per_slice = round_up(ceil_div(pixels, min(wanted, most)), self.tile.depth)
         int32(out_h * out_w + pixels_per_slice, "the number of pixels of one image of y")
         images = min(problem.batch, max(1, (DIVIDEND_LIMIT - 1 - pixels_per_slice) // (out_h * out_w)))
         return WgradCut(k_tiles, column_tiles, columns_padded, pixels_per_slice, images)
@@ -116,13 +129,15 @@ class PixelGemm(DirectCandidate):
         blocks = grid[0] * grid[1] * slices
         part = pixels / (problem.batch * problem.out_size[0] * problem.out_size[1])
         moved = int(part * moved_bytes(problem)) + 4 * slices * problem.out_channels * cut.columns_padded
-        return Task(self.kernel, grid, Work(blocks, blocks, ceil_div(pixels, 8) * grid[0] * grid[1], moved))
+        return Task(
+            self.kernel, grid, Work(blocks, blocks, ceil_div(pixels, self.tile.depth) * grid[0] * grid[1], moved)
+        )
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         """The partial sums, then their reduction."""
         cut = self.cut(problem, sms, workspace)
         channels, k = problem.channels_per_group
-        columns = columns_of(problem)
+        columns, each = columns_of(problem), problem.element_bytes
         out_h, out_w = problem.out_size
         p = WgradParams(height=problem.in_size[0], width=problem.in_size[1], k=k, channels=channels)
         p.groups, p.columns, p.bias = problem.groups, int32(columns, "channels times kernel area"), problem.bias
@@ -141,8 +156,8 @@ class PixelGemm(DirectCandidate):
             p.pixels = pixels
             slots = layout.slots(
                 WgradParams,
-                x=("x", 4 * first_image * problem.x_strides[0]),
-                dy=("y", 4 * first_image * problem.y_strides[0]),
+                x=("x", each * first_image * problem.x_strides[0]),
+                dy=("y", each * first_image * problem.y_strides[0]),
                 partial=("workspace", scratch),
             )
             found.append(self._task(problem, cut, pixels, slices).launch(bytes(p), slots))

@@ -51,7 +51,7 @@ GlobalMemory::GlobalMemory(const Range* ranges, size_t count, bool track_writers
     size_t sectors = (b.end - b.begin) / 32 + 2;
     b.readers = LazyMemory(sectors * 4);
     b.written_sectors = LazyMemory(sectors / 8 + 1);
-    if (track_writers) b.writers = LazyMemory(b.end - b.begin + 8);
+    if (track_writers) b.writers = LazyMemory(((b.end - b.begin) / kWriterBytes + 4) * sizeof(uint32_t));
   }
 }
 

@@ -25,6 +25,9 @@ class LazyMemory {
   size_t bytes_ = 0;
 };
 
+// Stores are told apart down to elements of this size: neighbouring ones of 16 bits may be two threads'.
+constexpr int kWriterBytes = 2;
+
 struct Buffer {
   uint64_t begin = 0, end = 0;
   // Added to an address before it is split into sectors and lines: a CUDA allocation starts on a 256-byte
@@ -32,7 +35,7 @@ struct Buffer {
   uint64_t bias = 0;
   LazyMemory readers;          // per 32-byte sector: number of the last block that read it
   LazyMemory written_sectors;  // one bit per 32-byte sector
-  LazyMemory writers;          // per 4-byte word: 1 + index of the thread that stored to it
+  LazyMemory writers;          // per kWriterBytes: 1 + index of the thread that stored there
 
   uint64_t sector_index(uint64_t address) const { return ((address + bias) >> 5) - ((begin + bias) >> 5); }
 };

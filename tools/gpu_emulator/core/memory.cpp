@@ -53,9 +53,9 @@ bool distances(uint32_t mask, const uint64_t* address, uint64_t base, int32_t* d
 void check_writers(Machine& m, Warp& w, const Inst& in, Buffer& b, int lane, uint64_t address, bool writes) {
   uint64_t block = (static_cast<uint64_t>(m.block_id[2]) * m.grid[1] + m.block_id[1]) * m.grid[0] + m.block_id[0];
   uint32_t me = static_cast<uint32_t>(block * m.threads + static_cast<uint64_t>(w.id) * kLanes + lane) + 1;
-  uint32_t* word = reinterpret_cast<uint32_t*>(b.writers.data()) + (address - (b.begin & ~3ull)) / 4;
-  for (int i = 0; i < std::max(1, in.width / 4); i++) {
-    uint32_t other = word[i];
+  uint32_t* writer = reinterpret_cast<uint32_t*>(b.writers.data()) + (address - (b.begin & ~3ull)) / kWriterBytes;
+  for (int i = 0; i < std::max(1, in.width / kWriterBytes); i++) {
+    uint32_t other = writer[i];
     bool other_block = other && (other - 1) / m.threads != (me - 1) / m.threads;
     if (other && other != me && (writes || other_block)) {
       Fault f = address_fault(FaultKind::GlobalRace, lane, address,
@@ -64,7 +64,7 @@ void check_writers(Machine& m, Warp& w, const Inst& in, Buffer& b, int lane, uin
                                   std::to_string((other - 1) / m.threads) + " (linear) stored to in this launch");
       throw f;
     }
-    if (writes) word[i] = me;
+    if (writes) writer[i] = me;
   }
 }
 

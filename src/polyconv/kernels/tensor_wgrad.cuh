@@ -1,0 +1,44 @@
+// wgrad of tensors of 16 bits: the implicit GEMM over pixels of wgrad_gemm.cuh with the products of matrix_tile.cuh.
+//
+// Elements go to shared memory as they are, products are exact, sums and partial sums are float. Grid, slices, columns
+// and loaders are those of wgrad_gemm.cuh; reduce_partials.cuh adds the slices and rounds once.
+#pragma once
+
+#include "matrix_tile.cuh"
+#include "wgrad_gemm.cuh"
+
+namespace polyconv {
+
+struct HalfWgradParams : WgradParamsOf<Half> {};
+struct BFloat16WgradParams : WgradParamsOf<BFloat16> {};
+
+template <class Tile, bool kVector, bool kBordered, class Params>
+__device__ __forceinline__ void tensor_wgrad(const Params& p) {
+  using Instruction = typename Tile::Instruction;
+  Accumulators<Tile> c;
+  {
+    const int4* table = tabulate_columns<Tile, kBordered>(p);
+    const int first = blockIdx.z * p.pixels_per_slice, end = min(first + p.pixels_per_slice, p.pixels);
+    const int first_k = (blockIdx.x - p.k_tiles.quotient(blockIdx.x) * p.k_tiles.divisor) * Tile::kM;
+    WgradLoader<Tile, kVector, kBordered> loader(p, table, first_k, first, end);
+    accumulate_slice<Tile>(c, loader, end - first);
+  }
+
+  const TilePlace<Tile> place(fresh_thread());
+  const u32 x = fresh_block_x(), column_tile = p.k_tiles.quotient(x), lane = fresh_thread() % 32;
+  const int first_k = (x - column_tile * p.k_tiles.divisor) * Tile::kM + place.m;
+  const int first_column = column_tile * Tile::kN + place.n;
+  float* to = p.partial + (i64(blockIdx.z) * p.groups + fresh_block_y()) * p.k * p.columns_padded;
+#pragma unroll
+  for (int m = 0; m < Tile::kUnitsM; m++)
+#pragma unroll
+    for (int n = 0; n < Tile::kUnitsN; n++)
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        const int k = first_k + m * kMatrix + Instruction::row(lane, i);
+        const int column = first_column + n * kMatrix + Instruction::column(lane, i);
+        if (k < p.k && column < p.columns_padded) to[i64(k) * p.columns_padded + column] = c.sum[m][n][i];
+      }
+}
+
+}  // namespace polyconv
