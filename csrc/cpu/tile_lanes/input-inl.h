@@ -84,10 +84,10 @@ struct InputStage {
     }
     row_pitch = RoundUp(origin + reached, kLanes) + 2 * kLanes + 16;
     row_pitch = std::max(row_pitch, (kStreams + 1) * kLanes);  // the dense path's buffer lies in the same place
-    // Room for the last vector, wherever it starts: see SortDilated.
+    // Streams follow one another without a gap: a halo is a few units, and a vector of each stream for them would be a
+    // third of all columns that a core keeps in its cache. Bands that share a vector fill it.
     const int count = t.piece_units + halo;
-    const int step = d == 1 || d > kLanes ? kLanes : LanesInRuns(d);
-    column_pitch = RoundUp((count - 1) / step * step + kLanes + (d > kLanes ? kLanes : 0), kLanes);
+    column_pitch = std::max(count, kLanes);
     loaded_pitch = RoundUp(RoundUp(count, d) * kStreams, kStreams * kLanes) + kLanes;
     side_by_side =
         d == 1 && t.chunk_tiles % t.band_tiles == 0 && !S::kDirect ? std::max(1, kLanes / (t.units + halo)) : 1;
@@ -96,7 +96,10 @@ struct InputStage {
 
   int channels() const { return taps.channels(); }
   std::size_t rows_size() const { return static_cast<std::size_t>(kPointsH) * row_pitch + conv.in_width + kLanes; }
-  std::size_t columns_size() const { return static_cast<std::size_t>(kPointsH) * kStreams * column_pitch; }
+  // The last vector of the last stream may reach over the end.
+  std::size_t columns_size() const {
+    return RoundUp(kPointsH * kStreams * column_pitch, kLanes) + static_cast<std::size_t>(kLanes);
+  }
   std::size_t loaded_size() const { return loads ? side_by_side * LoadedBandPitch() : 0; }
 
   // Once per thread and call: what GatherDilated does not write is padding. The zero row, behind the others, stands for
@@ -275,9 +278,12 @@ struct InputStage {
   // columns[h][j][unit] = H-transformed column (unit * kStreams + j), one vector of units at a time.
   HWY_INLINE void GatherDense(const Band& band, const Rows& source, float* buffer, float* columns) const {
     constexpr std::size_t kPitch = kStreams * kLanes;
-    for (int unit = 0; unit < band.unit_count + halo; unit += kLanes) {
+    const int count = band.unit_count + halo;
+    // The last vector first: what it writes past the end of a stream is overwritten by the first one of the next.
+    for (int unit = (count - 1) / kLanes * kLanes; unit >= 0; unit -= kLanes) {
       const int first = (band.first_unit + unit) * kStreams + source.shift;
-      for (int j = 0; j < kStreams; j++) TransformColumns(source, first + j * kLanes, buffer + j * kLanes, kPitch);
+      const int width = std::min(kLanes, count - unit) * kStreams;
+      for (int j = 0; j < width; j += kLanes) TransformColumns(source, first + j, buffer + j, kPitch);
       SortDense(buffer, kPitch, columns + unit);
     }
   }
@@ -325,16 +331,18 @@ struct InputStage {
     const int d = tiling.dilation_w;
     const std::ptrdiff_t jump = static_cast<std::ptrdiff_t>(kStreams - 1) * d;  // from one tile's run to the next one's
     const RunMerger<kRuns> merger(d);
-    // Vectors start at a whole tile, except inside a tile that is longer than a vector.
-    for (int unit = 0, lanes; unit < unit_count; unit += lanes) {
-      lanes = d > kLanes ? std::min(kLanes, d - unit % d) : LanesInRuns(d);
-      const float* source = rows + unit + unit / d * jump;
-      float* target = columns + unit;
-      for (int h = 0; h < kPointsH; h++) {
-        for (int j = 0; j < kStreams; j++) {
-          const float* at = source + h * row_pitch + j * d;
-          Store(target + (h * kStreams + j) * column_pitch,
-                merger.Merge([&](int run) HWY_ATTR { return at + run * jump; }));
+    // Stream by stream: what is written past the end of one is overwritten by the next.
+    for (int h = 0; h < kPointsH; h++) {
+      for (int j = 0; j < kStreams; j++, columns += column_pitch) {
+        const float* source = rows + h * row_pitch + j * d;
+        // Vectors start at a whole tile, except inside a tile that is longer than a vector.
+        for (int unit = 0, lanes; unit < unit_count; unit += lanes) {
+          lanes = d > kLanes ? std::min(kLanes, d - unit % d) : kRuns * d;
+          const bool one_run = unit_count - unit <= d;  // as the halo is, where it is all that is left
+          Store(columns + unit,
+                one_run ? Load(source) : merger.Merge([&](int run) HWY_ATTR { return source + run * jump; }));
+          source += lanes;
+          if (d <= kLanes || (unit + lanes) % d == 0) source += kRuns * jump;
         }
       }
     }

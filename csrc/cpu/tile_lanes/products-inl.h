@@ -20,6 +20,7 @@ inline constexpr int kTileChannels = 8;
 inline constexpr int kTileChannels = 4;
 #endif
 inline constexpr int kTileVectors = 3;
+inline constexpr int kWeightsAhead = 96 * kTileChannels;  // fetched before they are used
 
 // Vectors of the next tile when `remaining` are left: threes, and two twos instead of a three and a one.
 constexpr int NextTile(int remaining) {
@@ -31,10 +32,14 @@ using Sums = Floats[kTileChannels][kVectors];
 
 // sums += weights[channel][k] * input[channel][lane]. This loop is where most of the time goes: per channel it reads
 // kVectors vectors and kTileChannels broadcast weights for kTileChannels * kVectors multiply-adds.
+//
+// Weights come from beyond L2 where there are many of them: about as many as a register tile takes are fetched ahead. A
+// tile of one vector has no loads to spare for that.
 template <int kVectors>
 HWY_INLINE void MultiplyAdd(Sums<kVectors>& sums, const float* HWY_RESTRICT weights, const float* HWY_RESTRICT input,
                             int channels, std::size_t channel_pitch) {
   for (int c = 0; c < channels; c++, weights += kTileChannels, input += channel_pitch) {
+    if constexpr (kVectors > 1) __builtin_prefetch(weights + kWeightsAhead);
     Floats in[kVectors];
     POLYCONV_UNROLL
     for (int z = 0; z < kVectors; z++) in[z] = Load(input + z * kLanes);
