@@ -149,3 +149,40 @@ def test_tf32_ignores_the_lower_bits(nvrtc: Compiler) -> None:
     assert np.array_equal(
         form.multiply(nvrtc, (a.view(np.uint32) | noise).view(np.float32), b, c), form.multiply(nvrtc, a, b, c)
     )
+
+
+def test_conversions_to_factors(nvrtc: Compiler) -> None:
+    """Floats to pairs of halves or bfloats, to the nearest or toward zero, and halves back."""
+    source = """extern "C" __global__ void k(unsigned* o, float* back, const float* a, const float* b) {
+      const unsigned t = threadIdx.x;
+      unsigned r[3];
+      unsigned short one[2];
+      asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r[0]) : "f"(a[t]), "f"(b[t]));
+      asm("cvt.rz.f16x2.f32 %0, %1, %2;" : "=r"(r[1]) : "f"(a[t]), "f"(b[t]));
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r[2]) : "f"(a[t]), "f"(b[t]));
+      asm("cvt.rn.f16.f32 %0, %1;" : "=h"(one[0]) : "f"(b[t]));
+      asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(one[1]) : "f"(b[t]));
+      asm("cvt.f32.f16 %0, %1;" : "=f"(back[t]) : "h"(one[0]));
+      for (int i = 0; i < 5; i++) o[5 * t + i] = i < 3 ? r[i] : one[i - 3]; }"""
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(32).astype(np.float32) * np.float32(2) ** rng.integers(-18, 15, 32) for _ in range(2))
+    a, b = a.astype(np.float32), b.astype(np.float32)
+    out, back = np.zeros((32, 5), np.uint32), np.zeros(32, np.float32)
+    report = gpu_emulator.run(nvrtc(source, "sm_80"), "k", 1, 32, [out, back, a, b])
+    assert {"F2FP.PACK_AB", "F2FP.PACK_AB.RZ", "F2FP.BF16.PACK_AB"} <= report.opcodes.keys()
+
+    def half(x: Array) -> Array:
+        return x.astype(np.float16).view(np.uint16).astype(np.uint32)
+
+    def half_toward_zero(x: Array) -> Array:
+        near = x.astype(np.float16)
+        beyond = np.abs(near.astype(np.float32)) > np.abs(x)
+        return near.view(np.uint16).astype(np.uint32) - beyond
+
+    def bfloat(x: Array) -> Array:
+        bits = x.view(np.uint32)
+        return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+
+    pairs = [convert(a) << 16 | convert(b) for convert in (half, half_toward_zero, bfloat)]
+    assert np.array_equal(out.T, [*pairs, half(b), bfloat(b)])
+    assert np.array_equal(back, b.astype(np.float16).astype(np.float32))

@@ -8,8 +8,11 @@ import pytest
 
 import emulate
 from emulate import check
+from gpu_emulator import elf, launch
 from machine_suites import SUITES, Shape
-from polyconv.plan import DEVICES, plan_cuda
+from nightly import nightly
+from polyconv.cuda.cache import KernelCache
+from polyconv.plan import DEVICES, KernelSpec, all_kernels, plan_cuda
 from polyconv.problem import Pass
 
 A100 = DEVICES["a100"]
@@ -27,3 +30,10 @@ def test_planned_for_the_a100(shape: Shape, kind: Pass, monkeypatch: pytest.Monk
     problem = shape.problem(kind, x, w, dy)
     for report in check(problem, x, w, bias, dy, plan_cuda(problem, A100)):
         assert report.chip.arch == A100.arch
+
+
+@nightly
+@pytest.mark.parametrize("spec", all_kernels(), ids=lambda spec: spec.symbol)
+def test_every_instruction_is_understood(spec: KernelSpec) -> None:
+    code = elf.load(KernelCache().get(spec, A100.arch)).kernel(spec.symbol).code
+    assert launch._program(code, A100.arch).unsupported() == []

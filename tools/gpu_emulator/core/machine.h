@@ -27,6 +27,7 @@ constexpr int kScratchRow = 256;  // writes to RZ end here; up to four registers
 constexpr int kRegisterRows = kUniformRegister + kUniformRegisters;
 constexpr int kScratchPredicate = 8;  // writes to PT end here
 constexpr int kPredicateRows = kUniformPredicate + kUniformPredicates;
+static_assert(kUniformRegister >= kScratchRow + 4 && kUniformPredicate > kScratchPredicate);
 constexpr int kConvergenceBarriers = 16;
 constexpr int kBlockBarriers = 16;
 constexpr uint32_t kNoLimit = 0xffffffffu;
@@ -214,6 +215,9 @@ struct Machine {
   void complete_if_full(int index);
   [[noreturn]] void report_deadlock();
 };
+
+// For instructions that are only defined for whole warps; throws Fault (op_warp.cpp).
+void require_all_lanes(const Machine& m, const Inst& in, uint32_t mask);
 
 // Divergence (op_control.cpp).
 void reschedule(Warp& w);                   // picks the runnable group with the lowest pc

@@ -204,10 +204,9 @@ void access_shared(Machine& m, Warp& w, const Inst& in, uint32_t mask, const uin
   c.shared_ideal += p.ideal;
   if (!m.options.check_races) return;
   bool tolerate = m.kernel.shared_cas;
-  const uint32_t mask_of_warp = w.active;
   for (int i = 0; i < p.pieces; i++) {
     uint32_t begin = static_cast<uint32_t>(base + static_cast<uint64_t>(static_cast<int64_t>(p.piece[i].offset)));
-    uint32_t lanes = how & kByWarp ? mask_of_warp : p.piece[i].lanes;
+    uint32_t lanes = how & kByWarp ? w.active : p.piece[i].lanes;
     RaceHit hit;
     if (how & kCopies) {
       if (lanes & (lanes - 1))

@@ -29,7 +29,8 @@ uint8_t take_integer(Binder& b, uint8_t otherwise) {
   return otherwise;
 }
 
-constexpr uint8_t kFromDouble = 1, kToDouble = 2, kFlush = 4, kNanToZero = 8, kSaturate = 16, kToHalf = 32;
+constexpr uint8_t kFromDouble = 1, kToDouble = 2, kFlush = 4, kNanToZero = 8, kSaturate = 16, kToHalf = 32,
+                  kToBfloat = 64;
 
 double flush(double x, const Inst& in) {
   return in.flags & kFlush && std::fabs(x) < 0x1p-126 ? std::copysign(0.0, x) : x;
@@ -158,6 +159,22 @@ void bind_f2i(Binder& b) {
   in.run = run_f2i;
 }
 
+// In the rounding mode that is set.
+uint32_t to_half(float x) {
+  volatile _Float16 h = static_cast<_Float16>(x);
+  const _Float16 plain = h;
+  uint16_t bits;
+  memcpy(&bits, &plain, 2);
+  return bits;
+}
+
+// To the nearest, or toward zero.
+uint32_t to_bfloat(float x, bool nearest) {
+  if (x != x) return 0x7fff;
+  const uint32_t bits = as_bits(x);
+  return (bits + (nearest ? 0x7fffu + (bits >> 16 & 1) : 0)) >> 16;
+}
+
 void run_f2f(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   uint64_t out[kLanes] = {};
   fesetround(kRoundingModes[in.imm & 3]);
@@ -167,11 +184,9 @@ void run_f2f(Machine&, Warp& w, const Inst& in, uint32_t mask) {
     if (in.flags & kToDouble) {
       out[l] = as_bits64(x);
     } else if (in.flags & kToHalf) {
-      volatile _Float16 h = static_cast<_Float16>(static_cast<float>(x));
-      _Float16 plain = h;
-      uint16_t bits;
-      memcpy(&bits, &plain, 2);
-      out[l] = bits;
+      out[l] = to_half(static_cast<float>(x));
+    } else if (in.flags & kToBfloat) {
+      out[l] = to_bfloat(static_cast<float>(x), in.imm == 0);
     } else {
       volatile float f = static_cast<float>(x);
       float r = static_cast<float>(flush(f, in));
@@ -188,17 +203,20 @@ void bind_f2f(Binder& b) {
   Inst& in = b.inst;
   std::vector<std::string> types;
   for (const std::string& m : b.sass.modifiers)
-    if (m == "F64" || m == "F32" || m == "F16") types.push_back(m);
+    if (m == "F64" || m == "F32" || m == "F16" || m == "BF16") types.push_back(m);
   if (types.size() != 2) throw Unsupported("types");
-  b.ignore({"F64", "F32", "F16"});
+  b.ignore({"F64", "F32", "F16", "BF16"});
   if (types[0] == "F64") in.flags |= kToDouble;
   if (types[0] == "F16") in.flags |= kToHalf;
+  if (types[0] == "BF16") in.flags |= kToBfloat;
+  const bool narrows = in.flags & (kToHalf | kToBfloat);
   if (types[1] == "F64") in.flags |= kFromDouble;
-  if (types[1] == "F16" || (types[0] == "F16" && types[1] == "F64")) throw Unsupported("half precision");
+  if (types[1] == "F16" || types[1] == "BF16" || (narrows && types[1] == "F64")) throw Unsupported("half precision");
   if (b.take("FTZ")) in.flags |= kFlush;
   if (b.take("SAT")) in.flags |= kSaturate;
   int round = b.take_one({"RN", "RZ", "RM", "RP"});
   in.imm = static_cast<uint32_t>(round < 0 ? 0 : round);
+  if ((in.flags & kToBfloat) && in.imm > 1) throw Unsupported("rounding");
   b.destination();
   if (in.flags & kFromDouble) {
     b.wide_source(0, Number::Double);
@@ -206,6 +224,30 @@ void bind_f2f(Binder& b) {
     b.source(0, Number::Float);
   }
   in.run = run_f2f;
+}
+
+// F2FP.PACK_AB R0, R1, R2: two floats to the upper and the lower half of a register.
+void run_pack(Machine&, Warp& w, const Inst& in, uint32_t mask) {
+  const Values upper = w.values(in.src[0]), lower = w.values(in.src[1]);
+  auto narrow = [&](uint32_t bits) {
+    return in.flags & kToBfloat ? to_bfloat(as_float(bits), in.imm == 0) : to_half(as_float(bits));
+  };
+  alignas(64) uint32_t out[kLanes];
+  fesetround(kRoundingModes[in.imm]);
+  for (int l = 0; l < kLanes; l++) out[l] = narrow(upper[l]) << 16 | narrow(lower[l]);
+  fesetround(FE_TONEAREST);
+  store_row(w, in.dst, out, mask);
+}
+
+void bind_pack(Binder& b) {
+  Inst& in = b.inst;
+  if (!b.take("PACK_AB")) throw Unsupported("form");
+  in.flags = b.take("BF16") ? kToBfloat : kToHalf;
+  in.imm = b.take("RZ") ? 1 : 0;
+  b.destination();
+  b.source(0, Number::Float);
+  b.source(1, Number::Float);
+  in.run = run_pack;
 }
 
 // imm: the bit of the register that the half starts at.
@@ -216,12 +258,14 @@ void run_widen_half(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   store_row(w, in.dst, out, mask);
 }
 
-// HADD2.F32 R0, R1.H0_H0, -RZ.H0_H0 is how the compiler writes the conversion of a half to a float: plus minus zero.
+// HADD2.F32 R0, R1.H0_H0, -RZ.H0_H0, or the other way round on sm_80, is how the compiler writes the conversion of a
+// half to a float: plus minus zero.
 void bind_widen_half(Binder& b) {
   if (!b.take("F32")) throw Unsupported("half precision");
   b.destination();
-  const Operand& half = b.next();
-  const Operand& zero = b.next();
+  const Operand &first = b.next(), &second = b.next();
+  const bool zero_first = first.kind == Operand::Kind::Register && first.index == kZeroRegister;
+  const Operand &half = zero_first ? second : first, &zero = zero_first ? first : second;
   bool in_register = half.kind == Operand::Kind::Register && !half.negate && !half.absolute;
   bool is_lower = half.suffix == "H0_H0", is_upper = half.suffix == "H1_H1";
   if (!in_register || !(is_lower || is_upper)) throw Unsupported("operand " + half.text);
@@ -311,6 +355,8 @@ bool bind_convert(Binder& b) {
     bind_f2i(b);
   } else if (op == "F2F") {
     bind_f2f(b);
+  } else if (op == "F2FP") {
+    bind_pack(b);
   } else if (op == "HADD2") {
     bind_widen_half(b);
   } else if (op == "FRND") {

@@ -76,8 +76,6 @@ void run_wait(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
   w.copies.erase(std::remove_if(w.copies.begin(), w.copies.end(), complete), w.copies.end());
 }
 
-void run_nothing(Machine&, Warp&, const Inst&, uint32_t) {}
-
 }  // namespace
 
 bool bind_copy(Binder& b) {
@@ -89,9 +87,9 @@ bool bind_copy(Binder& b) {
     in.run = run_ldgdepbar;
   } else if (op == "DEPBAR") {  // groups of copies count in scoreboard 0; nothing else is ever in flight here
     const bool of_copies = b.take("LE") && b.more() && b.next().text == "SB0";
-    if (of_copies) in.imm = b.immediate();
+    in.imm = of_copies ? b.immediate() : kNoLimit;
     while (b.more()) b.next();
-    in.run = of_copies ? run_wait : run_nothing;
+    in.run = run_wait;
   } else {
     return false;
   }

@@ -166,12 +166,7 @@ void bind_store(Binder& b, Space space, bool generic) {
 // LDSM: 8 x 8 matrices of 16-bit elements, kind of them. Lane 8 i + r has the address of row r of matrix i; register i
 // of a lane gets two neighbours of a row of matrix i or (flags) of a column.
 void run_ldsm(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
-  if (mask != kAllLanes) {
-    Fault f;
-    f.kind = FaultKind::Unsupported;
-    f.message = "LDSM with inactive lanes";
-    throw f;
-  }
+  require_all_lanes(m, in, mask);
   alignas(64) uint64_t address[kLanes];
   window_addresses(w, in, address);
   const uint32_t asked = in.kind == 4 ? kAllLanes : (1u << 8 * in.kind) - 1;

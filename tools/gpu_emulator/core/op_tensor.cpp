@@ -9,14 +9,6 @@ namespace {
 
 constexpr int kHalfBits = 11, kBfloatBits = 8, kTf32Bits = 11;  // of a factor's significand
 
-void require_all_lanes(const Inst& in, Machine& m, uint32_t mask) {
-  if (mask == kAllLanes) return;
-  Fault f;
-  f.kind = FaultKind::Unsupported;
-  f.message = m.kernel.sass[in.index].opcode + " with inactive lanes";
-  throw f;
-}
-
 // mma.sync.m8n8k4 is four HMMA steps. A warp holds four independent products of 8 x 4 by 4 x 8, one per pair of quads:
 // lanes 4q to 4q + 3 and 16 + 4q to 16 + 4q + 3 are the eight members of pair q.
 constexpr int kQuadPairs = 4, kMembers = 8, kDepth = 4;
@@ -48,7 +40,7 @@ void read_operand(const uint32_t* low, const uint32_t* high, int quad_pair, bool
 
 // kind: the step. It writes the accumulators 2 step and 2 step + 1 of the eight that a lane has in the PTX manual.
 void run_hmma_884(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
-  require_all_lanes(in, m, mask);
+  require_all_lanes(m, in, mask);
   const uint32_t* addend[2] = {w.row(in.src[4]), w.row(in.src[5])};
   alignas(64) uint32_t out[2][kLanes];
   for (int quad_pair = 0; quad_pair < kQuadPairs; quad_pair++) {
@@ -123,7 +115,7 @@ constexpr int kRows = 16, kColumns = 8;
 // depth further on.
 template <class Type, int pieces>
 void run_hmma_16(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
-  require_all_lanes(in, m, mask);
+  require_all_lanes(m, in, mask);
   constexpr int piece = 4 * Type::per_register, depth = pieces * piece;
   auto row_of = [&](int slot, int i) {
     return w.row(in.src[slot]) + (in.src[slot].row == kZeroRegister ? 0 : i * kLanes);

@@ -5,6 +5,15 @@
 #include "bind.h"
 
 namespace gpu_emulator {
+
+void require_all_lanes(const Machine& m, const Inst& in, uint32_t mask) {
+  if (mask == kAllLanes) return;
+  Fault f;
+  f.kind = FaultKind::Unsupported;
+  f.message = m.kernel.sass[in.index].opcode + " with inactive lanes";
+  throw f;
+}
+
 namespace {
 
 // The lanes that run a warp-synchronous instruction together are ordered by it.

@@ -1,8 +1,8 @@
 // Shared-memory races: two threads touch a word, one of them writes, and no barrier lies between.
 //
-// Volta schedules threads independently, so the lockstep order in which this program happens to run lanes
+// Since Volta, GPUs schedule threads independently, so the lockstep order in which this program happens to run lanes
 // and warps orders nothing. Only these do: a block barrier (between the warps that take part), WARPSYNC, and
-// the warp-synchronous SHFL, VOTE and MATCH (between the lanes that take part).
+// the warp-synchronous SHFL, VOTE, MATCH and REDUX (between the lanes that take part).
 //
 // Time is one counter per block that moves on at every such event; an access carries the time at which it was
 // made. Every warp keeps a vector clock: up to which time it has seen each other warp. Since most kernels only

@@ -32,9 +32,10 @@ struct Operand {
   bool is_float = false;        // immediate written as a decimal float
   double number = 0;            // its value, when is_float
   uint32_t bits = 0;            // its bits otherwise
-  bool moves() const { return indexed || uniform != kZeroRegister; }  // an address that depends on a register
-  std::string suffix;  // .64, .U32, .H0_H0 ... (without .reuse, which changes nothing)
+  std::string suffix;           // .64, .U32, .H0_H0 ... (without .reuse, which changes nothing)
   std::string text;
+
+  bool moves() const { return indexed || uniform != kZeroRegister; }  // an address that depends on a register
 };
 
 struct SassInstruction {
