@@ -49,7 +49,7 @@ def variants() -> Iterator[Any]:
             yield pytest.param(dtype, way, id=way.name, marks=marks)
 
 
-@pytest.mark.parametrize(("dtype", "way"), variants())
+@pytest.mark.parametrize(("dtype", "way"), list(variants()))
 def test_every_variant(dtype: str, way: TensorGatherCandidate | TensorWgradCandidate) -> None:
     if isinstance(way, TensorWgradCandidate):
         mode = "replicate" if way.bordered else "zeros"

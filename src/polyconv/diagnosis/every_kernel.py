@@ -15,7 +15,7 @@ from ..plan.cost import tasks_us, why_not_on
 from ..plan.cuda import DEFAULT_WORKSPACE, FAMILIES, all_kernels, candidates
 from ..plan.device import CudaDevice
 from ..plan.plan import KernelSpec, Plan, Task
-from ..problem import Problem, Sides
+from ..problem import HALF_DTYPES, Problem, Sides
 from .cases import CASES, Case
 from .subject import Subject
 
@@ -98,10 +98,13 @@ def selected(subject: Subject) -> dict[str, Way]:
 
 
 def problems() -> Iterator[tuple[str, Problem]]:
-    """The self-test's, then those that the other kernels need."""
+    """The self-test's, then those that the other kernels need, then the self-test's in half precision."""
     for name, case in (*CASES.items(), *_more()):
         for kind in case.passes:
             yield f"{name}, {kind}", case.problem(kind)
+    for dtype, (name, case) in product(HALF_DTYPES, CASES.items()):
+        for kind in case.passes:
+            yield f"{name}, {kind}, {dtype}", replace(case.problem(kind), dtype=dtype)
 
 
 def _more() -> Iterator[tuple[str, Case]]:

@@ -35,9 +35,9 @@ class Fenced:
         """The bytes between the bands."""
         return self._all[self._begin : self._end]
 
-    def tensor(self, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
-        """The same as float32, laid out."""
-        return self.inside.view(torch.float32).as_strided(shape, strides)
+    def tensor(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        """The same as numbers, laid out."""
+        return self.inside.view(dtype).as_strided(shape, strides)
 
     def fill(self, byte: int) -> None:
         self.inside.fill_(byte)

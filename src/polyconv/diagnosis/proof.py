@@ -28,8 +28,9 @@ def prove(subject: Subject, plan: Plan, *, shift: int = 0) -> Answer:
     problem = plan.problem
     given, exact = operands(problem)
     every, lie = {**given, **exact}, strides(problem)
-    fences = {name: Fenced(4 * _extent(value, lie[name]), subject.device, shift) for name, value in every.items()}
-    tensors = {name: fence.tensor(every[name].shape, lie[name]) for name, fence in fences.items()}
+    each, dtype = problem.element_bytes, getattr(torch, problem.dtype)
+    fences = {name: Fenced(each * _extent(value, lie[name]), subject.device, shift) for name, value in every.items()}
+    tensors = {name: fence.tensor(every[name].shape, lie[name], dtype) for name, fence in fences.items()}
     for name, value in given.items():
         tensors[name].copy_(value)
     backend = subject.backend(planner=lambda *_: plan)
@@ -82,7 +83,8 @@ def _differences(found: list[dict[str, Tensor]]) -> str:
     """In what the runs gave, bit by bit. The last one found other memory than those before."""
     for place, other in enumerate(found[1:], 1):
         for name, value in found[0].items():
-            count = int((value.view(torch.int32) != other[name].view(torch.int32)).sum())
+            bits = torch.int32 if value.element_size() == 4 else torch.int16
+            count = int((value.view(bits) != other[name].view(bits)).sum())
             if count and place == len(found) - 1:
                 return f"{count} elements of {name} depend on what was in the memory before"
             if count:

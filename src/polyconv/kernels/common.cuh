@@ -106,19 +106,16 @@ __device__ __forceinline__ u32 fresh_block_z() {
 
 // The same pointer, of unknown origin to the compiler: it cannot turn a chain of additions back into multiples of the
 // stride, which would be computed on the FP32 pipe.
-template <class Element>
-__device__ __forceinline__ const Element* opaque(const Element* pointer) {
+__device__ __forceinline__ const float* opaque(const float* pointer) {
   asm volatile("" : "+l"(pointer));
   return pointer;
 }
 
-template <class Element>
-__device__ __forceinline__ const Element* add_bytes(const Element* pointer, i64 bytes) {
-  return reinterpret_cast<const Element*>(reinterpret_cast<const char*>(pointer) + bytes);
+__device__ __forceinline__ const float* add_bytes(const float* pointer, i64 bytes) {
+  return reinterpret_cast<const float*>(reinterpret_cast<const char*>(pointer) + bytes);
 }
-template <class Element>
-__device__ __forceinline__ Element* add_bytes(Element* pointer, i64 bytes) {
-  return reinterpret_cast<Element*>(reinterpret_cast<char*>(pointer) + bytes);
+__device__ __forceinline__ float* add_bytes(float* pointer, i64 bytes) {
+  return reinterpret_cast<float*>(reinterpret_cast<char*>(pointer) + bytes);
 }
 
 __device__ __forceinline__ float4 load4(const float* from) {

@@ -80,6 +80,21 @@ __device__ __forceinline__ Element load_read_only(const Element* from) {
   return {__ldg(&from->bits)};
 }
 
+// What common.cuh has for float.
+template <class Element>
+__device__ __forceinline__ const Element* opaque(const Element* pointer) {
+  asm volatile("" : "+l"(pointer));
+  return pointer;
+}
+template <class Element>
+__device__ __forceinline__ const Element* add_bytes(const Element* pointer, i64 bytes) {
+  return reinterpret_cast<const Element*>(reinterpret_cast<const char*>(pointer) + bytes);
+}
+template <class Element>
+__device__ __forceinline__ Element* add_bytes(Element* pointer, i64 bytes) {
+  return reinterpret_cast<Element*>(reinterpret_cast<char*>(pointer) + bytes);
+}
+
 // Four neighbours in memory, which come in one load and go in one store.
 template <class Element>
 struct QuadOf {

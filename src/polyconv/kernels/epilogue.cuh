@@ -5,22 +5,15 @@
 // there is a residual an address: both are the same for all threads, so the branches cost one instruction each.
 #pragma once
 
-#include "elements.cuh"
+#include "common.cuh"
 
 namespace polyconv {
 
 enum class Activation : int { kNone = 0, kRelu = 1, kSilu = 2 };
 
-template <class Pointer>
-struct PointeeOf;
-template <class Element>
-struct PointeeOf<Element*> {
-  using Type = Element;
-};
-
 template <class Params>
 struct WithEpilogue : Params {
-  const typename PointeeOf<decltype(Params::written)>::Type* residual;  // laid out as `written`; null: none
+  const float* residual;  // laid out as `written`; null: none
   int activation;
 
   // Bytes from an element of `written` to the residual's.
@@ -66,10 +59,10 @@ __device__ __forceinline__ void activate(float (&values)[kCount], int activation
 }
 
 // The sum that is stored at `to`, finished; as it is where there is no epilogue.
-template <class Params, class Element>
-__device__ __forceinline__ float finished(const Params& p, float sum, const Element* to) {
+template <class Params>
+__device__ __forceinline__ float finished(const Params& p, float sum, const float* to) {
   if constexpr (EpilogueOf<Params>::kExists) {
-    float value[1] = {p.residual ? sum + widened(*add_bytes(to, p.residual_bytes())) : sum};
+    float value[1] = {p.residual ? sum + *add_bytes(to, p.residual_bytes()) : sum};
     activate(value, p.activation);
     return value[0];
   } else {
@@ -78,10 +71,10 @@ __device__ __forceinline__ float finished(const Params& p, float sum, const Elem
 }
 
 // Four neighbours at once.
-template <class Params, class Element>
-__device__ __forceinline__ float4 finished(const Params& p, float4 sums, const Element* to) {
+template <class Params>
+__device__ __forceinline__ float4 finished(const Params& p, float4 sums, const float* to) {
   if constexpr (EpilogueOf<Params>::kExists) {
-    const float4 add = p.residual ? widened4<Element>(load4(add_bytes(to, p.residual_bytes()))) : float4{};
+    const float4 add = p.residual ? load4(add_bytes(to, p.residual_bytes())) : make_float4(0.f, 0.f, 0.f, 0.f);
     float value[4] = {sums.x + add.x, sums.y + add.y, sums.z + add.z, sums.w + add.w};
     activate(value, p.activation);
     return make_float4(value[0], value[1], value[2], value[3]);

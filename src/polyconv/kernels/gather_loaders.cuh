@@ -1,6 +1,7 @@
 // What gather_gemm.cuh is asked, and the ways in which it gathers: parameters, a block's share of the work, loaders.
 #pragma once
 
+#include "elements.cuh"
 #include "gemm_tile.cuh"
 
 namespace polyconv {

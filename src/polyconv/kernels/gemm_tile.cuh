@@ -5,7 +5,7 @@
 // conflict-free LDS.128: with 8 x 8 accumulators 4 loads feed 64 FFMAs.
 #pragma once
 
-#include "elements.cuh"
+#include "common.cuh"
 
 namespace polyconv {
 

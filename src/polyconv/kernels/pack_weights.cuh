@@ -8,6 +8,7 @@
 // taps: a tap's neighbours in memory are read by the same block, so L1 serves all but the first.
 #pragma once
 
+#include "elements.cuh"
 #include "gemm_tile.cuh"
 
 namespace polyconv {

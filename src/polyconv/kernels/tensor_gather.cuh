@@ -43,6 +43,21 @@ __device__ __forceinline__ void stage(const Accumulators<Tile>& c, int unit, Gat
           c.sum[m][unit][i];
 }
 
+// The sums that are stored from `to` on, finished as epilogue.cuh says; of the residual the address alone is taken.
+template <int kCount, class Params, class Element>
+__device__ __forceinline__ void finish(float (&sums)[kCount], const Params& p, const Element* to) {
+  if (p.residual) {
+    const Element* residual = add_bytes(to, p.residual_bytes());
+    if constexpr (kCount == 4) {
+      const float4 add = widened4<Element>(load4(residual));
+      sums[0] += add.x, sums[1] += add.y, sums[2] += add.z, sums[3] += add.w;
+    } else {
+      sums[0] += widened(*residual);
+    }
+  }
+  activate(sums, p.activation);
+}
+
 // Stores what stage() put there: four pixels at a time, or four channels, or one element.
 template <class Tile, class Params>
 __device__ __forceinline__ void write_staged(const Params& p, const GatherBlock<Tile>& block, int unit,
@@ -62,18 +77,17 @@ __device__ __forceinline__ void write_staged(const Params& p, const GatherBlock<
     const Element* bias = p.bias + block.group * p.outputs + output;
     Element* to = written_at(block.first_pixel + pixel, p, block) + output * p.written_channel;
     if (p.written_vector == 0) {
-      *to = rounded<Element>(finished(p, p.bias ? *from + widened(*bias) : *from, to));
+      float sum[1] = {p.bias ? *from + widened(*bias) : *from};
+      finish(sum, p, to);
+      *to = rounded<Element>(sum[0]);
       continue;
     }
-    float4 sums =
-        p.written_vector == 1 ? load4(from) : make_float4(from[0], from[kPitch], from[2 * kPitch], from[3 * kPitch]);
-    if (p.bias) {
-      const int next = p.written_vector == 2;
-      sums.x += widened(bias[0]), sums.y += widened(bias[next]);
-      sums.z += widened(bias[2 * next]), sums.w += widened(bias[3 * next]);
-    }
-    sums = finished(p, sums, to);
-    store4_global(to, sums.x, sums.y, sums.z, sums.w);
+    const int next = p.written_vector == 1 ? 1 : kPitch, next_bias = p.written_vector == 2;
+    float sums[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) sums[i] = p.bias ? from[i * next] + widened(bias[i * next_bias]) : from[i * next];
+    finish(sums, p, to);
+    store4_global(to, sums[0], sums[1], sums[2], sums[3]);
   }
 }
 

@@ -1,10 +1,11 @@
 // wgrad of tensors of 16 bits: the implicit GEMM over pixels of wgrad_gemm.cuh with the products of matrix_tile.cuh.
 //
 // Elements go to shared memory as they are, products are exact, sums and partial sums are float. Grid, slices, columns
-// and loaders are those of wgrad_gemm.cuh; reduce_partials.cuh adds the slices and rounds once.
+// and loaders are those of wgrad_gemm.cuh; reduce_rounded adds the slices as reduce_partials does, and rounds once.
 #pragma once
 
 #include "matrix_tile.cuh"
+#include "reduce_partials.cuh"
 #include "wgrad_gemm.cuh"
 
 namespace polyconv {
@@ -39,6 +40,15 @@ __device__ __forceinline__ void tensor_wgrad(const Params& p) {
         const int column = first_column + n * kMatrix + Instruction::column(lane, i);
         if (k < p.k && column < p.columns_padded) to[i64(k) * p.columns_padded + column] = c.sum[m][n][i];
       }
+}
+
+// dw and db hold elements of 16 bits: their addresses alone are taken from the parameters.
+template <class Element>
+__device__ __forceinline__ void reduce_rounded(const ReduceParams& p) {
+  float sum;
+  i64 place;
+  bool is_bias;
+  if (reduced(p, sum, place, is_bias)) reinterpret_cast<Element*>(is_bias ? p.db : p.dw)[place] = rounded<Element>(sum);
 }
 
 }  // namespace polyconv

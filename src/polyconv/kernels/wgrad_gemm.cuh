@@ -10,6 +10,7 @@
 // read eight neighbouring pixels; a pitch of 4 mod 32 makes their transposed stores conflict-free.
 #pragma once
 
+#include "elements.cuh"
 #include "gemm_tile.cuh"
 
 namespace polyconv {

@@ -173,14 +173,6 @@ class ReduceParams(Params):
     ]
 
 
-class HalfReduceParams(ReduceParams):
-    """The same on tensors of float16."""
-
-
-class BFloat16ReduceParams(ReduceParams):
-    """The same on tensors of bfloat16."""
-
-
 class DepthwiseParams(Params):
     _fields_ = [
         *_fields(pointer, "source w bias written"),

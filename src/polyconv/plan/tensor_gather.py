@@ -99,7 +99,7 @@ CANDIDATES = {
 def candidates(problem: Problem) -> Iterator[TensorGatherCandidate]:
     """Every loader with its tiles, whether it takes this problem or not; not for the weight gradient."""
     if problem.kind is not Pass.WGRAD:
-        yield from CANDIDATES[problem.dtype]
+        yield from CANDIDATES.get(problem.dtype, ())
 
 
 def all_kernels() -> Iterator[KernelSpec]:

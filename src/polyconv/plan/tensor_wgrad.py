@@ -62,7 +62,7 @@ CANDIDATES = {
 def candidates(problem: Problem) -> Iterator[TensorWgradCandidate]:
     """Every instance for the problem's border; only for the weight gradient."""
     if problem.kind is Pass.WGRAD:
-        yield from (one for one in CANDIDATES[problem.dtype] if one.bordered is bordered(problem))
+        yield from (one for one in CANDIDATES.get(problem.dtype, ()) if one.bordered is bordered(problem))
 
 
 def all_kernels() -> Iterator[KernelSpec]:

@@ -11,7 +11,7 @@ from ..rounding import ceil_div, round_up
 from . import layout
 from .candidates import DirectCandidate
 from .gather import BORDERS, MOST_GROUPS, dense_pixels
-from .layout import DIVIDEND_LIMIT, BFloat16ReduceParams, HalfReduceParams, ReduceParams, WgradParams, int32
+from .layout import DIVIDEND_LIMIT, ReduceParams, WgradParams, int32
 from .plan import KernelSpec, Launch, Schedule, Task, Work
 from .tiles import WGRAD_TILES, GemmTile, MatrixTile
 from .traffic import moved_bytes
@@ -25,13 +25,24 @@ MOST_SLICES = 65535
 REDUCE = KernelSpec.of(ReduceParams, "reduce_partials", threads=256)
 REDUCES = {
     "float32": REDUCE,
-    "float16": KernelSpec.of(HalfReduceParams, "reduce_partials", symbol="reduce_partials_float16", threads=256),
+    "float16": KernelSpec.of(
+        ReduceParams,
+        "reduce_rounded",
+        "polyconv::Half",
+        stem="tensor_wgrad",
+        symbol="reduce_partials_float16",
+        threads=REDUCE.threads,
+        dtype="float16",
+    ),
     "bfloat16": KernelSpec.of(
-        BFloat16ReduceParams,
-        "reduce_partials",
+        ReduceParams,
+        "reduce_rounded",
+        "polyconv::BFloat16",
+        stem="tensor_wgrad",
         symbol="reduce_partials_bfloat16",
-        threads=256,
+        threads=REDUCE.threads,
         twin="reduce_partials_float16",
+        dtype="bfloat16",
     ),
 }
 """By what dw is made of."""
