@@ -230,6 +230,7 @@ def test_predicated_off_instructions_take_a_slot(nvrtc: Compiler) -> None:
         ("LOP3", "alu"),
         ("DFMA", "fp64"),
         ("MUFU", "xu"),
+        ("HMMA", "tensor"),
         ("LDG", "lsu"),
         ("BAR", "control"),
     ],

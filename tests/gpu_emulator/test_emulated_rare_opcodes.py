@@ -61,6 +61,8 @@ CASES: list[tuple[str, Callable[[Array, Array], Any]]] = [
     ("SGXT {d}, {a}, 0x8", lambda a, b: a.astype("i1").astype("i4").view("u4")),
     ("SGXT.U32 {d}, {a}, 0x8", lambda a, b: a & 0xFF),
     ("BMSK {d}, 0x4, 0x8", lambda a, b: 0 * a + 0xFF0),
+    ("IDP.2A.LO.U16.U8 {d}, {a}, {b}, 0x5", lambda a, b: dp2a(a, b, 0)),
+    ("IDP.2A.HI.U16.U8 {d}, {a}, {b}, 0x5", lambda a, b: dp2a(a, b, 16)),
     ("VABSDIFF.U32 {d}, {a}, {b}, 0x1", lambda a, b: np.where(a < b, b - a, a - b) + 1),
     ("PRMT {d}, {a}, 0x8765, {b}", lambda a, b: (a & 0x80) * 0 + prmt(a, b)),
     ("I2I.S8.S32.SAT {d}, {a}", lambda a, b: clip_to(a, -128, 127)),
@@ -93,6 +95,11 @@ def prmt(a: Array, b: Array) -> Array:
     """Bytes 5, 6, 7 of b:a, and the sign of byte 0 spread over the top."""
     sign = np.where(a & 0x80, np.uint32(0xFF000000), np.uint32(0))
     return (b >> 8 & 0xFFFFFF) | sign
+
+
+def dp2a(a: Array, b: Array, first: int) -> Array:
+    """Two halves of a times two bytes of b, plus five."""
+    return (a & 0xFFFF) * (b >> first & 0xFF) + (a >> 16) * (b >> first + 8 & 0xFF) + 5
 
 
 def run_replaced(nvrtc: Compiler, monkeypatch: pytest.MonkeyPatch, replacement: str, a: Array, b: Array) -> Array:

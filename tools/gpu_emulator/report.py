@@ -11,11 +11,12 @@ import numpy.typing as npt
 SECTOR_BYTES = 32
 
 # Cycles for which one warp instruction occupies its pipe in one of the four sub-partitions of an SM.
-PIPE_CYCLES = {"fma": 2, "alu": 2, "fp64": 4, "xu": 8, "lsu": 1, "control": 1}
+PIPE_CYCLES = {"fma": 2, "alu": 2, "fp64": 4, "xu": 8, "tensor": 2, "lsu": 1, "control": 1}
 
 _FMA = {"FFMA", "FMUL", "FADD", "FFMA32I", "FMUL32I", "FADD32I", "HADD2", "IMAD"}
 _FP64 = {"DFMA", "DADD", "DMUL", "DSETP"}
 _XU = {"MUFU", "I2F", "F2I", "F2F", "FRND", "POPC", "FLO", "BREV"}
+_TENSOR = {"HMMA"}  # HMMA.884: one of the four steps of m8n8k4, 256 multiply-adds, 128 a cycle
 _SHARED = {"LDS", "STS", "ATOMS"}
 _GLOBAL_LOADS = {"LDG", "LD"}
 _GLOBAL_STORES = {"STG", "ST"}
@@ -27,14 +28,12 @@ _CONTROL = {
     *("NOP", "YIELD", "NANOSLEEP", "BAR", "B2R", "DEPBAR", "MEMBAR", "ERRBAR", "CCTL", "CCTLL", "S2R", "CS2R"),
     *("MATCH", "QSPC"),
 }
+_OPCODES = {"fma": _FMA, "fp64": _FP64, "xu": _XU, "tensor": _TENSOR, "lsu": _LSU, "control": _CONTROL}
 
 
 def pipe_of(opcode: str) -> str:
     """The pipe that an opcode (without modifiers) runs in. Everything unlisted is integer or logic: alu."""
-    for pipe, opcodes in (("fma", _FMA), ("fp64", _FP64), ("xu", _XU), ("lsu", _LSU), ("control", _CONTROL)):
-        if opcode in opcodes:
-            return pipe
-    return "alu"
+    return next((pipe for pipe, opcodes in _OPCODES.items() if opcode in opcodes), "alu")
 
 
 @dataclass(frozen=True)
@@ -306,6 +305,7 @@ class Report:
             "alu pipe": self.pipes["alu"] * PIPE_CYCLES["alu"] / quarter,
             "fp64 pipe": self.pipes["fp64"] * PIPE_CYCLES["fp64"] / quarter,
             "xu pipe": self.pipes["xu"] * PIPE_CYCLES["xu"] / quarter,
+            "tensor pipe": self.pipes["tensor"] * PIPE_CYCLES["tensor"] / quarter,
             "issue slots": self.issue_slots / quarter,
             "shared memory": self.shared.wavefronts / sms,
             "lsu / L1": lsu / sms,

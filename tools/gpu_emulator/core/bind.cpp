@@ -204,7 +204,7 @@ void bind_one(const SassInstruction& sass, Inst& in, Kernel& kernel, std::string
   try {
     Binder b(sass, in, kernel);
     bool known = bind_float(b) || bind_integer(b) || bind_memory(b) || bind_control(b) || bind_warp(b) ||
-                 bind_convert(b) || bind_double(b) || bind_atomic(b);
+                 bind_convert(b) || bind_double(b) || bind_atomic(b) || bind_tensor(b);
     if (!known) throw Unsupported("opcode " + sass.opcode);
     b.finish();
     return;

@@ -67,6 +67,7 @@ bool bind_control(Binder& b);
 bool bind_warp(Binder& b);
 bool bind_memory(Binder& b);
 bool bind_atomic(Binder& b);
+bool bind_tensor(Binder& b);
 
 // Decodes a whole kernel.
 std::unique_ptr<Kernel> bind_kernel(const std::string& disassembly);

@@ -209,6 +209,13 @@ inline uint32_t as_bits(float f) {
   memcpy(&x, &f, 4);
   return x;
 }
+// The half in the lower 16 bits.
+inline float half_value(uint32_t bits) {
+  const uint16_t lower = static_cast<uint16_t>(bits);
+  _Float16 half;
+  memcpy(&half, &lower, 2);
+  return static_cast<float>(half);
+}
 inline double as_double(uint64_t x) {
   double d;
   memcpy(&d, &x, 8);

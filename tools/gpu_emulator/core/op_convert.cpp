@@ -212,12 +212,7 @@ void bind_f2f(Binder& b) {
 void run_widen_half(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   const Values a = w.values(in.src[0]);
   alignas(64) uint32_t out[kLanes];
-  for (int l = 0; l < kLanes; l++) {
-    uint16_t bits = static_cast<uint16_t>(a[l] >> in.imm);
-    _Float16 half;
-    memcpy(&half, &bits, 2);
-    out[l] = as_bits(static_cast<float>(half));
-  }
+  for (int l = 0; l < kLanes; l++) out[l] = as_bits(half_value(a[l] >> in.imm));
   store_row(w, in.dst, out, mask);
 }
 

@@ -447,6 +447,12 @@ struct BitMask {  // `count` ones from bit `first` on; flags: 2 wrap both
     return first >= 32 ? 0 : ones << first;
   }
 };
+struct DotTwo {  // dp2a: two 16-bit values times the lower or (flags: 1) upper two of four bytes, plus c; all unsigned
+  static uint32_t apply(const Inst& in, uint32_t a, uint32_t b, uint32_t c) {
+    b >>= in.flags ? 16 : 0;
+    return c + (a & 0xffff) * (b & 0xff) + (a >> 16) * (b >> 8 & 0xff);
+  }
+};
 struct AbsoluteDifference {  // |a - b| + c; flags: unsigned
   static uint32_t apply(const Inst& in, uint32_t a, uint32_t b, uint32_t c) {
     bool less = in.flags ? a < b : static_cast<int32_t>(a) < static_cast<int32_t>(b);
@@ -581,6 +587,14 @@ bool bind_integer(Binder& b) {
     b.destination();
     for (int i = 0; i < 3; i++) b.source(i);
     in.run = pick_elementwise<AbsoluteDifference, 3>(in);
+  } else if (op == "IDP") {
+    if (!b.take("2A")) throw Unsupported("form");
+    const int part = b.take_one({"LO", "HI"});
+    if (part < 0 || !b.take("U16") || !b.take("U8")) throw Unsupported("types");
+    in.flags = static_cast<uint8_t>(part);
+    b.destination();
+    for (int i = 0; i < 3; i++) b.source(i);
+    in.run = pick_elementwise<DotTwo, 3>(in);
   } else if (op == "P2R") {
     bind_p2r(b);
   } else if (op == "R2P") {

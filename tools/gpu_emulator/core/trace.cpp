@@ -51,7 +51,8 @@ void registers_of(const SassInstruction& in, int bytes, std::vector<int>& writte
     } else if (o.kind == Operand::Kind::Constant && o.indexed) {
       add_registers(read, o.index, 1);
     } else if (o.kind == Operand::Kind::Register) {
-      bool pair = is_double || (in.opcode == "IMAD" && has("WIDE") && (first || i + 1 == in.operands.size())) ||
+      bool pair = is_double || in.opcode == "HMMA" ||
+                  (in.opcode == "IMAD" && has("WIDE") && (first || i + 1 == in.operands.size())) ||
                   (in.opcode == "CS2R" && !has("32"));
       int count = bytes ? words : pair ? 2 : 1;
       if (in.opcode == "LDC") count = has("64") ? 2 : has("128") ? 4 : 1;
