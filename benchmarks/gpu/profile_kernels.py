@@ -28,7 +28,7 @@ from polyconv.plan.plan import Schedule
 from polyconv.problem import PaddingMode, Pass, Problem
 
 V100 = DEVICES["v100"]
-RESOURCES = Spent("fp32 (fma pipe)", "alu pipe", "issue slots", "lsu / L1", "L2")  # type: ignore[arg-type]
+RESOURCES = Spent("fp32 (fma pipe)", "alu pipe", "issue slots", "lsu / L1", "L2", "tensor pipe")  # type: ignore[arg-type]
 FILE = Path(__file__).resolve().parents[2] / "src/polyconv/plan/profiles.json"
 MOST_INSTRUCTIONS = 15_000_000
 SMS = 2

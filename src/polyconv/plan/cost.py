@@ -3,9 +3,10 @@
 Each kernel has been executed as machine code on small problems, and everything that it spent was counted and divided
 among its blocks, tiles and steps (``profiles.json``, written by ``benchmarks/gpu/profile_kernels.py``). A launch says
 how many of these it has, so its counts follow for any problem, and from them the time that each resource needs: the
-FP32 pipe, the integer pipe, issue slots, the L1 with its shared memory, the L2 and the memory. The largest is the
-*bound*: no schedule of the same instructions is faster. Then comes what the bound leaves out: latencies that are not
-hidden (a share by kind of kernel, from simulation), a last wave that does not fill the device, and the launch itself.
+FP32 pipe, the integer pipe, issue slots, the L1 with its shared memory, the L2, the tensor cores and the memory. The
+largest is the *bound*: no schedule of the same instructions is faster. Then comes what the bound leaves out: latencies
+that are not hidden (a share by kind of kernel, from simulation), a last wave that does not fill the device, and the
+launch itself.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Spent(NamedTuple):
     issue: float
     l1: float
     l2: float
+    tensor: float = 0.0
 
 
 class Profile(NamedTuple):
@@ -45,8 +47,16 @@ class Profile(NamedTuple):
     step: Spent
 
 
-EFFICIENCY = {"gather_gemm": 0.94, "wgrad_gemm": 0.85, "half_gemm": 0.6, "fused": 0.5, "toom_wgrad": 0.5}
-"""Share of its bound that a kernel reaches where arithmetic, issue slots or shared memory bind, by stem: simulated."""
+EFFICIENCY = {
+    "gather_gemm": 0.94,
+    "wgrad_gemm": 0.85,
+    "half_gemm": 0.6,
+    "fused": 0.5,
+    "toom_wgrad": 0.5,
+    "tensor_product": 0.75,
+}
+"""Share of its bound that a kernel reaches where arithmetic, issue slots or shared memory bind, by stem: simulated, that of
+tensor_product in a coarse model of one block."""
 OTHER_EFFICIENCY = 0.8
 IN_THE_WAY = 0.05
 """Share of the other resources' time that adds to the scarcest one's: of two equal bounds, the leaner kernel wins."""
@@ -87,12 +97,14 @@ def _spent_us(launch: Task | Launch, device: CudaDevice) -> Spent:
     issue = blocks * block.issue + tiles * tile.issue + steps * step.issue + done * FINISHED.issue
     l1 = blocks * block.l1 + tiles * tile.l1 + steps * step.l1 + done * FINISHED.l1
     l2 = blocks * block.l2 + tiles * tile.l2 + steps * step.l2 + done * FINISHED.l2
+    tensor = blocks * block.tensor + tiles * tile.tensor + steps * step.tensor
     return Spent(
         fp32 * 64 / device.fp32_per_clock / rate,
         integer / rate,
         issue / rate,
         (l1 + work.scattered_lines) / rate,
         (l2 + work.scattered_sectors * 32 / L2_BYTES_PER_CLOCK) / rate,
+        tensor / rate,
     )
 
 
@@ -152,6 +164,10 @@ def why_not_on(tasks: Iterable[Task], device: CudaDevice) -> str | None:
     for task in tasks:
         if (refused := device.refused.get(task.kernel.symbol)) is not None:
             return f"{task.kernel.symbol} cannot be used on this device: {refused}"
+        if task.kernel.only_arch not in ("", device.arch):
+            return (
+                f"{task.kernel.symbol} multiplies by an instruction that only {task.kernel.only_arch} has at full rate"
+            )
         if task.dynamic_shared > device.shared_per_block_optin:
             return (
                 f"a block of {task.kernel.symbol} needs {task.dynamic_shared} bytes of shared memory, "

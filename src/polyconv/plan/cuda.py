@@ -10,7 +10,7 @@ from types import ModuleType
 from ..preference import Preference
 from ..problem import AXES, PaddingMode, Pass, Problem
 from ..select import PlanError, Selection, select
-from . import depthwise, fused, gather, pointwise_wgrad, separable, strips, toom_wgrad, wgrad
+from . import depthwise, fused, gather, pointwise_wgrad, separable, strips, tensor, toom_wgrad, wgrad
 from .candidates import CudaCandidate
 from .cost import tasks_us, why_not_on
 from .device import CudaDevice, why_too_old
@@ -20,13 +20,17 @@ DEFAULT_WORKSPACE = 64 * 2**20
 """Bytes of scratch memory that a plan may take for partial sums."""
 GENERAL: tuple[ModuleType, ...] = (gather, wgrad, depthwise)
 """Of these families, one or another takes any problem, and any strides."""
-FAMILIES: tuple[ModuleType, ...] = (*GENERAL, strips, pointwise_wgrad, separable, fused, toom_wgrad)
+FAMILIES: tuple[ModuleType, ...] = (*GENERAL, strips, pointwise_wgrad, separable, fused, toom_wgrad, tensor)
 """Modules with ``candidates(problem)`` and ``all_kernels()``."""
 
 
-def all_kernels() -> tuple[KernelSpec, ...]:
-    """Every kernel instance that any plan can name: what is compiled ahead of time, inspected and tested."""
-    return tuple(dict.fromkeys(kernel for family in FAMILIES for kernel in family.all_kernels()))
+def all_kernels(arch: str = "") -> tuple[KernelSpec, ...]:
+    """Every kernel instance that any plan can name: what is compiled ahead of time, inspected and tested.
+
+    Of an architecture, if one is given: those that plans for its devices can name.
+    """
+    every = dict.fromkeys(kernel for family in FAMILIES for kernel in family.all_kernels())
+    return tuple(kernel for kernel in every if not arch or kernel.only_arch in ("", arch))
 
 
 @lru_cache(maxsize=4096)

@@ -38,6 +38,8 @@ class KernelSpec:
     """Fast algorithms whose transforms the body names; their text is emitted from the exact matrices."""
     facts: tuple[tuple[str, int], ...] = ()
     """What launches of this instance count with, as its header has it, and the value that they have for it."""
+    only_arch: str = ""
+    """The one architecture that has the kernel's matrix instruction at full rate; elsewhere no plan names it."""
     twin: str = ""
     """Of a kernel with an epilogue: the symbol of the one without, whose counts hold for both (plan/cost.py)."""
 
@@ -53,6 +55,7 @@ class KernelSpec:
         min_blocks: int = 1,
         axes: tuple[ToomAxis, ...] = (),
         facts: Mapping[str, int] | None = None,
+        only_arch: str = "",
     ) -> KernelSpec:
         """One of our own: it hands a struct of plan/layout.py to a function, or to a template with its arguments.
 
@@ -70,6 +73,7 @@ class KernelSpec:
             min_blocks=min_blocks,
             axes=axes or tuple(argument for argument in arguments if isinstance(argument, ToomAxis)),
             facts=tuple((facts or {}).items()),
+            only_arch=only_arch,
         )
 
     def source(self) -> str:

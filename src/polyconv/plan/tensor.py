@@ -55,6 +55,8 @@ MOST_STAGE = 128
 """Quads of a chunk that a tile reads, at most: four per lane."""
 THREADS = 256
 TRANSFORM_THREADS = 128
+MMA_ARCH = "sm_70"
+"""Where mma.sync.m8n8k4 is the tensor cores' own instruction; later ones make it of others, slowly."""
 STEPS_PER_FLUSH = 5
 """Steps that a tensor core sums by itself. It truncates, so the error of long sums grows with their length."""
 FEWEST_CHANNELS = 8
@@ -92,6 +94,7 @@ def product_kernel(w: ToomAxis) -> KernelSpec:
         w,
         symbol=f"tensor_product_{w.struct.lower()}",
         threads=THREADS,
+        only_arch=MMA_ARCH,
         facts={
             f"{tile}::kThreads": THREADS,
             f"{tile}::kTiles": WARPS // w.points,
@@ -340,10 +343,21 @@ class TensorCandidate:
 
 def _alike(chain: Chain, left: int) -> dict[tuple[int, int], int]:
     """Slabs by their sizes, and how many there are of each."""
-    found: dict[tuple[int, int], int] = {}
-    for _, planes, _, row_groups in chain.slabs(left):
-        found[planes, row_groups] = found.get((planes, row_groups), 0) + 1
+    planes, row_groups = chain.slab(left)
+    found = {}
+    for of_planes, times in _pieces(chain.planes, planes):
+        for of_rows, each in _pieces(chain.tiled.row_groups, row_groups):
+            found[of_planes, of_rows] = times * each
     return found
+
+
+def _pieces(whole: int, piece: int) -> Iterator[tuple[int, int]]:
+    """What a whole is cut into: sizes, and how many there are of each."""
+    times, rest = divmod(whole, piece)
+    if times:
+        yield piece, times
+    if rest:
+        yield rest, 1
 
 
 @lru_cache(maxsize=1024)
