@@ -55,8 +55,8 @@ EFFICIENCY = {
     "toom_wgrad": 0.5,
     "tensor_product": 0.75,
 }
-"""Share of its bound that a kernel reaches where arithmetic, issue slots or shared memory bind, by stem: simulated, that of
-tensor_product in a coarse model of one block."""
+"""Share of its bound that a kernel reaches where arithmetic, issue slots or shared memory bind, by stem: simulated;
+tensor_product by a coarse model of one block."""
 OTHER_EFFICIENCY = 0.8
 IN_THE_WAY = 0.05
 """Share of the other resources' time that adds to the scarcest one's: of two equal bounds, the leaner kernel wins."""
