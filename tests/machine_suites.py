@@ -256,3 +256,32 @@ def shapes(draw: st.DrawFn) -> Shape:
         mode,
         draw(st.sampled_from(["contiguous", "contiguous", "channels_last", "sliced", "expanded"])),
     )
+
+
+@st.composite
+def zero_bordered(draw: st.DrawFn, channels: st.SearchStrategy[int], outputs: st.SearchStrategy[int]) -> Shape:
+    """A small convolution that fast kernels take, with such channels of a group on both sides."""
+    kernel = (draw(st.integers(1, 7)), draw(st.integers(1, 10)))
+    dilation = (draw(st.integers(1, 3)), draw(st.integers(1, 4)))
+    stride = (draw(st.sampled_from([1, 1, 1, 2, 3])), draw(st.sampled_from([1, 1, 1, 2, 4])))
+    groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    of_source, of_result = draw(channels), draw(outputs)
+    size, sides = [], []
+    for axis in (0, 1):
+        reach = dilation[axis] * (kernel[axis] - 1) + 1
+        before, after = draw(st.integers(-2, 6)), draw(st.integers(-2, 6))
+        least = max(1, reach - before - after, max(-before, 0) + max(-after, 0) + 1)
+        size.append(least + draw(st.integers(0, 9)))
+        sides += [before, after]
+    return Shape(
+        (draw(st.integers(1, 3)), groups * of_source, size[0], size[1]),
+        groups * of_result,
+        kernel,
+        stride,
+        (sides[0], sides[1], sides[2], sides[3]),
+        dilation,
+        groups,
+        draw(st.booleans()),
+        "zeros",
+        draw(st.sampled_from(["contiguous", "contiguous", "channels_last", "sliced", "expanded"])),
+    )

@@ -69,8 +69,8 @@ def wanted_by_name(names: Sequence[str], arch: str) -> Wanted:
 
 
 def every_kernel(arch: str) -> Wanted:
-    """Every kernel that any plan can name, for any architecture."""
-    return Wanted(arch, dict.fromkeys(all_kernels()))
+    """Every kernel that any plan for an architecture can name."""
+    return Wanted(arch, dict.fromkeys(all_kernels(arch)))
 
 
 def devices_of(arch: str) -> list[CudaDevice]:

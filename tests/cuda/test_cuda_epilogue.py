@@ -16,7 +16,7 @@ from polyconv import reference
 from polyconv.export import ExportError, conv2d_model, exported_file
 from polyconv.inspection.counting import count_plan
 from polyconv.measure.workloads import find
-from polyconv.plan import all_kernels, fused, gather, plan_cuda, separable, strips
+from polyconv.plan import all_kernels, fused, gather, plan_cuda, separable, strips, tensor
 from polyconv.plan.candidates import CudaCandidate
 from polyconv.plan.cost import bound_us
 from polyconv.plan.depthwise import DepthwiseCandidate
@@ -117,6 +117,11 @@ def _every() -> Iterator[tuple[CudaCandidate, Shape]]:
     for h in separable.H_AXES:
         for w in (separable.F23, separable.F45):
             yield from ((separable.SeparableCandidate(h, w, 32), shape) for shape in (UNEVEN, QUADS))
+    for w in tensor.W_AXES:
+        yield (
+            tensor.TensorCandidate(w),
+            Shape((1, 9, 6, 11), 10, (1, {separable.F23: 3}.get(w, 5)), padding=(0, 0, 1, 1)),
+        )
 
 
 EVERY = [

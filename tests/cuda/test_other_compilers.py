@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from random import Random
 
 import pytest
@@ -12,7 +11,6 @@ from other_nvrtc import nvrtc
 from polyconv.cuda.compile import flags, search_path
 from polyconv.cuda.cubin import kernel_info
 from polyconv.plan import all_kernels
-from polyconv.plan.plan import KernelSpec
 
 ARCHITECTURES = {
     "12.4.127": ("sm_70", "sm_80", "sm_90"),
@@ -25,11 +23,6 @@ SAMPLE = 6
 """Kernels for one architecture, unless it is night."""
 
 
-@lru_cache(maxsize=1)
-def kernels() -> tuple[KernelSpec, ...]:
-    return tuple(dict.fromkeys(all_kernels()))
-
-
 def cases() -> list[tuple[str, str]]:
     """A release, and an architecture: at night all of them, else one of each, another one for the next release."""
     if NIGHTLY:
@@ -39,7 +32,7 @@ def cases() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("version", "arch"), cases())
 def test_kernels_compile_without_spills(version: str, arch: str) -> None:
-    chosen = kernels() if NIGHTLY else Random(version).sample(kernels(), SAMPLE)
+    chosen = all_kernels(arch) if NIGHTLY else Random(version).sample(all_kernels(arch), SAMPLE)
     compiler = nvrtc(version)
     options = [*flags(arch), *(f"--include-path={folder}" for folder in search_path())]
     found = [kernel_info(compiler.cubin(spec.source(), f"{spec.symbol}.cu", options)) for spec in chosen]

@@ -157,6 +157,7 @@ def test_every_family_and_pass_is_tried_on_a_gpu() -> None:
         "separable": both,
         "fused": both,
         "toom_wgrad": gradient,
+        "tensor": both,
     }
     assert set(passes) == {family.__name__.rpartition(".")[2] for family in FAMILIES}
     assert tried == {(family, kind) for family, kinds in passes.items() for kind in kinds}

@@ -11,10 +11,9 @@ import pytest
 
 from exported_files import PROBLEMS, V100, any_convolution
 from polyconv.export import conv2d_model, parameters
-from polyconv.export.families import launching
+from polyconv.export.families import chosen_for, launching
 from polyconv.measure.workloads import find
 from polyconv.plan.candidates import CudaCandidate
-from polyconv.plan.cuda import choose
 from polyconv.plan.plan import Launch
 from polyconv.problem import Pass, Problem, Strides
 
@@ -61,7 +60,7 @@ def launches(candidate: CudaCandidate, problem: Problem, seed: int) -> Iterator[
 def check_fixed_fields(forward: Problem, seeds: int) -> None:
     for kind in Pass:
         problem = replace(forward, kind=kind)
-        candidate = launching(problem, choose(problem, V100).chosen, V100).candidate
+        candidate = launching(problem, chosen_for(problem, V100), V100).candidate
         if candidate is None:  # by the direct kernels, whose parameters are all given at run time
             continue
         fixed = parameters.fixed_fields(parameters.launches(candidate, problem))
@@ -96,7 +95,7 @@ def test_fixed_fields_of_a_small_depthwise_convolution() -> None:
 def test_a_field_that_must_stay_unknown_is_not_fixed() -> None:
     """It is a zero that the compiler must not know of."""
     problem = find("kb80")[0].problem(Pass.FPROP)
-    candidate = launching(problem, choose(problem, V100).chosen, V100).candidate
+    candidate = launching(problem, chosen_for(problem, V100), V100).candidate
     assert candidate is not None
     for fields in parameters.fixed_fields(parameters.launches(candidate, problem)).values():
         assert "zero" not in fields

@@ -153,8 +153,8 @@ def machine_code_record() -> Record:
     others = load(MACHINE_CODE) if path(MACHINE_CODE).exists() else {}
     found = {key: value for key, value in others.items() if not key.startswith(f"{compiler_id()}, ")}
     for arch in ARCHS:
-        KernelCache().get_many(all_kernels(), arch)
-        for spec in all_kernels():
+        KernelCache().get_many(all_kernels(arch), arch)
+        for spec in all_kernels(arch):
             key = code_key(spec, arch)
             found[key] = code_hash(spec, arch, others.get(key))
     return found

@@ -36,8 +36,10 @@ def test_cpu_plans_are_those_on_record(name: str) -> None:
     compare(name, record.cpu_record(name))
 
 
-@pytest.mark.parametrize("arch", record.ARCHS)
-@pytest.mark.parametrize("spec", all_kernels(), ids=lambda spec: spec.symbol)
+@pytest.mark.parametrize(
+    ("arch", "spec"),
+    [pytest.param(arch, spec, id=f"{spec.symbol}-{arch}") for arch in record.ARCHS for spec in all_kernels(arch)],
+)
 def test_machine_code_is_that_on_record(spec: KernelSpec, arch: str) -> None:
     """Compiles nothing that test_resources.py does not compile too: whichever comes first fills the cache."""
     known = record.load(record.MACHINE_CODE)

@@ -14,8 +14,10 @@ from polyconv.plan import KernelSpec, all_kernels
 ARCHS = ("sm_70", "sm_80", "sm_90", "sm_100", "sm_120")
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("spec", all_kernels(), ids=lambda spec: spec.symbol)
+@pytest.mark.parametrize(
+    ("arch", "spec"),
+    [pytest.param(arch, spec, id=f"{spec.symbol}-{arch}") for arch in ARCHS for spec in all_kernels(arch)],
+)
 def test_compiles_without_spills(spec: KernelSpec, arch: str, caplog: pytest.LogCaptureFixture) -> None:
     if not NIGHTLY and spec.dtype != "float32" and arch not in ("sm_70", "sm_80"):
         pytest.skip("half precision, for GPUs after those of the golden record: at night")

@@ -122,7 +122,7 @@ def _more() -> Iterator[tuple[str, Case]]:
             name = f"{taps[0]}x{taps[1]}, depthwise, stride {stride}" + ", channels last" * last
             yield name, case
             yield f"{name}, relu", replace(case, activation="relu")
-    for name in ("1x1", "3x4, reflected border", "3x3, channels last"):
+    for name in ("1x1", "5x9", "3x4, reflected border", "3x3, channels last"):
         yield f"{name}, relu", replace(CASES[name], activation="relu")
     yield "3x3, replicated border", Case((1, 8, 8, 12), (8, 8, 3, 3), _same(3, 3), padding_mode="replicate")
     for h, w in product(TAPS_H, TAPS_W):

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ..algebra.lattice import DenseAxis
+from ..plan import tensor
 from ..plan.candidates import CudaCandidate
 from ..plan.chain import segments_of
-from ..plan.cuda import DEFAULT_WORKSPACE
+from ..plan.cuda import DEFAULT_WORKSPACE, FAMILIES, choose
 from ..plan.device import CudaDevice
 from ..plan.fused import FusedCandidate
 from ..plan.gather import roles
@@ -22,6 +23,9 @@ from ..plan.toom_wgrad import INTERLEAVES, ToomWgradCandidate, lattices
 from ..problem import Pass, Problem
 from .names import axis_name
 
+LAUNCHED = tuple(family for family in FAMILIES if family is not tensor)
+"""Families that a file chooses from. The launches of the tensor cores' pipeline are not written in C++ yet, and what is
+left to the direct kernels of a file instead would be slower than the next best family."""
 NAMES = {Pass.FPROP: "forward", Pass.DGRAD: "input_gradient", Pass.WGRAD: "weight_gradient"}
 
 
@@ -43,6 +47,11 @@ class Launching:
     """How many places the kernels' tables need."""
     shared: tuple[tuple[str, dict[str, str]], ...] = ()
     """By parameter struct: its fields that the call itself has, so that it inherits from this, and what they are."""
+
+
+def chosen_for(problem: Problem, device: CudaDevice) -> CudaCandidate:
+    """What the planner chooses of the families that a file can launch."""
+    return choose(problem, device, families=LAUNCHED).chosen
 
 
 def launching(problem: Problem, chosen: CudaCandidate, device: CudaDevice) -> Launching:

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
 
-from ..plan.cuda import DEFAULT_WORKSPACE, choose
+from ..plan.cuda import DEFAULT_WORKSPACE
 from ..plan.device import CudaDevice
 from ..plan.plan import Launch
 from ..problem import Pass, Problem
 from . import parameters
-from .families import NAMES, Launching, launching
+from .families import NAMES, Launching, chosen_for, launching
 from .kernels import cuda_texts
 
 WORKSPACE = f"{DEFAULT_WORKSPACE >> 20} << 20"
@@ -35,7 +35,7 @@ def cuda_source(problem: Problem, device: CudaDevice, kinds: Iterable[Pass], bor
     launches: list[Launch] = []
     for kind in kinds:
         of_pass = replace(problem, kind=kind)
-        functions[kind] = launching(of_pass, choose(of_pass, device).chosen, device)
+        functions[kind] = launching(of_pass, chosen_for(of_pass, device), device)
         candidate = functions[kind].candidate
         if candidate is not None:
             launches += parameters.launches(candidate, of_pass)

@@ -15,7 +15,9 @@ from . import layout
 from .chain import CHUNK
 from .epilogue import ACTIVATIONS
 from .gather import BORDERS
-from .layout import MAX_CLASSES, MAX_PARTS, MAX_PHASES, EpilogueParams
+from .layout import MAX_CLASSES, MAX_PARTS, MAX_PHASES, TENSOR_CLASSES, EpilogueParams
+from .tensor import CHUNK as TENSOR_CHUNK
+from .tensor import K_TILE, PARTS, UNITS
 from .tiles import CARRY, GemmTile, MatrixTile
 from .toom_wgrad import INTERLEAVES, SLICES_PER_GROUP, STATE_BYTES, TILE_CHUNK
 
@@ -25,6 +27,14 @@ _BORDERS = {f"int(polyconv::Border::k{mode.value.title()})": number for mode, nu
 _ACTIVATIONS = {f"int(polyconv::Activation::k{name.value.title()})": number for name, number in ACTIVATIONS.items()}
 _HALO = {"polyconv::kCarry": CARRY, **_BORDERS}
 _HALVES = {"polyconv::kMaxParts": MAX_PARTS, "polyconv::kChannelChunk": CHUNK}
+
+_TENSOR = {
+    "polyconv::kTensorClasses": TENSOR_CLASSES,
+    "polyconv::kMagnitudeParts": PARTS,
+    "polyconv::kTensorK": K_TILE,
+    "polyconv::kTensorUnits": UNITS,
+    "polyconv::kTensorChannels": TENSOR_CHUNK,
+}
 
 _DISAGREE = "host and device disagree about"
 
@@ -41,6 +51,9 @@ _NUMBERS: dict[str, dict[str, int]] = {
     "half_transform": _HALVES,
     "half_gemm": _HALVES,
     "half_inverse": _HALVES,
+    "tensor_weights": _TENSOR,
+    "tensor_transform": _TENSOR,
+    "tensor_product": _TENSOR,
     "toom_wgrad": {
         "polyconv::kChunk": TILE_CHUNK,
         "polyconv::kMaxInterleave": max(INTERLEAVES),

@@ -18,6 +18,7 @@ from . import (
     pointwise_wgrad,
     separable,
     strips,
+    tensor,
     tensor_gather,
     tensor_wgrad,
     toom_wgrad,
@@ -41,15 +42,20 @@ FAMILIES: tuple[ModuleType, ...] = (
     separable,
     fused,
     toom_wgrad,
+    tensor,
     tensor_gather,
     tensor_wgrad,
 )
 """Modules with ``candidates(problem)`` and ``all_kernels()``; with ``DTYPES``, if their tensors are not of float32."""
 
 
-def all_kernels() -> tuple[KernelSpec, ...]:
-    """Every kernel instance that any plan can name: what is compiled ahead of time, inspected and tested."""
-    return tuple(dict.fromkeys(kernel for family in FAMILIES for kernel in family.all_kernels()))
+def all_kernels(arch: str = "") -> tuple[KernelSpec, ...]:
+    """Every kernel instance that any plan can name: what is compiled ahead of time, inspected and tested.
+
+    Of an architecture, if one is given: those that plans for its devices can name.
+    """
+    every = dict.fromkeys(kernel for family in FAMILIES for kernel in family.all_kernels())
+    return tuple(kernel for kernel in every if not arch or kernel.only_arch in ("", arch))
 
 
 @lru_cache(maxsize=4096)

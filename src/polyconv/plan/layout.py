@@ -326,6 +326,68 @@ class FusedWeightsParams(Params):
     ]
 
 
+TENSOR_CLASSES = 16
+"""Residue classes of taps per axis of a launch on tensor cores (``kTensorClasses`` in tensor_layout.cuh)."""
+
+
+class TensorMagnitudeParams(Params):
+    _fields_ = [
+        *_fields(pointer, "source largest"),
+        *_fields(c_int64, "outer_stride inner_stride"),
+        ("stride", c_int64 * 3),
+        ("elements", c_uint32),
+        ("inner_slots", FastDivisor),
+        ("extent", FastDivisor * 2),
+    ]
+
+
+class TensorTaps(Params):
+    _fields_ = _fields(c_int32, "taps tap_first tap_stride")
+
+
+class TensorWeightsParams(Params):
+    _fields_ = [
+        *_fields(pointer, "w u largest"),
+        *_fields(c_int64, "w_group w_output w_channel"),
+        *_fields(c_int32, "w_row w_column headroom channels_all outputs taps_h shifts"),
+        *_fields(FastDivisor, "chunks k_tiles source_channels classes_w"),
+        *_fields(TensorTaps * TENSOR_CLASSES, "class_h class_w"),
+    ]
+
+
+class TensorSource(Params):
+    _fields_ = _fields(c_int32, "read_first read_end")
+
+
+class TensorTransformParams(Params):
+    _fields_ = [
+        *_fields(pointer, "source v largest"),
+        *_fields(c_int64, "source_batch source_channel"),
+        *_fields(c_int32, "source_row source_column headroom first_plane first_row"),
+        ("positions", c_uint32),
+        *_fields(c_int32, "groups channels_all chunks"),
+        *_fields(FastDivisor, "pitch phases column_groups phase_groups planes dilation_h source_channels classes_w"),
+        *_fields(c_int32, "units dilation_w read_step_h read_step_w"),
+        *_fields(TensorSource * TENSOR_CLASSES, "class_h class_w"),
+    ]
+
+
+class TensorProductParams(Params):
+    _fields_ = [
+        *_fields(pointer, "v u largest_sources largest_filters bias written"),
+        *_fields(c_int64, "written_batch written_channel"),
+        *_fields(c_int32, "written_row written_column headroom_sources headroom_filters first_plane first_row tiles"),
+        *_fields(FastDivisor, "k_tiles row_groups column_groups phase_groups dilation_h"),
+        ("planes", c_int32),
+        *_fields(FastDivisor, "columns phases stretch"),
+        *_fields(
+            c_int32, "rows units groups outputs chunks taps_h shifts pitch stage next_tap_row positions steps_per_flush"
+        ),
+        *_fields(c_int32, "dilation_w count_h count_w"),
+        *_fields(c_int32, "written_first_h written_step_h written_first_w written_step_w"),
+    ]
+
+
 MAX_CLASSES = 8
 """Residue classes of taps per axis of a fast weight gradient (``kMaxClasses`` in toom_wgrad.cuh)."""
 

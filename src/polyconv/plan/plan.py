@@ -38,6 +38,8 @@ class KernelSpec:
     """Fast algorithms whose transforms the body names; their text is emitted from the exact matrices."""
     facts: tuple[tuple[str, int], ...] = ()
     """What launches of this instance count with, as its header has it, and the value that they have for it."""
+    only_arch: str = ""
+    """The one architecture that has the kernel's matrix instruction at full rate; elsewhere no plan names it."""
     twin: str = ""
     """The symbol of a kernel whose counts hold for this one, too (plan/cost.py): the same without an epilogue, or of
     the other format of 16 bits."""
@@ -58,6 +60,7 @@ class KernelSpec:
         facts: Mapping[str, int] | None = None,
         twin: str = "",
         dtype: str = "float32",
+        only_arch: str = "",
     ) -> KernelSpec:
         """One of our own: it hands a struct of plan/layout.py to a function, or to a template with its arguments.
 
@@ -77,6 +80,7 @@ class KernelSpec:
             facts=tuple((facts or {}).items()),
             twin=twin,
             dtype=dtype,
+            only_arch=only_arch,
         )
 
     def source(self) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from ..accuracy import error_of
-from ..algebra.lattice import DenseAxis
+from ..algebra.lattice import DenseAxis, TapClass
 from ..algebra.segments import Scheme2d
 from ..problem import PaddingMode, Pass, Problem
 from ..rounding import ceil_div
@@ -391,8 +391,13 @@ def _transform(task: Task, r: Roles, chain: Chain, rows: int, source_at: int) ->
 
 def _source_part(axis: DenseAxis, number: int, extent: int, shift: int) -> SourcePart:
     taps = axis.classes[number]
+    return SourcePart(taps.read_first + shift, read_end(axis, taps, extent))
+
+
+def read_end(axis: DenseAxis, taps: TapClass, extent: int) -> int:
+    """The end of what any output needs of an image along an axis, of what one class of taps reads."""
     needed = taps.read_first + axis.read_step * (axis.count - 1 + axis.dilation * (taps.taps - 1)) + 1
-    return SourcePart(taps.read_first + shift, max(0, min(extent, needed)))
+    return max(0, min(extent, needed))
 
 
 def _gemm(task: Task, chain: Chain, rows: int, source_at: int, written_at: int) -> Launch:

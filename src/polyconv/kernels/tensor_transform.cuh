@@ -1,0 +1,103 @@
+// The source, transformed along W, scaled and split, in the layout of tensor_layout.cuh. Bound by memory bandwidth.
+//
+// A thread makes one column of one row for a chunk of channels, all passes and points. Neighbouring threads write
+// neighbouring quads; what they read lies in short runs, and the rest of a sector is soon asked for by a neighbour.
+// Grid: x covers the (row, column) of a group of columns, y = (group * planes + plane) * column groups + column group,
+// z = chunk.
+#pragma once
+
+#include "tensor_layout.cuh"
+
+namespace polyconv {
+
+// Where the taps of one class begin to read, and the end of what any output needs of the image: what lies beyond is not
+// read, so that an infinity there cannot reach a tile that juts out.
+struct TensorSource {
+  int read_first, read_end;
+};
+
+struct TensorTransformParams {
+  const float* source;
+  uint4* v;
+  const u32* largest;  // parts of every image and group
+  i64 source_batch, source_channel;
+  int source_row, source_column;
+  int headroom;                // bits by which a transformed value may exceed the largest one
+  int first_plane, first_row;  // of the slab
+  u32 positions;               // rows * columns of a column group
+  int groups, channels_all, chunks;
+  FastDivisor pitch, phases, column_groups, phase_groups, planes, dilation_h;
+  FastDivisor source_channels, classes_w;
+  int units, dilation_w;  // of a column group
+  int read_step_h, read_step_w;
+  TensorSource class_h[kTensorClasses], class_w[kTensorClasses];
+};
+
+template <class W>
+__device__ __forceinline__ void tensor_transform(const TensorTransformParams& p) {
+  constexpr int kPasses = kTensorPasses<W>;
+  u32 rest = p.column_groups.quotient(blockIdx.y);
+  const u32 column_group = blockIdx.y - rest * p.column_groups.divisor;
+  const u32 group = p.planes.quotient(rest), plane = p.first_plane + rest - group * p.planes.divisor;
+  const u32 image = p.dilation_h.quotient(plane), phase_h = plane - image * p.dilation_h.divisor;
+  const float scale = scale_of(largest_part(p.largest + (image * p.groups + group) * kMagnitudeParts), p.headroom);
+  const u32 position = blockIdx.x * blockDim.x + threadIdx.x;
+  if (position >= p.positions) return;
+
+  const u32 row = p.pitch.quotient(position), column = position - row * p.pitch.divisor;
+  const u32 unit = p.phases.quotient(column), unit_group = p.phase_groups.quotient(column_group);
+  const int phase_w =
+      (column_group - unit_group * p.phase_groups.divisor) * p.phases.divisor + column - unit * p.phases.divisor;
+  const int first_w = phase_w + p.dilation_w * int(unit_group * p.units + unit) * W::kOutputs;
+  const int step_w = p.read_step_w * p.dilation_w;
+  const int q_h = p.first_row + row;
+
+  float points[kPasses][W::kPoints][kTensorChannels];
+#pragma unroll
+  for (int i = 0; i < kTensorChannels; i++) {
+    const int channel = blockIdx.z * kTensorChannels + i;
+    float in[W::kSpan];
+#pragma unroll
+    for (int j = 0; j < W::kSpan; j++) in[j] = 0.f;
+    if (channel < p.channels_all) {
+      const u32 by_class = p.source_channels.quotient(channel), of_h = p.classes_w.quotient(by_class);
+      const TensorSource h = p.class_h[of_h], w = p.class_w[by_class - of_h * p.classes_w.divisor];
+      const int at_h = h.read_first + p.read_step_h * int(phase_h + p.dilation_h.divisor * q_h);
+      int at_w = w.read_first + p.read_step_w * first_w;
+      if (at_h >= 0 && at_h < h.read_end) {
+        const float* from = p.source + image * p.source_batch +
+                            (i64(group) * p.source_channels.divisor + channel - by_class * p.source_channels.divisor) *
+                                p.source_channel +
+                            i64(at_h) * p.source_row + i64(at_w) * p.source_column;
+        const i64 next = i64(step_w) * p.source_column;
+#pragma unroll
+        for (int j = 0; j < W::kSpan; j++, at_w += step_w, from += next)
+          if (at_w >= 0 && at_w < w.read_end) in[j] = *from * scale;
+      }
+    }
+#pragma unroll
+    for (int pass = 0; pass < kPasses; pass++) {
+      float tile[W::kPoints], out[W::kPoints];
+#pragma unroll
+      for (int j = 0; j < W::kPoints; j++) {
+        if constexpr (kPasses == 1) {
+          tile[j] = in[j];
+        } else {
+          const float middle = in[j + W::kM];
+          tile[j] = pass == 0 ? middle : in[j + (pass - 1) * 2 * W::kM] - middle;
+        }
+      }
+      W::input(tile, out);
+#pragma unroll
+      for (int j = 0; j < W::kPoints; j++) points[pass][j][i] = out[j];
+    }
+  }
+  uint4* v = p.v + ((i64(blockIdx.y) * kPasses * p.chunks + blockIdx.z) * W::kPoints) * p.positions + position;
+#pragma unroll
+  for (int pass = 0; pass < kPasses; pass++)
+#pragma unroll
+    for (int point = 0; point < W::kPoints; point++)
+      v[(i64(pass) * p.chunks * W::kPoints + point) * p.positions] = split(points[pass][point]);
+}
+
+}  // namespace polyconv

@@ -1,0 +1,563 @@
+"""Plans for fprop and dgrad on FP16 tensor cores at the accuracy of FP32 (kernels/tensor_layout.cuh).
+
+Every operand is split into two halves, and three products of halves make one of floats. Along H nothing is transformed;
+along W a fast algorithm saves multiplications. Five kernels: the largest magnitudes of images and of filters, by which
+both are scaled; the weights and the source, transformed along W and split; and the product, which writes the result.
+The split source takes memory, so planes of an image are worked off in slabs that fit the workspace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from math import ceil, log2, prod
+from typing import NamedTuple
+
+from ..accuracy import error_of
+from ..algebra.lattice import DenseAxis
+from ..algebra.matrices import Matrix
+from ..algebra.segments import Scheme2d
+from ..problem import PaddingMode, Pass, Problem
+from ..rounding import ceil_div, round_up
+from . import gather, layout
+from .chain import segments_of
+from .epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
+from .gather import MOST_GROUPS, Roles
+from .layout import (
+    DIVIDEND_LIMIT,
+    TENSOR_CLASSES,
+    FastDivisor,
+    TensorMagnitudeParams,
+    TensorProductParams,
+    TensorSource,
+    TensorTaps,
+    TensorTransformParams,
+    TensorWeightsParams,
+    int32,
+)
+from .plan import KernelSpec, Launch, Schedule, Task, Work
+from .separable import DIRECT, F23, F45, F45_NESTED, axis_refusal, fitted, read_end
+from .toom import ToomAxis
+
+K_TILE = 32
+"""Written channels of a tile (``kTensorK``)."""
+UNITS = 64
+"""Rows times columns of a tile, at most (``kTensorUnits``)."""
+CHUNK = 4
+"""Channels that one matrix instruction multiplies (``kTensorChannels``)."""
+PARTS = 128
+"""Maxima of an image, by blocks (``kMagnitudeParts``)."""
+WARPS = 8
+QUAD = 16
+"""Bytes of four channels, split."""
+MOST_STAGE = 128
+"""Quads of a chunk that a tile reads, at most: four per lane."""
+THREADS = 256
+TRANSFORM_THREADS = 128
+MMA_ARCH = "sm_70"
+"""Where mma.sync.m8n8k4 is the tensor cores' own instruction; later ones make it of others, slowly."""
+STEPS_PER_FLUSH = 5
+"""Steps that a tensor core sums by itself. It truncates, so the error of long sums grows with their length."""
+FEWEST_CHANNELS = 8
+"""Of a group, on both sides: with fewer, most of what the tensor cores multiply is zeros."""
+
+W_AXES = (DIRECT, F23, F45, F45_NESTED)
+
+
+# ------------------------------------------------------------------------------------------------------------- kernels
+
+
+MAGNITUDE = KernelSpec.of(TensorMagnitudeParams, "tensor_magnitude", threads=THREADS, min_blocks=4)
+
+
+@lru_cache(maxsize=64)
+def weights_kernel(w: ToomAxis) -> KernelSpec:
+    symbol = f"tensor_weights_{w.struct.lower()}"
+    return KernelSpec.of(TensorWeightsParams, "tensor_weights", w, symbol=symbol, threads=THREADS)
+
+
+@lru_cache(maxsize=64)
+def transform_kernel(w: ToomAxis) -> KernelSpec:
+    symbol = f"tensor_transform_{w.struct.lower()}"
+    return KernelSpec.of(
+        TensorTransformParams, "tensor_transform", w, symbol=symbol, threads=TRANSFORM_THREADS, min_blocks=3
+    )
+
+
+@lru_cache(maxsize=64)
+def product_kernel(w: ToomAxis) -> KernelSpec:
+    tile = f"polyconv::TensorProduct<{w.cpp}>"
+    return KernelSpec.of(
+        TensorProductParams,
+        "tensor_product",
+        w,
+        symbol=f"tensor_product_{w.struct.lower()}",
+        threads=THREADS,
+        only_arch=MMA_ARCH,
+        facts={
+            f"{tile}::kThreads": THREADS,
+            f"{tile}::kTiles": WARPS // w.points,
+            f"{tile}::kLoads * 32": MOST_STAGE,
+            f"4 * {tile}::kExchange": _exchange_bytes(),
+            f"4 * {tile}::kParked": _parked_bytes(),
+        },
+    )
+
+
+def all_kernels() -> Iterator[KernelSpec]:
+    """Every instance that this planner can choose."""
+    yield MAGNITUDE
+    for w in W_AXES:
+        yield weights_kernel(w)
+        yield transform_kernel(w)
+        yield product_kernel(w)
+        yield kernel_with_epilogue(product_kernel(w))
+
+
+def _exchange_bytes() -> int:
+    """Shared memory in which eight written channels of a point meet the other points."""
+    return 4 * (8 * UNITS + 4)
+
+
+def _parked_bytes() -> int:
+    """Shared memory for the sums of a point that a pass of nested segments does not need."""
+    return 4 * (K_TILE * UNITS + 4)
+
+
+def headroom(matrix: Matrix, nested: bool) -> int:
+    """Bits by which a transformed value may exceed the largest one; nested segments add or subtract two of them."""
+    growth = max(sum(abs(entry) for entry in row) for row in matrix) * (2 if nested else 1)
+    return max(0, ceil(log2(growth)))
+
+
+# --------------------------------------------------------------------------------------------------- how work is cut
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How the positions of a plane are cut into tiles (kernels/tensor_layout.cuh)."""
+
+    rows: int
+    phases: int
+    units: int
+    row_groups: int
+    phase_groups: int
+    unit_groups: int
+    pitch: int
+    """Columns of V of a column group."""
+    stage: int
+    """Quads that a tile reads of one chunk."""
+
+    @property
+    def columns(self) -> int:
+        return self.phases * self.units
+
+    @property
+    def column_groups(self) -> int:
+        return self.phase_groups * self.unit_groups
+
+    @property
+    def tiles(self) -> int:
+        """Of a plane."""
+        return self.row_groups * self.column_groups
+
+
+@lru_cache(maxsize=1024)
+def tiling(rows: int, units: int, outputs: int, dilation: int, taps_h: int, shifts: int) -> Tiling | None:
+    """The cut of so many rows and units of so many outputs that costs least; None if the taps read too much for any."""
+
+    def cost(cut: Tiling) -> float:
+        """Tiles, each with what it multiplies, what it reads, and how much of a sector its runs of results fill: in
+        shares of the traffic of W1's, which are counted."""
+        run = cut.columns * outputs if cut.phases == dilation else cut.phases
+        return cut.tiles * (3 + 0.3 * cut.stage / 100 + 0.3 * (run + 7) / run)
+
+    return min(_tilings(rows, units, dilation, taps_h, shifts), key=cost, default=None)
+
+
+def _tilings(rows: int, units: int, dilation: int, taps_h: int, shifts: int) -> Iterator[Tiling]:
+    """Those whose stage fits: all residues of a dilation and some units, or some residues and one unit."""
+    for phase_groups in range(1, dilation + 1):
+        phases = ceil_div(dilation, phase_groups)
+        for each in range(1, min(units, UNITS // phases) + 1 if phase_groups == 1 else 2):
+            tall = min(UNITS // (phases * each), rows)
+            pitch = (each + shifts - 1) * phases
+            stage = (tall + taps_h - 1) * pitch
+            if tall and stage <= MOST_STAGE:
+                groups = ceil_div(rows, tall), ceil_div(dilation, phases), ceil_div(units, each)
+                yield Tiling(tall, phases, each, *groups, pitch, stage)
+
+
+class Chain:
+    """The sizes of one chain of launches: one pair of phases of the lattice."""
+
+    def __init__(self, problem: Problem, h: DenseAxis, w: DenseAxis, along_w: ToomAxis):
+        r = gather.roles(problem)
+        self.h, self.w, self.along_w = h, w, along_w
+        self.batch, self.groups, self.channels, self.outputs = problem.batch, problem.groups, r.channels, r.outputs
+        self.nested = along_w.tiles > 1
+        self.passes = 3 if self.nested else 1
+        self.shifts = 1 if self.nested else segments_of(along_w, w.taps)
+        self.taps_h = max(1, h.taps)
+        self.channels_all = len(h.classes) * len(w.classes) * r.channels
+        self.chunks = ceil_div(self.channels_all, CHUNK)
+        self.rows = ceil_div(h.count, h.dilation)
+        units = ceil_div(w.count, w.dilation * along_w.outputs)
+        self.cut = tiling(self.rows, units, along_w.outputs, w.dilation, self.taps_h, self.shifts)
+        self.planes = problem.batch * h.dilation
+        self.k_tiles = ceil_div(r.outputs, K_TILE)
+        self.steps = self.passes * self.chunks * self.taps_h * self.shifts
+        # A step to spare: the product loads one ahead.
+        quads = (problem.groups * self.k_tiles * along_w.points * self.steps + 1) * K_TILE
+        self.weight_bytes = QUAD * quads
+
+    @property
+    def tiled(self) -> Tiling:
+        assert self.cut is not None, "refused"
+        return self.cut
+
+    def plane_quads(self, row_groups: int) -> int:
+        """Of one point of one chunk of one column group of V."""
+        return (row_groups * self.tiled.rows + self.taps_h - 1) * self.tiled.pitch
+
+    def source_bytes(self, planes: int, row_groups: int) -> int:
+        """V of a slab."""
+        each = self.tiled.column_groups * self.passes * self.chunks * self.along_w.points
+        return round_up(QUAD * self.groups * planes * each * self.plane_quads(row_groups), 256)
+
+    def shared_bytes(self) -> int:
+        stages = WARPS * max(2 * QUAD * self.tiled.stage, _exchange_bytes())
+        return stages + (WARPS * _parked_bytes() if self.nested else 0)
+
+    def slab(self, left: int) -> tuple[int, int]:
+        """Planes, and row groups of each, that so many bytes hold: whole planes, or part of one, but a row group."""
+        whole = self.tiled.row_groups
+        planes = min(self.planes, max(0, left) // self.source_bytes(1, whole))
+        if planes:
+            return ceil_div(self.planes, ceil_div(self.planes, planes)), whole
+        row_groups = whole
+        while row_groups > 1 and self.source_bytes(1, row_groups) > left:
+            row_groups = row_groups - max(1, row_groups // 32)
+        return 1, ceil_div(whole, ceil_div(whole, row_groups))
+
+    def slabs(self, left: int) -> Iterator[tuple[int, int, int, int]]:
+        """First plane, planes, first row group, row groups of each slab."""
+        planes, row_groups = self.slab(left)
+        for plane in range(0, self.planes, planes):
+            for first in range(0, self.tiled.row_groups, row_groups):
+                yield plane, min(planes, self.planes - plane), first, min(row_groups, self.tiled.row_groups - first)
+
+
+class Places(NamedTuple):
+    """Where things begin in the workspace. The largest magnitudes of the filters come first."""
+
+    weights: int
+    images: int
+    """Their largest magnitudes. What lies before may be kept while the weight stays as it is."""
+    source: int
+
+
+@lru_cache(maxsize=1024)
+def places(problem: Problem, along_w: ToomAxis) -> Places:
+    """The same for all phases of a problem, one after another, so that they share the magnitudes."""
+    r = gather.roles(problem)
+    weights = round_up(4 * problem.groups * r.outputs, 256)
+    largest = max(_chain(problem, kind.h, kind.w, along_w).weight_bytes for kind in r.kinds)
+    images = weights + round_up(largest, 256)
+    return Places(weights, images, images + 4 * problem.batch * problem.groups * PARTS)
+
+
+# ------------------------------------------------------------------------------------------------------- the candidates
+
+
+@dataclass(frozen=True)
+class TensorCandidate:
+    """One algorithm along W."""
+
+    w: ToomAxis
+
+    direct = False
+
+    @cached_property
+    def name(self) -> str:
+        return f"tensor_{self.w.struct.lower()}"
+
+    def refusal(self, problem: Problem) -> str | None:
+        why = _refusal_of_all(problem)
+        if why:
+            return why
+        for kind in gather.roles(problem).kinds:
+            why = axis_refusal(self.w, kind.w.taps)
+            if why:
+                return why
+            chain = _chain(problem, kind.h, kind.w, self.w)
+            if chain.cut is None:
+                return f"{kind.h.taps} rows of taps with {chain.shifts} columns of them are too many for a tile"
+            if len(kind.h.classes) > TENSOR_CLASSES or len(kind.w.classes) > TENSOR_CLASSES:
+                return f"more than {TENSOR_CLASSES} classes of taps"
+            if (
+                chain.tiled.tiles * chain.planes >= DIVIDEND_LIMIT // 8
+                or chain.plane_quads(chain.tiled.row_groups)
+                * (chain.tiled.column_groups * chain.passes * chain.chunks * self.w.points)
+                >= DIVIDEND_LIMIT
+            ):
+                return "too many tiles"
+        return None
+
+    def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
+        for number, kind in enumerate(gather.roles(problem).kinds):
+            chain = _chain(problem, kind.h, kind.w, self.w)
+            if number == 0:
+                yield _filters_task(problem, chain)
+                yield _images_task(problem, chain)
+            yield replace(_weights_task(problem, chain), times=kind.times)
+            left = workspace - places(problem, self.w).source
+            for (planes, row_groups), times in _alike(chain, left).items():
+                yield replace(_transform_task(problem, chain, planes, row_groups), times=kind.times * times)
+                yield replace(_product_task(problem, chain, planes, row_groups), times=kind.times * times)
+
+    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
+        """The launches. A workspace that is too small for one row of tiles is exceeded by what that takes."""
+        r = gather.roles(problem)
+        found: list[Launch] = []
+        at = places(problem, self.w)
+        used = 0
+        for number, (h, w) in enumerate(r.pairs):
+            chain = _chain(problem, h, w, self.w)
+            if number == 0:
+                found.append(_filters(problem, r, chain))
+            found.append(_weights(problem, r, chain))
+            if number == 0:
+                found.append(_images(problem, r, chain))
+            for plane, planes, first, row_groups in chain.slabs(workspace - at.source):
+                used = max(used, at.source + chain.source_bytes(planes, row_groups))
+                found.append(_transform(problem, r, chain, plane, planes, first, row_groups))
+                found.append(_product(problem, r, chain, plane, planes, first, row_groups))
+        # A forward pass has one chain; of several, each writes over the weights of the last.
+        return Schedule(tuple(found), used, at.images if problem.kind is Pass.FPROP else 0)
+
+    def error(self, problem: Problem, sms: int, workspace: int) -> float:
+        return _error(problem, self.w)
+
+
+def _alike(chain: Chain, left: int) -> dict[tuple[int, int], int]:
+    """Slabs by their sizes, and how many there are of each."""
+    planes, row_groups = chain.slab(left)
+    found = {}
+    for of_planes, times in _pieces(chain.planes, planes):
+        for of_rows, each in _pieces(chain.tiled.row_groups, row_groups):
+            found[of_planes, of_rows] = times * each
+    return found
+
+
+def _pieces(whole: int, piece: int) -> Iterator[tuple[int, int]]:
+    """What a whole is cut into: sizes, and how many there are of each."""
+    times, rest = divmod(whole, piece)
+    if times:
+        yield piece, times
+    if rest:
+        yield rest, 1
+
+
+@lru_cache(maxsize=1024)
+def _refusal_of_all(problem: Problem) -> str | None:
+    """Why no candidate can compute the problem, or None."""
+    if problem.kind is Pass.WGRAD:
+        return "only for the forward pass and the input gradient"
+    r = gather.roles(problem)
+    if r.border is not PaddingMode.ZEROS:
+        return f"cannot read a {r.border} border"
+    if min(r.channels, r.outputs) < FEWEST_CHANNELS:
+        return f"fewer than {FEWEST_CHANNELS} channels of a group leave the tensor cores idle"
+    if max(problem.batch, r.outputs) * problem.groups > MOST_GROUPS:
+        return f"more than {MOST_GROUPS} groups, filters, or images times groups"
+    if any(abs(stride) >= 2**31 for stride in (*r.source_strides[2:], *r.written_strides[2:], *problem.w_strides[2:])):
+        return "rows or columns are too far apart"
+    if max(r.channels, r.outputs) * prod(r.source_size) >= DIVIDEND_LIMIT:
+        return "an image of more than 2^31 elements"
+    return gather.MANY_PHASES if r.many_phases else None
+
+
+@lru_cache(maxsize=1024)
+def _chain(problem: Problem, h: DenseAxis, w: DenseAxis, along_w: ToomAxis) -> Chain:
+    return Chain(problem, h, w, along_w)
+
+
+@lru_cache(maxsize=1024)
+def _error(problem: Problem, w: ToomAxis) -> float:
+    """That of the worst pair of phases."""
+    channels = gather.roles(problem).channels
+    return max(
+        SPLIT_ERROR
+        * error_of(
+            problem,
+            Scheme2d(fitted(DIRECT, kind.h.taps).scheme(), fitted(w, kind.w.taps).scheme()),
+            len(kind.h.classes) * len(kind.w.classes) * channels,
+            (),
+        )
+        for kind in gather.roles(problem).kinds
+    )
+
+
+SPLIT_ERROR = 1.5
+"""How much further split products and truncated sums stray than the same scheme in FP32."""
+
+CANDIDATES = tuple(map(TensorCandidate, W_AXES))
+
+
+def candidates(problem: Problem) -> Iterator[TensorCandidate]:
+    """Every candidate that may be of use for a problem: refused ones, too, so that the planner can say why."""
+    if problem.kind is not Pass.WGRAD:
+        yield from CANDIDATES
+
+
+# ------------------------------------------------------------------------------------------------------------- launches
+
+
+def _filters_task(problem: Problem, chain: Chain) -> Task:
+    filters = chain.groups * chain.outputs
+    read = 4 * prod(problem.w_shape)
+    return Task(MAGNITUDE, (1, filters, 1), Work(filters, filters, ceil_div(read, 4 * THREADS), read))
+
+
+def _filters(problem: Problem, r: Roles, chain: Chain) -> Launch:
+    strides = problem.channels_per_group[1] * problem.w_strides[0], r.w_output
+    every = zip((r.channels, *problem.kernel), (r.w_channel, *problem.w_strides[2:]), strict=True)
+    return _magnitude(_filters_task(problem, chain), "w", strides, chain.outputs, tuple(every), 0)
+
+
+def _images_task(problem: Problem, chain: Chain) -> Task:
+    blocks = PARTS * chain.batch * chain.groups
+    elements = chain.batch * chain.groups * chain.channels * prod(gather.roles(problem).source_size)
+    return Task(
+        MAGNITUDE,
+        (PARTS, chain.batch * chain.groups, 1),
+        Work(blocks, blocks, ceil_div(elements, THREADS), 4 * elements),
+    )
+
+
+def _images(problem: Problem, r: Roles, chain: Chain) -> Launch:
+    strides = r.source_strides[0], r.channels * r.source_strides[1]
+    every = zip((r.channels, *r.source_size), r.source_strides[1:], strict=True)
+    at = places(problem, chain.along_w).images
+    return _magnitude(_images_task(problem, chain), r.source, strides, chain.groups, tuple(every), at)
+
+
+def _magnitude(
+    task: Task, source: str, strides: tuple[int, int], inner: int, axes: tuple[tuple[int, int], ...], at: int
+) -> Launch:
+    """``axes``: extents and strides of the elements of a slot. Neighbours in memory are walked over first."""
+    near = sorted(((n, abs(step), step) for n, step in axes), key=lambda axis: axis[1])
+    p = TensorMagnitudeParams(outer_stride=strides[0], inner_stride=strides[1], inner_slots=inner)
+    p.elements = prod(n for n, _, _ in near)
+    for number, (_, _, step) in enumerate(near):
+        p.stride[number] = step
+    for number, (n, _, _) in enumerate(near[:2]):
+        p.extent[number] = FastDivisor.of(n)
+    return task.launch(bytes(p), layout.slots(TensorMagnitudeParams, source=source, largest=("workspace", at)))
+
+
+def _weights_task(problem: Problem, chain: Chain) -> Task:
+    blocks = int32(chain.groups * chain.k_tiles * chain.chunks, "the number of weight tiles")
+    work = Work(blocks, blocks, blocks * chain.taps_h * chain.shifts, 4 * prod(problem.w_shape) + chain.weight_bytes)
+    return Task(weights_kernel(chain.along_w), (blocks, 1, 1), work)
+
+
+def _weights(problem: Problem, r: Roles, chain: Chain) -> Launch:
+    p = TensorWeightsParams(channels_all=chain.channels_all, outputs=chain.outputs)
+    p.headroom = headroom(chain.along_w.transforms()["weights"], chain.nested)
+    p.w_group = problem.channels_per_group[1] * problem.w_strides[0]
+    p.w_output, p.w_channel = r.w_output, r.w_channel
+    p.w_row, p.w_column = problem.w_strides[2:]
+    p.taps_h, p.shifts, p.chunks, p.k_tiles = chain.taps_h, chain.shifts, chain.chunks, chain.k_tiles
+    p.source_channels, p.classes_w = chain.channels, len(chain.w.classes)
+    for table, axis in ((p.class_h, chain.h), (p.class_w, chain.w)):
+        for number, taps in enumerate(axis.classes):
+            table[number] = TensorTaps(taps.taps, taps.tap_first, taps.tap_stride)
+    u = "workspace", places(problem, chain.along_w).weights
+    slots = layout.slots(TensorWeightsParams, w="w", u=u, largest=("workspace", 0))
+    return _weights_task(problem, chain).launch(bytes(p), slots)
+
+
+def _transform_task(problem: Problem, chain: Chain, planes: int, row_groups: int) -> Task:
+    r, cut = gather.roles(problem), chain.tiled
+    across = ceil_div(chain.plane_quads(row_groups), TRANSFORM_THREADS)
+    grid = across, chain.groups * planes * cut.column_groups, chain.chunks
+    share = planes * row_groups / (chain.planes * cut.row_groups)
+    read = round(4 * chain.batch * chain.groups * chain.channels * prod(r.source_size) * share)
+    blocks = prod(grid)
+    moved = read + chain.source_bytes(planes, row_groups)
+    return Task(transform_kernel(chain.along_w), grid, Work(blocks, blocks, blocks, moved))
+
+
+def _transform(
+    problem: Problem, r: Roles, chain: Chain, plane: int, planes: int, first: int, row_groups: int
+) -> Launch:
+    h, w, cut = chain.h, chain.w, chain.tiled
+    p = TensorTransformParams(channels_all=chain.channels_all, chunks=chain.chunks, groups=chain.groups)
+    p.headroom = headroom(chain.along_w.transforms()["input"], chain.nested)
+    p.place("source", r.source_strides, r.source)
+    p.first_plane, p.planes, p.first_row = plane, planes, first * cut.rows
+    p.positions, p.pitch = chain.plane_quads(row_groups), cut.pitch
+    p.phases, p.units, p.phase_groups, p.column_groups = cut.phases, cut.units, cut.phase_groups, cut.column_groups
+    p.dilation_h, p.dilation_w = h.dilation, w.dilation
+    p.read_step_h, p.read_step_w = h.read_step, w.read_step
+    p.source_channels, p.classes_w = chain.channels, len(w.classes)
+    for table, axis, extent in ((p.class_h, h, r.source_size[0]), (p.class_w, w, r.source_size[1])):
+        for number, taps in enumerate(axis.classes):
+            table[number] = TensorSource(taps.read_first, read_end(axis, taps, extent))
+    at = places(problem, chain.along_w)
+    slots = layout.slots(
+        TensorTransformParams, source=r.source, largest=("workspace", at.images), v=("workspace", at.source)
+    )
+    return _transform_task(problem, chain, planes, row_groups).launch(bytes(p), slots)
+
+
+def _product_task(problem: Problem, chain: Chain, planes: int, row_groups: int) -> Task:
+    cut = chain.tiled
+    tiles = planes * row_groups * cut.column_groups
+    grid = int32(ceil_div(tiles, WARPS // chain.along_w.points) * chain.k_tiles, "the number of tiles"), chain.groups, 1
+    share = planes * row_groups / (chain.planes * cut.row_groups)
+    result = round(chain.batch * chain.groups * chain.outputs * chain.h.count * chain.w.count * share)
+    blocks = prod(grid)
+    moved = chain.source_bytes(planes, row_groups) + chain.weight_bytes + 4 * result
+    task = Task(
+        product_kernel(chain.along_w),
+        grid,
+        Work(blocks, blocks, blocks * chain.steps, moved),
+        dynamic_shared=chain.shared_bytes(),
+    )
+    return task_with_epilogue(problem, task, result)
+
+
+def _product(problem: Problem, r: Roles, chain: Chain, plane: int, planes: int, first: int, row_groups: int) -> Launch:
+    h, w, cut = chain.h, chain.w, chain.tiled
+    transforms = chain.along_w.transforms()
+    p = TensorProductParams(groups=chain.groups, outputs=chain.outputs, chunks=chain.chunks)
+    p.headroom_sources = headroom(transforms["input"], chain.nested)
+    p.headroom_filters = headroom(transforms["weights"], chain.nested)
+    p.place("written", r.written_strides, r.written)
+    p.first_plane, p.planes, p.first_row = plane, planes, first * cut.rows
+    p.tiles, p.k_tiles = planes * row_groups * cut.column_groups, chain.k_tiles
+    p.row_groups, p.column_groups, p.phase_groups = row_groups, cut.column_groups, cut.phase_groups
+    p.columns, p.phases, p.stretch = cut.columns, cut.phases, cut.columns * chain.along_w.outputs
+    p.rows, p.units = cut.rows, cut.units
+    p.taps_h, p.shifts = chain.taps_h, chain.shifts
+    p.pitch, p.stage, p.positions = cut.pitch, cut.stage, chain.plane_quads(row_groups)
+    p.next_tap_row, p.steps_per_flush = cut.pitch - chain.shifts * cut.phases, STEPS_PER_FLUSH
+    p.dilation_h, p.dilation_w = h.dilation, w.dilation
+    p.count_h, p.count_w = h.count, w.count
+    p.written_first_h, p.written_step_h = h.written_first, h.written_step
+    p.written_first_w, p.written_step_w = w.written_first, w.written_step
+    at = places(problem, chain.along_w)
+    slots = layout.slots(
+        TensorProductParams,
+        v=("workspace", at.source),
+        u=("workspace", at.weights),
+        largest_sources=("workspace", at.images),
+        largest_filters=("workspace", 0),
+        written=r.written,
+        bias=r.bias,
+    )
+    return with_epilogue(problem, _product_task(problem, chain, planes, row_groups).launch(bytes(p), slots))

@@ -1,0 +1,203 @@
+"""The tensor-core pipeline as sm_70 machine code against float64 PyTorch: edges, random geometries, hard data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from emulate import V100, check, plan_of, run_plan
+from machine_suites import Shape, zero_bordered
+from nightly import NIGHTLY
+from polyconv import reference
+from polyconv.measure import workloads
+from polyconv.plan import tensor
+from polyconv.plan.separable import DIRECT, F23, F45, F45_NESTED
+from polyconv.plan.tensor import TensorCandidate
+from polyconv.problem import Activation, PaddingMode, Pass, Problem
+from polyconv.scale import largest, scales
+
+PASSES = (Pass.FPROP, Pass.DGRAD)
+RANDOM_PARTS, RANDOM_EACH = (10, 24) if NIGHTLY else (1, 6)
+LARGE = 2**26
+
+NAMED = {
+    "pointwise": Shape((2, 8, 5, 20), 33, (1, 1)),
+    "nested segments, dilated": Shape((1, 9, 11, 30), 40, (3, 9), padding=(1, 1, 4, 4), dilation=(2, 3)),
+    "strided": Shape((1, 9, 13, 14), 20, (3, 5), (2, 2), (1, 2, 0, 1)),
+    "groups": Shape((1, 24, 7, 10), 16, (3, 3), groups=2, padding=(1, 1, 1, 1)),
+    "a dilation that is wider than a tile": Shape((1, 8, 3, 80), 8, (1, 3), dilation=(1, 40), padding=(0, 0, 30, 30)),
+    "eleven taps in segments": Shape((1, 8, 5, 14), 9, (1, 11), padding=(0, 0, 5, 5)),
+    "gradient of pixels that meet no tap": Shape((1, 8, 7, 6), 8, (2, 2), stride=(3, 4)),
+    "channels last": Shape((1, 12, 6, 9), 10, (3, 3), padding=(1, 1, 1, 1), layout="channels_last"),
+}
+
+
+def usable(problem: Problem) -> list[TensorCandidate]:
+    return [way for way in tensor.candidates(problem) if way.refusal(problem) is None]
+
+
+def run(shape: Shape, kind: Pass, choice: int, *, workspace: int = LARGE) -> bool:
+    """One pass by one of the ways that take it; False if there is none."""
+    x, w, bias, dy = shape.tensors()
+    problem = shape.problem(kind, x, w, dy)
+    ways = usable(problem)
+    if ways:
+        way = ways[choice % len(ways)]
+        check(problem, x, w, bias, dy, plan_of(problem, way, workspace=workspace))
+    return bool(ways)
+
+
+@pytest.mark.parametrize("kind", PASSES, ids=str)
+@pytest.mark.parametrize("name", NAMED)
+def test_named(name: str, kind: Pass) -> None:
+    """In slabs of one row group, and in one."""
+    number = list(NAMED).index(name)
+    assert run(NAMED[name], kind, number, workspace=1 if number % 2 else LARGE)
+
+
+@st.composite
+def geometries(draw: st.DrawFn) -> tuple[Shape, int, int]:
+    """A small convolution, which way to take, and the workspace."""
+    shape = draw(zero_bordered(st.sampled_from([8, 9, 14]), st.sampled_from([8, 17, 33])))
+    return shape, draw(st.integers(0, 1000)), draw(st.sampled_from([1, 2**17, LARGE]))
+
+
+@pytest.mark.parametrize("part", range(RANDOM_PARTS))
+@pytest.mark.parametrize("kind", PASSES, ids=str)
+def test_random(kind: Pass, part: int) -> None:
+    """The same geometries every time: in parts, so that test workers share them."""
+
+    @seed(part)
+    @settings(max_examples=RANDOM_EACH, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(geometries())
+    def explore(drawn: tuple[Shape, int, int]) -> None:
+        shape, choice, workspace = drawn
+        torch.manual_seed(part)
+        run(shape, kind, choice, workspace=workspace)
+
+    explore()
+
+
+@pytest.mark.parametrize("way", tensor.CANDIDATES, ids=lambda way: way.name)
+def test_every_instance(way: TensorCandidate) -> None:
+    """More written channels than a tile, ragged tiles in both axes, two images, filled-up channels."""
+    taps = {DIRECT: 2, F23: 3, F45: 5, F45_NESTED: 8}
+    shape = Shape((2, 11, 11, 19), 37, (2, taps[way.w]), padding=(1, 1, 2, 2), dilation=(2, 1))
+    x, w, bias, dy = shape.tensors()
+    problem = shape.problem(Pass.FPROP, x, w, dy)
+    check(problem, x, w, bias, dy, plan_of(problem, way))
+
+
+# ---- Data that is hard on FP16
+
+
+def _heavy(shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(shape) / torch.rand(shape).square()
+
+
+def _one_hot(shape: tuple[int, ...]) -> Tensor:
+    x = torch.zeros(shape)
+    x[:, 3, 2, 5] = -3.7e-5
+    return x
+
+
+HARD: dict[str, tuple[Callable[[tuple[int, ...]], Tensor], float, float]] = {
+    "large times small": (torch.randn, 2.0**60, 2.0**-60),
+    "small times large": (torch.randn, 2.0**-60, 2.0**60),
+    "small times small": (torch.randn, 2.0**-60, 2.0**-60),
+    "near the end of the range": (torch.rand, 2.0**120, 2.0**-100),
+    "heavy-tailed": (_heavy, 1.0, 1.0),
+    "one-hot": (_one_hot, 1.0, 1.0),
+    "zeros": (torch.zeros, 1.0, 1.0),
+}
+
+
+def error_in_scales(way: TensorCandidate, x: Tensor, w: Tensor) -> tuple[float, float]:
+    """The largest error in units of its map's scale, and what was predicted."""
+    problem = Problem.make("fprop", tuple(x.shape), tuple(w.shape), padding=(0, 0, 2, 2))
+    y = torch.full(problem.y_shape, torch.nan)
+    plan = plan_of(problem, way)
+    run_plan(plan, {"x": x, "w": w, "y": y})
+    expected = reference.with_epilogue(problem, x, w, None, None, Activation.NONE)
+    return largest((y.double() - expected).abs(), scales(problem, {"x": x, "w": w})["y"]), plan.expected_error
+
+
+@pytest.mark.parametrize("way", [TensorCandidate(F45), TensorCandidate(DIRECT)], ids=lambda way: way.name)
+@pytest.mark.parametrize("name", HARD)
+def test_hard_data(name: str, way: TensorCandidate) -> None:
+    make, size_x, size_w = HARD[name]
+    x, w = make((1, 8, 5, 17)) * size_x, torch.randn(9, 8, 2, 5) * size_w
+    error, predicted = error_in_scales(way, x, w)
+    assert error <= predicted
+
+
+def test_images_and_filters_are_scaled_apart() -> None:
+    """Each as if it were alone: 2^100 between them."""
+    apart = 2.0 ** torch.tensor([50.0, 0.0, -50.0])
+    x, w = torch.randn(3, 8, 4, 17) * apart[:, None, None, None], torch.randn(9, 8, 2, 5)
+    w *= apart.repeat(3)[:, None, None, None]
+    error, predicted = error_in_scales(TensorCandidate(F45), x, w)
+    assert error <= predicted
+
+
+def test_infinities_stay_in_their_tile() -> None:
+    """And do not disturb how everything else is scaled."""
+    x, w = torch.randn(1, 8, 3, 100), torch.randn(8, 8, 1, 5)
+    x[0, 2, 1, 4], x[0, 3, 1, 5] = torch.inf, torch.nan
+    problem = Problem.make("fprop", (1, 8, 3, 100), (8, 8, 1, 5))
+    y = torch.empty(problem.y_shape)
+    run_plan(plan_of(problem, TensorCandidate(F45)), {"x": x, "w": w, "y": y})
+    assert not torch.isfinite(y[:, :, 1, :5]).any()
+    expected = reference.with_epilogue(problem, x, w, None, None, Activation.NONE)
+    far = torch.isfinite(y)
+    assert far[:, :, 0].all()
+    assert far[:, :, 1, 16:].all()
+    assert torch.allclose(y[far].double(), expected[far], rtol=1e-4, atol=1e-4)
+
+
+# ---- Slabs and refusals
+
+
+@pytest.mark.parametrize("kind", PASSES, ids=str)
+def test_slabs_of_w1_fit_the_workspace(kind: Pass) -> None:
+    problem = workloads.find("W1")[0].problem(kind)
+    for workspace in (LARGE, 2**28):
+        assert TensorCandidate(F45_NESTED).schedule(problem, V100.sms, workspace).workspace_bytes <= workspace
+
+
+@pytest.mark.parametrize("dilation", [1, 2, 3, 7, 33, 65, 200])
+@pytest.mark.parametrize("taps", [1, 3, 5, 9])
+def test_tiles_cover_every_position_once(taps: int, dilation: int) -> None:
+    cut = tensor.tiling(50, 40, 4, dilation, taps, 1)
+    assert cut is not None
+    assert cut.rows * cut.columns <= tensor.UNITS
+    assert cut.stage <= tensor.MOST_STAGE
+    assert cut.rows * cut.row_groups >= 50 > cut.rows * (cut.row_groups - 1)
+    assert cut.units * cut.unit_groups >= 40 > cut.units * (cut.unit_groups - 1)
+    assert cut.phases * cut.phase_groups >= dilation > cut.phases * (cut.phase_groups - 1)
+
+
+def test_shared_memory_of_the_smallest_device() -> None:
+    for w in tensor.W_AXES:
+        problem = Problem.make("fprop", (1, 8, 64, 64), (8, 8, 9, {DIRECT: 1, F23: 3, F45: 5}.get(w, 9)))
+        for launch in TensorCandidate(w).schedule(problem, V100.sms, LARGE).launches:
+            assert launch.dynamic_shared <= V100.shared_per_block_optin
+
+
+def test_refusals() -> None:
+    way = TensorCandidate(F45)
+    dense = Problem.make("fprop", (1, 8, 9, 9), (8, 8, 3, 3), padding=(1, 1, 1, 1))
+    assert way.refusal(dense) is None
+    assert "border" in str(way.refusal(replace(dense, padding_mode=PaddingMode.REFLECT)))
+    assert "fewer than 8 channels" in str(way.refusal(Problem.make("fprop", (1, 3, 9, 9), (8, 3, 3, 3))))
+    assert "nests" in str(TensorCandidate(F45_NESTED).refusal(dense))
+    assert "too many for a tile" in str(
+        TensorCandidate(DIRECT).refusal(replace(dense, in_size=(40, 40), kernel=(9, 9)))
+    )
+    assert "only for" in str(way.refusal(replace(dense, kind=Pass.WGRAD)))
