@@ -1655,8 +1655,9 @@ static const char* separable(const Call& c, const Direction& d) {
 
   // As many rows as fit; of these sizes, as few rounds of the persistent blocks as possible, then as few slabs.
   constexpr int kShared = 4 * Gemm::kSharedFloats;
-  i64 most = min(rows, min(kWorkspace / 4 / max(row_stride, 1ll), 0x7fffffff / max(row_stride, 1ll)));
-  while (most > 0 && 4 * floats(most) > kWorkspace) most--;
+  i64 room = kWorkspace;
+  i64 most = min(rows, min(room / 4 / max(row_stride, 1ll), 0x7fffffff / max(row_stride, 1ll)));
+  while (most > 0 && 4 * floats(most) > room) most--;
   if (most == 0 || rows >= 0x7fffffff || max(c.x_row, c.x_column) >= 0x7fffffff ||
       !allow_shared(half_gemm<kK>, kShared))
     return d.direct(c);

@@ -50,10 +50,10 @@ def half_per_clock(arch: str, name: str, dtype: str) -> int:
     """Multiply-adds per clock and multiprocessor of two elements of 16 bits, summed in float32.
 
     Twice those of TF32. Before that there were tensor cores for float16 alone (125 TFLOPS of the V100 make 512; the T4
-    has as many), and bfloat16 is multiplied as float32.
+    has as many), and bfloat16 is multiplied as float32. Halves of split float32 numbers are float16.
     """
     if arch in {"sm_70", "sm_72", "sm_75"}:
-        return 512 if dtype == "float16" else fp32_per_clock(arch)
+        return fp32_per_clock(arch) if dtype == "bfloat16" else 512
     return 2 * per_clock(arch, name) or 4 * fp32_per_clock(arch)
 
 

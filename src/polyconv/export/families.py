@@ -13,7 +13,7 @@ from ..algebra.lattice import DenseAxis
 from ..plan import tensor
 from ..plan.candidates import CudaCandidate
 from ..plan.chain import segments_of
-from ..plan.cuda import DEFAULT_WORKSPACE, FAMILIES, choose
+from ..plan.cuda import DEFAULT_WORKSPACE, FAMILIES, choose, weigh
 from ..plan.device import CudaDevice
 from ..plan.fused import FusedCandidate
 from ..plan.gather import roles
@@ -56,7 +56,7 @@ def chosen_for(problem: Problem, device: CudaDevice) -> CudaCandidate:
 
 def launching(problem: Problem, chosen: CudaCandidate, device: CudaDevice) -> Launching:
     """The function for a pass of a convolution, given what the planner chose."""
-    if isinstance(chosen, SeparableCandidate) and (found := _separable(problem, chosen)):
+    if isinstance(chosen, SeparableCandidate) and (found := _separable(problem, chosen, device)):
         return found
     if isinstance(chosen, ToomWgradCandidate):
         return _toom_wgrad(problem, chosen, device)
@@ -101,14 +101,17 @@ def _direction(problem: Problem, h: DenseAxis, w: DenseAxis) -> tuple[str, tuple
     return f"{call}, k{name}", (*_axis_constants(h, w), *_tables(name, h, w))
 
 
-def _separable(problem: Problem, chosen: SeparableCandidate) -> Launching | None:
+def _separable(problem: Problem, chosen: SeparableCandidate, device: CudaDevice) -> Launching | None:
     pair = _only_pair(problem)
     if pair is None:
         return None
     h, w = pair
     direction, constants = _direction(problem, h, w)
     segments = segments_of(chosen.h, h.taps), segments_of(chosen.w, w.taps)
-    arguments = f"{axis_name(chosen.h)}, {axis_name(chosen.w)}, {chosen.k_tile}, {segments[0]}, {segments[1]}"
+    room = weigh(chosen, problem, device, DEFAULT_WORKSPACE).workspace
+    resident = room if room < DEFAULT_WORKSPACE else 0
+    axes = f"{axis_name(chosen.h)}, {axis_name(chosen.w)}"
+    arguments = f"{axes}, {chosen.k_tile}, {segments[0]}, {segments[1]}, {resident}"
     parts = max(len(h.classes) * segments[0], len(w.classes))
     return Launching(
         ("taps", "direction", "separable"),

@@ -1,5 +1,5 @@
 // Launches the four kernels, slab by slab: X and Y of a slab fit into the workspace.
-template <class H, class W, int kK, int kSegmentsH, int kSegmentsW>
+template <class H, class W, int kK, int kSegmentsH, int kSegmentsW, int kResident>
 static const char* separable(const Call& c, const Direction& d) {
   using Gemm = HalfGemm<W, kK>;
   constexpr int kPasses = W::kTiles > 1 ? W::kPasses : kSegmentsW, kPartsH = kClassesH * kSegmentsH;
@@ -19,8 +19,12 @@ static const char* separable(const Call& c, const Direction& d) {
 
   // As many rows as fit; of these sizes, as few rounds of the persistent blocks as possible, then as few slabs.
   constexpr int kShared = 4 * Gemm::kSharedFloats;
-  i64 most = min(rows, min(kWorkspace / 4 / max(row_stride, 1ll), 0x7fffffff / max(row_stride, 1ll)));
-  while (most > 0 && 4 * floats(most) > kWorkspace) most--;
+  i64 room = kWorkspace;
+  if constexpr (kResident > 0) {
+    if (4 * floats(1) <= kResident) room = kResident;  // of the L2, where slabs of this size stay
+  }
+  i64 most = min(rows, min(room / 4 / max(row_stride, 1ll), 0x7fffffff / max(row_stride, 1ll)));
+  while (most > 0 && 4 * floats(most) > room) most--;
   if (most == 0 || rows >= 0x7fffffff || max(c.x_row, c.x_column) >= 0x7fffffff ||
       !allow_shared(half_gemm<W, kK>, kShared))
     return d.direct(c);
