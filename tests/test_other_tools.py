@@ -209,6 +209,16 @@ def test_onnx_of_a_network(make: Any, dynamo: bool, tmp_path: Path) -> None:
 
 
 @exporters
+def test_onnx_of_one_axis_and_of_transposed_convolutions(dynamo: bool, tmp_path: Path) -> None:
+    signal = [polyconv.Conv1d(3, 4, 3, padding=(2, 1), padding_mode="reflect"), polyconv.ConvTranspose1d(4, 4, 4, 2, 1)]
+    model = nn.Sequential(*signal, nn.Unflatten(2, (4, 6)), polyconv.ConvTranspose2d(4, 2, 3, 2, 1, 1)).double().eval()
+    x = torch.randn(2, 3, 11).double()
+    operators, (found,) = exported(model, (x,), tmp_path / "model.onnx", dynamo)
+    assert {"Conv", "ConvTranspose", "Pad"} <= operators
+    torch.testing.assert_close(torch.from_numpy(found), model(x), rtol=1e-12, atol=1e-12)
+
+
+@exporters
 def test_a_model_runs_on_polyconv_after_its_export(dynamo: bool, tmp_path: Path) -> None:
     model = replaced()
     exported(model, (X,), tmp_path / "model.onnx", dynamo)

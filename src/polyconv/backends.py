@@ -137,7 +137,7 @@ def _build(device: torch.device) -> Backend:
         return on_cuda
     raise RuntimeError(
         f"polyconv runs on 'cuda' and 'cpu' tensors; got a tensor on {str(device)!r}. "
-        "polyconv.restore(model) gives such a model its torch.nn.Conv2d modules back"
+        "polyconv.restore(model) gives such a model torch's modules back"
     )
 
 

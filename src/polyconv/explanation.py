@@ -251,7 +251,7 @@ def _transposed_call(
     )
     notes = _on_autocast(x)
     if bias is not None:
-        notes.append("the bias is added to the output afterwards")
+        notes.append("where a kernel of polyconv's runs, the bias is added to its output afterwards")
     return _Call(name, x.device, tuple(problems), "\n".join(notes), transposed=True)
 
 

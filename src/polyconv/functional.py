@@ -222,10 +222,10 @@ def transposed_by_operator(
     input, weight, bias, tolerance = _announced(kind, input, weight, bias, tolerance)  # noqa: A001
     batched = input.dim() == rank + 2
     x = input if batched else input.unsqueeze(0)
-    geometry, (size, channels_last) = ops.transposed_layout(rank, x, weight, bias, *numbers, tolerance)
     if to_onnx():
         y = transposed_in_aten(x, weight, bias, *numbers)
     else:
+        geometry, (size, channels_last) = ops.transposed_layout(rank, x, weight, bias, *numbers, tolerance)
         y = ops.dgrad(x, weight, size, channels_last, *geometry, bias)
     return y if batched else y.squeeze(0)
 

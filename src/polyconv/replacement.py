@@ -46,13 +46,13 @@ class Replacement:
 
 
 def replace(model: torch.nn.Module) -> Replacement:
-    """Make every convolution in a model, the model itself included, polyconv's: a ``torch.nn.Conv2d`` becomes a
-    :class:`polyconv.Conv2d`, and so do ``Conv1d``, ``ConvTranspose1d`` and ``ConvTranspose2d``.
+    """Make every convolution in a model, the model itself included, polyconv's.
 
-    A lazy module becomes one that turns into polyconv's at its first input, and a module keeps its parametrisations
-    (``torch.nn.utils.parametrize``) and its sharding (``fully_shard``). Other subclasses of torch's modules are left
-    alone, because they may do more than a convolution; so are modules of which each rank has a part, for tensor
-    parallelism. The result counts what was replaced and names what was not.
+    A ``torch.nn.Conv2d`` becomes a :class:`polyconv.Conv2d`, and so on for ``Conv1d``, ``ConvTranspose1d`` and
+    ``ConvTranspose2d``. A lazy module becomes one that turns into polyconv's at its first input, and a module keeps its
+    parametrisations (``torch.nn.utils.parametrize``) and its sharding (``fully_shard``). Other subclasses of torch's
+    modules are left alone, because they may do more than a convolution; so are modules of which each rank has a part,
+    for tensor parallelism. The result counts what was replaced and names what was not.
 
     Where the model is on a GPU on which PyTorch's TF32 is likely to be faster, and is on, one warning says so.
     """

@@ -276,9 +276,16 @@ def test_plan_takes_a_convolution_by_its_arguments(capsys: pytest.CaptureFixture
     ]
 
 
+@pytest.mark.parametrize("device", ["cpu", "v100"])
+def test_plan_takes_one_axis(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*BY_ARGUMENTS[:-1], "--padding", "2", "1", "--device", device, "--json"]) == 0
+    assert [plan["workload"] for plan in json.loads(capsys.readouterr().out)] == ["Conv1d"] * 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        ([*BY_ARGUMENTS, "20"], "--input takes batch, channels, height and width, or a length; got 5 numbers"),
         (["plan"], "missing are --in-channels, --out-channels, --kernel-size, --input"),
         (["plan", "W1", "--groups", "2"], "W1 has its arguments already; leave out --groups"),
         ([*BY_ARGUMENTS, "--groups", "3"], "cannot be split into 3 groups"),

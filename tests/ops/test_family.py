@@ -145,6 +145,20 @@ def test_fake_tensors_look_alike(name: str) -> None:
     assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", [polyconv.Conv1d, polyconv.ConvTranspose1d])
+def test_traced(kind: Any) -> None:
+    module, x = kind(3, 4, 4, 2, 1), torch.randn(2, 3, 11)
+    traced = torch.jit.trace(module, x)
+    torch.testing.assert_close(traced(x), module(x))
+    longer = torch.randn(2, 3, 15)
+    if kind is polyconv.Conv1d:
+        torch.testing.assert_close(traced(longer), module(longer))
+    else:
+        with pytest.raises(RuntimeError, match="expected a gradient of the output's size"):
+            traced(longer)
+
+
 def test_channels_last_stays() -> None:
     x = torch.randn(2, 8, 5, 6).to(memory_format=torch.channels_last)
     y = polyconv.conv_transpose2d(x, torch.randn(8, 6, 3, 3))

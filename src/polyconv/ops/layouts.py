@@ -93,12 +93,17 @@ def transposed_layout(
 
     The output is channels_last where torch's would be: if the input or the weight is.
     """
-    kernel = w.shape[2:]
+    x_shape, w_shape = _in_numbers(x.shape), _in_numbers(w.shape)
     numbers = stride, padding, output_padding, groups, dilation, tolerance
-    geometry, extents = normalise_transposed(x.shape[2:], kernel, *numbers, rank=rank)
-    check_transposed(x.shape, w.shape, None if bias is None else bias.shape, geometry.groups)
+    geometry, extents = normalise_transposed(x_shape[2:], w_shape[2:], *numbers, rank=rank)
+    check_transposed(x_shape, w_shape, None if bias is None else _in_numbers(bias.shape), geometry.groups)
     channels_last = any(suggests_channels_last(tensor.shape, tensor.stride()) for tensor in (x, w))
-    return geometry, ((x.shape[0], w.shape[1] * geometry.groups, *extents), channels_last)
+    return geometry, ((x_shape[0], w_shape[1] * geometry.groups, *extents), channels_last)
+
+
+def _in_numbers(shape: Shape) -> Shape:
+    """``torch.jit.trace`` shows sizes as tensors. What it records is for these sizes, and refuses others."""
+    return [int(extent) if isinstance(extent, Tensor) else extent for extent in shape]
 
 
 def check_gradient(grad_shape: Shape, x_shape: Shape, w_shape: Shape, geometry: Geometry) -> None:

@@ -89,7 +89,7 @@ def why_too_old(arch: str, name: str = "") -> str | None:
         return None
     return (
         f"polyconv's kernels need compute capability 7.0 (Tesla V100) or newer; {name or 'a GPU of ' + arch} has "
-        f"{digits[:-1]}.{digits[-1]}. polyconv.restore(model) gives a model its torch.nn.Conv2d modules back"
+        f"{digits[:-1]}.{digits[-1]}. polyconv.restore(model) gives a model torch's modules back"
     )
 
 
