@@ -18,6 +18,7 @@ from ..accuracy import error_of
 from ..algebra.lattice import DenseAxis
 from ..algebra.matrices import Matrix
 from ..algebra.segments import Scheme2d
+from ..algebra.tensor_core import VOLTA, SplitProducts
 from ..problem import PaddingMode, Pass, Problem
 from ..rounding import ceil_div, round_up
 from . import gather, layout
@@ -384,24 +385,25 @@ def _chain(problem: Problem, h: DenseAxis, w: DenseAxis, along_w: ToomAxis) -> C
     return Chain(problem, h, w, along_w)
 
 
+SPLIT = SplitProducts(VOLTA, shift=0)
+"""Both halves of an operand have one scale, so that one set of sums serves all three products."""
+
+
 @lru_cache(maxsize=1024)
 def _error(problem: Problem, w: ToomAxis) -> float:
-    """That of the worst pair of phases."""
+    """That of the worst pair of phases. Sums are flushed after so many channels, all rows of taps of them."""
     channels = gather.roles(problem).channels
     return max(
-        SPLIT_ERROR
-        * error_of(
+        error_of(
             problem,
             Scheme2d(fitted(DIRECT, kind.h.taps).scheme(), fitted(w, kind.w.taps).scheme()),
             len(kind.h.classes) * len(kind.w.classes) * channels,
-            (),
+            (ceil_div(STEPS_PER_FLUSH * CHUNK, max(1, kind.h.taps)),),
+            SPLIT,
         )
         for kind in gather.roles(problem).kinds
     )
 
-
-SPLIT_ERROR = 1.5
-"""How much further split products and truncated sums stray than the same scheme in FP32."""
 
 CANDIDATES = tuple(map(TensorCandidate, W_AXES))
 
