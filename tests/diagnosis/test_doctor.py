@@ -159,7 +159,8 @@ def test_every_family_and_pass_is_tried_on_a_gpu() -> None:
         "toom_wgrad": gradient,
         "tensor": both,
     }
-    assert set(passes) == {family.__name__.rpartition(".")[2] for family in FAMILIES}
+    float32 = [family for family in FAMILIES if not hasattr(family, "DTYPES")]
+    assert set(passes) == {family.__name__.rpartition(".")[2] for family in float32}
     assert tried == {(family, kind) for family, kinds in passes.items() for kind in kinds}
 
 
