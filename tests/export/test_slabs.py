@@ -6,17 +6,16 @@ import re
 
 import pytest
 
-from polyconv.export.families import launching
+from polyconv.export.families import chosen_for, launching
 from polyconv.measure.workloads import find
 from polyconv.plan import DEVICES, plan_cuda
-from polyconv.plan.cuda import choose
 from polyconv.problem import Pass
 
 
 @pytest.mark.parametrize(("device", "resident"), [("v100", False), ("a100", False), ("rtx4090", True), ("gb10", True)])
 def test_slabs_stay_in_the_l2_where_the_plan_has_them_there(device: str, resident: bool) -> None:
     gpu, problem = DEVICES[device], find("W1")[0].problem(Pass.FPROP)
-    written = launching(problem, choose(problem, gpu).chosen, gpu)
+    written = launching(problem, chosen_for(problem, gpu), gpu)
     found = re.search(r", (\d+)>\(\*call", written.call)
     assert found is not None
     assert int(found[1]) == (gpu.l2_slab_bytes if resident else 0)

@@ -468,6 +468,16 @@ def test_half_to_float(nvrtc: Compiler) -> None:
     check(nvrtc, {"a": a}, table, helper=helper)
 
 
+def test_a_half_among_the_parameters(nvrtc: Compiler) -> None:
+    """It is read from the constant bank where it lies, as one of two halves."""
+    source = """extern "C" __global__ void k(float* out, unsigned short a, unsigned short b) {
+      asm("cvt.f32.f16 %0, %1;" : "=f"(out[0]) : "h"(a));
+      asm("cvt.f32.f16 %0, %1;" : "=f"(out[1]) : "h"(b)); }"""
+    out, halves = np.zeros(2, np.float32), np.array([1.5, -0.25], np.float16)
+    gpu_emulator.run(nvrtc(source), "k", 1, 1, [out, *halves.view(np.uint16)])
+    assert out.tolist() == halves.tolist()
+
+
 def test_predicates_spill_to_registers(nvrtc: Compiler, rng: np.random.Generator) -> None:
     """Many live booleans make the compiler move predicates through a register (P2R, R2P)."""
     a = rng.integers(0, 2**20, 64, np.uint32)

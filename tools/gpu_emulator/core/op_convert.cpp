@@ -266,12 +266,16 @@ void bind_widen_half(Binder& b) {
   const Operand &first = b.next(), &second = b.next();
   const bool zero_first = first.kind == Operand::Kind::Register && first.index == kZeroRegister;
   const Operand &half = zero_first ? second : first, &zero = zero_first ? first : second;
-  bool in_register = half.kind == Operand::Kind::Register && !half.negate && !half.absolute;
-  bool is_lower = half.suffix == "H0_H0", is_upper = half.suffix == "H1_H1";
-  if (!in_register || !(is_lower || is_upper)) throw Unsupported("operand " + half.text);
+  const bool in_register = half.kind == Operand::Kind::Register;
+  const bool in_bank = half.kind == Operand::Kind::Constant && !half.moves();
+  const bool is_lower = half.suffix == "H0_H0", is_upper = half.suffix == "H1_H1";
+  if (!(in_register || in_bank) || !(is_lower || is_upper) || half.negate || half.absolute) {
+    throw Unsupported("operand " + half.text);
+  }
   bool is_zero = zero.kind == Operand::Kind::Register && zero.index == kZeroRegister && zero.negate;
   if (!is_zero) throw Unsupported("half precision");
-  b.inst.src[0] = b.register_source(half.index);
+  b.inst.src[0] = in_register ? b.register_source(half.index)
+                              : b.pool_source({true, half.bank, static_cast<uint32_t>(half.offset)});
   b.inst.imm = is_upper ? 16 : 0;
   b.inst.run = run_widen_half;
 }

@@ -128,6 +128,7 @@ Operand parse_operand(const std::string& raw) {
     size_t inner = s.find('[', bank_end);
     size_t inner_end = s.find(']', inner);
     parse_address(s.substr(inner + 1, inner_end - inner - 1), out);
+    if (inner_end + 2 < s.size()) out.suffix = s.substr(inner_end + 2);  // behind a dot
     return out;
   }
   if (starts_with(s, "SR") || s == "PR") {
