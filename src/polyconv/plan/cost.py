@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from ..rounding import round_up
 from ..select import PlanError
+from ..tf32 import half_per_clock
 from .device import L2_BYTES_PER_CLOCK, CudaDevice
 from .plan import KernelSpec, Launch, Task
 
@@ -26,10 +27,8 @@ LAUNCH_US = 3.0
 """What a launch costs beside its work."""
 COUNTED_L2_BYTES = L2_BYTES_PER_CLOCK["sm_70"]
 """Bytes of one cycle of the L2 in the profiles: they count in cycles of a V100."""
-
-
-V100_PRODUCTS = 512
-"""Multiply-adds per clock of one multiprocessor's tensor cores."""
+COUNTED_PRODUCTS = half_per_clock("sm_70", "Tesla V100", "float16")
+"""Multiply-adds of one cycle of the tensor cores, likewise."""
 
 
 class Spent(NamedTuple):
@@ -108,7 +107,7 @@ def _spent_us(launch: Task | Launch, device: CudaDevice) -> Spent:
         issue / rate,
         (l1 + work.scattered_lines) / rate,
         (l2 * COUNTED_L2_BYTES + work.scattered_sectors * 32) / (device.l2_gbs * 1e3),
-        tensor * V100_PRODUCTS / device.products_per_clock(launch.kernel.dtype) / rate if tensor else 0.0,
+        tensor * COUNTED_PRODUCTS / device.products_per_clock(launch.kernel.dtype) / rate if tensor else 0.0,
     )
 
 

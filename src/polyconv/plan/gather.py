@@ -16,7 +16,7 @@ from .candidates import DirectCandidate
 from .epilogue import has_epilogue, kernel_with_epilogue, task_with_epilogue, with_epilogue
 from .layout import DIVIDEND_LIMIT, MAX_PHASES, AxisPhase, GatherParams, PackParams, int32
 from .plan import KernelSpec, Launch, Schedule, Task, Work
-from .tiles import GATHER_TILES, GemmTile, MatrixTile
+from .tiles import GATHER_TILES, BlockTile, GemmTile
 from .traffic import moved_bytes
 
 BORDERS = {PaddingMode.ZEROS: 0, PaddingMode.REFLECT: 1, PaddingMode.REPLICATE: 2, PaddingMode.CIRCULAR: 3}
@@ -218,7 +218,7 @@ def dense_channels(strides: Strides, channels: int, problem: Problem) -> bool:
 class GatherCandidate(DirectCandidate):
     """fprop or dgrad as an implicit GEMM."""
 
-    tile: GemmTile | MatrixTile
+    tile: BlockTile
     loader: LoaderKind
 
     @property

@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ..problem import Problem
+from ..problem import HALF_DTYPES, Problem
 from ..select import Candidate, why_not
 from .toom import ToomAxis
 
@@ -58,8 +58,6 @@ class KernelSpec:
         min_blocks: int = 1,
         axes: tuple[ToomAxis, ...] = (),
         facts: Mapping[str, int] | None = None,
-        twin: str = "",
-        dtype: str = "float32",
         only_arch: str = "",
     ) -> KernelSpec:
         """One of our own: it hands a struct of plan/layout.py to a function, or to a template with its arguments.
@@ -78,10 +76,17 @@ class KernelSpec:
             min_blocks=min_blocks,
             axes=axes or tuple(argument for argument in arguments if isinstance(argument, ToomAxis)),
             facts=tuple((facts or {}).items()),
-            twin=twin,
-            dtype=dtype,
             only_arch=only_arch,
         )
+
+    def of_halves(self, dtype: str) -> KernelSpec:
+        """The instance for tensors of a format of 16 bits.
+
+        Both formats spend the same where there are tensor cores for them: what was counted of the first holds for both.
+        """
+        first = HALF_DTYPES[0]
+        twin = "" if dtype == first else f"{self.symbol}_{first}"
+        return replace(self, symbol=f"{self.symbol}_{dtype}", twin=twin, dtype=dtype)
 
     def source(self) -> str:
         """Text that instantiates the kernel, asserts that it was planned for as it is, and nothing else."""

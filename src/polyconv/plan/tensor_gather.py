@@ -32,14 +32,7 @@ TILES: dict[LoaderKind, tuple[MatrixTile, ...]] = {
 """Instances are few: each is compiled for two formats."""
 
 PACKS = {
-    dtype: KernelSpec.of(
-        struct,
-        "pack_weights",
-        MatrixTile.depth,
-        symbol=f"pack_weights_{dtype}",
-        threads=256,
-        twin="" if dtype == DTYPES[0] else f"pack_weights_{DTYPES[0]}",
-    )
+    dtype: KernelSpec.of(struct, "pack_weights", MatrixTile.depth, threads=256).of_halves(dtype)
     for dtype, struct in zip(DTYPES, (layout.HalfPackParams, layout.BFloat16PackParams), strict=True)
 }
 _PARAMS = dict(zip(DTYPES, (layout.HalfGatherParams, layout.BFloat16GatherParams), strict=True))
@@ -64,15 +57,12 @@ class TensorGatherCandidate(GatherCandidate):
             tile,
             *(f"polyconv::{name.format(tile=tile.cpp)}" for name in loader.types),
             stem="tensor_gather",
+            symbol=f"tensor_{loader.name}_{tile.name}",
             threads=tile.threads,
             min_blocks=tile.min_blocks(loader.weight),
             facts=tile.facts,
-            dtype=tile.dtype,
         )
-        # Both formats spend the same where there are tensor cores for them.
-        symbol = f"tensor_{loader.name}_{tile.name}"
-        twin = "" if tile.dtype == DTYPES[0] else f"{symbol}_{DTYPES[0]}"
-        return replace(kernel_with_epilogue(plain), symbol=f"{symbol}_{tile.dtype}", twin=twin)
+        return replace(kernel_with_epilogue(plain), symbol=plain.symbol).of_halves(tile.dtype)
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         return half_error(problem, self.sums(problem, sms, workspace))

@@ -34,13 +34,11 @@ class TensorWgradCandidate(WgradCandidate):
             tile,
             self.vector,
             self.bordered,
-            symbol=f"{symbol}_{tile.dtype}",
+            symbol=symbol,
             threads=tile.threads,
             min_blocks=tile.min_blocks(weight=2),
             facts=tile.facts,
-            dtype=tile.dtype,
-            twin="" if tile.dtype == DTYPES[0] else f"{symbol}_{DTYPES[0]}",
-        )
+        ).of_halves(tile.dtype)
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         return half_error(problem, self.sums(problem, sms, workspace))

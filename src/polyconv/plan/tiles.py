@@ -2,12 +2,53 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 
+class BlockTile(ABC):
+    """What a block of an implicit GEMM sums: M rows by N columns, so many reduction rows per step."""
+
+    __slots__ = ()
+    warps_m: int
+    warps_n: int
+    depth: ClassVar[int]
+    """Reduction rows per step."""
+
+    @property
+    @abstractmethod
+    def m(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def n(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def cpp(self) -> str:
+        """The tile's name on the device."""
+
+    @abstractmethod
+    def min_blocks(self, weight: int) -> int:
+        """Blocks per multiprocessor to ask of the compiler for a loader of the given weight."""
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_n
+
+    @property
+    def name(self) -> str:
+        return f"{self.m}x{self.n}"
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """What launches count with."""
+        return {f"{self.cpp}::kM": self.m, f"{self.cpp}::kN": self.n, f"{self.cpp}::kThreads": self.threads}
+
+
 @dataclass(frozen=True, slots=True)
-class GemmTile:
+class GemmTile(BlockTile):
     """One ``polyconv::GemmTile`` of gemm_tile.cuh: M rows (pixels) by N columns (channels) per block."""
 
     warps_m: int
@@ -27,21 +68,8 @@ class GemmTile:
         return self.warps_n * (32 // self.lanes_m) * self.thread_n
 
     @property
-    def threads(self) -> int:
-        return 32 * self.warps_m * self.warps_n
-
-    @property
-    def name(self) -> str:
-        return f"{self.m}x{self.n}"
-
-    @property
     def cpp(self) -> str:
         return f"polyconv::GemmTile<{self.warps_m}, {self.warps_n}, {self.lanes_m}, {self.thread_m}, {self.thread_n}>"
-
-    @property
-    def facts(self) -> dict[str, int]:
-        """What launches count with."""
-        return _facts(self)
 
     def min_blocks(self, weight: int) -> int:
         """Blocks per multiprocessor to ask of the compiler for a loader of the given weight.
@@ -54,11 +82,12 @@ class GemmTile:
         return max(1, threads[weight] // self.threads)
 
 
-_CPP = {"float16": "Half", "bfloat16": "BFloat16"}
+ELEMENTS = {"float16": "polyconv::Half", "bfloat16": "polyconv::BFloat16"}
+"""What formats of 16 bits are called in elements.cuh."""
 
 
 @dataclass(frozen=True, slots=True)
-class MatrixTile:
+class MatrixTile(BlockTile):
     """One ``polyconv::MatrixTile`` of matrix_tile.cuh: the same for elements of 16 bits, of 16 x 16 products."""
 
     warps_m: int
@@ -78,22 +107,9 @@ class MatrixTile:
         return 16 * self.warps_n * self.units_n
 
     @property
-    def threads(self) -> int:
-        return 32 * self.warps_m * self.warps_n
-
-    @property
-    def name(self) -> str:
-        return f"{self.m}x{self.n}"
-
-    @property
     def cpp(self) -> str:
         numbers = f"{self.warps_m}, {self.warps_n}, {self.units_m}, {self.units_n}"
-        return f"polyconv::MatrixTile<polyconv::{_CPP[self.dtype]}, {numbers}>"
-
-    @property
-    def facts(self) -> dict[str, int]:
-        """What launches count with."""
-        return _facts(self)
+        return f"polyconv::MatrixTile<{ELEMENTS[self.dtype]}, {numbers}>"
 
     def of(self, dtype: str) -> MatrixTile:
         """The same shape for another format."""
@@ -103,10 +119,6 @@ class MatrixTile:
         """Blocks per multiprocessor to ask of the compiler for a loader of the given weight."""
         threads = (512, 384, 256)[weight] if self.units_m * self.units_n == 8 else 512
         return max(1, threads // self.threads)
-
-
-def _facts(tile: GemmTile | MatrixTile) -> dict[str, int]:
-    return {f"{tile.cpp}::kM": tile.m, f"{tile.cpp}::kN": tile.n, f"{tile.cpp}::kThreads": tile.threads}
 
 
 SQUARE = GemmTile(2, 4, 8, 8, 8)

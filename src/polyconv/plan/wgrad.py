@@ -13,7 +13,7 @@ from .candidates import DirectCandidate
 from .gather import BORDERS, MOST_GROUPS, dense_pixels
 from .layout import DIVIDEND_LIMIT, ReduceParams, WgradParams, int32
 from .plan import KernelSpec, Launch, Schedule, Task, Work
-from .tiles import WGRAD_TILES, GemmTile, MatrixTile
+from .tiles import ELEMENTS, WGRAD_TILES, BlockTile
 from .traffic import moved_bytes
 
 MOST_PIXELS_PER_SLICE = 16384
@@ -23,27 +23,16 @@ MOST_SLICES = 65535
 
 
 REDUCE = KernelSpec.of(ReduceParams, "reduce_partials", threads=256)
-REDUCES = {
-    "float32": REDUCE,
-    "float16": KernelSpec.of(
+REDUCES = {"float32": REDUCE} | {
+    dtype: KernelSpec.of(
         ReduceParams,
         "reduce_rounded",
-        "polyconv::Half",
+        element,
         stem="tensor_wgrad",
-        symbol="reduce_partials_float16",
+        symbol=REDUCE.symbol,
         threads=REDUCE.threads,
-        dtype="float16",
-    ),
-    "bfloat16": KernelSpec.of(
-        ReduceParams,
-        "reduce_rounded",
-        "polyconv::BFloat16",
-        stem="tensor_wgrad",
-        symbol="reduce_partials_bfloat16",
-        threads=REDUCE.threads,
-        twin="reduce_partials_float16",
-        dtype="bfloat16",
-    ),
+    ).of_halves(dtype)
+    for dtype, element in ELEMENTS.items()
 }
 """By what dw is made of."""
 
@@ -102,7 +91,7 @@ def reduction(problem: Problem, slices: int, columns: int, columns_padded: int) 
 class PixelGemm(DirectCandidate):
     """wgrad as a GEMM over pixels, whatever its kernel does to read them."""
 
-    tile: GemmTile | MatrixTile
+    tile: BlockTile
 
     @property
     def resident(self) -> int:
