@@ -103,7 +103,7 @@ def test_both_sides_have_their_layout_and_their_convolutions(layout: Layout) -> 
     case = Case(Mode.INFERENCE, layout, 2, 1)
     duels.fight(net, torch.randn(2, 4, 8, 8), case, Cases(repeats=1), prepare)  # type: ignore[arg-type]
     last = layout is Layout.CHANNELS_LAST
-    assert seen == [(nn.Conv2d, last), (Conv2d, last)]
+    assert seen == [(nn.Conv2d, last), (nn.Conv2d, last), (Conv2d, last)]
 
 
 def test_a_single_image_is_normalised_by_what_is_known() -> None:

@@ -115,6 +115,51 @@ def test_one_pass_of_polyconvs_is_enough_to_stand_between(ours: Pass) -> None:
     assert without_dx == ("ConvolutionBackward0" if ours is Pass.DGRAD else "_RecordedBackward")
 
 
+@pytest.mark.parametrize("ours", list(Pass), ids=str)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_gradients_of_mixed_passes_are_those_of_the_operators(ours: Pass, layer: str) -> None:
+    """What was prepared at the first backward pass gives the same bits at the next, and as without preparation."""
+    conv, x = polyconv.Conv2d(8, 8, **{"kernel_size": 3, **LAYERS[layer]}), torch.randn(SIZE, requires_grad=True)
+    wanted = [x, *conv.parameters()]
+
+    def gradients() -> tuple[Tensor, ...]:
+        y = conv(x)
+        return torch.autograd.grad(y, wanted, torch.linspace(-1, 1, y.numel()).view_as(y))
+
+    with forced(conv, x, only=tuple(kind for kind in Pass if kind is not ours)):
+        first, second = gradients(), gradients()
+        with torch.overrides.BaseTorchFunctionMode():  # somebody looks on: the operators are called
+            plain = gradients()
+    for one, two, three in zip(first, second, plain, strict=True):
+        assert torch.equal(one, two)
+        torch.testing.assert_close(one, three, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_that_are_left_to_torch_are_one_call() -> None:
+    conv, x = polyconv.Conv2d(8, 8, 3), torch.randn(SIZE, requires_grad=True)
+    with forced(conv, x, only=(Pass.DGRAD, Pass.WGRAD)):
+        y = conv(x)
+        torch.autograd.grad(y, [x, *conv.parameters()], torch.ones_like(y))
+        call = y.grad_fn.gradients.__self__  # type: ignore[union-attr]
+        (prepared,) = call.backwards.values()
+    assert (prepared.dgrad, prepared.wgrad) == (None, None)
+    assert prepared.left_to_torch[-1] == [True, True, True]
+
+
+def test_tensors_that_were_kept_elsewhere_have_gradients_of_their_own() -> None:
+    """Hooks for saved tensors may give back others than they got: in another layout, say."""
+    conv, x = polyconv.Conv2d(8, 8, 3), torch.randn(SIZE, requires_grad=True)
+    with forced(conv, x, only=(Pass.DGRAD,)):
+        wanted = torch.autograd.grad(conv(x).sum(), [x, conv.weight])
+        last = torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: tensor, lambda tensor: tensor.detach().clone(memory_format=torch.channels_last)
+        )
+        with last:
+            moved = torch.autograd.grad(conv(x).sum(), [x, conv.weight])
+    for one, two in zip(wanted, moved, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_has_no_other_plan(dtype: torch.dtype) -> None:
     conv, x = polyconv.Conv2d(8, 8, 3, dtype=dtype), torch.randn(SIZE, dtype=dtype)

@@ -51,7 +51,7 @@ def _contest(workload: Workload, kind: Pass, count: int, options: Options) -> Ro
     plan = backend.plan(problem, inference=True)
     operands = Operands.random(problem)
     calls = candidates(problem, operands, fresh_weights=options.fresh_weights)
-    # Gradients are computed in training, where inference mode is off; autograd is not part of what is timed.
+    # Gradients are computed in training, where inference mode is off.
     mode = torch.inference_mode if kind is Pass.FPROP else torch.no_grad
     with threads(count), mode():
         accuracy = measure(problem, operands, calls[OURS]())

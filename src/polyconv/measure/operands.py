@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +19,7 @@ from .. import ops
 from ..arguments import Geometry
 from ..cpu import aten
 from ..cpu.aten import convolution_backward, takes_padding
+from ..functional import conv2d
 from ..problem import Pass, Problem
 
 OURS, OURS_CHANNELS_LAST = "ours", "ours_channels_last"
@@ -64,14 +67,48 @@ class Operands:
 
 
 def candidates(problem: Problem, operands: Operands, *, fresh_weights: bool = False) -> dict[str, Call]:
-    """Each candidate's call, by name. ``fresh_weights``: ours gets a weight that it has never seen, every time."""
+    """Each candidate's call, by name. ``fresh_weights``: ours gets a weight that it has never seen, every time.
+
+    They are called as programs call them, by functions and by autograd: where PyTorch's convolution is the plan of all
+    passes, polyconv's is nothing but a call of it. Only what PyTorch cannot pad has no such function.
+
+    Layouts alternate. Calls are timed in this order: none comes after one that left its own tensors in the caches.
+    """
     last = operands.channels_last()
+    if not takes_padding(problem):
+        mine, theirs = partial(ours, problem, fresh_weights=fresh_weights), partial(pytorch, problem)
+    else:
+        numbers = problem.stride, problem.padding[::2], problem.dilation, problem.groups
+        mine = partial(_in_program, problem, partial(_conv2d, numbers, problem.tolerance, fresh_weights))
+        theirs = partial(_in_program, problem, lambda x, w, bias: F.conv2d(x, w, bias, *numbers))
     return {
-        OURS: ours(problem, operands, fresh_weights=fresh_weights),
-        NCHW: pytorch(problem, operands),
-        OURS_CHANNELS_LAST: ours(problem, last, fresh_weights=fresh_weights),
-        CHANNELS_LAST: pytorch(problem, last),
+        OURS: mine(operands),
+        OURS_CHANNELS_LAST: mine(last),
+        NCHW: theirs(operands),
+        CHANNELS_LAST: theirs(last),
     }
+
+
+def _conv2d(
+    numbers: tuple[Any, ...], tolerance: float, fresh_weights: bool, x: Tensor, w: Tensor, bias: Tensor | None
+) -> Tensor:
+    return conv2d(x, w.clone() if fresh_weights else w, bias, *numbers, tolerance=tolerance)
+
+
+def _in_program(problem: Problem, convolve: Callable[..., Tensor], operands: Operands) -> Call:
+    """A forward pass, or of its backward pass the gradient that is asked for."""
+    x, w, bias, dy = operands.x, operands.w, operands.bias, operands.dy
+    if problem.kind is Pass.FPROP:
+        return lambda: convolve(x, w, bias)
+    if problem.kind is Pass.DGRAD:
+        wanted = [x.detach().requires_grad_()]
+        inputs = *wanted, w, bias
+    else:
+        wanted = [tensor.detach().requires_grad_() for tensor in (w, bias) if tensor is not None]
+        inputs = x, *wanted, *(None for _ in range(2 - len(wanted)))
+    with torch.enable_grad():
+        y = convolve(*inputs)
+    return lambda: torch.autograd.grad(y, wanted, dy, retain_graph=True)[0]
 
 
 def ours(problem: Problem, operands: Operands, *, fresh_weights: bool = False) -> Call:

@@ -151,14 +151,22 @@ def _add(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return one + other
 
 
-def fprop_gradients(ctx: Any, grad: Tensor | None, wanted: Sequence[bool]) -> Gradients:
-    """Those of input, weight, bias and residual that are wanted, from the gradient of the output."""
+def fprop_gradients(
+    ctx: Any, grad: Tensor | None, wanted: Sequence[bool], prepared: Callable[..., Gradients] | None = None
+) -> Gradients:
+    """Those of input, weight, bias and residual that are wanted, from the gradient of the output.
+
+    ``prepared``: computes the first three of the gradient, the input, the weight and what is wanted of them, where the
+    dispatcher is not asked.
+    """
     want_x, want_w, want_bias, want_residual = wanted
     if grad is None:
         return None, None, None, None
     x, w, *y = ctx.saved_tensors
     grad = _through_relu(grad, y)
     straight = _go_straight(grad, x, w)
+    if straight and prepared is not None:
+        return *prepared(grad, x, w, want_x, want_w, want_bias), grad if want_residual else None
     dx = input_gradient(grad, w, x, ctx.geometry, straight) if want_x else None
     dw = db = None
     if want_w:

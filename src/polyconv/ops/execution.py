@@ -166,11 +166,20 @@ def run_wgrad(
     grad: Tensor, x: Tensor, w_size: Shape, channels_last: bool, bias: bool, *args: Args
 ) -> tuple[Tensor, Tensor]:
     check_tensors(grad, "gradient", x, "input")
-    layout = (tuple(w_size), channels_last)
+    description = describe_wgrad(grad, x, (tuple(w_size), channels_last), bias, geometry_of(*args))
+    return compute_wgrad(recall(wgrad_problem, description, grad.device), grad, x)
+
+
+def describe_wgrad(grad: Tensor, x: Tensor, layout: Layout, bias: bool, geometry: Geometry) -> tuple[Any, ...]:
+    """What :func:`wgrad_problem` takes."""
     aligned = not (grad.data_ptr() | x.data_ptr()) & 15
-    description = (described(grad), described(x), layout, bias, grad.dtype, aligned, geometry_of(*args))
-    call = recall(wgrad_problem, description, grad.device)
-    dw, db = empty(layout, grad), grad.new_empty(w_size[0] if bias else 0)
+    return described(grad), described(x), layout, bias, grad.dtype, aligned, geometry
+
+
+def compute_wgrad(call: Call, grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of the weight and, where there is one, of the bias, for tensors that fit the call."""
+    bias, (w_size, channels_last) = call.problem.bias, call.layout
+    dw, db = empty(call.layout, grad), grad.new_empty(w_size[0] if bias else 0)
     if call.run is not None:
         call.run({"x": x, "y": grad, "dw": dw} | ({"db": db} if bias else {}))
         return dw, db

@@ -27,10 +27,18 @@ from ..backends import backend_for
 from ..epilogue import apply_epilogue
 from ..problem import Activation, Problem
 from ..vouching import vouched
-from .calls import Call, are_left_to_torch, known, remember
+from .calls import Call, are_left_to_torch, known, recall, remember
 from .derivatives import Gradients, dgrad_gradients, fprop_gradients
-from .execution import compute_dgrad, compute_fprop, describe_dgrad, describe_fprop
-from .layouts import HALF, Layout, check_residual, check_tensors, geometry_of, transposed_layout
+from .execution import compute_dgrad, compute_fprop, compute_wgrad, describe_dgrad, describe_fprop, describe_wgrad
+from .layouts import (
+    HALF,
+    Layout,
+    check_residual,
+    check_tensors,
+    geometry_of,
+    summed_per_channel,
+    transposed_layout,
+)
 from .plain import TYPES, alike, are_plain, is_watched
 from .problems import dense_strides, described, dgrad_problem, fprop_problem, wgrad_problem
 from .racing import awaited
@@ -50,7 +58,7 @@ _TRANSPOSED = {1: torch.conv_transpose1d, 2: torch.conv_transpose2d, 3: torch.co
 class ShortCall(Call):
     """A call that knows tensors which it is not for. Those of the same shapes and arguments stand in a row."""
 
-    __slots__ = ("arguments", "fits", "fits_residual", "following", "left_to_torch", "place", "torchs")
+    __slots__ = ("arguments", "backwards", "fits", "fits_residual", "following", "left_to_torch", "place", "torchs")
 
     def __init__(
         self,
@@ -73,6 +81,8 @@ class ShortCall(Call):
         """What the geometry was made of, as the caller wrote it."""
         self.fits = alike(x, w) if bias is None else alike(x, w, bias)
         self.fits_residual = alike() if residual is None else alike(residual)  # apart: it may be the input
+        self.backwards: dict[Hashable, Backward] = {}
+        """What was prepared for its gradients. The only thing of a call that grows."""
         self.following = following
         self.place: int = 1 if following is None else following.place + 1
         transposed = output_padding is not None
@@ -88,6 +98,66 @@ class ShortCall(Call):
             self.left_to_torch = (stride, padding, _for_torch(output_padding), geometry.groups, dilation)
         elif left:
             self.left_to_torch = (stride, padding, dilation, geometry.groups)
+
+    def gradients(
+        self, grad: Tensor, x: Tensor, w: Tensor, want_x: bool, want_w: bool, want_bias: bool
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Those of input, weight and bias that are wanted. They are prepared once, like the call itself."""
+        number = epoch.now()
+        wanted = want_x, want_w, want_bias
+        # Whoever keeps tensors for autograd in another place may have moved them.
+        key = number, wanted, grad.stride(), x.stride(), w.stride(), (grad.data_ptr() | x.data_ptr()) & 15
+        found = self.backwards.get(key)
+        if found is None:
+            found = Backward.of(self, grad, x, w, *wanted)
+            if epoch.now() == number:
+                if len(self.backwards) >= LONGEST_ROW:
+                    self.backwards.clear()
+                self.backwards[key] = found
+        dx = dw = db = None
+        if found.left_to_torch is not None:
+            dx, dw, db = torch.ops.aten.convolution_backward(grad, x, w, *found.left_to_torch)
+        if found.dgrad is not None:
+            dx = compute_dgrad(found.dgrad, grad, w, None)
+        if found.wgrad is not None:
+            dw, db = compute_wgrad(found.wgrad, grad, x)
+        elif want_bias and not want_w:
+            db = summed_per_channel(grad)
+        return dx, dw, db if want_bias else None
+
+
+class Backward(NamedTuple):
+    """How the gradients of a call are computed, for an incoming gradient of some strides."""
+
+    dgrad: Call | None
+    wgrad: Call | None
+    """None where it is not wanted, or left to PyTorch."""
+    left_to_torch: tuple[Any, ...] | None
+    """What PyTorch's own gradients are called with, all that are left to it in one call; None where none is."""
+
+    @classmethod
+    def of(
+        cls, call: Call, grad: Tensor, x: Tensor, w: Tensor, want_x: bool, want_w: bool, want_bias: bool
+    ) -> Backward:
+        geometry, device = call.geometry, grad.device
+        dgrad = wgrad = None
+        if want_x:
+            layout = tuple(x.shape), suggests_channels_last(x.shape, x.stride())
+            dgrad = recall(dgrad_problem, describe_dgrad(grad, w, layout, None, geometry), device)
+        if want_w:
+            layout = tuple(w.shape), suggests_channels_last(w.shape, w.stride())
+            wgrad = recall(wgrad_problem, describe_wgrad(grad, x, layout, want_bias, geometry), device)
+        x_left, w_left = (_is_left(found, device) for found in (dgrad, wgrad))
+        left: tuple[Any, ...] | None = None
+        if x_left or w_left:
+            mask = [x_left, w_left, w_left and want_bias]
+            places = list(geometry.stride), list(geometry.padding[::2]), list(geometry.dilation)
+            left = [w.shape[0]], *places, False, [0 for _ in geometry.stride], geometry.groups, mask
+        return cls(None if x_left else dgrad, None if w_left else wgrad, left)
+
+
+def _is_left(call: Call | None, device: torch.device) -> bool:
+    return call is not None and call.run is not None and are_left_to_torch([call.problem], device, inference=False)
 
 
 def _for_torch(numbers: tuple[int, ...]) -> int | tuple[int, ...]:
@@ -362,9 +432,11 @@ class _Recorded(torch.autograd.Function):
     """The operator's derivative, on a prepared call. Without ``setup_context``, whose arguments torch inspects."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, call: ShortCall, x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None
+    ) -> Tensor:
         y = compute_fprop(call, x, w, bias, residual)
-        ctx.geometry = call.geometry
+        ctx.geometry, ctx.gradients = call.geometry, call.gradients
         ctx.set_materialize_grads(False)
         if call.problem.activation is Activation.RELU:
             ctx.save_for_backward(x, w, y)
@@ -374,7 +446,7 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Gradients:
-        return (None, *fprop_gradients(ctx, grads[0], ctx.needs_input_grad[1:]))
+        return (None, *fprop_gradients(ctx, grads[0], ctx.needs_input_grad[1:], ctx.gradients))
 
 
 class _RecordedTransposed(torch.autograd.Function):
