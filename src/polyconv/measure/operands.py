@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import ops
 from ..arguments import Geometry
 from ..cpu import aten
 from ..cpu.aten import convolution_backward, takes_padding
-from ..functional import conv2d
+from ..nn import Conv2d
 from ..problem import Pass, Problem
 
 OURS, OURS_CHANNELS_LAST = "ours", "ours_channels_last"
@@ -69,18 +68,19 @@ class Operands:
 def candidates(problem: Problem, operands: Operands, *, fresh_weights: bool = False) -> dict[str, Call]:
     """Each candidate's call, by name. ``fresh_weights``: ours gets a weight that it has never seen, every time.
 
-    They are called as programs call them, by functions and by autograd: where PyTorch's convolution is the plan of all
-    passes, polyconv's is nothing but a call of it. Only what PyTorch cannot pad has no such function.
+    They are modules, as programs have them: where PyTorch's convolution is the plan of all passes, ours is nothing but
+    a call of it. What PyTorch cannot pad, and fresh weights, are calls of the operators.
 
     Layouts alternate. Calls are timed in this order: none comes after one that left its own tensors in the caches.
     """
     last = operands.channels_last()
-    if not takes_padding(problem):
-        mine, theirs = partial(ours, problem, fresh_weights=fresh_weights), partial(pytorch, problem)
-    else:
-        numbers = problem.stride, problem.padding[::2], problem.dilation, problem.groups
-        mine = partial(_in_program, problem, partial(_conv2d, numbers, problem.tolerance, fresh_weights))
-        theirs = partial(_in_program, problem, lambda x, w, bias: F.conv2d(x, w, bias, *numbers))
+    as_modules = takes_padding(problem)
+    mine = (
+        partial(_by_module, problem, partial(Conv2d, tolerance=problem.tolerance))
+        if as_modules and not fresh_weights
+        else partial(ours, problem, fresh_weights=fresh_weights)
+    )
+    theirs = partial(_by_module, problem, nn.Conv2d) if as_modules else partial(pytorch, problem)
     return {
         OURS: mine(operands),
         OURS_CHANNELS_LAST: mine(last),
@@ -89,26 +89,21 @@ def candidates(problem: Problem, operands: Operands, *, fresh_weights: bool = Fa
     }
 
 
-def _conv2d(
-    numbers: tuple[Any, ...], tolerance: float, fresh_weights: bool, x: Tensor, w: Tensor, bias: Tensor | None
-) -> Tensor:
-    return conv2d(x, w.clone() if fresh_weights else w, bias, *numbers, tolerance=tolerance)
-
-
-def _in_program(problem: Problem, convolve: Callable[..., Tensor], operands: Operands) -> Call:
-    """A forward pass, or of its backward pass the gradient that is asked for."""
-    x, w, bias, dy = operands.x, operands.w, operands.bias, operands.dy
+def _by_module(problem: Problem, kind: Callable[..., nn.Conv2d], operands: Operands) -> Call:
+    """The forward pass of a module, or of its backward pass the gradient that is asked for."""
+    numbers = problem.kernel, problem.stride, problem.padding[::2], problem.dilation, problem.groups, problem.bias
+    module = kind(problem.in_channels, problem.out_channels, *numbers, device="meta")
+    for_w, for_x = problem.kind is Pass.WGRAD, problem.kind is Pass.DGRAD
+    module.weight = nn.Parameter(operands.w, requires_grad=for_w)
+    if operands.bias is not None:
+        module.bias = nn.Parameter(operands.bias, requires_grad=for_w)
     if problem.kind is Pass.FPROP:
-        return lambda: convolve(x, w, bias)
-    if problem.kind is Pass.DGRAD:
-        wanted = [x.detach().requires_grad_()]
-        inputs = *wanted, w, bias
-    else:
-        wanted = [tensor.detach().requires_grad_() for tensor in (w, bias) if tensor is not None]
-        inputs = x, *wanted, *(None for _ in range(2 - len(wanted)))
+        return lambda: module(operands.x)
+    x = operands.x.detach().requires_grad_(for_x)
+    wanted = [x] if for_x else list(module.parameters())
     with torch.enable_grad():
-        y = convolve(*inputs)
-    return lambda: torch.autograd.grad(y, wanted, dy, retain_graph=True)[0]
+        y = module(x)
+    return lambda: torch.autograd.grad(y, wanted, operands.dy, retain_graph=True)[0]
 
 
 def ours(problem: Problem, operands: Operands, *, fresh_weights: bool = False) -> Call:
