@@ -6,22 +6,25 @@ the preference. Nothing is timed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp, prod
 from types import ModuleType
 
 import torch
+from torch import Tensor
 
 from ..preference import Preference
 from ..problem import Pass, Problem
+from ..readiness import Run
 from ..select import Candidate, PlanError, Selection, select, why_not
-from . import aten, channel_lanes, depthwise, native, plain, tile_lanes
-from .borders import has_border, padded
+from . import aten, channel_lanes, depthwise, native, plain, sheets, tile_lanes
+from .borders import fold, has_border, padded
 from .candidates import CpuCandidate
 from .device import CpuDevice, this_machine
 from .processors import Correction, Kernel, in_force
+from .weights import TransformedWeights
 
 CALL_CYCLES = 2000.0
 """What any call costs, so that no work at all is not free."""
@@ -39,13 +42,13 @@ MOST_FOR_THE_CHECK = 0.02
 """Share of a call that may go into that. A weight that would take more is transformed anew at each call."""
 
 ENGINES: tuple[ModuleType, ...] = (tile_lanes, channel_lanes, depthwise, plain, aten)
-"""Modules with a ``NAME``, ``candidates(problem, device)`` and ``prepare(chosen, problem, weights)``, where ``weights``
-keeps transformed ones from call to call, or is None."""
+"""Modules with a ``NAME``, ``candidates(problem, device)`` for problems of pictures and ``prepare(chosen, problem,
+weights)``, where ``weights`` keeps transformed ones from call to call, or is None."""
 
 
 def engine_of(candidate: CpuCandidate) -> ModuleType:
     """Who offers it, and runs it."""
-    return next(engine for engine in ENGINES if candidate.engine == engine.NAME)
+    return next(engine for engine in (*ENGINES, sheets) if candidate.engine == engine.NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,16 @@ class CpuPlan:
         """The largest error of any output element to be expected, relative to the output's scale."""
         return self.chosen.error
 
+    @property
+    def cost(self) -> float:
+        """What was compared with the other candidates', in cycles of one core."""
+        return next(candidate.cost or 0.0 for candidate in self.candidates if candidate.rejected is None)
+
+    def prepared(self, weights: TransformedWeights | None) -> Run:
+        """What runs it; transformed weights, where they may be kept, stay in ``weights``."""
+        run: Run = self.engine.prepare(self.chosen, self.ran, weights if self.keeps_weights else None)
+        return _folding(run, self) if self.folded else run
+
     def explain(self, *, verbose: bool = False) -> str:
         """The plan in words: what runs, and why others do not: the next best, or all (verbose)."""
         runs = f"  runs {self.name} on {self.device.instruction_set}: {self.reason}"
@@ -96,6 +109,8 @@ class CpuPlan:
         said = [str(self.problem), f"{runs}; {error}", *why_not(self.candidates, verbose=verbose)]
         if self.device.profile is not None:
             said.append(f"  estimates are corrected by the profile of {self.device.profile}")
+        if isinstance(self.chosen, sheets.SheetCandidate):
+            said += self.chosen.plan.in_words(verbose=verbose)
         return "\n".join(said)
 
 
@@ -118,12 +133,13 @@ def plan_cpu(
 
 @lru_cache(maxsize=4096)
 def _plan(problem: Problem, device: CpuDevice, kept_weights: bool, prefer: Preference | None) -> CpuPlan:
-    if other_axes := problem.why_not_pictures():
-        raise PlanError(other_axes)
-    ran = padded(problem) if problem.kind is Pass.DGRAD and has_border(problem) else problem
+    if problem.rank == 1:
+        raise PlanError(problem.why_not_pictures() or "")
+    folded = problem.rank == 2 and problem.kind is Pass.DGRAD and has_border(problem)
+    ran = padded(problem) if folded else problem
     costs = Costs(ran, device, kept_weights)
     found = select(
-        offered(ran, device),
+        offered(ran, device) if problem.rank == 2 else offered_for_volumes(problem, device),
         problem,
         refusal=lambda candidate: candidate.refusal,
         error=lambda candidate: candidate.error,
@@ -175,8 +191,9 @@ class Costs:
         return OWN_CALL_CYCLES if inference else RECORDED_CYCLES
 
     def correction(self, candidate: CpuCandidate) -> Correction | None:
-        """By what was measured; None for PyTorch's convolution, which all others are compared with."""
-        if self.device.profile is None or candidate.engine == aten.NAME:
+        """By what was measured; None for PyTorch's convolution, which all others are compared with, and for sums of
+        pictures, whose parts are corrected."""
+        if self.device.profile is None or candidate.engine in (aten.NAME, sheets.NAME):
             return None
         return self.device.profile.correction(self.problem, Kernel(candidate.name, self.keeps(candidate)))
 
@@ -195,6 +212,28 @@ def offered(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     else:
         for engine in ENGINES:
             yield from engine.candidates(problem, device)
+
+
+def offered_for_volumes(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
+    """The same for three axes: what engines make of the pictures, or PyTorch's convolution of the whole."""
+    own = native.is_available() and problem.dtype in ("float32", "float64")
+    if own:
+        yield from sheets.candidates(problem, device, lambda picture: _plan(picture, device, False, None))
+    if not own or problem.dtype == "float32":
+        yield from aten.candidates(problem, device)
+
+
+def _folding(run: Run, plan: CpuPlan) -> Run:
+    """Runs on the padded image, then adds the gradients of the border to the pixels that it was made of."""
+    problem, shape = plan.problem, plan.ran.x_shape
+
+    def run_folded(tensors: MutableMapping[str, Tensor]) -> None:
+        dx = tensors["x"]
+        padded = {**tensors, "x": dx.new_empty(shape)}
+        run(padded)
+        dx.copy_(fold(problem, padded["x"], dx))
+
+    return run_folded
 
 
 def _reason(problem: Problem, found: Selection[CpuCandidate], costs: Costs) -> str:
@@ -216,9 +255,10 @@ def _reason(problem: Problem, found: Selection[CpuCandidate], costs: Costs) -> s
 def _advantage(found: Selection[CpuCandidate], costs: Costs) -> str:
     """The same where estimates are corrected by measurements."""
     theirs = next(candidate for candidate in found.able if candidate.engine == aten.NAME)
-    correction = costs.correction(found.chosen)
-    if correction is None:
+    correction, least = costs.correction(found.chosen), costs.counted(theirs) / costs.cautious(found.chosen)
+    if found.chosen is theirs:
         return "no kernel of polyconv's is ahead of it by as much as the estimate may be wrong"
+    if correction is None:
+        return f"probably at least {least:.1f} times as fast as PyTorch's convolution"
     ratio = costs.counted(theirs) / (costs.call + costs.counted(found.chosen) * exp(correction.shift))
-    least = costs.counted(theirs) / costs.cautious(found.chosen)
     return f"estimated {ratio:.1f} times as fast as PyTorch's convolution, probably at least {least:.1f} times"
