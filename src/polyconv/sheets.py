@@ -286,3 +286,8 @@ def plan_sheets(problem: Problem, plan: Callable[[Problem], P]) -> SheetPlan[P]:
     """The plan for a problem over three axes, from what plans its pictures."""
     found = cut(problem)
     return SheetPlan(found, {picture: plan(picture) for picture in found.pictures})
+
+
+def planned(problem: Problem, plan: Callable[[Problem], P]) -> P | SheetPlan[P]:
+    """The plan for a problem over two axes or three, from what plans pictures."""
+    return plan_sheets(problem, plan) if problem.rank == 3 else plan(problem)

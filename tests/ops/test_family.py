@@ -1,4 +1,4 @@
-"""One axis, three axes, and transposed convolutions: through the operators of conv2d, so what is tested there is sampled here."""
+"""One axis, three, and transposed ones: through the operators of conv2d, so what is tested there is sampled here."""
 
 from __future__ import annotations
 

@@ -174,6 +174,8 @@ def direct_cycles(problem: Problem, device: CpuDevice) -> float:
     They leave out taps that fall into the padding, which are most of them where a dilation is as long as the image; but
     not in the weight gradient.
     """
+    if _lays_out_columns(problem, device):
+        return _columns_cycles(problem, device)
     c, k = problem.channels_per_group
     if problem.kind is Pass.DGRAD:
         c, k = k, c
@@ -186,6 +188,25 @@ def direct_cycles(problem: Problem, device: CpuDevice) -> float:
     moved = (prod(problem.x_shape) + prod(problem.y_shape)) / device.lanes
     weights = prod(problem.w_shape) / device.lanes
     return spent.call + spent.product * products + spent.moved * moved + spent.weight * weights
+
+
+def _lays_out_columns(problem: Problem, device: CpuDevice) -> bool:
+    """Whether PyTorch leaves a convolution over three axes to a matrix product, and not to oneDNN: by a rule of its own
+    (``use_mkldnn``), whose product of sizes leaves out the width."""
+    if problem.rank != 3 or problem.groups > 1:
+        return False
+    last = problem.kernel[-2:]
+    moved = max(problem.stride) > 1 or max(problem.dilation) > 1
+    if max(last) == 1 and not moved and problem.batch < 16 and device.cores == 1:
+        return True
+    small = problem.batch == 1 and prod(problem.x_shape[:4]) <= 20480
+    return small and min(last) <= 3
+
+
+def _columns_cycles(problem: Problem, device: CpuDevice) -> float:
+    """Estimated cycles of one core where each product's input is written to memory first, unless each is there."""
+    columns = 0 if max(problem.kernel) == 1 else problem.multiplications / problem.out_channels
+    return _SPENT["single taps"][problem.kind][0].call + 7.0 * columns + 1.0 * problem.multiplications / device.lanes
 
 
 def _kind(problem: Problem) -> str:

@@ -46,6 +46,9 @@ ENGINES: tuple[ModuleType, ...] = (tile_lanes, channel_lanes, depthwise, plain, 
 weights)``, where ``weights`` keeps transformed ones from call to call, or is None."""
 
 
+OWN_ENGINES = tuple(engine for engine in ENGINES if engine is not aten)
+
+
 def engine_of(candidate: CpuCandidate) -> ModuleType:
     """Who offers it, and runs it."""
     return next(engine for engine in (*ENGINES, sheets) if candidate.engine == engine.NAME)
@@ -128,18 +131,24 @@ def plan_cpu(
     still right costs little beside the call, or nothing, because the weight is frozen. What is preferred runs if it can
     and keeps the tolerance.
     """
-    return _plan(problem, device or here(), kept_weights, prefer)
+    return _plan(problem, device or here(), kept_weights, prefer, ENGINES)
 
 
 @lru_cache(maxsize=4096)
-def _plan(problem: Problem, device: CpuDevice, kept_weights: bool, prefer: Preference | None) -> CpuPlan:
+def _plan(
+    problem: Problem,
+    device: CpuDevice,
+    kept_weights: bool,
+    prefer: Preference | None,
+    engines: tuple[ModuleType, ...],
+) -> CpuPlan:
     if problem.rank == 1:
         raise PlanError(problem.why_not_pictures() or "")
     folded = problem.rank == 2 and problem.kind is Pass.DGRAD and has_border(problem)
     ran = padded(problem) if folded else problem
     costs = Costs(ran, device, kept_weights)
     found = select(
-        offered(ran, device) if problem.rank == 2 else offered_for_volumes(problem, device),
+        offered(ran, device, engines) if problem.rank == 2 else offered_for_volumes(problem, device),
         problem,
         refusal=lambda candidate: candidate.refusal,
         error=lambda candidate: candidate.error,
@@ -203,22 +212,25 @@ class Costs:
         return counted if correction is None else self.call + counted * correction.factor
 
 
-def offered(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
+def offered(problem: Problem, device: CpuDevice, engines: tuple[ModuleType, ...] = ENGINES) -> Iterator[CpuCandidate]:
     """Every candidate of every engine that has kernels for the problem's dtype."""
     if not native.is_available() or problem.dtype not in ("float32", "float64"):
         yield from aten.candidates(problem, device)
     elif problem.dtype == "float64":
         yield from plain.candidates(problem, device)
     else:
-        for engine in ENGINES:
+        for engine in engines:
             yield from engine.candidates(problem, device)
 
 
 def offered_for_volumes(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
-    """The same for three axes: what engines make of the pictures, or PyTorch's convolution of the whole."""
+    """The same for three axes: what polyconv's engines make of the pictures, or PyTorch's convolution of the whole.
+
+    Of pictures that lie in a volume PyTorch's would have to make copies.
+    """
     own = native.is_available() and problem.dtype in ("float32", "float64")
     if own:
-        yield from sheets.candidates(problem, device, lambda picture: _plan(picture, device, False, None))
+        yield from sheets.candidates(problem, device, lambda picture: _plan(picture, device, False, None, OWN_ENGINES))
     if not own or problem.dtype == "float32":
         yield from aten.candidates(problem, device)
 
@@ -242,7 +254,7 @@ def _reason(problem: Problem, found: Selection[CpuCandidate], costs: Costs) -> s
     if len(found.able) == 1:
         alone = chosen.engine == aten.NAME
         return aten.why_alone(problem) if alone else f"{problem.dtype} is for checking, not for speed"
-    if costs.device.profile is not None:
+    if costs.device.profile is not None and any(candidate.engine == aten.NAME for candidate in found.able):
         return _advantage(found, costs)
     direct = [c for c in found.able if c.direct and c is not chosen and c.engine != plain.NAME]
     if not direct:

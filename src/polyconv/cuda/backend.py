@@ -33,7 +33,7 @@ from ..problem import Problem
 from ..readiness import Asked, Ready, Run
 from ..select import CONTENDERS, by_cost, worth_timing
 from ..sheets import NAME as SUM_OF_PICTURES
-from ..sheets import SheetPlan, cut, pictures_of, plan_sheets
+from ..sheets import SheetPlan, cut, pictures_of, planned
 from ..summing import summed
 from ..tuning import Environment, problem_key
 from . import driver
@@ -146,7 +146,7 @@ class CudaBackend:
 
     def plan(self, problem: Problem, *, inference: bool = False) -> Plan | SheetPlan[Plan]:
         """What would run; makes no call to the compiler or the driver."""
-        return plan_sheets(problem, self._plan_picture) if problem.rank == 3 else self._plan_picture(problem)
+        return planned(problem, self._plan_picture)
 
     def _plan_picture(self, problem: Problem) -> Plan:
         return self._planner(problem, self.description)
