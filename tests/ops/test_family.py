@@ -215,7 +215,7 @@ def test_residual_and_activation() -> None:
 
 def test_an_output_may_be_changed_in_place() -> None:
     """Autograd must not take what a backend has in memory of its own for a view, whoever computed it."""
-    for name in ("conv1d", "transposed 1d"):
+    for name in ("conv1d", "conv3d", "transposed 1d"):
         for tolerance in (0.0, 1e-4):
             x, *others = CASES[name].tensors(torch.float32)
             with polyconv.tolerance(tolerance):
@@ -260,8 +260,8 @@ def test_what_is_wrong_is_said(name: str) -> None:
 
 @st.composite
 def any_case(draw: st.DrawFn) -> Case:
-    """Any geometry over one axis or two, transposed or not, whose output exists."""
-    rank, transposed = draw(st.integers(1, 2)), draw(st.booleans())
+    """Any geometry over one axis to three, transposed or not, whose output exists."""
+    rank, transposed = draw(st.integers(1, 3)), draw(st.booleans())
     groups, c, k = (draw(st.integers(1, 3)) for _ in range(3))
     axes = []
     for _ in range(rank):
@@ -272,7 +272,9 @@ def any_case(draw: st.DrawFn) -> Case:
             least = max(1, -(-(2 * padding + 1 - reach - extra) // stride) + 1)
         else:
             extra, least = 0, max(1, reach - 2 * padding)
-        axes.append((draw(st.integers(least, least + 6)), kernel, stride, padding, dilation, extra))
+        axes.append(
+            (draw(st.integers(least, least + (6 if rank < 3 else 3))), kernel, stride, padding, dilation, extra)
+        )
     size, kernels, stride, padding, dilation, extra = zip(*axes, strict=True)
     kwargs = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     x = (draw(st.integers(1, 2)), groups * c, *size)
@@ -283,7 +285,7 @@ def any_case(draw: st.DrawFn) -> Case:
 
 
 @given(any_case())
-@settings(max_examples=60)
+@settings(max_examples=90)
 def test_any_geometry(case: Case) -> None:
     tensors = case.tensors()
     ours, theirs = case.ours(*tensors), case.theirs(*tensors)

@@ -199,8 +199,8 @@ def _lays_out_columns(problem: Problem, device: CpuDevice) -> bool:
     moved = max(problem.stride) > 1 or max(problem.dilation) > 1
     if max(last) == 1 and not moved and problem.batch < 16 and device.cores == 1:
         return True
-    small = problem.batch == 1 and prod(problem.x_shape[:4]) <= 20480
-    return small and min(last) <= 3
+    largest = max(prod(problem.x_shape[:4]), prod(problem.y_shape[:4]))  # which of them counts, a gradient cannot tell
+    return problem.batch == 1 and largest <= 20480 and min(last) <= 3
 
 
 def _columns_cycles(problem: Problem, device: CpuDevice) -> float:
