@@ -30,6 +30,9 @@ from .weights import TransformedWeights
 NAME = "ATen"
 """PyTorch's own convolution, where it is the best that is known."""
 
+CONVOLUTIONS = {2: F.conv2d, 3: F.conv3d}
+"""By the number of axes."""
+
 _LARGEST_OF_SUMS = 4
 """The largest error of many such results on the way to them, in the same units and per square root of a term: a result
 of 3.5 times the scale, and 3.5 standard deviations of its roundings."""
@@ -251,7 +254,7 @@ def _fprop(problem: Problem, x: Tensor, w: Tensor, bias: Tensor | None) -> Tenso
     native = takes_padding(problem)
     x = x if native else pad(problem, x)
     padding = problem.padding[::2] if native else (0,) * problem.rank
-    convolve = {2: F.conv2d, 3: F.conv3d}[problem.rank]
+    convolve = CONVOLUTIONS[problem.rank]
     dtype = x.dtype
     if _is_misread(problem):
         x, w, bias = x.float(), w.float(), None if bias is None else bias.float()

@@ -19,7 +19,7 @@ def has_border(problem: Problem) -> bool:
 def pad(problem: Problem, x: Tensor) -> Tensor:
     """A copy of ``x`` with the problem's padding around it."""
     mode = "constant" if problem.padding_mode is PaddingMode.ZEROS else problem.padding_mode.value
-    return F.pad(x, _last_axis_first(problem), mode=mode)
+    return F.pad(x, sides_for_torch(problem), mode=mode)
 
 
 def padded_size(problem: Problem) -> Extents:
@@ -43,7 +43,7 @@ def padded(problem: Problem) -> Problem:
 
 def fold(problem: Problem, grad: Tensor, dx: Tensor) -> Tensor:
     """The derivative of :func:`pad`, written out: operators run below autograd, which cannot be asked for it there."""
-    sides = _last_axis_first(problem)
+    sides = sides_for_torch(problem)
     if problem.padding_mode is PaddingMode.ZEROS:
         return F.pad(grad, [-side for side in sides])
     if problem.padding_mode is PaddingMode.CIRCULAR:
@@ -60,8 +60,8 @@ def fold(problem: Problem, grad: Tensor, dx: Tensor) -> Tensor:
     return result
 
 
-def _last_axis_first(problem: Problem) -> list[int]:
-    """The sides of the padding, as torch wants them."""
+def sides_for_torch(problem: Problem) -> list[int]:
+    """The sides of the padding as ``torch.nn.functional.pad`` takes them, the last axis first."""
     pairs = zip(problem.padding[::2], problem.padding[1::2], strict=True)
     return [side for pair in reversed(list(pairs)) for side in pair]
 

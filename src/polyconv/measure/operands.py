@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .. import ops
 from ..arguments import Geometry
 from ..cpu import aten
-from ..cpu.aten import convolution_backward, takes_padding
+from ..cpu.aten import CONVOLUTIONS, convolution_backward, takes_padding
 from ..problem import Pass, Problem
 
 OURS, OURS_CHANNELS_LAST = "ours", "ours_channels_last"
@@ -39,8 +39,7 @@ class Operands:
     def random(cls, problem: Problem, seed: int = 0) -> Operands:
         """Normal inputs and gradients; weights and bias as ``torch.nn.Conv2d`` draws them."""
         draw = torch.Generator().manual_seed(seed)
-        taps = problem.kernel[0] * problem.kernel[1]
-        bound = (problem.channels_per_group[0] * taps) ** -0.5
+        bound = (problem.channels_per_group[0] * prod(problem.kernel)) ** -0.5
         return cls(
             x=torch.randn(problem.x_shape, generator=draw),
             w=torch.empty(problem.w_shape).uniform_(-bound, bound, generator=draw),
@@ -105,9 +104,9 @@ def pytorch(problem: Problem, operands: Operands) -> Call:
     x, w, bias, dy = operands.x, operands.w, operands.bias, operands.dy
     if not takes_padding(problem):
         return _padded(problem, operands)
-    padding = [problem.padding[0], problem.padding[2]]
+    padding, convolve = problem.padding[::2], CONVOLUTIONS[problem.rank]
     if problem.kind is Pass.FPROP:
-        return lambda: F.conv2d(x, w, bias, problem.stride, padding, problem.dilation, problem.groups)
+        return lambda: convolve(x, w, bias, problem.stride, padding, problem.dilation, problem.groups)
     assert dy is not None  # both gradients read it
     if problem.kind is Pass.DGRAD:
         return lambda: convolution_backward(problem, dy, x, w, (True, False, False))[0]
