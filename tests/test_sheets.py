@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import polyconv
+from nightly import nightly
 from polyconv import reference
 from polyconv.cpu import sheets as engine
 from polyconv.cpu.backend import CpuBackend
@@ -234,6 +235,27 @@ ON_A_GPU = {
 @pytest.mark.parametrize("name", ON_A_GPU)
 def test_as_machine_code(name: str, kind: Pass) -> None:
     run_in_virtual_gpu(_as_machine_code, ON_A_GPU[name].for_pass(kind))
+
+
+@nightly
+@pytest.mark.parametrize("kind", PASSES, ids=str)
+def test_any_volume_as_machine_code(kind: Pass) -> None:
+    """At least 200 geometries for each pass."""
+    run_in_virtual_gpu(_any_volume_as_machine_code, kind, timeout=3600)
+
+
+def _any_volume_as_machine_code(kind: Pass) -> None:
+    drawn: set[Problem] = set()
+
+    @seed(0)
+    @settings(max_examples=240, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(volumes())
+    def explore(problem: Problem) -> None:
+        drawn.add(problem)
+        _as_machine_code(problem.for_pass(kind))
+
+    explore()
+    assert len(drawn) >= 200
 
 
 def _as_machine_code(problem: Problem) -> None:

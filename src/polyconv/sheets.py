@@ -236,6 +236,8 @@ class PicturePlan(Protocol):
     def name(self) -> str: ...
     @property
     def predicted_error(self) -> float: ...
+    @property
+    def cost(self) -> float: ...
     def explain(self, *, verbose: bool = False) -> str: ...
 
 
@@ -265,6 +267,11 @@ class SheetPlan(Generic[P]):
     @property
     def predicted_error(self) -> float:
         return self.cut.predicted_error(plan.predicted_error for plan in self.plans.values())
+
+    @property
+    def cost(self) -> float:
+        """Of all pictures, in the planner's unit; not of what is added apart."""
+        return sum(self.plans[sheets.problem].cost for sheets in self.cut.sheets)
 
     def explain(self, *, verbose: bool = False) -> str:
         """What is summed, and the plans of the pictures in their own words."""

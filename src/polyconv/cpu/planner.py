@@ -46,9 +46,6 @@ ENGINES: tuple[ModuleType, ...] = (tile_lanes, channel_lanes, depthwise, plain, 
 weights)``, where ``weights`` keeps transformed ones from call to call, or is None."""
 
 
-OWN_ENGINES = tuple(engine for engine in ENGINES if engine is not aten)
-
-
 def engine_of(candidate: CpuCandidate) -> ModuleType:
     """Who offers it, and runs it."""
     return next(engine for engine in (*ENGINES, sheets) if candidate.engine == engine.NAME)
@@ -131,7 +128,7 @@ def plan_cpu(
     still right costs little beside the call, or nothing, because the weight is frozen. What is preferred runs if it can
     and keeps the tolerance.
     """
-    return _plan(problem, device or here(), kept_weights, prefer, ENGINES)
+    return _plan(problem, device or here(), kept_weights, prefer)
 
 
 @lru_cache(maxsize=4096)
@@ -140,15 +137,15 @@ def _plan(
     device: CpuDevice,
     kept_weights: bool,
     prefer: Preference | None,
-    engines: tuple[ModuleType, ...],
+    own_kernels: bool = False,
 ) -> CpuPlan:
-    if problem.rank == 1:
-        raise PlanError(problem.why_not_pictures() or "")
+    if problem.rank != 3 and (other_axes := problem.why_not_pictures()):
+        raise PlanError(other_axes)
     folded = problem.rank == 2 and problem.kind is Pass.DGRAD and has_border(problem)
     ran = padded(problem) if folded else problem
     costs = Costs(ran, device, kept_weights)
     found = select(
-        offered(ran, device, engines) if problem.rank == 2 else offered_for_volumes(problem, device),
+        offered(ran, device, own_kernels=own_kernels) if problem.rank == 2 else offered_for_volumes(problem, device),
         problem,
         refusal=lambda candidate: candidate.refusal,
         error=lambda candidate: candidate.error,
@@ -212,15 +209,16 @@ class Costs:
         return counted if correction is None else self.call + counted * correction.factor
 
 
-def offered(problem: Problem, device: CpuDevice, engines: tuple[ModuleType, ...] = ENGINES) -> Iterator[CpuCandidate]:
-    """Every candidate of every engine that has kernels for the problem's dtype."""
+def offered(problem: Problem, device: CpuDevice, *, own_kernels: bool = False) -> Iterator[CpuCandidate]:
+    """Every candidate of every engine that has kernels for the problem's dtype; ``own_kernels``: but PyTorch's."""
     if not native.is_available() or problem.dtype not in ("float32", "float64"):
         yield from aten.candidates(problem, device)
     elif problem.dtype == "float64":
         yield from plain.candidates(problem, device)
     else:
-        for engine in engines:
-            yield from engine.candidates(problem, device)
+        for engine in ENGINES:
+            if engine is not aten or not own_kernels:
+                yield from engine.candidates(problem, device)
 
 
 def offered_for_volumes(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
@@ -230,7 +228,7 @@ def offered_for_volumes(problem: Problem, device: CpuDevice) -> Iterator[CpuCand
     """
     own = native.is_available() and problem.dtype in ("float32", "float64")
     if own:
-        yield from sheets.candidates(problem, device, lambda picture: _plan(picture, device, False, None, OWN_ENGINES))
+        yield from sheets.candidates(problem, device, lambda picture: _plan(picture, device, False, None, True))
     if not own or problem.dtype == "float32":
         yield from aten.candidates(problem, device)
 

@@ -39,12 +39,11 @@ def candidates(
 ) -> Iterator[SheetCandidate]:
     """The one way. Weights are transformed anew at each call: what is kept of a weight is kept for one problem."""
     plan = plan_sheets(problem, plan_picture)
-    pictures = sum(plan.plans[sheets.problem].cost for sheets in plan.cut.sheets)
     yield SheetCandidate(
         NAME,
         FORM,
         direct=all(part.chosen.direct for part in plan.plans.values()),
-        cycles=DOUBT * (pictures + ADDED_CYCLES[problem.kind] * sum(plan.cut.addends) / device.lanes),
+        cycles=DOUBT * (plan.cost + ADDED_CYCLES[problem.kind] * sum(plan.cut.addends) / device.lanes),
         error=plan.predicted_error,
         plan=plan,
     )
