@@ -187,7 +187,7 @@ def _sheets(problem: Problem, axis: int, meeting: _Meeting, *, adds: bool) -> Sh
         batch, x_step, y_step = problem.batch, problem.x_strides[0], problem.y_strides[0]
     else:
         batch = problem.batch * length
-    read = {Pass.FPROP: (x, y), Pass.DGRAD: (y,) if adds else (x, y), Pass.WGRAD: (x, y)}[kind]
+    moved = (y,) if adds and kind is Pass.DGRAD else (x, y)  # what is computed apart begins where torch lets it begin
     picture = replace(
         problem,
         batch=batch,
@@ -199,7 +199,7 @@ def _sheets(problem: Problem, axis: int, meeting: _Meeting, *, adds: bool) -> Sh
         x_strides=_without((x_step, *problem.x_strides[1:]), 2 + axis),
         w_strides=_without(problem.w_strides, 2 + axis),
         y_strides=_without((y_step, *problem.y_strides[1:]), 2 + axis),
-        vector_aligned=problem.vector_aligned and not any(begin * problem.element_bytes % 16 for begin in read),
+        vector_aligned=problem.vector_aligned and not any(begin * problem.element_bytes % 16 for begin in moved),
         bias=problem.bias and kind is Pass.FPROP and not adds,
         residual=kind is Pass.FPROP and (adds or problem.residual),
         frozen=False,
