@@ -1,4 +1,4 @@
-"""Networks with convolutions over one axis and transposed ones, small: a vocoder, a GAN's generator, a U-Net."""
+"""Networks with convolutions over one to three axes and transposed ones, small: a vocoder, a generator, U-Nets."""
 
 from __future__ import annotations
 
@@ -62,19 +62,22 @@ class UNet(nn.Module):
     """Two levels; the way up is transposed, and sees what the way down saw."""
 
     rate = 1e-2
+    axes = 2
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
-        self.first, self.second = _twice(3, width), _twice(width, 2 * width)
-        self.bottom = _twice(2 * width, 4 * width)
-        self.up = nn.ModuleList(nn.ConvTranspose2d(c, c // 2, 2, 2) for c in (4 * width, 2 * width))
-        self.after = nn.ModuleList(_twice(c, c // 2) for c in (4 * width, 2 * width))
-        self.last = nn.Conv2d(width, 2, 1)
+        self.first, self.second = self._twice(3, width), self._twice(width, 2 * width)
+        self.bottom = self._twice(2 * width, 4 * width)
+        transpose = getattr(nn, f"ConvTranspose{self.axes}d")
+        self.up = nn.ModuleList(transpose(c, c // 2, 2, 2) for c in (4 * width, 2 * width))
+        self.after = nn.ModuleList(self._twice(c, c // 2) for c in (4 * width, 2 * width))
+        self.last = getattr(nn, f"Conv{self.axes}d")(width, 2, 1)
+        self.pool = getattr(nn, f"MaxPool{self.axes}d")(2)
 
     def forward(self, x: Tensor) -> Tensor:
         seen = [self.first(x)]
-        seen.append(self.second(F.max_pool2d(seen[0], 2)))
-        x = self.bottom(F.max_pool2d(seen[1], 2))
+        seen.append(self.second(self.pool(seen[0])))
+        x = self.bottom(self.pool(seen[1]))
         for up, after in zip(self.up, self.after, strict=True):
             x = after(torch.cat([up(x), seen.pop()], 1))
         y: Tensor = self.last(x)
@@ -83,6 +86,18 @@ class UNet(nn.Module):
     def example(self) -> Tensor:
         return torch.randn(2, 3, 32, 32)
 
+    def _twice(self, c: int, k: int) -> nn.Sequential:
+        conv = getattr(nn, f"Conv{self.axes}d")
+        return nn.Sequential(conv(c, k, 3, padding=1), nn.ReLU(), conv(k, k, 3, padding=1), nn.ReLU())
 
-def _twice(c: int, k: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(c, k, 3, padding=1), nn.ReLU(), nn.Conv2d(k, k, 3, padding=1), nn.ReLU())
+
+class VolumeUNet(UNet):
+    """The same over three axes."""
+
+    axes = 3
+
+    def __init__(self) -> None:
+        super().__init__(width=8)
+
+    def example(self) -> Tensor:
+        return torch.randn(1, 3, 8, 16, 16)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import polyconv
-from decoders import DcGan, UNet, Vocoder
+from decoders import DcGan, UNet, Vocoder, VolumeUNet
 from polyconv.nn import OURS
 
 KINDS = [kind for kind in OURS if not kind.__name__.startswith("Lazy")]
@@ -70,7 +70,7 @@ def test_lazy(kind: type[nn.Module]) -> None:
     assert module.in_channels == 4
 
 
-@pytest.mark.parametrize("kind", [nn.ConvTranspose1d, nn.ConvTranspose2d])
+@pytest.mark.parametrize("kind", [nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d])
 def test_output_size(kind: type[nn.Module]) -> None:
     ours, theirs = both(kind, kernel_size=3, stride=3)
     x = image(ours)
@@ -133,7 +133,7 @@ def test_frozen_weights_of_signals_are_kept() -> None:
 STEPS, AGREEMENT = 20, 1e-3
 
 
-@pytest.mark.parametrize("network", [Vocoder, DcGan, UNet])
+@pytest.mark.parametrize("network", [Vocoder, DcGan, UNet, VolumeUNet])
 def test_the_same_loss_curve(network: type[nn.Module]) -> None:
     model = network()
     other = copy.deepcopy(model)

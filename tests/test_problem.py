@@ -90,8 +90,9 @@ def test_kernels_refuse_other_axes_in_words(rank: int) -> None:
         PlanError, match=r"convolve over height and width; this problem has (length|depth, height, width)"
     ):
         plan_cuda(problem, DEVICES["v100"])
-    with pytest.raises(PlanError, match="convolve over height and width"):
-        plan_cpu(problem)
+    if rank == 1:  # a volume is planned as a sum of pictures
+        with pytest.raises(PlanError, match="convolve over height and width"):
+            plan_cpu(problem)
 
 
 def test_more_axes_than_three_are_refused() -> None:

@@ -11,16 +11,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .freezing import Freezing, freeze, unfreeze
-from .functional import conv1d, conv2d, conv_transpose1d, conv_transpose2d
+from .functional import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from .nn import (
     Conv1d,
     Conv2d,
+    Conv3d,
     ConvTranspose1d,
     ConvTranspose2d,
+    ConvTranspose3d,
     LazyConv1d,
     LazyConv2d,
+    LazyConv3d,
     LazyConvTranspose1d,
     LazyConvTranspose2d,
+    LazyConvTranspose3d,
 )
 from .replacement import Replacement, replace, restore
 from .settings import allow_low_precision, benchmark, set_tolerance, tolerance
@@ -50,14 +54,18 @@ __all__ = [
     "Audit",
     "Conv1d",
     "Conv2d",
+    "Conv3d",
     "ConvTranspose1d",
     "ConvTranspose2d",
+    "ConvTranspose3d",
     "Explanation",
     "Freezing",
     "LazyConv1d",
     "LazyConv2d",
+    "LazyConv3d",
     "LazyConvTranspose1d",
     "LazyConvTranspose2d",
+    "LazyConvTranspose3d",
     "OptimizationReport",
     "Replacement",
     "Warmup",
@@ -67,8 +75,10 @@ __all__ = [
     "benchmark",
     "conv1d",
     "conv2d",
+    "conv3d",
     "conv_transpose1d",
     "conv_transpose2d",
+    "conv_transpose3d",
     "explain",
     "freeze",
     "optimize",

@@ -90,5 +90,17 @@ def _through_epilogue(problem: Problem, error: float) -> float:
     """
     silu = problem.activation is Activation.SILU
     roundings = int(problem.residual) + (SILU_ROUNDINGS if silu else 0)
-    largest = sqrt(2 * log(OUTPUTS) * repetition_of(problem).products)
-    return (STEEPEST_SILU if silu else 1.0) * error + roundings * UNIT_ROUNDOFF * largest
+    return (STEEPEST_SILU if silu else 1.0) * error + roundings * _largest_rounding(problem)
+
+
+def error_of_additions(problem: Problem, count: int) -> float:
+    """What it adds to the error of sums that so many others are added to them, one after the other, in float32.
+
+    The roundings are those of the epilogue, and have nothing to do with one another.
+    """
+    return sqrt(count) * _largest_rounding(problem)
+
+
+def _largest_rounding(problem: Problem) -> float:
+    """Of the largest output."""
+    return UNIT_ROUNDOFF * sqrt(2 * log(OUTPUTS) * repetition_of(problem).products)

@@ -7,27 +7,23 @@ interchangeable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
-from torch import Tensor
 
 from .blocks import Block, Stack
 from .forking import whole
 from .importing import imported
 from .problem import Problem
+from .readiness import Asked, Ready, Run
 from .select import CONTENDERS
 
 if TYPE_CHECKING:
     from .choices import Planned
     from .console import Progress
-    from .readiness import Asked, Ready
     from .tuning import Environment
-
-Run = Callable[[MutableMapping[str, Tensor]], None]
-"""Fills the outputs among the tensors of one call, by name."""
 
 
 class Backend(Protocol):

@@ -21,6 +21,7 @@ from .arguments import suggests_channels_last
 from .backends import backend_for
 from .functional import Kind
 from .problem import Pass, Problem, Strides
+from .sheets import planned
 from .stand_ins import mode_of, stand_in
 from .vouching import is_frozen
 
@@ -310,7 +311,8 @@ def _ask(problem: Problem, device: torch.device | CudaDevice) -> PassExplanation
         if not isinstance(device, torch.device):
             from .plan import plan_cuda
 
-            return PassExplanation(problem, "cuda", instead + plan_cuda(runs, device).explain())
+            plan = planned(runs, lambda picture: plan_cuda(picture, device))
+            return PassExplanation(problem, "cuda", instead + plan.explain())
         backend = backend_for(device)
         return PassExplanation(problem, backend.name, instead + backend.explain(runs))
     except (RuntimeError, ImportError, OSError) as error:

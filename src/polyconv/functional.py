@@ -1,4 +1,4 @@
-"""``conv1d``, ``conv2d`` and the transposed ones: the arguments of ``torch.nn.functional``'s, and some beyond.
+"""``conv1d`` to ``conv3d`` and the transposed ones: the arguments of ``torch.nn.functional``'s, and some beyond.
 
 One implementation for any number of axes: what the functions differ in is :class:`Kind`.
 """
@@ -96,6 +96,30 @@ def conv2d(
     return by_operator(2, *args) if y is None else y
 
 
+def conv3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Extent = 1,
+    padding: Padding = 0,
+    dilation: Extent = 1,
+    groups: int = 1,
+    *,
+    padding_mode: str = "zeros",
+    tolerance: float | None = None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """A 3-D convolution. Takes what :func:`torch.nn.functional.conv3d` takes, and means the same by it.
+
+    Everything is as in :func:`conv2d`, with three axes: (batch, in_channels, depth, height, width), and six sides of
+    padding, (front, back, top, bottom, left, right), beyond torch's forms.
+    """
+    args = input, weight, bias, stride, padding, dilation, groups, padding_mode, tolerance, activation, residual
+    y = None if is_compiling() else shortcut.convolve(3, *args)
+    return by_operator(3, *args) if y is None else y
+
+
 def conv_transpose1d(
     input: Tensor,
     weight: Tensor,
@@ -151,11 +175,34 @@ def conv_transpose2d(
     return transposed_by_operator(2, *args) if y is None else y
 
 
+def conv_transpose3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Extent = 1,
+    padding: Extent = 0,
+    output_padding: Extent = 0,
+    groups: int = 1,
+    dilation: Extent = 1,
+    *,
+    tolerance: float | None = None,
+) -> Tensor:
+    """A transposed 3-D convolution. Takes what :func:`torch.nn.functional.conv_transpose3d` takes.
+
+    Everything is as in :func:`conv_transpose2d`, with three axes: (batch, in_channels, depth, height, width).
+    """
+    args = input, weight, bias, stride, padding, output_padding, groups, dilation, tolerance
+    y = None if is_compiling() else shortcut.transpose(3, *args)
+    return transposed_by_operator(3, *args) if y is None else y
+
+
 FUNCTIONS: dict[Kind, Callable[..., Tensor]] = {
     Kind(1): conv1d,
     Kind(2): conv2d,
+    Kind(3): conv3d,
     Kind(1, transposed=True): conv_transpose1d,
     Kind(2, transposed=True): conv_transpose2d,
+    Kind(3, transposed=True): conv_transpose3d,
 }
 """All of them."""
 

@@ -1,4 +1,4 @@
-"""``Conv1d``, ``Conv2d`` and the transposed ones: ``torch.nn``'s with another engine.
+"""``Conv1d`` to ``Conv3d`` and the transposed ones: ``torch.nn``'s with another engine.
 
 Subclasses that add no state of their own: parameters, initialisation, state dict, repr and ``isinstance`` are torch's:
 a checkpoint moves between the two in both directions, and :func:`polyconv.replace` may swap one class for the other
@@ -198,6 +198,10 @@ class Conv2d(_Forward, torch.nn.Conv2d):
     """
 
 
+class Conv3d(_Forward, torch.nn.Conv3d):
+    """Takes the arguments of :class:`torch.nn.Conv3d`; ``padding`` may also be all six sides. See :class:`Conv2d`."""
+
+
 class ConvTranspose1d(_Transposed, torch.nn.ConvTranspose1d):
     """Takes the arguments of :class:`torch.nn.ConvTranspose1d`. See :class:`ConvTranspose2d`."""
 
@@ -207,6 +211,10 @@ class ConvTranspose2d(_Transposed, torch.nn.ConvTranspose2d):
 
     ``tolerance`` is the error budget of this module; None is the one of :func:`polyconv.set_tolerance`.
     """
+
+
+class ConvTranspose3d(_Transposed, torch.nn.ConvTranspose3d):
+    """Takes the arguments of :class:`torch.nn.ConvTranspose3d`. See :class:`ConvTranspose2d`."""
 
 
 class _LazyForward:
@@ -274,6 +282,12 @@ class LazyConv2d(_LazyForward, torch.nn.LazyConv2d, Conv2d):  # type: ignore[mis
     cls_to_become = Conv2d
 
 
+class LazyConv3d(_LazyForward, torch.nn.LazyConv3d, Conv3d):  # type: ignore[misc]
+    """Takes the arguments of :class:`torch.nn.LazyConv3d`; becomes a :class:`Conv3d` at its first input."""
+
+    cls_to_become = Conv3d
+
+
 class LazyConvTranspose1d(_LazyTransposed, torch.nn.LazyConvTranspose1d, ConvTranspose1d):  # type: ignore[misc]
     """Takes the arguments of :class:`torch.nn.LazyConvTranspose1d`; becomes a :class:`ConvTranspose1d`."""
 
@@ -286,15 +300,25 @@ class LazyConvTranspose2d(_LazyTransposed, torch.nn.LazyConvTranspose2d, ConvTra
     cls_to_become = ConvTranspose2d  # type: ignore[assignment]
 
 
+class LazyConvTranspose3d(_LazyTransposed, torch.nn.LazyConvTranspose3d, ConvTranspose3d):  # type: ignore[misc]
+    """Takes the arguments of :class:`torch.nn.LazyConvTranspose3d`; becomes a :class:`ConvTranspose3d`."""
+
+    cls_to_become = ConvTranspose3d  # type: ignore[assignment]
+
+
 OURS: dict[type[_ConvNd], type[Convolution]] = {
     torch.nn.Conv1d: Conv1d,
     torch.nn.Conv2d: Conv2d,
+    torch.nn.Conv3d: Conv3d,
     torch.nn.ConvTranspose1d: ConvTranspose1d,
     torch.nn.ConvTranspose2d: ConvTranspose2d,
+    torch.nn.ConvTranspose3d: ConvTranspose3d,
     torch.nn.LazyConv1d: LazyConv1d,
     torch.nn.LazyConv2d: LazyConv2d,
+    torch.nn.LazyConv3d: LazyConv3d,
     torch.nn.LazyConvTranspose1d: LazyConvTranspose1d,
     torch.nn.LazyConvTranspose2d: LazyConvTranspose2d,
+    torch.nn.LazyConvTranspose3d: LazyConvTranspose3d,
 }
 """The modules of torch's that have a counterpart here, and which. What is known, is known by this table."""
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from torch import Tensor
+
 from .problem import Problem
+
+Run = Callable[[MutableMapping[str, Tensor]], None]
+"""A problem that is prepared: fills the outputs among the tensors of one call, by name."""
 
 
 class Asked(NamedTuple):

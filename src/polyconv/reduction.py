@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .arguments import Geometry
-from .problem import PaddingMode, Pass, output_extent
+from .problem import Moves, PaddingMode, Pass, output_extent
 from .rounding import ceil_div
 
 ORDINARY = 1024
@@ -48,6 +48,22 @@ class Axis:
     longest_stride: int = ORDINARY
     """That is not extreme."""
 
+    @classmethod
+    def of(
+        cls, moves: Moves, in_size: Sequence[int], kernel: Sequence[int], axis: int, longest_stride: int = ORDINARY
+    ) -> Axis:
+        """One of the axes that a convolution has."""
+        return cls(
+            in_size[axis],
+            kernel[axis],
+            moves.stride[axis],
+            moves.dilation[axis],
+            moves.padding[2 * axis],
+            moves.padding[2 * axis + 1],
+            PaddingMode(moves.padding_mode),
+            longest_stride,
+        )
+
     @property
     def outputs(self) -> int:
         return output_extent(self.extent, self.before, self.after, self.kernel, self.stride, self.dilation)
@@ -62,6 +78,18 @@ class Axis:
     def blind(self) -> bool:
         """Whether no output sees a pixel. There is nothing to run then; some of oneDNN's kernels would crash."""
         return self.mode is PaddingMode.ZEROS and not any(_outputs_that_meet(self, tap) for tap in range(self.kernel))
+
+    def pixel(self, output: int, tap: int) -> int | None:
+        """On which pixel a tap of an output lies; None where a zero stands."""
+        place, last = output * self.stride + tap * self.dilation - self.before, self.extent - 1
+        if self.mode is PaddingMode.REPLICATE:
+            return min(max(place, 0), last)
+        if self.mode is PaddingMode.CIRCULAR:
+            return place % self.extent
+        if self.mode is PaddingMode.REFLECT:
+            folded = place % max(2 * last, 1)
+            return min(folded, 2 * last - folded)
+        return place if 0 <= place <= last else None
 
     @property
     def runs(self) -> bool:
@@ -124,21 +152,9 @@ class Reduction:
 
 def reduce_geometry(kind: Pass, in_size: Sequence[int], kernel: Sequence[int], geometry: Geometry) -> Reduction | None:
     """The reduction of a convolution whose kernel fits into the padded image; None where it is ordinary."""
-    mode = PaddingMode(geometry.padding_mode)
     both = kind is Pass.DGRAD and min(geometry.stride) > ORDINARY_OF_BOTH
-    axes = [
-        Axis(
-            in_size[i],
-            kernel[i],
-            geometry.stride[i],
-            geometry.dilation[i],
-            geometry.padding[2 * i],
-            geometry.padding[2 * i + 1],
-            mode,
-            ORDINARY_OF_BOTH if both else ORDINARY,
-        )
-        for i in range(len(kernel))
-    ]
+    longest_stride = ORDINARY_OF_BOTH if both else ORDINARY
+    axes = [Axis.of(geometry, in_size, kernel, i, longest_stride) for i in range(len(kernel))]
     if all(axis.ordinary for axis in axes):
         return None
     reduced = tuple(map(reduce_axis, axes))

@@ -31,10 +31,10 @@ def repetition_of(problem: Problem) -> Repetition:
     if _all_apart(shape, strides) and _all_apart(problem.w_shape, problem.w_strides):
         return INDEPENDENT
     c, k = problem.channels_per_group
-    (d_h, d_w), (k_stride, c_stride, *w_taps) = problem.dilation, problem.w_strides
+    k_stride, c_stride, *w_taps = problem.w_strides
     # In an input gradient the pixels that meet the taps go backwards.
     sign = 1 if forward else -1
-    x_taps = (sign * d_h * strides[2], sign * d_w * strides[3])
+    x_taps = [sign * step * stride for step, stride in zip(problem.dilation, strides[2:], strict=True)]
     extents = (c if forward else k, *problem.kernel)
     x, w = (strides[1], *x_taps), (c_stride if forward else k_stride, *w_taps)
     one_number = _one_number(shape[1:], strides[1:])
@@ -52,8 +52,8 @@ def _of_weight_gradient(problem: Problem) -> Repetition:
     if _all_apart(problem.x_shape, x_strides) and _all_apart(problem.y_shape, y_strides):
         return INDEPENDENT
     extents = (problem.batch, *problem.out_size)
-    x = (x_strides[0], problem.stride[0] * x_strides[2], problem.stride[1] * x_strides[3])
-    dy = (y_strides[0], y_strides[2], y_strides[3])
+    x = (x_strides[0], *(step * stride for step, stride in zip(problem.stride, x_strides[2:], strict=True)))
+    dy = (y_strides[0], *y_strides[2:])
     x_one, dy_one = _one_number((problem.batch, *problem.in_size), x), _one_number(extents, dy)
     channels = problem.out_channels if x_one else problem.in_channels
     return Repetition(

@@ -39,13 +39,15 @@ def scales(problem: Problem, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
             squares = squares + tensors["bias"].detach().double().square()
         if "residual" in tensors:
             squares = squares + _mean_squares(tensors["residual"])
-        return {"y": _of_maps(squares)}
+        return {"y": _of_maps(squares, problem.rank)}
     dy = _mean_squares(tensors["y"])
     if problem.kind is Pass.DGRAD:
         w = _mean_squares(tensors["w"]).unflatten(0, (groups, k)).mean(1).flatten()
-        return {"x": _of_maps(reduction * dy.unflatten(1, (groups, k)).mean(2).repeat_interleave(c, 1) * w)}
+        squares = reduction * dy.unflatten(1, (groups, k)).mean(2).repeat_interleave(c, 1) * w
+        return {"x": _of_maps(squares, problem.rank)}
     dy, x = reduction * dy.mean(0), _mean_squares(tensors["x"]).mean(0)
-    return {"dw": _of_maps(dy[:, None] * x.unflatten(0, (groups, c)).repeat_interleave(k, 0)), "db": dy.sqrt()}
+    squares = dy[:, None] * x.unflatten(0, (groups, c)).repeat_interleave(k, 0)
+    return {"dw": _of_maps(squares, problem.rank), "db": dy.sqrt()}
 
 
 def largest(deviation: Tensor, scale: Tensor) -> float:
@@ -58,10 +60,11 @@ def largest(deviation: Tensor, scale: Tensor) -> float:
 
 
 def _mean_squares(tensor: Tensor) -> Tensor:
-    """Over the last two dimensions: in float64, which holds every square, and in parts, for memory's sake."""
+    """Over the axes: in float64, which holds every square, and in parts, for memory's sake."""
+    axes = tuple(range(2, tensor.dim()))
     parts = tensor.detach().split(max(1, COPIED * len(tensor) // max(1, tensor.numel())))
-    return torch.cat([part.double().square().mean((2, 3)) for part in parts])
+    return torch.cat([part.double().square().mean(axes) for part in parts])
 
 
-def _of_maps(squares: Tensor) -> Tensor:
-    return squares.sqrt()[:, :, None, None]
+def _of_maps(squares: Tensor, rank: int) -> Tensor:
+    return squares.sqrt().reshape(*squares.shape, *(1 for _ in range(rank)))

@@ -16,6 +16,7 @@ from .plan.cuda import candidates
 from .plan.device import why_too_old
 from .preference import Preference
 from .problem import Problem
+from .sheets import pictures_of
 
 CLOSE = 1.3
 """A candidate counts if it is modelled to take at most so many times as long as the chosen one."""
@@ -41,7 +42,7 @@ def wanted_by(problems: Iterable[Problem], arch: str) -> Wanted:
 
     devices, workspace, measured = devices_of(arch), settings.current().workspace_bytes, _measured(arch)
     wanted = Wanted(arch)
-    for problem in problems:
+    for problem in (picture for asked in problems for picture in pictures_of(asked)):
         for device in devices:
             try:
                 plan = plan_cuda(problem, device, workspace)

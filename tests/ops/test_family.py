@@ -1,4 +1,4 @@
-"""One axis, and transposed convolutions: through the operators of conv2d, so what is tested there is sampled here."""
+"""One axis, three, and transposed ones: through the operators of conv2d, so what is tested there is sampled here."""
 
 from __future__ import annotations
 
@@ -71,6 +71,22 @@ CASES = {
     "transposed 2d, a stride past the output": Case(
         "conv_transpose2d", (1, 2, 1, 2), (2, 3, 3, 3), {"stride": (2**20, 2), "padding": 1}
     ),
+    "conv3d": Case("conv3d", (2, 3, 5, 6, 7), (4, 3, 3, 2, 3), {"padding": (1, 0, 1)}),
+    "conv3d, strided and dilated": Case(
+        "conv3d", (3, 4, 7, 9, 8), (6, 2, 2, 3, 2), {"stride": (2, 3, 1), "dilation": (3, 1, 2), "groups": 2}
+    ),
+    "conv3d, more padding than kernel": Case("conv3d", (2, 3, 2, 5, 4), (4, 3, 2, 3, 3), {"padding": (4, 1, 3)}),
+    "conv3d, more images than depth": Case("conv3d", (5, 2, 3, 4, 4), (3, 2, 3, 3, 3), {"padding": 1}),
+    "conv3d, depthwise": Case("conv3d", (2, 4, 5, 6, 4), (4, 1, 3, 3, 3), {"padding": "same", "groups": 4}),
+    "conv3d, a kernel along the depth": Case("conv3d", (2, 3, 7, 4, 5), (4, 3, 5, 1, 1), {"padding": (2, 0, 0)}),
+    "conv3d, single taps": Case("conv3d", (2, 3, 4, 4, 5), (4, 3, 1, 1, 1), {"stride": 2}, bias=False),
+    "conv3d, unbatched": Case("conv3d", (3, 4, 5, 6), (4, 3, 2, 2, 3)),
+    "conv3d, a stride past the volume": Case("conv3d", (1, 2, 3, 4, 3), (2, 2, 2, 3, 3), {"stride": (2**32, 1, 1)}),
+    "transposed 3d": Case("conv_transpose3d", (2, 3, 3, 4, 3), (3, 4, 3, 2, 4), {"stride": (2, 1, 2), "padding": 1}),
+    "transposed 3d, output padding": Case(
+        "conv_transpose3d", (2, 4, 3, 2, 3), (4, 3, 2, 3, 3), {"stride": (3, 2, 2), "output_padding": 1, "groups": 2}
+    ),
+    "transposed 3d, unbatched": Case("conv_transpose3d", (3, 3, 4, 2), (3, 2, 2, 3, 2)),
 }
 BATCHED = [name for name in CASES if "unbatched" not in name]
 SMALL = [name for name in CASES if "gathered" not in name]
@@ -98,7 +114,9 @@ def test_gradcheck(name: str) -> None:
     assert gradgradcheck(case.ours, case.tensors(), fast_mode=True, check_fwd_over_rev=True)
 
 
-@pytest.mark.parametrize("name", ["conv1d", "transposed 1d", "transposed 2d, output padding"])
+@pytest.mark.parametrize(
+    "name", ["conv1d", "conv3d", "transposed 1d", "transposed 2d, output padding", "transposed 3d"]
+)
 @pytest.mark.parametrize("mapped", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
 def test_vmap(name: str, mapped: tuple[int, ...]) -> None:
     case = CASES[name]
@@ -111,7 +129,9 @@ def test_vmap(name: str, mapped: tuple[int, ...]) -> None:
         torch.testing.assert_close(found[i], case.theirs(*one))
 
 
-@pytest.mark.parametrize("name", ["conv1d", "transposed 1d", "transposed 2d, output padding"])
+@pytest.mark.parametrize(
+    "name", ["conv1d", "conv3d", "transposed 1d", "transposed 2d, output padding", "transposed 3d"]
+)
 def test_compiled(name: str) -> None:
     case = CASES[name]
     tensors = case.tensors()
@@ -195,7 +215,7 @@ def test_residual_and_activation() -> None:
 
 def test_an_output_may_be_changed_in_place() -> None:
     """Autograd must not take what a backend has in memory of its own for a view, whoever computed it."""
-    for name in ("conv1d", "transposed 1d"):
+    for name in ("conv1d", "conv3d", "transposed 1d"):
         for tolerance in (0.0, 1e-4):
             x, *others = CASES[name].tensors(torch.float32)
             with polyconv.tolerance(tolerance):
@@ -240,8 +260,8 @@ def test_what_is_wrong_is_said(name: str) -> None:
 
 @st.composite
 def any_case(draw: st.DrawFn) -> Case:
-    """Any geometry over one axis or two, transposed or not, whose output exists."""
-    rank, transposed = draw(st.integers(1, 2)), draw(st.booleans())
+    """Any geometry over one axis to three, transposed or not, whose output exists."""
+    rank, transposed = draw(st.integers(1, 3)), draw(st.booleans())
     groups, c, k = (draw(st.integers(1, 3)) for _ in range(3))
     axes = []
     for _ in range(rank):
@@ -252,7 +272,9 @@ def any_case(draw: st.DrawFn) -> Case:
             least = max(1, -(-(2 * padding + 1 - reach - extra) // stride) + 1)
         else:
             extra, least = 0, max(1, reach - 2 * padding)
-        axes.append((draw(st.integers(least, least + 6)), kernel, stride, padding, dilation, extra))
+        axes.append(
+            (draw(st.integers(least, least + (6 if rank < 3 else 3))), kernel, stride, padding, dilation, extra)
+        )
     size, kernels, stride, padding, dilation, extra = zip(*axes, strict=True)
     kwargs = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     x = (draw(st.integers(1, 2)), groups * c, *size)
@@ -263,7 +285,7 @@ def any_case(draw: st.DrawFn) -> Case:
 
 
 @given(any_case())
-@settings(max_examples=60)
+@settings(max_examples=90)
 def test_any_geometry(case: Case) -> None:
     tensors = case.tensors()
     ours, theirs = case.ours(*tensors), case.theirs(*tensors)
@@ -284,6 +306,12 @@ ON_A_GPU = {
     "transposed 2d, more than a tile": Case(
         "conv_transpose2d", (1, 16, 9, 10), (16, 24, 4, 4), {"stride": 2, "padding": 1}
     ),
+    "conv3d": CASES["conv3d"],
+    "conv3d, strided and dilated": CASES["conv3d, strided and dilated"],
+    "conv3d, more padding than kernel": CASES["conv3d, more padding than kernel"],
+    "conv3d, more images than depth": CASES["conv3d, more images than depth"],
+    "conv3d, more than a tile": Case("conv3d", (1, 16, 3, 12, 14), (20, 16, 3, 3, 3), {"padding": 1}),
+    "transposed 3d, output padding": CASES["transposed 3d, output padding"],
 }
 
 

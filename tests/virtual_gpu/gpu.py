@@ -107,8 +107,8 @@ class VirtualGpu:
 class VirtualBackend(CudaBackend):
     """The CUDA backend on CPU tensors, with suspicion.
 
-    Outputs and workspace are filled with NaN before the run, so that reading or leaving what nobody wrote shows. Inputs
-    are compared afterwards, so that writing to them shows too.
+    Outputs and workspace are filled with NaN before the run, so that reading or leaving what nobody wrote shows, except
+    for an output that is added to. Inputs are compared afterwards, so that writing to them shows too.
     """
 
     def __init__(self, gpu: VirtualGpu, **arguments: Any) -> None:
@@ -124,10 +124,11 @@ class VirtualBackend(CudaBackend):
     def enqueue(self, prepared: PreparedPlan, tensors: Mapping[str, Tensor]) -> None:
         problem = prepared.plan.problem
         outputs = OUTPUTS[problem.kind]
+        added_to = [name for name, tensor in tensors.items() if name == "residual" and tensor is tensors["y"]]
         for name in outputs:
-            if name in tensors:
+            if name in tensors and not added_to:
                 tensors[name].fill_(float("nan"))
-        before = {name: tensor.clone() for name, tensor in tensors.items() if name not in outputs}
+        before = {name: tensor.clone() for name, tensor in tensors.items() if name not in (*outputs, *added_to)}
         with ExitStack() as self._run.memory:
             self._run.memory.enter_context(self._gpu.memory(*tensors.values()))
             if prepared.keeping is not None:

@@ -16,7 +16,8 @@ from torch import Tensor
 from .. import reference
 from ..arguments import Geometry
 from ..cpu.aten import convolution_backward
-from ..cpu.borders import fold
+from ..cpu.borders import fold, padded_size
+from ..epilogue import summed_per_channel
 from ..problem import Pass, Problem
 
 PRODUCTS = 2**25
@@ -48,7 +49,7 @@ def slabs(problem: Problem, tensors: Tensors) -> Iterator[Slab]:
 
 def _outputs(problem: Problem, tensors: Tensors) -> Iterator[Slab]:
     w, bias, residual = tensors["w"].double(), _double(tensors.get("bias")), tensors.get("residual")
-    inner = Geometry(problem.stride, (0, 0, 0, 0), problem.dilation, problem.groups)
+    inner = Geometry(problem.stride, (0, 0) * problem.rank, problem.dilation, problem.groups)
     for image in range(problem.batch):
         x = reference.pad(problem, tensors["x"][image : image + 1].double())
         for rows in _bands(problem):
@@ -71,9 +72,7 @@ def _input_gradients(problem: Problem, tensors: Tensors) -> Iterator[Slab]:
 
 def _input_gradient(problem: Problem, dy: Tensor, w: Tensor, power: int) -> Tensor:
     """The gradient of one image, of operands raised to a power."""
-    top, bottom, left, right = problem.padding
-    height, width = problem.in_size[0] + top + bottom, problem.in_size[1] + left + right
-    padded = w.new_zeros(1, problem.in_channels, height, width)
+    padded = w.new_zeros(1, problem.in_channels, *padded_size(problem))
     one = replace(problem, batch=1)
     for rows in _bands(problem):
         part = padded[:, :, _read_by(problem, rows)]
@@ -99,18 +98,18 @@ def _weight_gradients(problem: Problem, tensors: Tensors) -> Iterator[Slab]:
                 given = dy.pow(power)
                 wanted = (False, True, False)
                 total += convolution_backward(one, given, read.pow(power), like, wanted, padded=True)[1]
-                bias_total += given.sum((0, 2, 3))
+                bias_total += summed_per_channel(given)
     yield Slab("dw", (slice(None),), exact, own.sqrt())
     if "db" in tensors:
         yield Slab("db", (slice(None),), bias_exact, bias_own.sqrt())
 
 
 def _bands(problem: Problem) -> Iterator[slice]:
-    """Output rows, so many at a time that their products fit."""
-    height, width = problem.out_size
-    step = max(1, PRODUCTS // (problem.in_channels * prod(problem.kernel) * width))
-    for start in range(0, height, step):
-        yield slice(start, min(start + step, height))
+    """Output rows (of a volume: sheets), so many at a time that their products fit."""
+    rows, *others = problem.out_size
+    step = max(1, PRODUCTS // (problem.in_channels * prod(problem.kernel) * prod(others)))
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
 
 
 def _read_by(problem: Problem, rows: slice) -> slice:

@@ -19,16 +19,19 @@ from torch import Tensor
 from ..accuracy import HALF_ROUNDING, LARGEST_TO_SCALE, error_of, reduction_of
 from ..epilogue import apply_epilogue
 from ..problem import Activation, PaddingMode, Pass, Problem
+from ..readiness import Run
 from ..rounding import ceil_div
 from . import native
-from .borders import fold, pad
+from .borders import fold, pad, padded_size
 from .candidates import CpuCandidate
 from .device import CpuDevice
-from .running import Run
 from .weights import TransformedWeights
 
 NAME = "ATen"
 """PyTorch's own convolution, where it is the best that is known."""
+
+CONVOLUTIONS = {2: F.conv2d, 3: F.conv3d}
+"""By the number of axes."""
 
 _LARGEST_OF_SUMS = 4
 """The largest error of many such results on the way to them, in the same units and per square root of a term: a result
@@ -174,6 +177,8 @@ def direct_cycles(problem: Problem, device: CpuDevice) -> float:
     They leave out taps that fall into the padding, which are most of them where a dilation is as long as the image; but
     not in the weight gradient.
     """
+    if _lays_out_columns(problem, device):
+        return _columns_cycles(problem, device)
     c, k = problem.channels_per_group
     if problem.kind is Pass.DGRAD:
         c, k = k, c
@@ -188,10 +193,29 @@ def direct_cycles(problem: Problem, device: CpuDevice) -> float:
     return spent.call + spent.product * products + spent.moved * moved + spent.weight * weights
 
 
+def _lays_out_columns(problem: Problem, device: CpuDevice) -> bool:
+    """Whether PyTorch leaves a convolution over three axes to a matrix product, and not to oneDNN: by a rule of its own
+    (``use_mkldnn``), whose product of sizes leaves out the width."""
+    if problem.rank != 3 or problem.groups > 1:
+        return False
+    last = problem.kernel[-2:]
+    moved = max(problem.stride) > 1 or max(problem.dilation) > 1
+    if max(last) == 1 and not moved and problem.batch < 16 and device.cores == 1:
+        return True
+    largest = max(prod(problem.x_shape[:4]), prod(problem.y_shape[:4]))  # which of them counts, a gradient cannot tell
+    return problem.batch == 1 and largest <= 20480 and min(last) <= 3
+
+
+def _columns_cycles(problem: Problem, device: CpuDevice) -> float:
+    """Estimated cycles of one core where each product's input is written to memory first, unless each is there."""
+    columns = 0 if max(problem.kernel) == 1 else problem.multiplications / problem.out_channels
+    return _SPENT["single taps"][problem.kind][0].call + 7.0 * columns + 1.0 * problem.multiplications / device.lanes
+
+
 def _kind(problem: Problem) -> str:
     if problem.groups > 1:
         return "depthwise" if problem.depthwise else "grouped"
-    if problem.kernel == (1, 1):
+    if max(problem.kernel) == 1:
         return "single taps"
     return "few channels" if min(problem.channels_per_group) < 16 else "others"
 
@@ -199,7 +223,7 @@ def _kind(problem: Problem) -> str:
 def _taps_met(problem: Problem) -> float:
     """Products per image and pair of channels."""
     met = 1.0
-    for axis in range(2):
+    for axis in range(problem.rank):
         extent, pad, d = problem.in_size[axis], problem.padding[2 * axis], problem.dilation[axis]
         out, stride = problem.out_size[axis], problem.stride[axis]
         if problem.kind is Pass.WGRAD:
@@ -215,10 +239,10 @@ def _taps_met(problem: Problem) -> float:
 
 def takes_padding(problem: Problem) -> bool:
     """Whether ATen takes the padding as it is: zeros, the same on both sides, not negative."""
-    top, bottom, left, right = problem.padding
-    if not (top or bottom or left or right):
+    before, after = problem.padding[::2], problem.padding[1::2]
+    if not any(problem.padding):
         return True
-    return problem.padding_mode is PaddingMode.ZEROS and top == bottom >= 0 and left == right >= 0
+    return problem.padding_mode is PaddingMode.ZEROS and before == after and min(before) >= 0
 
 
 def takes_tensors(problem: Problem) -> bool:
@@ -229,11 +253,12 @@ def takes_tensors(problem: Problem) -> bool:
 def _fprop(problem: Problem, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     native = takes_padding(problem)
     x = x if native else pad(problem, x)
-    padding = [problem.padding[0], problem.padding[2]] if native else [0, 0]
+    padding = problem.padding[::2] if native else (0,) * problem.rank
+    convolve = CONVOLUTIONS[problem.rank]
     dtype = x.dtype
     if _is_misread(problem):
         x, w, bias = x.float(), w.float(), None if bias is None else bias.float()
-    return F.conv2d(x, w, bias, problem.stride, padding, problem.dilation, problem.groups).to(dtype)
+    return convolve(x, w, bias, problem.stride, padding, problem.dilation, problem.groups).to(dtype)
 
 
 def _is_misread(problem: Problem) -> bool:
@@ -241,7 +266,7 @@ def _is_misread(problem: Problem) -> bool:
 
     Those for AMX do, where an output has one column and a horizontal stride (torch 2.13.0). One column is soon done.
     """
-    return problem.dtype in HALF_ROUNDING and problem.out_size[1] == 1 and problem.stride[1] > 1
+    return problem.dtype in HALF_ROUNDING and problem.out_size[-1] == 1 and problem.stride[-1] > 1
 
 
 def _is_overrun(problem: Problem) -> bool:
@@ -251,17 +276,14 @@ def _is_overrun(problem: Problem) -> bool:
     the other layout another kernel runs.
     """
     few = problem.channels_per_group[0] < 16 and problem.x_strides[1] == 1
-    return problem.kind is Pass.WGRAD and problem.kernel == (1, 1) and max(problem.stride) > 1 and few
+    return problem.kind is Pass.WGRAD and max(problem.kernel) == 1 and max(problem.stride) > 1 and few
 
 
 def _dgrad(problem: Problem, dy: Tensor, w: Tensor, dx: Tensor) -> Tensor:
     if takes_padding(problem):
         return convolution_backward(problem, dy, dx, w, (True, False, False))[0]
-    padded_shape = list(problem.x_shape)
-    padded_shape[2] += problem.padding[0] + problem.padding[1]
-    padded_shape[3] += problem.padding[2] + problem.padding[3]
     # Only the shape of this tensor is read: an expanded scalar has it at no cost.
-    padded = dx.new_empty(()).expand(padded_shape)
+    padded = dx.new_empty(()).expand(*problem.x_shape[:2], *padded_size(problem))
     grad_padded = convolution_backward(problem, dy, padded, w, (True, False, False), padded=True)[0]
     return fold(problem, grad_padded, dx)
 
@@ -283,17 +305,17 @@ def convolution_backward(
     problem: Problem, dy: Tensor, x: Tensor, w: Tensor, wanted: tuple[bool, bool, bool], padded: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """ATen's gradients of input, weight and bias, those that are wanted; ``padded``: x has its padding already."""
-    padding = [0, 0] if padded else [problem.padding[0], problem.padding[2]]
+    nothing = [0] * problem.rank
     result: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
         dy,
         x,
         w,
         [problem.out_channels],
         list(problem.stride),
-        padding,
+        nothing if padded else list(problem.padding[::2]),
         list(problem.dilation),
         False,
-        [0, 0],
+        nothing,
         problem.groups,
         list(wanted),
     )

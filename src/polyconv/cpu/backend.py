@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from .. import choices, epoch
 from ..preference import Preference
 from ..problem import Pass, Problem
-from ..readiness import Asked, Ready
+from ..readiness import Asked, Ready, Run
 from ..select import CONTENDERS, by_cost, worth_timing
 from ..tuning import Environment, problem_key
 from . import aten, native
-from .borders import fold
 from .planner import CpuPlan, plan_cpu
-from .running import Run
 from .weights import TransformedWeights
 
 if TYPE_CHECKING:
@@ -51,7 +47,7 @@ class CpuBackend:
 
     def contender(self, problem: Problem, name: str, *, inference: bool = False) -> Run:
         plan = plan_cpu(problem, kept_weights=_may_keep_weights(problem, inference), prefer=Preference(name))
-        return _prepared(plan, TransformedWeights())
+        return plan.prepared(TransformedWeights())
 
     def key(self, problem: Problem, *, inference: bool = False) -> str:
         return problem_key(problem, kept_weights=_may_keep_weights(problem, inference))
@@ -61,7 +57,7 @@ class CpuBackend:
 
     def prepare(self, problem: Problem, *, inference: bool = False) -> Run:
         """Plan. In inference transformed weights may be kept between calls."""
-        return _prepared(self.plan(problem, inference=inference), self.weights)
+        return self.plan(problem, inference=inference).prepared(self.weights)
 
     def prepare_all(self, asked: Sequence[Asked], progress: Progress) -> Ready:
         """The kernels are compiled already: what there is to make are the plans."""
@@ -111,25 +107,6 @@ def _may_keep_weights(problem: Problem, inference: bool) -> bool:
     return inference and problem.kind is Pass.FPROP
 
 
-def _prepared(plan: CpuPlan, weights: TransformedWeights) -> Run:
-    """What runs a plan; transformed weights, where it keeps them, stay in ``weights``."""
-    run: Run = plan.engine.prepare(plan.chosen, plan.ran, weights if plan.keeps_weights else None)
-    return run if not plan.folded else _folding(run, plan)
-
-
 def _engine(name: str) -> str:
     """Whose candidate it is."""
     return name.rpartition(", ")[2]
-
-
-def _folding(run: Run, plan: CpuPlan) -> Run:
-    """Runs on the padded image, then adds the gradients of the border to the pixels that it was made of."""
-    problem, shape = plan.problem, plan.ran.x_shape
-
-    def run_folded(tensors: MutableMapping[str, Tensor]) -> None:
-        dx = tensors["x"]
-        padded = {**tensors, "x": dx.new_empty(shape)}
-        run(padded)
-        dx.copy_(fold(problem, padded["x"], dx))
-
-    return run_folded

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..problem import PaddingMode, Pass, Problem, contiguous_strides
+from ..problem import Extents, PaddingMode, Pass, Problem, contiguous_strides
 
 
 def has_border(problem: Problem) -> bool:
@@ -18,40 +18,52 @@ def has_border(problem: Problem) -> bool:
 
 def pad(problem: Problem, x: Tensor) -> Tensor:
     """A copy of ``x`` with the problem's padding around it."""
-    top, bottom, left, right = problem.padding
     mode = "constant" if problem.padding_mode is PaddingMode.ZEROS else problem.padding_mode.value
-    return F.pad(x, (left, right, top, bottom), mode=mode)
+    return F.pad(x, sides_for_torch(problem), mode=mode)
+
+
+def padded_size(problem: Problem) -> Extents:
+    """The extents of the image with its padding."""
+    return tuple(map(sum, zip(problem.in_size, problem.padding[::2], problem.padding[1::2], strict=True)))
 
 
 def padded(problem: Problem) -> Problem:
     """The same input gradient for the padded image, as if the border were pixels: :func:`fold` then adds it up."""
-    top, bottom, left, right = problem.padding
-    size = (problem.in_size[0] + top + bottom, problem.in_size[1] + left + right)
-    shape = (problem.batch, problem.in_channels, *size)
+    size = padded_size(problem)
     if problem.kind is not Pass.DGRAD:
         raise ValueError(f"only the input gradient of a border is folded; got {problem}")
     return replace(
         problem,
         in_size=size,
-        padding=(0, 0, 0, 0),
+        padding=tuple(0 for _ in problem.padding),
         padding_mode=PaddingMode.ZEROS,
-        x_strides=contiguous_strides(shape),
+        x_strides=contiguous_strides((problem.batch, problem.in_channels, *size)),
     )
 
 
 def fold(problem: Problem, grad: Tensor, dx: Tensor) -> Tensor:
     """The derivative of :func:`pad`, written out: operators run below autograd, which cannot be asked for it there."""
-    top, bottom, left, right = problem.padding
+    sides = sides_for_torch(problem)
     if problem.padding_mode is PaddingMode.ZEROS:
-        return F.pad(grad, (-left, -right, -top, -bottom))
+        return F.pad(grad, [-side for side in sides])
     if problem.padding_mode is PaddingMode.CIRCULAR:
-        return _unwrap(_unwrap(grad, 3, left, right), 2, top, bottom)
+        for axis in reversed(range(problem.rank)):
+            grad = _unwrap(grad, 2 + axis, *problem.padding[2 * axis : 2 * axis + 2])
+        return grad
     backward = {
-        PaddingMode.REFLECT: torch.ops.aten.reflection_pad2d_backward,
-        PaddingMode.REPLICATE: torch.ops.aten.replication_pad2d_backward,
-    }[problem.padding_mode]
-    result: Tensor = backward(grad, dx, [left, right, top, bottom])
+        (PaddingMode.REFLECT, 2): torch.ops.aten.reflection_pad2d_backward,
+        (PaddingMode.REFLECT, 3): torch.ops.aten.reflection_pad3d_backward,
+        (PaddingMode.REPLICATE, 2): torch.ops.aten.replication_pad2d_backward,
+        (PaddingMode.REPLICATE, 3): torch.ops.aten.replication_pad3d_backward,
+    }[problem.padding_mode, problem.rank]
+    result: Tensor = backward(grad, dx, sides)
     return result
+
+
+def sides_for_torch(problem: Problem) -> list[int]:
+    """The sides of the padding as ``torch.nn.functional.pad`` takes them, the last axis first."""
+    pairs = zip(problem.padding[::2], problem.padding[1::2], strict=True)
+    return [side for pair in reversed(list(pairs)) for side in pair]
 
 
 def _unwrap(grad: Tensor, dim: int, before: int, after: int) -> Tensor:

@@ -7,10 +7,11 @@ from math import prod
 
 from ..accuracy import error_of, reduction_of
 from ..problem import Pass, Problem
+from ..readiness import Run
 from . import native
 from .candidates import CpuCandidate
 from .device import CpuDevice
-from .running import Run, own_operators
+from .running import own_operators
 from .weights import TransformedWeights
 
 NAME = "depthwise"

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from ..accuracy import error_of
 from ..problem import Problem
+from ..readiness import Run
 from .candidates import CpuCandidate
 from .device import CpuDevice
-from .running import Run, own_operators
+from .running import own_operators
 from .weights import TransformedWeights
 
 NAME = "plain"

@@ -6,22 +6,25 @@ the preference. Nothing is timed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp, prod
 from types import ModuleType
 
 import torch
+from torch import Tensor
 
 from ..preference import Preference
 from ..problem import Pass, Problem
+from ..readiness import Run
 from ..select import Candidate, PlanError, Selection, select, why_not
-from . import aten, channel_lanes, depthwise, native, plain, tile_lanes
-from .borders import has_border, padded
+from . import aten, channel_lanes, depthwise, native, plain, sheets, tile_lanes
+from .borders import fold, has_border, padded
 from .candidates import CpuCandidate
 from .device import CpuDevice, this_machine
 from .processors import Correction, Kernel, in_force
+from .weights import TransformedWeights
 
 CALL_CYCLES = 2000.0
 """What any call costs, so that no work at all is not free."""
@@ -39,13 +42,13 @@ MOST_FOR_THE_CHECK = 0.02
 """Share of a call that may go into that. A weight that would take more is transformed anew at each call."""
 
 ENGINES: tuple[ModuleType, ...] = (tile_lanes, channel_lanes, depthwise, plain, aten)
-"""Modules with a ``NAME``, ``candidates(problem, device)`` and ``prepare(chosen, problem, weights)``, where ``weights``
-keeps transformed ones from call to call, or is None."""
+"""Modules with a ``NAME``, ``candidates(problem, device)`` for problems of pictures and ``prepare(chosen, problem,
+weights)``, where ``weights`` keeps transformed ones from call to call, or is None."""
 
 
 def engine_of(candidate: CpuCandidate) -> ModuleType:
     """Who offers it, and runs it."""
-    return next(engine for engine in ENGINES if candidate.engine == engine.NAME)
+    return next(engine for engine in (*ENGINES, sheets) if candidate.engine == engine.NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,16 @@ class CpuPlan:
         """The largest error of any output element to be expected, relative to the output's scale."""
         return self.chosen.error
 
+    @property
+    def cost(self) -> float:
+        """What was compared with the other candidates', in cycles of one core."""
+        return next(candidate.cost or 0.0 for candidate in self.candidates if candidate.rejected is None)
+
+    def prepared(self, weights: TransformedWeights | None) -> Run:
+        """What runs it; transformed weights, where they may be kept, stay in ``weights``."""
+        run: Run = self.engine.prepare(self.chosen, self.ran, weights if self.keeps_weights else None)
+        return _folding(run, self) if self.folded else run
+
     def explain(self, *, verbose: bool = False) -> str:
         """The plan in words: what runs, and why others do not: the next best, or all (verbose)."""
         runs = f"  runs {self.name} on {self.device.instruction_set}: {self.reason}"
@@ -96,6 +109,8 @@ class CpuPlan:
         said = [str(self.problem), f"{runs}; {error}", *why_not(self.candidates, verbose=verbose)]
         if self.device.profile is not None:
             said.append(f"  estimates are corrected by the profile of {self.device.profile}")
+        if isinstance(self.chosen, sheets.SheetCandidate):
+            said += self.chosen.plan.in_words(verbose=verbose)
         return "\n".join(said)
 
 
@@ -117,13 +132,20 @@ def plan_cpu(
 
 
 @lru_cache(maxsize=4096)
-def _plan(problem: Problem, device: CpuDevice, kept_weights: bool, prefer: Preference | None) -> CpuPlan:
-    if other_axes := problem.why_not_pictures():
+def _plan(
+    problem: Problem,
+    device: CpuDevice,
+    kept_weights: bool,
+    prefer: Preference | None,
+    own_kernels: bool = False,
+) -> CpuPlan:
+    if problem.rank != 3 and (other_axes := problem.why_not_pictures()):
         raise PlanError(other_axes)
-    ran = padded(problem) if problem.kind is Pass.DGRAD and has_border(problem) else problem
+    folded = problem.rank == 2 and problem.kind is Pass.DGRAD and has_border(problem)
+    ran = padded(problem) if folded else problem
     costs = Costs(ran, device, kept_weights)
     found = select(
-        offered(ran, device),
+        offered(ran, device, own_kernels=own_kernels) if problem.rank == 2 else offered_for_volumes(problem, device),
         problem,
         refusal=lambda candidate: candidate.refusal,
         error=lambda candidate: candidate.error,
@@ -175,8 +197,9 @@ class Costs:
         return OWN_CALL_CYCLES if inference else RECORDED_CYCLES
 
     def correction(self, candidate: CpuCandidate) -> Correction | None:
-        """By what was measured; None for PyTorch's convolution, which all others are compared with."""
-        if self.device.profile is None or candidate.engine == aten.NAME:
+        """By what was measured; None for PyTorch's convolution, which all others are compared with, and for sums of
+        pictures, whose parts are corrected."""
+        if self.device.profile is None or candidate.engine in (aten.NAME, sheets.NAME):
             return None
         return self.device.profile.correction(self.problem, Kernel(candidate.name, self.keeps(candidate)))
 
@@ -186,15 +209,41 @@ class Costs:
         return counted if correction is None else self.call + counted * correction.factor
 
 
-def offered(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
-    """Every candidate of every engine that has kernels for the problem's dtype."""
+def offered(problem: Problem, device: CpuDevice, *, own_kernels: bool = False) -> Iterator[CpuCandidate]:
+    """Every candidate of every engine that has kernels for the problem's dtype; ``own_kernels``: but PyTorch's."""
     if not native.is_available() or problem.dtype not in ("float32", "float64"):
         yield from aten.candidates(problem, device)
     elif problem.dtype == "float64":
         yield from plain.candidates(problem, device)
     else:
         for engine in ENGINES:
-            yield from engine.candidates(problem, device)
+            if engine is not aten or not own_kernels:
+                yield from engine.candidates(problem, device)
+
+
+def offered_for_volumes(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
+    """The same for three axes: what polyconv's engines make of the pictures, or PyTorch's convolution of the whole.
+
+    Of pictures that lie in a volume PyTorch's would have to make copies.
+    """
+    own = native.is_available() and problem.dtype in ("float32", "float64")
+    if own:
+        yield from sheets.candidates(problem, device, lambda picture: _plan(picture, device, False, None, True))
+    if not own or problem.dtype == "float32":
+        yield from aten.candidates(problem, device)
+
+
+def _folding(run: Run, plan: CpuPlan) -> Run:
+    """Runs on the padded image, then adds the gradients of the border to the pixels that it was made of."""
+    problem, shape = plan.problem, plan.ran.x_shape
+
+    def run_folded(tensors: MutableMapping[str, Tensor]) -> None:
+        dx = tensors["x"]
+        padded = {**tensors, "x": dx.new_empty(shape)}
+        run(padded)
+        dx.copy_(fold(problem, padded["x"], dx))
+
+    return run_folded
 
 
 def _reason(problem: Problem, found: Selection[CpuCandidate], costs: Costs) -> str:
@@ -203,7 +252,7 @@ def _reason(problem: Problem, found: Selection[CpuCandidate], costs: Costs) -> s
     if len(found.able) == 1:
         alone = chosen.engine == aten.NAME
         return aten.why_alone(problem) if alone else f"{problem.dtype} is for checking, not for speed"
-    if costs.device.profile is not None:
+    if costs.device.profile is not None and any(candidate.engine == aten.NAME for candidate in found.able):
         return _advantage(found, costs)
     direct = [c for c in found.able if c.direct and c is not chosen and c.engine != plain.NAME]
     if not direct:
@@ -216,9 +265,10 @@ def _reason(problem: Problem, found: Selection[CpuCandidate], costs: Costs) -> s
 def _advantage(found: Selection[CpuCandidate], costs: Costs) -> str:
     """The same where estimates are corrected by measurements."""
     theirs = next(candidate for candidate in found.able if candidate.engine == aten.NAME)
-    correction = costs.correction(found.chosen)
-    if correction is None:
+    correction, least = costs.correction(found.chosen), costs.counted(theirs) / costs.cautious(found.chosen)
+    if found.chosen is theirs:
         return "no kernel of polyconv's is ahead of it by as much as the estimate may be wrong"
+    if correction is None:
+        return f"probably at least {least:.1f} times as fast as PyTorch's convolution"
     ratio = costs.counted(theirs) / (costs.call + costs.counted(found.chosen) * exp(correction.shift))
-    least = costs.counted(theirs) / costs.cautious(found.chosen)
     return f"estimated {ratio:.1f} times as fast as PyTorch's convolution, probably at least {least:.1f} times"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 
 from torch import Tensor
 
 from ..problem import Pass, Problem
+from ..readiness import Run
 from . import native
 from .candidates import CpuCandidate
 from .weights import TransformedWeights
-
-Run = Callable[[MutableMapping[str, Tensor]], None]
-"""What an engine's ``prepare`` gives: fills the outputs among the tensors of one call, by name."""
 
 
 def own_operators(stem: str, problem: Problem) -> Run:

@@ -12,12 +12,13 @@ from math import prod
 
 from ..accuracy import error_of
 from ..problem import Pass, Problem
+from ..readiness import Run
 from ..rounding import ceil_div
 from . import native
 from .candidates import CpuCandidate
 from .correlations import Correlation, correlations
 from .device import CpuDevice
-from .running import Run, common_operators
+from .running import common_operators
 from .schemes import KernelScheme, compiled
 from .weights import TransformedWeights
 

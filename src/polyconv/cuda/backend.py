@@ -12,7 +12,7 @@ instead. Errors that are not the kernel's (the GPU is lost, memory is short, a g
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -30,8 +30,11 @@ from ..plan.device import why_too_old
 from ..plan.plan import Plan
 from ..preference import Preference
 from ..problem import Problem
-from ..readiness import Asked, Ready
+from ..readiness import Asked, Ready, Run
 from ..select import CONTENDERS, by_cost, worth_timing
+from ..sheets import NAME as SUM_OF_PICTURES
+from ..sheets import SheetPlan, cut, pictures_of, planned
+from ..summing import summed
 from ..tuning import Environment, problem_key
 from . import driver
 from .cache import KernelCache
@@ -141,12 +144,21 @@ class CudaBackend:
         """Plans that are yet to be prepared, and the description that they were made with."""
         self._teller = Teller(self._cache.compilations, description.arch, self._cache.folder)
 
-    def plan(self, problem: Problem, *, inference: bool = False) -> Plan:
+    def plan(self, problem: Problem, *, inference: bool = False) -> Plan | SheetPlan[Plan]:
         """What would run; makes no call to the compiler or the driver."""
+        return planned(problem, self._plan_picture)
+
+    def _plan_picture(self, problem: Problem) -> Plan:
         return self._planner(problem, self.description)
 
-    def prepare(self, problem: Problem, *, inference: bool = False) -> PreparedPlan:
+    def prepare(self, problem: Problem, *, inference: bool = False) -> Run:
         """Plan, compile and load: what is left for a run is to write addresses and to launch."""
+        if problem.rank == 3:
+            return summed(cut(problem), {picture: self.prepare_picture(picture) for picture in pictures_of(problem)})
+        return self.prepare_picture(problem)
+
+    def prepare_picture(self, problem: Problem) -> PreparedPlan:
+        """The same for two axes: its launches can be looked at."""
         return self._prepare(problem, epoch.now())
 
     def prepare_all(self, asked: Sequence[Asked], progress: Progress) -> Ready:
@@ -155,9 +167,10 @@ class CudaBackend:
         A kernel that NVRTC refuses is met again by the problems that want it, which do without it.
         """
         self._teller.tell()
-        problems, number = list(dict.fromkeys(problem for problem, _ in asked)), epoch.now()
+        number, problems = epoch.now(), dict.fromkeys(problem for problem, _ in asked)
+        pictures = list(dict.fromkeys(picture for problem in problems for picture in pictures_of(problem)))
         began = time.perf_counter()
-        self._planned = {(problem, number): (self.description, self.plan(problem)) for problem in problems}
+        self._planned = {(problem, number): (self.description, self._plan_picture(problem)) for problem in pictures}
         planned = time.perf_counter()
         specs = list(dict.fromkeys(kernel for _, plan in self._planned.values() for kernel in plan.kernels))
         progress.expect(len(specs))
@@ -167,8 +180,8 @@ class CudaBackend:
             )
         compiled = time.perf_counter()
         try:
-            for problem in problems:
-                self.prepare(problem)
+            for problem in pictures:
+                self.prepare_picture(problem)
         finally:
             self._planned.clear()
         found = self._cache.compilations.take()
@@ -185,7 +198,7 @@ class CudaBackend:
             cache=self._cache.folder,
         )
 
-    def run(self, problem: Problem, tensors: Mapping[str, Tensor]) -> None:
+    def run(self, problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
         """Enqueue the launches that fill the outputs in ``tensors``."""
         self.prepare(problem)(tensors)
 
@@ -237,7 +250,7 @@ class CudaBackend:
         if launched and residual is not None and residual.data_ptr() == tensors["y"].data_ptr():
             raise error  # what was launched before may have written over an input
         self._give_up(error)
-        other = self.prepare(prepared.plan.problem)
+        other = self.prepare_picture(prepared.plan.problem)
         if error.symbol in {kernel.symbol for kernel in other.plan.kernels}:
             raise error
         other(tensors)
@@ -252,15 +265,21 @@ class CudaBackend:
 
     def candidates(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
         """The candidates that may run: the same, and as dear, whether the weight is kept or not."""
+        if problem.rank == 3:
+            return (SUM_OF_PICTURES,)
         plan = plan_cuda(problem, self.description, settings.current().workspace_bytes)
         return tuple(candidate.name for candidate in by_cost(plan.candidates))
 
     def contenders(self, problem: Problem, *, inference: bool = False, most: int = CONTENDERS) -> tuple[str, ...]:
         """PyTorch's convolution is none of them: it is not called on a CUDA tensor."""
+        if problem.rank == 3:
+            return (SUM_OF_PICTURES,)
         plan = plan_cuda(problem, self.description, settings.current().workspace_bytes)
         return tuple(worth_timing(plan.candidates, most, lambda name: name.partition("_")[0]))
 
-    def contender(self, problem: Problem, name: str, *, inference: bool = False) -> PreparedPlan:
+    def contender(self, problem: Problem, name: str, *, inference: bool = False) -> Run:
+        if problem.rank == 3:
+            return self.prepare(problem)
         workspace = settings.current().workspace_bytes
         return self._settled(
             lambda: plan_cuda(problem, self.description, workspace, Preference(name)), PreparedWeights()
@@ -286,7 +305,7 @@ class CudaBackend:
     def _prepare_anew(self, problem: Problem, number: int) -> PreparedPlan:
         description, first = self._planned.pop((problem, number), (None, None))
         return self._settled(
-            lambda: self.plan(problem), self.weights, first if description is self.description else None
+            lambda: self._plan_picture(problem), self.weights, first if description is self.description else None
         )
 
     def _settled(

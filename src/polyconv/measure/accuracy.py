@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..cpu.aten import CONVOLUTIONS
+from ..cpu.borders import sides_for_torch
 from ..problem import Pass, Problem
 from ..scale import largest, scales
 from .operands import Operands
@@ -140,27 +142,25 @@ def _slice(tensor: Tensor, dim: int, chosen: range) -> Tensor:
 
 def _output(problem: Problem, operands: Operands, part: Part) -> Tensor:
     c, k = problem.channels_per_group
-    (stride, _), (dilation, _) = problem.stride, problem.dilation
-    top, _, left, right = problem.padding
+    stride, dilation, top = problem.stride[0], problem.dilation[0], problem.padding[0]
     # Input rows that the output rows read, before cropping to those that exist.
     first = part.rows.start * stride - top
     last = (part.rows.stop - 1) * stride - top + dilation * (problem.kernel[0] - 1)
     begin, end = max(first, 0), min(last + 1, problem.in_size[0])
     x = _channels(_slice(operands.x, 0, part.images), c, part.groups, range(c))
     x = _slice(x, 2, range(begin, max(begin, end))).double()
-    x = F.pad(x, (left, right, begin - first, last + 1 - max(begin, end)))
+    x = F.pad(x, [*sides_for_torch(problem)[:-2], begin - first, last + 1 - max(begin, end)])
     w = _channels(operands.w, k, part.groups, part.channels, dim=0).double()
     bias = None
     if operands.bias is not None:
         bias = _channels(operands.bias, k, part.groups, part.channels, dim=0).double()
-    return F.conv2d(x, w, bias, problem.stride, 0, problem.dilation, len(part.groups))
+    return CONVOLUTIONS[problem.rank](x, w, bias, problem.stride, 0, problem.dilation, len(part.groups))
 
 
 def _input_gradient(problem: Problem, operands: Operands, part: Part) -> Tensor:
     assert operands.dy is not None
     _, k = problem.channels_per_group
-    (stride, _), (dilation, _) = problem.stride, problem.dilation
-    top, _, left, _ = problem.padding
+    stride, dilation, top = problem.stride[0], problem.dilation[0], problem.padding[0]
     # Output rows that read the input rows of the part, or one that does not, where none does.
     begin = max(0, (part.rows.start + top - dilation * (problem.kernel[0] - 1)) // stride)
     begin = min(begin, problem.out_size[0] - 1)
@@ -168,13 +168,15 @@ def _input_gradient(problem: Problem, operands: Operands, part: Part) -> Tensor:
     dy = _channels(_slice(operands.dy, 0, part.images), k, part.groups, range(k))
     dy = _slice(dy, 2, range(begin, end)).double()
     w = _slice(_channels(operands.w, k, part.groups, range(k), dim=0), 1, part.channels).double()
-    spread = F.conv_transpose2d(dy, w, None, problem.stride, 0, groups=len(part.groups), dilation=problem.dilation)
+    transpose = {2: F.conv_transpose2d, 3: F.conv_transpose3d}[problem.rank]
+    spread = transpose(dy, w, None, problem.stride, 0, groups=len(part.groups), dilation=problem.dilation)
     # Row 0 of `spread` is the input row begin * stride - top. What no output reads has the gradient zero.
-    above = part.rows.start + top - begin * stride
-    missing_rows = max(0, above + len(part.rows) - spread.shape[2])
-    missing_columns = max(0, left + problem.in_size[1] - spread.shape[3])
-    spread = F.pad(spread, (0, missing_columns, 0, missing_rows))
-    return spread.narrow(2, above, len(part.rows)).narrow(3, left, problem.in_size[1])
+    wanted = [(part.rows.start + top - begin * stride, len(part.rows))]
+    wanted += zip(problem.padding[2::2], problem.in_size[1:], strict=True)
+    for dim, (start, length) in enumerate(wanted, start=2):
+        missing = max(0, start + length - spread.shape[dim])
+        spread = F.pad(spread, [0, 0] * (spread.dim() - 1 - dim) + [0, missing]).narrow(dim, start, length)
+    return spread
 
 
 def _weight_gradient(problem: Problem, operands: Operands, part: Part) -> Tensor:
@@ -182,10 +184,9 @@ def _weight_gradient(problem: Problem, operands: Operands, part: Part) -> Tensor
     c, k = problem.channels_per_group
     x = _channels(operands.x, c, part.groups, part.others).double()
     dy = _channels(operands.dy, k, part.groups, part.channels).double()
-    top, bottom, left, right = problem.padding
-    x = F.pad(x, (left, right, top, bottom))
+    x, nothing = F.pad(x, sides_for_torch(problem)), [0] * problem.rank
     w = x.new_empty(()).expand(dy.shape[1], len(part.others), *problem.kernel)  # only its shape is read
-    rest = [list(problem.stride), [0, 0], list(problem.dilation), False, [0, 0], len(part.groups)]
+    rest = [list(problem.stride), nothing, list(problem.dilation), False, nothing, len(part.groups)]
     gradient: Tensor = torch.ops.aten.convolution_backward(dy, x, w, None, *rest, [False, True, False])[1]
     return gradient
 

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from .. import choices, epoch
 from ..arguments import Geometry
-from ..backends import Backend, Run, backend_for
+from ..backends import Backend, backend_for
 from ..blocks import Block, Stack
 from ..problem import Problem
+from ..readiness import Run
 from ..reduction import reduce_geometry
 from . import racing
 from .layouts import Layout

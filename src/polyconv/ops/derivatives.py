@@ -12,8 +12,9 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from ..arguments import Geometry, suggests_channels_last
+from ..epilogue import per_channel, summed_per_channel
 from .execution import run_dgrad, run_fprop, run_wgrad, training
-from .layouts import HALF, geometry_of, per_channel, summed_per_channel
+from .layouts import HALF, geometry_of
 from .meeting import expect_dtensors
 from .plain import are_plain, is_watched
 from .schema import Args, dgrad, fprop, split_bias, split_epilogue, wgrad

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..arguments import CHANNELS_LAST, Geometry
 from ..cpu import native
-from ..epilogue import apply_epilogue
+from ..epilogue import apply_epilogue, per_channel, summed_per_channel, with_bias
 from ..vouching import vouched
 from .calls import SMALLEST_POOLED, Call, recall
 from .layouts import (
@@ -23,11 +23,9 @@ from .layouts import (
     check_tensors,
     empty,
     geometry_of,
-    per_channel,
-    summed_per_channel,
 )
 from .problems import dense_strides, described, dgrad_problem, fprop_problem, wgrad_problem
-from .reduced import reduced_dgrad, reduced_fprop, reduced_wgrad, with_bias
+from .reduced import reduced_dgrad, reduced_fprop, reduced_wgrad
 from .schema import Args, split_bias, split_epilogue
 
 

@@ -128,16 +128,6 @@ def empty(layout: Layout, like: Tensor) -> Tensor:
     return torch.empty(layout[0], dtype=like.dtype, device=like.device, memory_format=CHANNELS_LAST[len(layout[0])])
 
 
-def per_channel(bias: Tensor, dims: int) -> Tensor:
-    """One number per channel, to be added to a tensor of so many dimensions."""
-    return bias.reshape(*bias.shape, *(1 for _ in range(dims - 2)))
-
-
-def summed_per_channel(grad: Tensor) -> Tensor:
-    """The gradient of what :func:`per_channel` spread."""
-    return grad.sum([0, *range(2, grad.dim())])
-
-
 def geometry_of(
     stride: Args, padding: Args, dilation: Args, groups: int, padding_mode: str, tolerance: float | None = None
 ) -> Geometry:

@@ -10,7 +10,7 @@ from collections.abc import MutableMapping
 
 from torch import Tensor
 
-from ..backends import Run
+from ..readiness import Run
 
 HEIGHT = 2
 """The dimension that a picture has and a signal has not."""

@@ -22,9 +22,11 @@ HOW_TO_ALLOW = "polyconv.allow_low_precision() or POLYCONV_ALLOW_LOW_PRECISION=1
 def is_widened(problem: Problem) -> bool:
     """Whether a GPU computes with float32 copies of the problem's tensors.
 
-    Depthwise kernels are of float32 alone; and what extreme geometry puts together is summed before it is rounded.
+    Depthwise kernels are of float32 alone; and what is put together, of extreme geometry or of sheets, is summed before
+    it is rounded.
     """
-    return problem.dtype in HALF_DTYPES and (problem.depthwise or runs_as(problem) is not problem)
+    alone = problem.depthwise or problem.rank == 3
+    return problem.dtype in HALF_DTYPES and (alone or runs_as(problem) is not problem)
 
 
 def widening(kind: Pass, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,8 +61,8 @@ def _described(kind: Pass, one: Tensor, other: Any, *rest: Any) -> tuple[Shape, 
 def _is_widened(kind: Pass, x_size: Sequence[int], w_size: Sequence[int], geometry: Geometry) -> bool:
     if len(x_size) != len(w_size):
         return False  # to be refused
-    depthwise = w_size[1] == 1 and x_size[1] > 1
-    return depthwise or reduce_geometry(kind, x_size[2:], w_size[2:], geometry) is not None
+    alone = (w_size[1] == 1 and x_size[1] > 1) or len(x_size) == 5
+    return alone or reduce_geometry(kind, x_size[2:], w_size[2:], geometry) is not None
 
 
 def _widened(tensor: Tensor) -> Tensor:

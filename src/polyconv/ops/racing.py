@@ -29,7 +29,8 @@ from ..standings import Standings
 from .plain import are_plain, is_watched
 
 if TYPE_CHECKING:
-    from ..backends import Backend, Run
+    from ..backends import Backend
+    from ..readiness import Run
     from ..tuning import Entry, Environment
 
 ROUNDS, MORE_ROUNDS = 5, 10

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ..arguments import Geometry, suggests_channels_last
-from ..epilogue import apply_epilogue
+from ..epilogue import apply_epilogue, summed_per_channel, with_bias
 from ..problem import Activation, PaddingMode, Pass, Problem, Strides
 from ..reduction import AxisReduction, Reduction, reduce_geometry
-from .layouts import Shape, per_channel, summed_per_channel
+from .layouts import Shape
 from .problems import described, dgrad_problem, fprop_problem, wgrad_problem
 
 
@@ -74,11 +74,6 @@ def reduced_wgrad(
         return dw, db
     part, sums = run(seen(reduction, grad), read(reduction, x), taps_size(reduction, dw.shape), bias)
     return _put(dw, part, [axis.taps for axis in reduction.axes]), sums if bias else db
-
-
-def with_bias(y: Tensor, bias: Tensor | None) -> Tensor:
-    """An output filled with sums of nothing, and the bias."""
-    return y.zero_() if bias is None else y.copy_(per_channel(bias, y.dim()).expand(y.shape))
 
 
 def runs_as(problem: Problem) -> Problem | None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from .. import epoch
 from ..arguments import Extent, Geometry, Padding, activation_name, normalise, per_axis, suggests_channels_last
 from ..backends import backend_for
-from ..epilogue import apply_epilogue
+from ..epilogue import apply_epilogue, summed_per_channel
 from ..problem import Activation, Problem
 from ..vouching import vouched
 from .calls import Call, are_left_to_torch, known, recall, remember
@@ -36,7 +36,6 @@ from .layouts import (
     check_residual,
     check_tensors,
     geometry_of,
-    summed_per_channel,
     transposed_layout,
 )
 from .plain import TYPES, alike, are_plain, is_watched

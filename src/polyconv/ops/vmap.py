@@ -23,7 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .layouts import Shape, per_channel
+from ..epilogue import per_channel
+from .layouts import Shape
 from .schema import Args, dgrad, fprop, library, split_bias, split_epilogue, wgrad
 
 Dim = int | None

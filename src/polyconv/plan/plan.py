@@ -243,6 +243,10 @@ class Plan:
         return self.expected_error
 
     @property
+    def cost(self) -> float:
+        return self.cost_us
+
+    @property
     def kernels(self) -> tuple[KernelSpec, ...]:
         return tuple(launch.kernel for launch in self.launches)
 

@@ -94,7 +94,7 @@ def launch_gap(subject: Subject) -> Answer:
     problem = Problem.make(Pass.FPROP, (1, 8, 4, 4), (8, 1, 3, 3), padding=(1, 1, 1, 1), groups=8)
     given, exact = operands(problem)
     tensors = {name: value.float().to(subject.device) for name, value in {**given, **exact}.items()}
-    run = CudaBackend(subject.index).prepare(problem)
+    run = CudaBackend(subject.index).prepare_picture(problem)
     with current(subject.device):
         run(tensors)
         gap = min(cuda_sample(partial(run, tensors), TINY) for _ in range(SAMPLES)) * 1e6 / len(run.launches)

@@ -1,0 +1,54 @@
+"""Three axes as pictures (:mod:`polyconv.sheets`): each problem of pictures by whatever engine is best for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..problem import Pass, Problem
+from ..readiness import Run
+from ..sheets import NAME as FORM
+from ..sheets import SheetPlan, plan_sheets
+from ..summing import summed
+from .candidates import CpuCandidate
+from .device import CpuDevice
+from .weights import TransformedWeights
+
+if TYPE_CHECKING:
+    from .planner import CpuPlan
+
+NAME = "sheets"
+
+ADDED_CYCLES = {Pass.FPROP: 10.0, Pass.DGRAD: 20.0, Pass.WGRAD: 20.0}
+"""Cycles per vector that is added to others: a kernel reads it once more, or it is written, read and added."""
+
+DOUBT = 1.1
+"""By how much the estimate has to be ahead: of PyTorch's convolutions over three axes only a few were measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class SheetCandidate(CpuCandidate):
+    """With the plans of the pictures."""
+
+    plan: SheetPlan[CpuPlan] = field(kw_only=True)
+
+
+def candidates(
+    problem: Problem, device: CpuDevice, plan_picture: Callable[[Problem], CpuPlan]
+) -> Iterator[SheetCandidate]:
+    """The one way. Weights are transformed anew at each call: what is kept of a weight is kept for one problem."""
+    plan = plan_sheets(problem, plan_picture)
+    yield SheetCandidate(
+        NAME,
+        FORM,
+        direct=all(part.chosen.direct for part in plan.plans.values()),
+        cycles=DOUBT * (plan.cost + ADDED_CYCLES[problem.kind] * sum(plan.cut.addends) / device.lanes),
+        error=plan.predicted_error,
+        plan=plan,
+    )
+
+
+def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
+    assert isinstance(chosen, SheetCandidate)
+    return summed(chosen.plan.cut, {picture: plan.prepared(None) for picture, plan in chosen.plan.plans.items()})
