@@ -259,8 +259,15 @@ class FastConvolution {
     op.weights_pitch = weight_stage_.slot_pitch();
     op.input_pitch = layout.slot;
     op.channel_pitch = layout.channel;
+    const auto weights_at = [&](int p, int tile, int c) HWY_ATTR {
+      return weights_ + weight_stage_.offset(group, p, tile) + c * kTileChannels;
+    };
     for (int c = 0; c < channels; c += summed) {
       op.channels = std::min(summed, channels - c);
+      // After the last tile. Further units take what is in L2 by then and needs no fetching.
+      const float* following = c + summed < channels
+                                   ? weights_at(point, tiles.begin, c + summed)
+                                   : weights_at(std::min(point + 1, S::kGroupPoints - 1), tiles.begin, 0);
       for (int z = 0, width; z < vectors; z += width) {
         width = NextTile(vectors - z);  // never crosses a block: where there are several, each is one register tile
         const int block = z * kLanes / layout.block_lanes;
@@ -268,7 +275,8 @@ class FastConvolution {
                    block * layout.block_lanes;
         float* target = products + z * Layout::kVectorSize + point * Layout::PointPitch(width);
         for (int tile = tiles.begin; tile < tiles.end; tile++, target += tile_products) {
-          op.weights = weights_ + weight_stage_.offset(group, point, tile) + c * kTileChannels;
+          op.weights = weights_at(point, tile, c);
+          op.next_weights = tile + 1 < tiles.end ? weights_at(point, tile + 1, c) : following;
           ComputeTile<S::kNested>(width, op, target, Layout::BlockPitch(width), c > 0);
         }
       }

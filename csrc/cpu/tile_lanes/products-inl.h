@@ -18,9 +18,9 @@ namespace HWY_NAMESPACE {
 inline constexpr int kTileChannels = 8;
 #else
 inline constexpr int kTileChannels = 4;
+inline constexpr int kWeightsAhead = 96 * kTileChannels;  // fetched before they are used
 #endif
 inline constexpr int kTileVectors = 3;
-inline constexpr int kWeightsAhead = 96 * kTileChannels;  // fetched before they are used
 
 // Vectors of the next tile when `remaining` are left: threes, and two twos instead of a three and a one.
 constexpr int NextTile(int remaining) {
@@ -30,26 +30,46 @@ constexpr int NextTile(int remaining) {
 template <int kVectors>
 using Sums = Floats[kTileChannels][kVectors];
 
-// sums += weights[channel][k] * input[channel][lane]. This loop is where most of the time goes: per channel it reads
-// kVectors vectors and kTileChannels broadcast weights for kTileChannels * kVectors multiply-adds.
-//
-// Weights come from beyond L2 where there are many of them: about as many as a register tile takes are fetched ahead. A
-// tile of one vector has no loads to spare for that.
+// sums += weights[k] * input[lane], of one channel: kVectors vectors and kTileChannels broadcast weights are read for
+// kTileChannels * kVectors multiply-adds.
 template <int kVectors>
-HWY_INLINE void MultiplyAdd(Sums<kVectors>& sums, const float* HWY_RESTRICT weights, const float* HWY_RESTRICT input,
-                            int channels, std::size_t channel_pitch) {
-  for (int c = 0; c < channels; c++, weights += kTileChannels, input += channel_pitch) {
-    if constexpr (kVectors > 1) __builtin_prefetch(weights + kWeightsAhead);
-    Floats in[kVectors];
+HWY_INLINE void MultiplyAddChannel(Sums<kVectors>& sums, const float* HWY_RESTRICT weights,
+                                   const float* HWY_RESTRICT input) {
+  Floats in[kVectors];
+  POLYCONV_UNROLL
+  for (int z = 0; z < kVectors; z++) in[z] = Load(input + z * kLanes);
+  POLYCONV_UNROLL
+  for (int k = 0; k < kTileChannels; k++) {
+    const Floats weight = Broadcast(weights[k]);
     POLYCONV_UNROLL
-    for (int z = 0; z < kVectors; z++) in[z] = Load(input + z * kLanes);
-    POLYCONV_UNROLL
-    for (int k = 0; k < kTileChannels; k++) {
-      const Floats weight = Broadcast(weights[k]);
-      POLYCONV_UNROLL
-      for (int z = 0; z < kVectors; z++) sums[k][z] = hn::MulAdd(weight, in[z], sums[k][z]);
-    }
+    for (int z = 0; z < kVectors; z++) sums[k][z] = hn::MulAdd(weight, in[z], sums[k][z]);
   }
+}
+
+// sums += weights[channel][k] * input[channel][lane]. This loop is where most of the time goes.
+//
+// Weights come from beyond L2 where there are many of them, and are fetched ahead: the `next` ones are those of the sum
+// after this one. A tile of one vector has no loads to spare for that. A core that starts four instructions per cycle
+// has few beside two multiply-adds and what they read; two channels, whose weights fill a cache line, share them. With 16
+// registers, all of them taken, both were slower: there a fixed distance serves.
+template <int kVectors>
+HWY_INLINE void MultiplyAdd(Sums<kVectors>& sums, const float* HWY_RESTRICT weights, [[maybe_unused]] const float* next,
+                            const float* HWY_RESTRICT input, int channels, std::size_t channel_pitch) {
+  int c = 0;
+#if HWY_TARGET <= HWY_AVX3
+  const std::ptrdiff_t ahead = next - weights;
+  for (; c + 2 <= channels; c += 2, weights += 2 * kTileChannels, input += 2 * channel_pitch) {
+    if constexpr (kVectors > 1) __builtin_prefetch(weights + ahead);
+    MultiplyAddChannel<kVectors>(sums, weights, input);
+    MultiplyAddChannel<kVectors>(sums, weights + kTileChannels, input + channel_pitch);
+  }
+  if (c < channels) MultiplyAddChannel<kVectors>(sums, weights, input);
+#else
+  for (; c < channels; c++, weights += kTileChannels, input += channel_pitch) {
+    if constexpr (kVectors > 1) __builtin_prefetch(weights + kWeightsAhead);
+    MultiplyAddChannel<kVectors>(sums, weights, input);
+  }
+#endif
 }
 
 template <int kVectors>
@@ -93,6 +113,7 @@ HWY_INLINE void AddTile(Sums<kVectors>& sums, const float* HWY_RESTRICT tile) {
 // What a register tile reads. Pitches are in floats.
 struct TileOperands {
   const float* weights;       // [slot][channel][k]
+  const float* next_weights;  // of the register tile after this one
   const float* input;         // [slot][channel][lane]
   int channels;               // summed in this call
   std::size_t weights_pitch;  // between slots
@@ -108,18 +129,19 @@ template <int kVectors, bool kNested>
 HWY_NOINLINE void ComputeTile(const TileOperands& op, float* products, std::size_t block_pitch, bool accumulate) {
   Floats sums[kTileChannels][kVectors];
   Clear<kVectors>(sums);
-  MultiplyAdd<kVectors>(sums, op.weights, op.input, op.channels, op.channel_pitch);
   if constexpr (kNested) {
+    const float *second = op.weights + op.weights_pitch, *third = second + op.weights_pitch;
+    MultiplyAdd<kVectors>(sums, op.weights, second, op.input, op.channels, op.channel_pitch);
     HWY_ALIGN float common[kTileChannels * kVectors * kLanes];
     StoreTile<kVectors>(sums, common);
-    MultiplyAdd<kVectors>(sums, op.weights + op.weights_pitch, op.input + op.input_pitch, op.channels,
-                          op.channel_pitch);
+    MultiplyAdd<kVectors>(sums, second, third, op.input + op.input_pitch, op.channels, op.channel_pitch);
     if (accumulate) AddTile<kVectors>(sums, products);
     StoreTile<kVectors>(sums, products);
     LoadTile<kVectors>(sums, common);
-    MultiplyAdd<kVectors>(sums, op.weights + 2 * op.weights_pitch, op.input + 2 * op.input_pitch, op.channels,
-                          op.channel_pitch);
+    MultiplyAdd<kVectors>(sums, third, op.next_weights, op.input + 2 * op.input_pitch, op.channels, op.channel_pitch);
     products += block_pitch;
+  } else {
+    MultiplyAdd<kVectors>(sums, op.weights, op.next_weights, op.input, op.channels, op.channel_pitch);
   }
   if (accumulate) AddTile<kVectors>(sums, products);
   StoreTile<kVectors>(sums, products);

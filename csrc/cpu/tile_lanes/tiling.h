@@ -63,10 +63,13 @@ Tiling MakeTiling(const Convolution& conv, const Taps& taps, int wanted_lanes, b
   wanted_lanes = std::max(wanted_lanes, vector);
   const int tiles = t.band_count * t.band_tiles, most_tiles = std::max(wanted_lanes / t.dilation_w, 1);
   const auto fills_vectors = [vector](int units) { return units * 10 >= RoundUp(units, vector) * 9; };
-  if (t.units > wanted_lanes + vector / 2) {
-    // Parts of equal size, so that the last one is not a sliver.
-    const int even_units = CeilDiv(t.band_tiles, CeilDiv(t.band_tiles, most_tiles)) * t.dilation_w;
-    t.chunk_tiles = std::max(even_units, RoundUp(even_units, vector) / t.dilation_w * t.dilation_w) / t.dilation_w;
+  // Parts of equal size, but in whole vectors. All weights stream through for each part: where that leaves a sliver, a
+  // chunk that is a little too large is better.
+  const int even_units = CeilDiv(t.band_tiles, CeilDiv(t.band_tiles, most_tiles)) * t.dilation_w;
+  const int part_tiles = std::max(even_units, RoundUp(even_units, vector) / t.dilation_w * t.dilation_w) / t.dilation_w;
+  const bool sliver = (t.band_tiles - 1) % part_tiles + 1 < part_tiles / 2;
+  if (t.units > wanted_lanes + std::max(vector / 2, sliver ? wanted_lanes / 3 : 0)) {
+    t.chunk_tiles = part_tiles;
     t.parts = CeilDiv(t.band_tiles, t.chunk_tiles);
     t.bands_per_chunk = 1;
     t.chunk_count = t.parts * t.band_count;
