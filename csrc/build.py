@@ -31,6 +31,9 @@ PARTS = ("cpu", "cuda")
 """Folders in csrc/ and in the package: from the one, a module of the other is built."""
 LARGE = ("tile_lanes", "channel_lanes")
 """Folders whose sources take the compiler longest: many schemes, for each instruction set."""
+BOUNDARIES = "-Wa,-mbranches-within-32B-boundaries"
+"""From Skylake to Cascade Lake a loop whose jump touches such a boundary is decoded anew each time around: the place
+that it happens to get would decide over up to a third of its speed. Not every assembler knows it."""
 FLAGS = [
     "-std=c++20",
     "-O3",
@@ -43,9 +46,7 @@ FLAGS = [
     "-Wextra",
     "-Wno-psabi",  # vectors wider than the baseline never cross a boundary that is not inlined
     "-Wno-missing-field-initializers",
-    # From Skylake to Cascade Lake a loop whose jump touches such a boundary is decoded anew each time around: the place
-    # that it happens to get would decide over up to a third of its speed.
-    "-Wa,-mbranches-within-32B-boundaries",
+    BOUNDARIES,
     "-DPy_LIMITED_API=0x030a0000",
     "-DTORCH_TARGET_VERSION=0x020b000000000000",
 ]
@@ -84,12 +85,20 @@ def build(part: str = "cpu", module: Path | None = None, variant: str | None = N
     return module
 
 
+@cache
+def _takes(flag: str) -> bool:
+    """Whether the compiler at hand knows a flag."""
+    empty = [compiler(), flag, "-x", "c++", "-c", os.devnull, "-o", os.devnull]
+    return subprocess.run(empty, capture_output=True).returncode == 0
+
+
 def _compile(part: str, sources: list[Path], objects: Path, more_flags: list[str]) -> None:
     folders = [*(include_paths() if part == "cpu" else []), sysconfig.get_paths()["include"]]
     includes = [f"-isystem{Path(folder).resolve()}" for folder in folders]
     # Paths of ours are relative: they enter the objects, which must not depend on where the sources lie. They serve
     # quoted includes alone: one of our folders has the name of torch's.
-    command = [compiler(), *FLAGS, *more_flags, *includes, "-iquote", str(Path("csrc", part)), "-c"]
+    flags = [flag for flag in FLAGS if flag != BOUNDARIES or _takes(flag)]
+    command = [compiler(), *flags, *more_flags, *includes, "-iquote", str(Path("csrc", part)), "-c"]
 
     def compile_one(source: Path) -> bool:
         target = _object(objects, source)
