@@ -45,7 +45,8 @@ __device__ __forceinline__ void tensor_product(const Params& p) {
     Steps::sum_up(sum, other, p, shared + warp * 2 * stage, first_tile + warp * Product::kParked, from_v, from_u);
   }
 
-  // The written channels of a fragment at a time: the points meet in shared memory, go back along W, in place, and out in rows.
+  // The written channels of a fragment at a time: the points meet in shared memory, go back along W, in place, and out in
+  // rows.
   const u32 thread = fresh_thread(), warp = thread / 32;
   constexpr int kStores = kTiles * kTensorUnits * W::kOutputs / Product::kThreads;  // of a thread and channel
   int region[kStores], unit[kStores], exponent[kStores];
