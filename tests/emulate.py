@@ -19,14 +19,15 @@ from polyconv.plan.candidates import CudaCandidate
 from polyconv.problem import Pass, Problem
 from polyconv.scale import largest, scales
 
-V100 = DEVICES["v100"]
+V100, A100 = DEVICES["v100"], DEVICES["a100"]
 NAN = float("nan")
 arch = V100.arch
-"""Whose machine code is executed, whatever GPU a plan is for; the fixture ``every_arch`` changes it."""
+"""Whose machine code is executed, whatever GPU a plan is for; the fixture ``every_arch`` changes it. Of kernels that it
+does not have, that of the GPU that has them."""
 
 
 def cubin(spec: KernelSpec) -> bytes:
-    return _compiled(spec, arch)
+    return _compiled(spec, next(one for one in (arch, V100.arch, A100.arch) if spec.runs_on(one)))
 
 
 @cache

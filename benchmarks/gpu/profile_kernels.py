@@ -3,8 +3,9 @@
     python benchmarks/gpu/profile_kernels.py            # all kernels, some minutes
     python benchmarks/gpu/profile_kernels.py gather     # only those whose symbol has this word; the others stay
 
-Every way of every family runs some small problems as sm_70 machine code in tools/gpu_emulator, whole launches, and the
-counts are fitted to the launches' own numbers of blocks, tiles and steps, with no negative part.
+Every way of every family runs some small problems as machine code in tools/gpu_emulator, whole launches, and the counts
+are fitted to the launches' own numbers of blocks, tiles and steps, with no negative part. The code is that of sm_70; of
+kernels that sm_70 has not, that of sm_80, in the same unit: cycles of a V100.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from polyconv.cuda.cache import KernelCache
 from polyconv.inspection.counting import empty_buffers, emulator, execute
 from polyconv.plan import DEVICES, Plan, strips
 from polyconv.plan.candidates import CudaCandidate
-from polyconv.plan.cost import COUNTED_L2_BYTES, Spent
+from polyconv.plan.cost import COUNTED_L2_BYTES, COUNTED_PRODUCTS, Spent
 from polyconv.plan.cuda import all_kernels, candidates
 from polyconv.plan.plan import Schedule
 from polyconv.problem import PaddingMode, Pass, Problem
 
-V100 = DEVICES["v100"]
+V100, A100 = DEVICES["v100"], DEVICES["a100"]
+COUNTED_TENSOR_RATES = {"F16": COUNTED_PRODUCTS // 4}
+"""Of a V100's sub-partition."""
 RESOURCES = Spent("fp32 (fma pipe)", "alu pipe", "issue slots", "lsu / L1", "L2", "tensor pipe")  # type: ignore[arg-type]
 FILE = Path(__file__).resolve().parents[2] / "src/polyconv/plan/profiles.json"
 MOST_INSTRUCTIONS = 15_000_000
@@ -90,18 +93,21 @@ def _channels_last(p: Problem) -> Problem:
     return replace(p, x_strides=strides(p.x_shape), y_strides=strides(p.y_shape))
 
 
-def observe(gpu, way: CudaCandidate, problem: Problem, schedule: Schedule, cache: KernelCache):
-    """(symbol, (blocks, tiles, steps), cycles by resource) of every launch of one way."""
+def observe(gpu, way: CudaCandidate, problem: Problem, schedule: Schedule, cache: KernelCache, wanted: str):
+    """(symbol, (blocks, tiles, steps), cycles by resource) of every launch of one way whose symbol has this word."""
     plan = Plan(problem, V100.name, way.name, schedule.launches, schedule.workspace_bytes, 0.0, 0.0, ())
     buffers = empty_buffers(gpu, plan)
     for launch in plan.launches:
-        run = partial(execute, gpu, cache.get(launch.kernel, "sm_70"), launch, buffers)
+        if wanted not in launch.kernel.symbol:
+            continue
+        arch = (V100 if launch.kernel.runs_on(V100.arch) else A100).arch
+        run = partial(execute, gpu, cache.get(launch.kernel, arch), launch, buffers)
         if not launch.work.blocks:
             raise SystemExit(f"{launch.kernel.symbol} does not say how much work it is")
         one = run([(launch.grid[0] // 2, 0, 0)]).issue_slots
         if one * launch.work.blocks > MOST_INSTRUCTIONS:
             continue
-        light = run().speed_of_light(sms=1, l2_bytes_per_clk=COUNTED_L2_BYTES)
+        light = run().speed_of_light(sms=1, l2_bytes_per_clk=COUNTED_L2_BYTES, tensor_rates=COUNTED_TENSOR_RATES)
         yield (
             launch.kernel.symbol,
             (launch.work.blocks, launch.work.tiles, launch.work.steps),
@@ -144,9 +150,8 @@ def main(wanted: str = "") -> None:
                     symbols = {launch.kernel.symbol for launch in schedule.launches if wanted in launch.kernel.symbol}
                     if all(len(seen[symbol]) >= ENOUGH for symbol in symbols):
                         continue
-                    for symbol, features, cycles in observe(gpu, way, problem, schedule, cache):
-                        if wanted in symbol:
-                            seen[symbol].append((features, cycles))
+                    for symbol, features, cycles in observe(gpu, way, problem, schedule, cache, wanted):
+                        seen[symbol].append((features, cycles))
     kernels = json.loads(FILE.read_text())["kernels"] if wanted and FILE.exists() else {}
     kernels.update({symbol: fit(rows) for symbol, rows in seen.items()})
     known = {kernel.symbol for kernel in all_kernels() if not kernel.twin}  # twins: plan/cost.py

@@ -36,6 +36,11 @@ SAVED = 4.0
 """Times fewer multiplications that a fast algorithm makes at best where it is used most: F(4, 3) along both axes."""
 
 
+def capability(arch: str) -> int:
+    """Of an architecture as the compiler is told: 70 of ``sm_70``, 90 of ``sm_90a``."""
+    return int(arch.removeprefix("sm_").rstrip("af"))
+
+
 def per_clock(arch: str, name: str) -> int:
     """Multiply-adds in TF32 per clock and multiprocessor of a GPU; 0 if it has none."""
     return RATES.get(arch, 0) // (2 if _GEFORCE.search(name) else 1)

@@ -117,11 +117,8 @@ def _every() -> Iterator[tuple[CudaCandidate, Shape]]:
     for h in separable.H_AXES:
         for w in (separable.F23, separable.F45):
             yield from ((separable.SeparableCandidate(h, w, 32), shape) for shape in (UNEVEN, QUADS))
-    for w in tensor.W_AXES:
-        yield (
-            tensor.TensorCandidate(w),
-            Shape((1, 9, 6, 11), 10, (1, {separable.F23: 3}.get(w, 5)), padding=(0, 0, 1, 1)),
-        )
+    for way in tensor.CANDIDATES:
+        yield way, Shape((1, 9, 6, 11), 10, (1, {separable.F23: 3}.get(way.w, 5)), padding=(0, 0, 1, 1))
 
 
 EVERY = [

@@ -84,7 +84,7 @@ def test_an_emulator_without_its_tools(capsys: pytest.CaptureFixture[str], monke
 
 def test_all_kernels(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The list is the planner's own; compiling all of it is for the kernels' tests."""
-    monkeypatch.setattr(command, "all_kernels", lambda: all_kernels()[:2])
+    monkeypatch.setattr(command, "all_kernels", lambda arch: all_kernels(arch)[:2])
     found = inspect(capsys, "--all-kernels")
     assert [row["kernel"] for row in found] == [spec.symbol for spec in all_kernels()[:2]]
     assert all(row["workload"] is None and row["bound_ms"] is None for row in found)

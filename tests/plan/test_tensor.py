@@ -1,4 +1,7 @@
-"""The tensor-core pipeline as sm_70 machine code against float64 PyTorch: edges, random geometries, hard data."""
+"""The tensor-core pipeline as machine code against float64 PyTorch: edges, random geometries, hard data.
+
+By both matrix instructions: that of sm_70 as its machine code, and that of sm_80 as its own.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,15 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from emulate import V100, check, plan_of, run_plan
+from emulate import A100, V100, check, plan_of, run_plan
 from machine_suites import Shape, zero_bordered
 from nightly import NIGHTLY
 from polyconv import reference
 from polyconv.measure import workloads
-from polyconv.plan import tensor
+from polyconv.plan import CudaDevice, tensor
 from polyconv.plan.separable import DIRECT, F23, F45, F45_NESTED
-from polyconv.plan.tensor import TensorCandidate
+from polyconv.plan.tensor import INSTRUCTIONS, M8N8K4, M16N8K16, MatrixInstruction, TensorCandidate
+from polyconv.plan.toom import ToomAxis
 from polyconv.problem import Activation, PaddingMode, Pass, Problem
 from polyconv.scale import largest, scales
 
@@ -38,15 +42,19 @@ NAMED = {
 }
 
 
-def usable(problem: Problem) -> list[TensorCandidate]:
-    return [way for way in tensor.candidates(problem) if way.refusal(problem) is None]
+by_both = pytest.mark.parametrize("mma", INSTRUCTIONS, ids=lambda mma: mma.name)
 
 
-def run(shape: Shape, kind: Pass, choice: int, *, workspace: int = LARGE) -> bool:
+def usable(problem: Problem, mma: MatrixInstruction) -> list[TensorCandidate]:
+    ways = (TensorCandidate(w, mma) for w in tensor.W_AXES)
+    return [way for way in ways if way.refusal(problem) is None]
+
+
+def run(shape: Shape, kind: Pass, mma: MatrixInstruction, choice: int, *, workspace: int = LARGE) -> bool:
     """One pass by one of the ways that take it; False if there is none."""
     x, w, bias, dy = shape.tensors()
     problem = shape.problem(kind, x, w, dy)
-    ways = usable(problem)
+    ways = usable(problem, mma)
     if ways:
         way = ways[choice % len(ways)]
         check(problem, x, w, bias, dy, plan_of(problem, way, workspace=workspace))
@@ -55,10 +63,11 @@ def run(shape: Shape, kind: Pass, choice: int, *, workspace: int = LARGE) -> boo
 
 @pytest.mark.parametrize("kind", PASSES, ids=str)
 @pytest.mark.parametrize("name", NAMED)
-def test_named(name: str, kind: Pass) -> None:
+@by_both
+def test_named(mma: MatrixInstruction, name: str, kind: Pass) -> None:
     """In slabs of one row group, and in one."""
     number = list(NAMED).index(name)
-    assert run(NAMED[name], kind, number, workspace=1 if number % 2 else LARGE)
+    assert run(NAMED[name], kind, mma, number, workspace=1 if number % 2 else LARGE)
 
 
 @st.composite
@@ -70,7 +79,8 @@ def geometries(draw: st.DrawFn) -> tuple[Shape, int, int]:
 
 @pytest.mark.parametrize("part", range(RANDOM_PARTS))
 @pytest.mark.parametrize("kind", PASSES, ids=str)
-def test_random(kind: Pass, part: int) -> None:
+@by_both
+def test_random(mma: MatrixInstruction, kind: Pass, part: int) -> None:
     """The same geometries every time: in parts, so that test workers share them."""
 
     @seed(part)
@@ -79,19 +89,20 @@ def test_random(kind: Pass, part: int) -> None:
     def explore(drawn: tuple[Shape, int, int]) -> None:
         shape, choice, workspace = drawn
         torch.manual_seed(part)
-        run(shape, kind, choice, workspace=workspace)
+        run(shape, kind, mma, choice, workspace=workspace)
 
     explore()
 
 
-@pytest.mark.parametrize("way", tensor.CANDIDATES, ids=lambda way: way.name)
-def test_every_instance(way: TensorCandidate) -> None:
+@pytest.mark.parametrize("w", tensor.W_AXES, ids=str)
+@by_both
+def test_every_instance(mma: MatrixInstruction, w: ToomAxis) -> None:
     """More written channels than a tile, ragged tiles in both axes, two images, filled-up channels."""
     taps = {DIRECT: 2, F23: 3, F45: 5, F45_NESTED: 8}
-    shape = Shape((2, 11, 11, 19), 37, (2, taps[way.w]), padding=(1, 1, 2, 2), dilation=(2, 1))
-    x, w, bias, dy = shape.tensors()
-    problem = shape.problem(Pass.FPROP, x, w, dy)
-    check(problem, x, w, bias, dy, plan_of(problem, way))
+    shape = Shape((2, 11, 11, 19), 37, (2, taps[w]), padding=(1, 1, 2, 2), dilation=(2, 1))
+    x, weight, bias, dy = shape.tensors()
+    problem = shape.problem(Pass.FPROP, x, weight, dy)
+    check(problem, x, weight, bias, dy, plan_of(problem, TensorCandidate(w, mma)))
 
 
 # ---- Data that is hard on FP16
@@ -128,12 +139,13 @@ def error_in_scales(way: TensorCandidate, x: Tensor, w: Tensor) -> tuple[float, 
     return largest((y.double() - expected).abs(), scales(problem, {"x": x, "w": w})["y"]), plan.expected_error
 
 
-@pytest.mark.parametrize("way", [TensorCandidate(F45), TensorCandidate(DIRECT)], ids=lambda way: way.name)
+@pytest.mark.parametrize("w", [F45, DIRECT], ids=str)
 @pytest.mark.parametrize("name", HARD)
-def test_hard_data(name: str, way: TensorCandidate) -> None:
+@by_both
+def test_hard_data(mma: MatrixInstruction, name: str, w: ToomAxis) -> None:
     make, size_x, size_w = HARD[name]
-    x, w = make((1, 8, 5, 17)) * size_x, torch.randn(9, 8, 2, 5) * size_w
-    error, predicted = error_in_scales(way, x, w)
+    x, weight = make((1, 8, 5, 17)) * size_x, torch.randn(9, 8, 2, 5) * size_w
+    error, predicted = error_in_scales(TensorCandidate(w, mma), x, weight)
     assert error <= predicted
 
 
@@ -183,11 +195,13 @@ def test_tiles_cover_every_position_once(taps: int, dilation: int) -> None:
     assert cut.phases * cut.phase_groups >= dilation > cut.phases * (cut.phase_groups - 1)
 
 
-def test_shared_memory_of_the_smallest_device() -> None:
+@pytest.mark.parametrize(("mma", "device"), [(M8N8K4, V100), (M16N8K16, A100)], ids=["884", "16816"])
+def test_shared_memory_of_the_smallest_device(mma: MatrixInstruction, device: CudaDevice) -> None:
+    """Of those that the instruction was made for."""
     for w in tensor.W_AXES:
         problem = Problem.make("fprop", (1, 8, 64, 64), (8, 8, 9, {DIRECT: 1, F23: 3, F45: 5}.get(w, 9)))
-        for launch in TensorCandidate(w).schedule(problem, V100.sms, LARGE).launches:
-            assert launch.dynamic_shared <= V100.shared_per_block_optin
+        for launch in TensorCandidate(w, mma).schedule(problem, device.sms, LARGE).launches:
+            assert launch.dynamic_shared <= device.shared_per_block_optin
 
 
 def test_refusals() -> None:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from math import log
 
 from polyconv.algebra.error import ROUNDING
+from polyconv.tf32 import capability
 
 SIGNIFICAND = 24
 """Of float32."""
@@ -53,7 +54,7 @@ HOPPER = TensorCore(16, 2)
 
 def tensor_core(arch: str) -> TensorCore:
     """Of an architecture as the compiler is told. Turing is taken to be no better than Volta."""
-    generation = int(arch.removeprefix("sm_").rstrip("af"))
+    generation = capability(arch)
     return VOLTA if generation < 80 else AMPERE if generation < 90 else HOPPER
 
 

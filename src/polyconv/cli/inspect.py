@@ -70,7 +70,6 @@ def _rows(args: argparse.Namespace) -> list[Row]:
     archs = args.archs
     names = args.workloads or ("" if args.all_kernels else "headline")
     asked = workloads.find(names) if names else []
-    kernels = all_kernels() if args.all_kernels else ()
     gpu = emulator() if asked and not COUNTED.keys().isdisjoint(archs) else None
     if gpu is None and asked and not COUNTED.keys().isdisjoint(archs):
         print(f"polyconv inspect: {NO_EMULATOR}", file=sys.stderr)
@@ -78,8 +77,8 @@ def _rows(args: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
     with progress() as shown:
         for arch in archs:
-            if kernels:
-                rows += inspect_kernels(kernels, arch, cache, shown)
+            if args.all_kernels:
+                rows += inspect_kernels(all_kernels(arch), arch, cache, shown)
             if asked:
                 rows += _workload_rows(asked, args.passes, arch, cache, shown, gpu)
     return rows

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from ..importing import imported
 from ..plan.device import why_too_old
 from ..plan.plan import KernelSpec
+from ..tf32 import capability
 from .errors import CompileError, RefusedKernelError
 
 logger = logging.getLogger(__name__)
@@ -152,7 +153,7 @@ def check_arch(arch: str) -> None:
     if too_old := why_too_old(arch):
         raise CompileError(too_old)
     known = supported_archs()
-    if _number(arch) < min(known):
+    if capability(arch) < min(known):
         raise CompileError(
             f"NVRTC {compiler_id()} cannot compile for {arch}: CUDA 13 dropped sm_70 and older GPUs: install "
             f"polyconv[cu12] (it knows sm_{', sm_'.join(map(str, known))})"
@@ -163,11 +164,7 @@ def ptx_arch(arch: str) -> str | None:
     """The newest architecture before one that NVRTC does not know: its PTX runs there. None where NVRTC knows it."""
     check_arch(arch)
     known = supported_archs()
-    return None if _number(arch) in known else f"sm_{max(one for one in known if one < _number(arch))}"
-
-
-def _number(arch: str) -> int:
-    return int(arch.removeprefix("sm_").rstrip("af"))
+    return None if capability(arch) in known else f"sm_{max(one for one in known if one < capability(arch))}"
 
 
 def _import(module: str) -> ModuleType:

@@ -30,7 +30,7 @@ enum : int {
   kMagnitudeParts = 128,  // of an image: maxima that consumers reduce
   kTensorK = 32,          // written channels of a tile
   kTensorUnits = 64,      // rows * columns of a tile, at most
-  kTensorChannels = Mma884::kDepth,
+  kTensorChannels = 4,    // of a quad
 };
 
 // Passes over the channels. Nested segments (algebra/segments.py) have three: U0 + U1 with the middle tile, U0 with

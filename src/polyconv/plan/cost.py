@@ -59,7 +59,7 @@ EFFICIENCY = {
     "tensor_product": 0.75,
 }
 """Share of its bound that a kernel reaches where arithmetic, issue slots or shared memory bind, by stem: simulated;
-tensor_product by a coarse model of one block."""
+tensor_product by a coarse model of one block on a V100, and taken to be the same on newer GPUs."""
 OTHER_EFFICIENCY = 0.8
 IN_THE_WAY = 0.05
 """Share of the other resources' time that adds to the scarcest one's: of two equal bounds, the leaner kernel wins."""
@@ -182,10 +182,8 @@ def why_not_on(tasks: Iterable[Task], device: CudaDevice) -> str | None:
     for task in tasks:
         if (refused := device.refused.get(task.kernel.symbol)) is not None:
             return f"{task.kernel.symbol} cannot be used on this device: {refused}"
-        if task.kernel.only_arch not in ("", device.arch):
-            return (
-                f"{task.kernel.symbol} multiplies by an instruction that only {task.kernel.only_arch} has at full rate"
-            )
+        if not task.kernel.runs_on(device.arch):
+            return f"{task.kernel.symbol} multiplies by an instruction that {device.arch} does not have at full rate"
         if task.dynamic_shared > device.shared_per_block_optin:
             return (
                 f"a block of {task.kernel.symbol} needs {task.dynamic_shared} bytes of shared memory, "

@@ -55,7 +55,7 @@ def all_kernels(arch: str = "") -> tuple[KernelSpec, ...]:
     Of an architecture, if one is given: those that plans for its devices can name.
     """
     every = dict.fromkeys(kernel for family in FAMILIES for kernel in family.all_kernels())
-    return tuple(kernel for kernel in every if not arch or kernel.only_arch in ("", arch))
+    return tuple(kernel for kernel in every if not arch or kernel.runs_on(arch))
 
 
 @lru_cache(maxsize=4096)

@@ -15,6 +15,10 @@ L2_BYTES_PER_CLOCK = {"sm_70": 2048 / 80, "sm_80": 35.0, "sm_89": 14.7, "sm_90":
 (5.4 TB/s), an L40 (5.2) and an H200 (9.7) as gpu-l2-cache of github.com/te42kyfo/gpu-benches measured them. Others are
 taken to be like a V100."""
 
+MOST_BY_MMA_SYNC = 1270
+"""Products of halves per clock and multiprocessor that mma.sync reaches, by which all kernels here multiply: some 62 %
+of an H100's peak, whose rest takes other instructions. Newer GPUs are taken to be no faster by it."""
+
 RESIDENT_SHARE = 0.4
 """Share of the L2 that what lies between two kernels may take and still be there for the second one. About half as much
 streams through meanwhile; and of the 40 MiB of an A100, whose L2 has two halves, data of at most 26 is read at full
@@ -50,7 +54,7 @@ class CudaDevice:
 
     def products_per_clock(self, dtype: str) -> int:
         """Multiply-adds of half-precision elements per clock and multiprocessor, summed in float32."""
-        return tf32.half_per_clock(self.arch, self.name, dtype)
+        return min(tf32.half_per_clock(self.arch, self.name, dtype), MOST_BY_MMA_SYNC)
 
     @cached_property
     def l2_gbs(self) -> float:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from ..problem import HALF_DTYPES, Problem
 from ..select import Candidate, why_not
+from ..tf32 import capability
 from .toom import ToomAxis
 
 Dim3 = tuple[int, int, int]
@@ -38,8 +39,9 @@ class KernelSpec:
     """Fast algorithms whose transforms the body names; their text is emitted from the exact matrices."""
     facts: tuple[tuple[str, int], ...] = ()
     """What launches of this instance count with, as its header has it, and the value that they have for it."""
-    only_arch: str = ""
-    """The one architecture that has the kernel's matrix instruction at full rate; elsewhere no plan names it."""
+    generations: range = range(1000)
+    """Compute capabilities (70 is 7.0) that have the kernel's matrix instruction at full rate; elsewhere no plan names
+    it."""
     twin: str = ""
     """The symbol of a kernel whose counts hold for this one, too (plan/cost.py): the same without an epilogue, or of
     the other format of 16 bits."""
@@ -58,7 +60,7 @@ class KernelSpec:
         min_blocks: int = 1,
         axes: tuple[ToomAxis, ...] = (),
         facts: Mapping[str, int] | None = None,
-        only_arch: str = "",
+        generations: range = range(1000),
     ) -> KernelSpec:
         """One of our own: it hands a struct of plan/layout.py to a function, or to a template with its arguments.
 
@@ -76,8 +78,12 @@ class KernelSpec:
             min_blocks=min_blocks,
             axes=axes or tuple(argument for argument in arguments if isinstance(argument, ToomAxis)),
             facts=tuple((facts or {}).items()),
-            only_arch=only_arch,
+            generations=generations,
         )
+
+    def runs_on(self, arch: str) -> bool:
+        """Whether plans for GPUs of an architecture may name it."""
+        return capability(arch) in self.generations
 
     def of_halves(self, dtype: str) -> KernelSpec:
         """The instance for tensors of a format of 16 bits.

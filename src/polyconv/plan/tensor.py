@@ -18,7 +18,7 @@ from ..accuracy import error_of
 from ..algebra.lattice import DenseAxis
 from ..algebra.matrices import Matrix
 from ..algebra.segments import Scheme2d
-from ..algebra.tensor_core import VOLTA, SplitProducts
+from ..algebra.tensor_core import AMPERE, VOLTA, SplitProducts
 from ..problem import PaddingMode, Pass, Problem
 from ..rounding import ceil_div, round_up
 from . import gather, layout
@@ -46,7 +46,7 @@ K_TILE = 32
 UNITS = 64
 """Rows times columns of a tile, at most (``kTensorUnits``)."""
 CHUNK = 4
-"""Channels that one matrix instruction multiplies (``kTensorChannels``)."""
+"""Channels of a quad (``kTensorChannels``)."""
 PARTS = 128
 """Maxima of an image, by blocks (``kMagnitudeParts``)."""
 WARPS = 8
@@ -56,14 +56,59 @@ MOST_STAGE = 128
 """Quads of a chunk that a tile reads, at most: four per lane."""
 THREADS = 256
 TRANSFORM_THREADS = 128
-MMA_ARCH = "sm_70"
-"""Where mma.sync.m8n8k4 is the tensor cores' own instruction; later ones make it of others, slowly."""
-STEPS_PER_FLUSH = 5
-"""Steps that a tensor core sums by itself. It truncates, so the error of long sums grows with their length."""
 FEWEST_CHANNELS = 8
 """Of a group, on both sides: with fewer, most of what the tensor cores multiply is zeros."""
 
 W_AXES = (DIRECT, F23, F45, F45_NESTED)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixInstruction:
+    """One of the tensor cores' (kernels/mma.cuh), and how the product uses it."""
+
+    name: str
+    """The last part of its struct's: ``Mma884``."""
+    word: str
+    """What it adds to the names of kernels and candidates."""
+    rows: int
+    """Written channels of a fragment (``kRows``)."""
+    depth: int
+    """Channels of a step (``kDepth``)."""
+    steps_per_flush: int
+    """Steps that a tensor core sums by itself. It truncates, so the error of long sums grows with their length."""
+    generations: range
+    """Compute capabilities whose tensor cores have it; others make it of their own, slowly, or not at all."""
+    products: SplitProducts
+    """Both halves of an operand have one scale, so that one set of sums serves all three products. Where generations
+    differ, the coarsest."""
+    parks: bool
+    """Whether the sums that a pass of nested segments does not need wait in shared memory: else in registers."""
+
+    @property
+    def cpp(self) -> str:
+        return f"polyconv::Mma{self.name}"
+
+    @property
+    def chunks(self) -> int:
+        """Of a step."""
+        return self.depth // CHUNK
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Shared memory in which the written channels of a fragment of a point meet the other points."""
+        return 4 * (self.rows * UNITS + 4)
+
+    def stage_bytes(self, stage: int) -> int:
+        """Shared memory for what a tile reads of the chunks of a step. Several are so far apart that they lie in
+        different banks (``chunk_pitch``)."""
+        return QUAD * (stage if self.chunks == 1 else self.chunks * ((stage + 1 | 3) - 1))
+
+
+M8N8K4 = MatrixInstruction("884", "", 8, 4, 5, range(70, 71), SplitProducts(VOLTA, shift=0), parks=True)
+M16N8K16 = MatrixInstruction("16816", "k16_", 16, 16, 1, range(80, 1000), SplitProducts(AMPERE, shift=0), parks=False)
+INSTRUCTIONS = M8N8K4, M16N8K16
+OFFERED = (M8N8K4,)
+"""Those whose kernels the cost model can weigh (plan/profiles.json): no plan names others."""
 
 
 # ------------------------------------------------------------------------------------------------------------- kernels
@@ -87,21 +132,23 @@ def transform_kernel(w: ToomAxis) -> KernelSpec:
 
 
 @lru_cache(maxsize=64)
-def product_kernel(w: ToomAxis) -> KernelSpec:
-    tile = f"polyconv::TensorProduct<{w.cpp}>"
+def product_kernel(w: ToomAxis, mma: MatrixInstruction = M8N8K4) -> KernelSpec:
+    tile = f"polyconv::TensorTile<{w.cpp}, {mma.cpp}>"
     return KernelSpec.of(
         TensorProductParams,
         "tensor_product",
         w,
-        symbol=f"tensor_product_{w.struct.lower()}",
+        mma,
+        symbol=f"tensor_product_{mma.word}{w.struct.lower()}",
         threads=THREADS,
-        only_arch=MMA_ARCH,
+        generations=mma.generations,
         facts={
             f"{tile}::kThreads": THREADS,
             f"{tile}::kTiles": WARPS // w.points,
+            f"{tile}::kChunks": mma.chunks,
             f"{tile}::kLoads * 32": MOST_STAGE,
-            f"4 * {tile}::kExchange": _exchange_bytes(),
-            f"4 * {tile}::kParked": _parked_bytes(),
+            f"4 * {tile}::kExchange": mma.exchange_bytes,
+            f"4 * {tile}::kParked": PARKED_BYTES,
         },
     )
 
@@ -112,18 +159,13 @@ def all_kernels() -> Iterator[KernelSpec]:
     for w in W_AXES:
         yield weights_kernel(w)
         yield transform_kernel(w)
-        yield product_kernel(w)
-        yield kernel_with_epilogue(product_kernel(w))
+        for mma in OFFERED:
+            yield product_kernel(w, mma)
+            yield kernel_with_epilogue(product_kernel(w, mma))
 
 
-def _exchange_bytes() -> int:
-    """Shared memory in which eight written channels of a point meet the other points."""
-    return 4 * (8 * UNITS + 4)
-
-
-def _parked_bytes() -> int:
-    """Shared memory for the sums of a point that a pass of nested segments does not need."""
-    return 4 * (K_TILE * UNITS + 4)
+PARKED_BYTES = 4 * (K_TILE * UNITS + 4)
+"""Shared memory for the sums of a point that a pass of nested segments does not need."""
 
 
 def headroom(matrix: Matrix, nested: bool) -> int:
@@ -193,24 +235,25 @@ def _tilings(rows: int, units: int, dilation: int, taps_h: int, shifts: int) -> 
 class Chain:
     """The sizes of one chain of launches: one pair of phases of the lattice."""
 
-    def __init__(self, problem: Problem, h: DenseAxis, w: DenseAxis, along_w: ToomAxis):
-        r = gather.roles(problem)
-        self.h, self.w, self.along_w = h, w, along_w
+    def __init__(self, problem: Problem, h: DenseAxis, w: DenseAxis, way: TensorCandidate):
+        r, along_w = gather.roles(problem), way.w
+        self.h, self.w, self.way, self.along_w, self.mma = h, w, way, along_w, way.mma
         self.batch, self.groups, self.channels, self.outputs = problem.batch, problem.groups, r.channels, r.outputs
         self.nested = along_w.tiles > 1
         self.passes = 3 if self.nested else 1
         self.shifts = 1 if self.nested else segments_of(along_w, w.taps)
         self.taps_h = max(1, h.taps)
         self.channels_all = len(h.classes) * len(w.classes) * r.channels
-        self.chunks = ceil_div(self.channels_all, CHUNK)
+        self.chunks = round_up(ceil_div(self.channels_all, CHUNK), self.mma.chunks)
         self.rows = ceil_div(h.count, h.dilation)
         units = ceil_div(w.count, w.dilation * along_w.outputs)
         self.cut = tiling(self.rows, units, along_w.outputs, w.dilation, self.taps_h, self.shifts)
         self.planes = problem.batch * h.dilation
         self.k_tiles = ceil_div(r.outputs, K_TILE)
-        self.steps = self.passes * self.chunks * self.taps_h * self.shifts
+        rounds = self.passes * self.chunks * self.taps_h * self.shifts
+        self.steps = rounds // self.mma.chunks
         # A step to spare: the product loads one ahead.
-        quads = (problem.groups * self.k_tiles * along_w.points * self.steps + 1) * K_TILE
+        quads = (problem.groups * self.k_tiles * along_w.points * rounds + 1) * K_TILE
         self.weight_bytes = QUAD * quads
 
     @property
@@ -228,8 +271,9 @@ class Chain:
         return round_up(QUAD * self.groups * planes * each * self.plane_quads(row_groups), 256)
 
     def shared_bytes(self) -> int:
-        stages = WARPS * max(2 * QUAD * self.tiled.stage, _exchange_bytes())
-        return stages + (WARPS * _parked_bytes() if self.nested else 0)
+        stages, exchange, parks = 2 * self.mma.stage_bytes(self.tiled.stage), self.mma.exchange_bytes, self.mma.parks
+        tiles = 2 if self.nested and not parks else 1
+        return WARPS * (max(stages, tiles * exchange) + (PARKED_BYTES if self.nested and parks else 0))
 
     def slab(self, left: int) -> tuple[int, int]:
         """Planes, and row groups of each, that so many bytes hold: whole planes, or part of one, but a row group."""
@@ -260,11 +304,11 @@ class Places(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def places(problem: Problem, along_w: ToomAxis) -> Places:
+def places(problem: Problem, way: TensorCandidate) -> Places:
     """The same for all phases of a problem, one after another, so that they share the magnitudes."""
     r = gather.roles(problem)
     weights = round_up(4 * problem.groups * r.outputs, 256)
-    largest = max(_chain(problem, kind.h, kind.w, along_w).weight_bytes for kind in r.kinds)
+    largest = max(_chain(problem, kind.h, kind.w, way).weight_bytes for kind in r.kinds)
     images = weights + round_up(largest, 256)
     return Places(weights, images, images + 4 * problem.batch * problem.groups * PARTS)
 
@@ -274,15 +318,16 @@ def places(problem: Problem, along_w: ToomAxis) -> Places:
 
 @dataclass(frozen=True)
 class TensorCandidate:
-    """One algorithm along W."""
+    """One algorithm along W, by one matrix instruction."""
 
     w: ToomAxis
+    mma: MatrixInstruction = M8N8K4
 
     direct = False
 
     @cached_property
     def name(self) -> str:
-        return f"tensor_{self.w.struct.lower()}"
+        return f"tensor_{self.mma.word}{self.w.struct.lower()}"
 
     def refusal(self, problem: Problem) -> str | None:
         why = _refusal_of_all(problem)
@@ -292,7 +337,7 @@ class TensorCandidate:
             why = axis_refusal(self.w, kind.w.taps)
             if why:
                 return why
-            chain = _chain(problem, kind.h, kind.w, self.w)
+            chain = _chain(problem, kind.h, kind.w, self)
             if chain.cut is None:
                 return f"{kind.h.taps} rows of taps with {chain.shifts} columns of them are too many for a tile"
             if len(kind.h.classes) > TENSOR_CLASSES or len(kind.w.classes) > TENSOR_CLASSES:
@@ -308,12 +353,12 @@ class TensorCandidate:
 
     def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
         for number, kind in enumerate(gather.roles(problem).kinds):
-            chain = _chain(problem, kind.h, kind.w, self.w)
+            chain = _chain(problem, kind.h, kind.w, self)
             if number == 0:
                 yield _filters_task(problem, chain)
                 yield _images_task(problem, chain)
             yield replace(_weights_task(problem, chain), times=kind.times)
-            left = workspace - places(problem, self.w).source
+            left = workspace - places(problem, self).source
             for (planes, row_groups), times in _alike(chain, left).items():
                 yield replace(_transform_task(problem, chain, planes, row_groups), times=kind.times * times)
                 yield replace(_product_task(problem, chain, planes, row_groups), times=kind.times * times)
@@ -322,10 +367,10 @@ class TensorCandidate:
         """The launches. A workspace that is too small for one row of tiles is exceeded by what that takes."""
         r = gather.roles(problem)
         found: list[Launch] = []
-        at = places(problem, self.w)
+        at = places(problem, self)
         used = 0
         for number, (h, w) in enumerate(r.pairs):
-            chain = _chain(problem, h, w, self.w)
+            chain = _chain(problem, h, w, self)
             if number == 0:
                 found.append(_filters(problem, r, chain))
             found.append(_weights(problem, r, chain))
@@ -339,7 +384,7 @@ class TensorCandidate:
         return Schedule(tuple(found), used, at.images if problem.kind is Pass.FPROP else 0)
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
-        return _error(problem, self.w)
+        return _error(problem, self)
 
 
 def _alike(chain: Chain, left: int) -> dict[tuple[int, int], int]:
@@ -381,31 +426,28 @@ def _refusal_of_all(problem: Problem) -> str | None:
 
 
 @lru_cache(maxsize=1024)
-def _chain(problem: Problem, h: DenseAxis, w: DenseAxis, along_w: ToomAxis) -> Chain:
-    return Chain(problem, h, w, along_w)
-
-
-SPLIT = SplitProducts(VOLTA, shift=0)
-"""Both halves of an operand have one scale, so that one set of sums serves all three products."""
+def _chain(problem: Problem, h: DenseAxis, w: DenseAxis, way: TensorCandidate) -> Chain:
+    return Chain(problem, h, w, way)
 
 
 @lru_cache(maxsize=1024)
-def _error(problem: Problem, w: ToomAxis) -> float:
+def _error(problem: Problem, way: TensorCandidate) -> float:
     """That of the worst pair of phases. Sums are flushed after so many channels, all rows of taps of them."""
+    together = way.mma.steps_per_flush * way.mma.depth
     channels = gather.roles(problem).channels
     return max(
         error_of(
             problem,
-            Scheme2d(fitted(DIRECT, kind.h.taps).scheme(), fitted(w, kind.w.taps).scheme()),
+            Scheme2d(fitted(DIRECT, kind.h.taps).scheme(), fitted(way.w, kind.w.taps).scheme()),
             len(kind.h.classes) * len(kind.w.classes) * channels,
-            (ceil_div(STEPS_PER_FLUSH * CHUNK, max(1, kind.h.taps)),),
-            SPLIT,
+            (ceil_div(together, max(1, kind.h.taps)),),
+            way.mma.products,
         )
         for kind in gather.roles(problem).kinds
     )
 
 
-CANDIDATES = tuple(map(TensorCandidate, W_AXES))
+CANDIDATES = tuple(TensorCandidate(w, mma) for mma in OFFERED for w in W_AXES)
 
 
 def candidates(problem: Problem) -> Iterator[TensorCandidate]:
@@ -442,7 +484,7 @@ def _images_task(problem: Problem, chain: Chain) -> Task:
 def _images(problem: Problem, r: Roles, chain: Chain) -> Launch:
     strides = r.source_strides[0], r.channels * r.source_strides[1]
     every = zip((r.channels, *r.source_size), r.source_strides[1:], strict=True)
-    at = places(problem, chain.along_w).images
+    at = places(problem, chain.way).images
     return _magnitude(_images_task(problem, chain), r.source, strides, chain.groups, tuple(every), at)
 
 
@@ -477,7 +519,7 @@ def _weights(problem: Problem, r: Roles, chain: Chain) -> Launch:
     for table, axis in ((p.class_h, chain.h), (p.class_w, chain.w)):
         for number, taps in enumerate(axis.classes):
             table[number] = TensorTaps(taps.taps, taps.tap_first, taps.tap_stride)
-    u = "workspace", places(problem, chain.along_w).weights
+    u = "workspace", places(problem, chain.way).weights
     slots = layout.slots(TensorWeightsParams, w="w", u=u, largest=("workspace", 0))
     return _weights_task(problem, chain).launch(bytes(p), slots)
 
@@ -509,7 +551,7 @@ def _transform(
     for table, axis, extent in ((p.class_h, h, r.source_size[0]), (p.class_w, w, r.source_size[1])):
         for number, taps in enumerate(axis.classes):
             table[number] = TensorSource(taps.read_first, read_end(axis, taps, extent))
-    at = places(problem, chain.along_w)
+    at = places(problem, chain.way)
     slots = layout.slots(
         TensorTransformParams, source=r.source, largest=("workspace", at.images), v=("workspace", at.source)
     )
@@ -525,7 +567,7 @@ def _product_task(problem: Problem, chain: Chain, planes: int, row_groups: int) 
     blocks = prod(grid)
     moved = chain.source_bytes(planes, row_groups) + chain.weight_bytes + 4 * result
     task = Task(
-        product_kernel(chain.along_w),
+        product_kernel(chain.along_w, chain.mma),
         grid,
         Work(blocks, blocks, blocks * chain.steps, moved),
         dynamic_shared=chain.shared_bytes(),
@@ -547,12 +589,12 @@ def _product(problem: Problem, r: Roles, chain: Chain, plane: int, planes: int, 
     p.rows, p.units = cut.rows, cut.units
     p.taps_h, p.shifts = chain.taps_h, chain.shifts
     p.pitch, p.stage, p.positions = cut.pitch, cut.stage, chain.plane_quads(row_groups)
-    p.next_tap_row, p.steps_per_flush = cut.pitch - chain.shifts * cut.phases, STEPS_PER_FLUSH
+    p.next_tap_row, p.steps_per_flush = cut.pitch - chain.shifts * cut.phases, chain.mma.steps_per_flush
     p.dilation_h, p.dilation_w = h.dilation, w.dilation
     p.count_h, p.count_w = h.count, w.count
     p.written_first_h, p.written_step_h = h.written_first, h.written_step
     p.written_first_w, p.written_step_w = w.written_first, w.written_step
-    at = places(problem, chain.along_w)
+    at = places(problem, chain.way)
     slots = layout.slots(
         TensorProductParams,
         v=("workspace", at.source),
