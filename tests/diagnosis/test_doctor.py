@@ -157,6 +157,7 @@ def test_every_family_and_pass_is_tried_on_a_gpu() -> None:
         "separable": both,
         "fused": both,
         "toom_wgrad": gradient,
+        "toom_wgrad_tensor": gradient,
         "tensor": both,
     }
     float32 = [family for family in FAMILIES if not hasattr(family, "DTYPES")]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ..algebra.lattice import DenseAxis
-from ..plan import tensor
+from ..plan import tensor, toom_wgrad_tensor
 from ..plan.candidates import CudaCandidate
 from ..plan.chain import segments_of
 from ..plan.cuda import DEFAULT_WORKSPACE, FAMILIES, choose, weigh
@@ -23,9 +23,9 @@ from ..plan.toom_wgrad import INTERLEAVES, ToomWgradCandidate, lattices
 from ..problem import Pass, Problem
 from .names import axis_name
 
-LAUNCHED = tuple(family for family in FAMILIES if family is not tensor)
-"""Families that a file chooses from. The launches of the tensor cores' pipeline are not written in C++ yet, and what is
-left to the direct kernels of a file instead would be slower than the next best family."""
+LAUNCHED = tuple(family for family in FAMILIES if family not in (tensor, toom_wgrad_tensor))
+"""Families that a file chooses from. The launches for tensor cores are not written in C++ yet, and what is left to the
+direct kernels of a file instead would be slower than the next best family."""
 NAMES = {Pass.FPROP: "forward", Pass.DGRAD: "input_gradient", Pass.WGRAD: "weight_gradient"}
 
 

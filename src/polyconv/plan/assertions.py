@@ -36,6 +36,13 @@ _TENSOR = {
     "polyconv::kTensorChannels": TENSOR_CHUNK,
 }
 
+_TOOM_WGRAD = {
+    "polyconv::kChunk": TILE_CHUNK,
+    "polyconv::kMaxInterleave": max(INTERLEAVES),
+    "polyconv::kMaxClasses": MAX_CLASSES,
+    "sizeof(polyconv::ToomWgradState)": STATE_BYTES,
+}
+
 _DISAGREE = "host and device disagree about"
 
 _NUMBERS: dict[str, dict[str, int]] = {
@@ -54,12 +61,8 @@ _NUMBERS: dict[str, dict[str, int]] = {
     "tensor_weights": _TENSOR,
     "tensor_transform": _TENSOR,
     "tensor_product": _TENSOR,
-    "toom_wgrad": {
-        "polyconv::kChunk": TILE_CHUNK,
-        "polyconv::kMaxInterleave": max(INTERLEAVES),
-        "polyconv::kMaxClasses": MAX_CLASSES,
-        "sizeof(polyconv::ToomWgradState)": STATE_BYTES,
-    },
+    "toom_wgrad": _TOOM_WGRAD,
+    "toom_wgrad_tensor": {"polyconv::kMagnitudeParts": PARTS, **_TOOM_WGRAD},
     "toom_wgrad_finish": {"polyconv::kSlicesPerGroup": SLICES_PER_GROUP, "polyconv::kMaxTapClasses": MAX_CLASSES},
 }
 """By the header of a kernel: what its launches count with, and the value that they have for it."""

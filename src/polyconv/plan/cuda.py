@@ -22,6 +22,7 @@ from . import (
     tensor_gather,
     tensor_wgrad,
     toom_wgrad,
+    toom_wgrad_tensor,
     wgrad,
 )
 from .candidates import CudaCandidate
@@ -42,6 +43,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     separable,
     fused,
     toom_wgrad,
+    toom_wgrad_tensor,
     tensor,
     tensor_gather,
     tensor_wgrad,

@@ -406,6 +406,10 @@ class ToomWgradParams(Params):
     ]
 
 
+class ToomWgradTensorParams(ToomWgradParams):
+    _fields_ = [*_fields(pointer, "largest_dy largest_x"), *_fields(c_int32, "headroom_dy headroom_x")]
+
+
 class ToomWgradSumParams(Params):
     _fields_ = [("partial", pointer), ("elements", c_int64), ("slices", c_int32)]
 

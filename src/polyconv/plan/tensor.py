@@ -168,7 +168,7 @@ PARKED_BYTES = 4 * (K_TILE * UNITS + 4)
 """Shared memory for the sums of a point that a pass of nested segments does not need."""
 
 
-def headroom(matrix: Matrix, nested: bool) -> int:
+def headroom(matrix: Matrix, nested: bool = False) -> int:
     """Bits by which a transformed value may exceed the largest one; nested segments add or subtract two of them."""
     growth = max(sum(abs(entry) for entry in row) for row in matrix) * (2 if nested else 1)
     return max(0, ceil(log2(growth)))
@@ -468,7 +468,7 @@ def _filters_task(problem: Problem, chain: Chain) -> Task:
 def _filters(problem: Problem, r: Roles, chain: Chain) -> Launch:
     strides = problem.channels_per_group[1] * problem.w_strides[0], r.w_output
     every = zip((r.channels, *problem.kernel), (r.w_channel, *problem.w_strides[2:]), strict=True)
-    return _magnitude(_filters_task(problem, chain), "w", strides, chain.outputs, tuple(every), 0)
+    return magnitude(_filters_task(problem, chain), "w", strides, chain.outputs, tuple(every), 0)
 
 
 def _images_task(problem: Problem, chain: Chain) -> Task:
@@ -485,10 +485,10 @@ def _images(problem: Problem, r: Roles, chain: Chain) -> Launch:
     strides = r.source_strides[0], r.channels * r.source_strides[1]
     every = zip((r.channels, *r.source_size), r.source_strides[1:], strict=True)
     at = places(problem, chain.way).images
-    return _magnitude(_images_task(problem, chain), r.source, strides, chain.groups, tuple(every), at)
+    return magnitude(_images_task(problem, chain), r.source, strides, chain.groups, tuple(every), at)
 
 
-def _magnitude(
+def magnitude(
     task: Task, source: str, strides: tuple[int, int], inner: int, axes: tuple[tuple[int, int], ...], at: int
 ) -> Launch:
     """``axes``: extents and strides of the elements of a slot. Neighbours in memory are walked over first."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
-from ..algebra.error import predicted_error
+from ..algebra.error import FLOAT32, Arithmetic, predicted_error
 from ..algebra.lattice import DenseAxis, dense_axis
 from ..algebra.segments import Scheme2d
 from ..problem import PaddingMode, Pass, Problem
@@ -156,7 +157,7 @@ def axis_for(taps: int, among: tuple[ToomAxis, ...]) -> ToomAxis | None:
 
 
 @dataclass(frozen=True)
-class _Work:
+class Cut:
     """How a problem is cut into rows of tiles, slices and sums."""
 
     rows: int
@@ -193,6 +194,11 @@ class ToomWgradCandidate:
     w: ToomAxis
     tile: WgradTile
     direct = False
+    along_h: ClassVar[tuple[ToomAxis, ...]] = ALONG_H
+    along_w: ClassVar[tuple[ToomAxis, ...]] = ALONG_W
+    params: ClassVar[type[ToomWgradParams]] = ToomWgradParams
+    arithmetic: ClassVar[Arithmetic] = FLOAT32
+    """Of the products, and of the first of their :meth:`sums`."""
 
     @property
     def name(self) -> str:
@@ -208,13 +214,17 @@ class ToomWgradCandidate:
         h, w = lattices(problem)
         if max(len(h.classes), len(w.classes)) > MAX_CLASSES:
             return f"a stride of more than {MAX_CLASSES} classes of taps"
-        if axis_for(h.taps, ALONG_H) != self.h or axis_for(w.taps, ALONG_W) != self.w:
+        if axis_for(h.taps, self.along_h) != self.h or axis_for(w.taps, self.along_w) != self.w:
             return f"another algorithm fits {h.taps} x {w.taps} taps"
-        if self.tile not in tiles(self.h, self.w, len(h.classes) * len(w.classes) > 1):
+        if self.tile not in self.offered(len(h.classes) * len(w.classes) > 1):
             return "no such tile"
         if self.multiplications >= problem.kernel[0] * problem.kernel[1]:
             return f"{problem.kernel[0]} x {problem.kernel[1]} taps: saves no multiplications"
         return None
+
+    def offered(self, classed: bool) -> tuple[WgradTile, ...]:
+        """The tiles that are instantiated for these algorithms."""
+        return tiles(self.h, self.w, classed)
 
     @property
     def multiplications(self) -> float:
@@ -232,11 +242,15 @@ class ToomWgradCandidate:
         return kernel(self.h, self.w, self.tile, len(h.classes) * len(w.classes) > 1)
 
     @property
+    def shared_bytes(self) -> int:
+        return shared_bytes(self.w, self.tile)
+
+    @property
     def partial_elements(self) -> int:
         """Sums of one tile of channels."""
         return len(self.h.segments) * self.h.points * self.w.passes * self.w.points * self.tile.k * self.tile.c
 
-    def work(self, problem: Problem, sms: int, workspace: int) -> _Work:
+    def work(self, problem: Problem, sms: int, workspace: int) -> Cut:
         """Slices: enough to fill the device in whole waves, and for short sums; few enough for the workspace."""
         h, w = lattices(problem)
         k = problem.channels_per_group[1]
@@ -255,16 +269,16 @@ class ToomWgradCandidate:
             key=lambda slices: (round(waves(per_slice * slices, sms) * ceil_div(rows, slices), 6), -slices),
         )
         flush = max(1, FLUSH * self.tile.split // TILE_CHUNK)
-        return _Work(rows, tiles, tiles_h, interleave, outer, k_tiles, c_tiles, products, best, flush)
+        return Cut(rows, tiles, tiles_h, interleave, outer, k_tiles, c_tiles, products, best, flush)
 
-    def _elements(self, problem: Problem, work: _Work) -> int:
+    def _elements(self, problem: Problem, work: Cut) -> int:
         """Partial sums of one slice."""
         return problem.groups * work.k_tiles * work.c_tiles * self.partial_elements
 
     def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
         return self._tasks(problem, self.work(problem, sms, workspace))
 
-    def _tasks(self, problem: Problem, work: _Work) -> Iterator[Task]:
+    def _tasks(self, problem: Problem, work: Cut) -> Iterator[Task]:
         """The sums of all slices; the sum of these, if there are several; the transform to taps."""
         slices, elements = work.slices * self.tile.split, self._elements(problem, work)
         blocks = int32(work.blocks * problem.groups * work.slices, "the number of blocks")
@@ -273,7 +287,7 @@ class ToomWgradCandidate:
         lines = self.tile.k * self.h.m + self.tile.c * self.h.points  # rows that a chunk reads
         scattered = steps * lines * (min(32, work.outer_phases) - 1)
         done = Work(blocks, walked, steps, moved_bytes(problem) + 4 * elements * slices, scattered)
-        yield Task(self.spec(problem), (blocks, 1, 1), done, dynamic_shared=shared_bytes(self.w, self.tile))
+        yield Task(self.spec(problem), (blocks, 1, 1), done, dynamic_shared=self.shared_bytes)
         if slices > 1:
             blocks = ceil_div(elements, 4 * SUM.threads)
             yield Task(SUM, (blocks, 1, 1), Work(blocks, blocks, blocks * slices, 4 * elements * (slices + 1)))
@@ -291,7 +305,7 @@ class ToomWgradCandidate:
         channels, k = self.channels(problem), problem.channels_per_group[1]
         groups, classes = problem.groups, len(h.classes) * len(w.classes)
         int32(work.rows * work.chunks, "the number of tiles")
-        p = ToomWgradParams(channels=channels, outputs=k, count_h=h.count, count_w=w.count)
+        p = self.params(channels=channels, outputs=k, count_h=h.count, count_w=w.count)
         p.x_batch, p.x_channel, _, _ = problem.x_strides
         p.place("dy", problem.y_strides, "the gradient of y")
         x_row, x_column = layout.pixel_strides(problem.x_strides, "x")
@@ -327,11 +341,11 @@ class ToomWgradCandidate:
         found.append(self._finish(problem, work, last, bias_partial))
         return Schedule(tuple(found), bias_at + 4 * work.slices * problem.out_channels * problem.bias)
 
-    def sums(self, work: _Work) -> tuple[int, ...]:
+    def sums(self, work: Cut) -> tuple[int, ...]:
         """Tiles that are added in sequence, such sums in a slice, slices in a group; what is left is added at last."""
         return work.flush * TILE_CHUNK // self.tile.split, ceil_div(work.chunks_per_slice, work.flush), SLICES_PER_GROUP
 
-    def _finish(self, problem: Problem, work: _Work, task: Task, bias_partial: tuple[str, int] | None) -> Launch:
+    def _finish(self, problem: Problem, work: Cut, task: Task, bias_partial: tuple[str, int] | None) -> Launch:
         h, w = lattices(problem)
         channels, k = self.channels(problem), problem.channels_per_group[1]
         p = ToomWgradFinishParams(slices=work.slices, outputs=k, all_outputs=problem.out_channels)
@@ -364,6 +378,7 @@ class ToomWgradCandidate:
             blocks=self.sums(work),
             outputs=float(outputs),
             repetition=repetition_of(problem),
+            arithmetic=self.arithmetic,
         )
 
 
