@@ -22,7 +22,7 @@ from polyconv.plan.toom_wgrad_tensor import CANDIDATE, SHARED_BYTES
 from polyconv.problem import PaddingMode, Pass, Problem
 from polyconv.scale import largest, scales
 
-RANDOM_PARTS, RANDOM_EACH = (10, 30) if NIGHTLY else (1, 6)
+RANDOM_PARTS, RANDOM_EACH = (10, 24) if NIGHTLY else (1, 6)
 LARGE = 2**26
 SMS = 2
 """Few enough that a slice has several rows."""
@@ -57,27 +57,21 @@ def test_named(name: str) -> None:
 def geometries(draw: st.DrawFn) -> tuple[Shape, int]:
     """A small convolution, and the workspace."""
     shape = draw(zero_bordered(st.sampled_from([8, 9, 33]), st.sampled_from([8, 17, 65])))
-    kernel = min(shape.kernel[0], 5), min(shape.kernel[1], 9)
-    # The prediction is for random data, and an expanded dy is not.
-    layout = "sliced" if shape.layout == "expanded" else shape.layout
-    return replace(shape, kernel=kernel, stride=(1, 1), layout=layout), draw(st.sampled_from([1, 2**20, LARGE]))
+    return replace(shape, layout=shape.layout.replace("expanded", "sliced")), draw(st.sampled_from([1, 2**20, LARGE]))
 
 
 @pytest.mark.parametrize("part", range(RANDOM_PARTS))
 def test_random(part: int) -> None:
     """The same geometries every time: in parts, so that test workers share them."""
-    taken = 0
 
     @seed(part)
     @settings(max_examples=RANDOM_EACH, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(geometries())
     def explore(drawn: tuple[Shape, int]) -> None:
-        nonlocal taken
         torch.manual_seed(part)
-        taken += run(*drawn)
+        run(*drawn)
 
     explore()
-    assert taken >= RANDOM_EACH // 2
 
 
 # ---- Data that is hard on FP16
