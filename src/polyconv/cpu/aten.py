@@ -215,10 +215,10 @@ def _taps_met(problem: Problem) -> float:
 
 def takes_padding(problem: Problem) -> bool:
     """Whether ATen takes the padding as it is: zeros, the same on both sides, not negative."""
-    top, bottom, left, right = problem.padding
-    if not (top or bottom or left or right):
+    before, after = problem.padding[::2], problem.padding[1::2]
+    if not any(problem.padding):
         return True
-    return problem.padding_mode is PaddingMode.ZEROS and top == bottom >= 0 and left == right >= 0
+    return problem.padding_mode is PaddingMode.ZEROS and before == after and min(before) >= 0
 
 
 def takes_tensors(problem: Problem) -> bool:
@@ -283,17 +283,17 @@ def convolution_backward(
     problem: Problem, dy: Tensor, x: Tensor, w: Tensor, wanted: tuple[bool, bool, bool], padded: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """ATen's gradients of input, weight and bias, those that are wanted; ``padded``: x has its padding already."""
-    padding = [0, 0] if padded else [problem.padding[0], problem.padding[2]]
+    none = [0] * problem.rank
     result: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
         dy,
         x,
         w,
         [problem.out_channels],
         list(problem.stride),
-        padding,
+        none if padded else list(problem.padding[::2]),
         list(problem.dilation),
         False,
-        [0, 0],
+        none,
         problem.groups,
         list(wanted),
     )
