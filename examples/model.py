@@ -1911,11 +1911,6 @@ class _Convolution(torch.autograd.Function):
         return dx, dw, db, None, None
 
 
-def _extent(pixels, before, after, taps, stride, dilation):
-    """Outputs along one axis."""
-    return (pixels + before + after - dilation * (taps - 1) - 1) // stride + 1
-
-
 class Conv2d(nn.Conv2d):
     """nn.Conv2d: its parameters, initialisation and state dict; padding may also be (top, bottom, left, right)."""
 
@@ -1934,7 +1929,10 @@ class Conv2d(nn.Conv2d):
         if x.dim() != 4 or x.shape[1] != self.in_channels:
             raise RuntimeError(f"an input of shape {list(x.shape)} does not have {self.in_channels} channels")
         before, after = self.geometry[9:13:2], self.geometry[10:13:2]
-        size = [*map(_extent, x.shape[2:], before, after, self.kernel_size, self.stride, self.dilation)]
+        size = []
+        for axis, pixels in enumerate(x.shape[2:]):
+            reach = self.dilation[axis] * (self.kernel_size[axis] - 1)
+            size.append((pixels + before[axis] + after[axis] - reach - 1) // self.stride[axis] + 1)
         if min(size) < 1:
             raise RuntimeError(f"the kernel {self.kernel_size} does not fit into an input of shape {list(x.shape)}")
         kernels = _kernels(self.source, self.geometry)

@@ -12,7 +12,7 @@ from exported_files import EVERY, Builds
 from polyconv.export import convolution_model
 
 GEOMETRY = re.compile(r"\bk\w+(?= =)")
-SLOW = {"kb50", "kb55", "kb56", "kb62", "kb86"}
+SLOW = ("kb50", "kb55", "kb56", "kb62", "kb86")
 
 
 def warnings_of(module: Any, source: str) -> list[str]:
