@@ -32,8 +32,8 @@ def contests(layers: Sequence[Workload], cases: Cases) -> list[Contest[Duel]]:
 def _contest(layer: Workload, case: Case, cases: Cases) -> Duel:
     torch.manual_seed(0)
     problem = layer.problem(Pass.FPROP)
-    sizes: Any = layer.kernel, layer.stride, layer.padding, layer.dilation
-    module = nn.Conv2d(layer.input[1], layer.out_channels, *sizes, layer.groups, layer.bias)
+    sizes: Any = layer.kernel, layer.stride, layer.padding, layer.dilation, layer.groups, layer.bias
+    module = nn.Conv2d(layer.input[1], layer.out_channels, *sizes)
     x = torch.randn(case.batch, *layer.input[1:])
     _, _, height, width = layer.input
     return Duel(

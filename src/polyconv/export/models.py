@@ -291,7 +291,8 @@ def imported_model(name: str, input: Shape) -> Model:
     finally:
         sys.path.remove("")
     made = found if isinstance(found, torch.nn.Module) else found() if callable(found) else found
-    convolutions = dict(made.named_children()) if isinstance(made, torch.nn.Sequential) else {"": made}
+    several = isinstance(made, torch.nn.Sequential)
+    convolutions: dict[str, Any] = dict(made.named_children()) if several else {"": made}
     if not convolutions:
         raise ExportError(f"{name} is empty: {_TAKEN}")
     layers: list[Layer] = []
