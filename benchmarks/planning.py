@@ -19,7 +19,7 @@ from statistics import median
 
 from polyconv.cpu.device import CpuDevice
 from polyconv.cpu.planner import plan_cpu
-from polyconv.measure.workloads import catalogue
+from polyconv.measure.workloads import find
 from polyconv.plan import DEVICES, plan_cuda
 from polyconv.problem import Pass, Problem
 
@@ -32,7 +32,7 @@ _different = count(1)
 
 def workloads() -> Iterator[tuple[str, Problem]]:
     """Every pass of every workload."""
-    for workload in catalogue().values():
+    for workload in find("all"):
         for kind in Pass:
             yield f"{workload.id} {kind}", workload.problem(kind)
 

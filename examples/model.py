@@ -1916,9 +1916,10 @@ class Conv2d(nn.Conv2d):
 
     def __init__(self, source, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        left, right, top, bottom, *four_sides = self._reversed_padding_repeated_twice
-        sides = self.padding if four_sides else (top, bottom, left, right)
-        sizes = (self.in_channels, self.out_channels, self.groups, *self.kernel_size, *self.stride, *self.dilation)
+        left, right, top, bottom, *all_sides = self._reversed_padding_repeated_twice
+        sides = self.padding if all_sides else (top, bottom, left, right)
+        sizes = (self.in_channels, self.out_channels, self.groups)
+        sizes += (*self.kernel_size, *self.stride, *self.dilation)
         self.source, self.geometry = source, (*sizes, *sides, self.bias is not None)
         _kernels(self.source, self.geometry)  # compiled now, so that the first batch does not wait
 
@@ -1927,14 +1928,15 @@ class Conv2d(nn.Conv2d):
             return self.forward(x.unsqueeze(0)).squeeze(0)
         if x.dim() != 4 or x.shape[1] != self.in_channels:
             raise RuntimeError(f"an input of shape {list(x.shape)} does not have {self.in_channels} channels")
-        top, bottom, left, right = self.geometry[9:13]
-        (kh, kw), (sh, sw), (dh, dw) = self.kernel_size, self.stride, self.dilation
-        height = (x.shape[2] + top + bottom - dh * (kh - 1) - 1) // sh + 1
-        width = (x.shape[3] + left + right - dw * (kw - 1) - 1) // sw + 1
-        if min(height, width) < 1:
+        before, after = self.geometry[9:13:2], self.geometry[10:13:2]
+        size = []
+        for axis, pixels in enumerate(x.shape[2:]):
+            reach = self.dilation[axis] * (self.kernel_size[axis] - 1)
+            size.append((pixels + before[axis] + after[axis] - reach - 1) // self.stride[axis] + 1)
+        if min(size) < 1:
             raise RuntimeError(f"the kernel {self.kernel_size} does not fit into an input of shape {list(x.shape)}")
         kernels = _kernels(self.source, self.geometry)
-        return _Convolution.apply(x, self.weight, self.bias, kernels, (height, width))
+        return _Convolution.apply(x, self.weight, self.bias, kernels, size)
 
 
 class ModelNew(nn.Module):

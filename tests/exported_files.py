@@ -11,12 +11,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
+
+from nightly import nightly
 from polyconv.export import exported_file, named_model
 from polyconv.plan import DEVICES
 
 V100 = DEVICES["v100"]
 PROBLEMS = ("kb50", "kb55", "kb56", "kb62", "kb63", "kb80", "kb82", "kb83", "kb84", "kb85", "kb86", "kb87")
-"""KernelBench's 2-D convolutions."""
+"""KernelBench's Conv2d."""
+FAMILY = ("kb57", "kb64", "kb65", "kb67", "kb69", "kb71", "kb74", "kb75", "kb76", "kb78", "kb79", "kb81")
+"""Its convolutions over one axis, and the transposed ones."""
+_ALWAYS = ("kb64", "kb76")
+EVERY = [*PROBLEMS, *(name if name in _ALWAYS else pytest.param(name, marks=nightly) for name in FAMILY)]
+"""All of them, as tests are given them: of the second kind a sample, at night all."""
 _LIBRARY = """
 const char* forward(const void* call) { return 0; }
 const char* input_gradient(const void* call) { return 0; }

@@ -31,7 +31,7 @@ from polyconv.algebra.error import (
 )
 from polyconv.algebra.segments import AxisScheme, Scheme2d, schemes
 from polyconv.algebra.steps import Form, axis_steps
-from polyconv.measure.workloads import catalogue
+from polyconv.measure.workloads import find
 from uneven_data import Array
 
 cut, direct = AxisScheme.cut, AxisScheme.direct
@@ -145,7 +145,7 @@ def test_the_rms_of_the_weight_gradient(scheme: Scheme2d) -> None:
 def workload_layers() -> list[tuple[int, tuple[int, int]]]:
     """(channels that are summed, kernel) of every layer for which a fast form may apply, forward and input gradient."""
     found = set()
-    for load in catalogue().values():
+    for load in find("all"):
         if load.kernel != (1, 1) and load.stride == (1, 1):
             found |= {(c // load.groups, load.kernel) for c in (load.input[1], load.out_channels)}
     return sorted(found)

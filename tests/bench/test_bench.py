@@ -34,6 +34,7 @@ from polyconv.measure.limits import Batch, cut_batch
 from polyconv.measure.operands import CHANNELS_LAST, NCHW, OURS, OURS_CHANNELS_LAST, Operands, candidates
 from polyconv.measure.timing import Timing
 from polyconv.measure.workloads import QUICK, find
+from polyconv.ops.pictures import picture
 from polyconv.problem import Pass, Problem
 from recording import Recorder
 
@@ -148,6 +149,19 @@ def test_candidates_compute_the_same(name: str, kind: Pass, fresh: bool) -> None
     assert list(calls) == [OURS, OURS_CHANNELS_LAST, NCHW, CHANNELS_LAST]
     for call in calls.values():
         torch.testing.assert_close(call().double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", list(Pass), ids=str)
+@pytest.mark.parametrize("name", ["kb76", "kb75", "kb79"])
+def test_candidates_of_one_axis_and_transposed_compute_the_same(name: str, kind: Pass) -> None:
+    (workload,) = find(name)
+    small = replace(workload, input=(2, *(min(extent, 32) for extent in workload.input[1:])))
+    if small.groups == 1:
+        small = replace(small, input=(2, 8, *small.input[2:]), out_channels=8)
+    problem = small.problem(kind)
+    operands = Operands.random(problem)
+    for call in candidates(problem, operands, transposed=small.transposed).values():
+        assert accuracy.measure(problem.as_picture(), operands.pictures(), picture(call())).error < 1e-4
 
 
 def test_layouts_have_weights_of_their_own() -> None:
@@ -444,7 +458,7 @@ def test_interrupted_runs_keep_what_they_have_and_are_resumed(
     assert cli.main([*arguments, "--resume"]) == 130
     assert began == ["W1, fprop, 1 threads", "W2, fprop, 1 threads"]
     assert [r["workload"] for r in json.loads(out.read_text(encoding="utf-8"))["rows"]] == ["W1", "W2"]
-    assert "12 contests, of which 1 are measured" in capsys.readouterr().err
+    assert "24 contests, of which 1 are measured" in capsys.readouterr().err
 
 
 def test_failures_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

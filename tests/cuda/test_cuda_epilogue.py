@@ -13,7 +13,7 @@ import gpu_emulator
 from emulate import V100, check, cubin, plan_of, run_plan
 from machine_suites import Shape
 from polyconv import reference
-from polyconv.export import ExportError, conv2d_model, exported_file
+from polyconv.export import ExportError, convolution_model, exported_file
 from polyconv.inspection.counting import count_plan
 from polyconv.measure.workloads import find
 from polyconv.plan import all_kernels, fused, gather, plan_cuda, separable, strips, tensor
@@ -280,7 +280,7 @@ def test_predicted_bounds_are_the_counted_ones(name: str) -> None:
 
 
 def test_an_exported_file_holds_no_epilogue() -> None:
-    model = conv2d_model((1, 8, 9, 9), in_channels=8, out_channels=8, kernel_size=3)
+    model = convolution_model((1, 8, 9, 9), in_channels=8, out_channels=8, kernel_size=3)
     layer = model.layers[0]
     with pytest.raises(ExportError, match="activation or a residual"):
         exported_file(replace(model, layers=(replace(layer, problem=replace(layer.problem, activation=RELU)),)), V100)

@@ -13,7 +13,7 @@ import torch
 
 from exported_files import V100, Builds, load, text_of
 from polyconv import cli
-from polyconv.export import ExportError, conv2d_model, exported_file, imported_model
+from polyconv.export import ExportError, convolution_model, exported_file, imported_model
 
 
 def test_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,7 +29,7 @@ def test_takes_arguments(tmp_path: Path) -> None:
     words += " --bias --padding-mode reflect --input 8 32 64 64"
     assert cli.main(["export", *words.split(), "-o", str(path)]) == 0
     arguments: Any = {"in_channels": 32, "out_channels": 64, "kernel_size": (5, 9), "groups": 32}
-    expected = conv2d_model((8, 32, 64, 64), padding=(2, 4), dilation=(2, 3), padding_mode="reflect", **arguments)
+    expected = convolution_model((8, 32, 64, 64), padding=(2, 4), dilation=(2, 3), padding_mode="reflect", **arguments)
     assert path.read_text() == exported_file(expected, V100)
     again = tmp_path / "again.py"
     assert cli.main(["export", *expected.command.split(), "-o", str(again)]) == 0
@@ -49,7 +49,11 @@ def test_takes_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("kb57", "no Conv2d workload 'kb57'"),
+        ("kb89", "no workload 'kb89'"),
+        (
+            "kb54",
+            "kb54 is a Conv3d: what is exported convolves over height and width, or over a length, and not over depth",
+        ),
         ("kb80 --groups 2", "leave out --groups"),
         ("--in-channels 3", "missing are --out-channels, --kernel-size, --input"),
         ("--in-channels 3 --out-channels 4 --kernel-size 3 --input 1 2 8 8", "an input of 2 channels"),
@@ -62,7 +66,10 @@ def test_takes_options(tmp_path: Path) -> None:
         ("--from torch.nn --input 1 3 8 8", "'torch.nn' names no attribute"),
         ("--from torch.nn:Konv2d --input 1 3 8 8", "torch.nn:Konv2d cannot be imported"),
         ("--from no.such.module:conv --input 1 3 8 8", "no.such.module:conv cannot be imported"),
-        ("--from torch.nn:Identity --input 1 3 8 8", "torch.nn:Identity holds a Identity: a Conv2d, or a Sequential"),
+        (
+            "--from torch.nn:Identity --input 1 3 8 8",
+            "torch.nn:Identity holds a Identity: a Conv1d, a Conv2d, or a Seq",
+        ),
         ("--from torch.nn:Sequential --input 1 3 8 8", "torch.nn:Sequential is empty"),
         ("--from math:pi --input 1 3 8 8", "math:pi holds a float"),
     ],
@@ -74,7 +81,7 @@ def test_explains_what_is_wrong(words: str, message: str, capsys: pytest.Capture
 
 def test_negative_padding_needs_zeros() -> None:
     with pytest.raises(ExportError, match="zeros"):
-        conv2d_model(
+        convolution_model(
             (1, 3, 8, 8), in_channels=3, out_channels=3, kernel_size=3, padding=(-1, 0, 0, 0), padding_mode="reflect"
         )
 

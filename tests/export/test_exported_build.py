@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from exported_files import Builds, load, text_of
-from polyconv.export import conv2d_model, exported_file
+from polyconv.export import convolution_model, exported_file
 from polyconv.plan import DEVICES
 
 SMALL = exported_file(
-    conv2d_model((1, 4, 9, 9), in_channels=4, out_channels=4, kernel_size=3, groups=4), DEVICES["v100"]
+    convolution_model((1, 4, 9, 9), in_channels=4, out_channels=4, kernel_size=3, groups=4), DEVICES["v100"]
 )
 
 
@@ -111,7 +111,7 @@ def test_without_a_gpu_someone_has_to_say_what_for(builds: Builds, tmp_path: Pat
 
 @pytest.mark.usefixtures("no_gpu")
 def test_a_file_can_say_what_for(builds: Builds, tmp_path: Path) -> None:
-    model = conv2d_model((1, 4, 9, 9), in_channels=4, out_channels=4, kernel_size=3, groups=4)
+    model = convolution_model((1, 4, 9, 9), in_channels=4, out_channels=4, kernel_size=3, groups=4)
     try:
         load(exported_file(model, DEVICES["v100"], arch="7.0;8.0"), tmp_path / "exported_small.py")
         assert os.environ["TORCH_CUDA_ARCH_LIST"] == "7.0;8.0"
@@ -121,7 +121,7 @@ def test_a_file_can_say_what_for(builds: Builds, tmp_path: Path) -> None:
 
 
 def test_the_environment_comes_before_the_file(builds: Builds, tmp_path: Path) -> None:
-    model = conv2d_model((1, 4, 9, 9), in_channels=4, out_channels=4, kernel_size=3, groups=4)
+    model = convolution_model((1, 4, 9, 9), in_channels=4, out_channels=4, kernel_size=3, groups=4)
     load(exported_file(model, DEVICES["v100"], arch="9.0"), tmp_path / "exported_small.py")
     assert os.environ["TORCH_CUDA_ARCH_LIST"] == "Volta"
 

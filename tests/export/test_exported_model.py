@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from exported_files import PROBLEMS, Builds
-from polyconv.export import ExportError, conv2d_model, exported_file, named_model
+from exported_files import EVERY, Builds
+from polyconv.export import ExportError, convolution_model, exported_file, named_model
 from polyconv.measure.workloads import entries
 from polyconv.plan import DEVICES
 
@@ -24,16 +24,18 @@ def original(name: str) -> torch.nn.Module:
     """The convolutions of KernelBench's problems under their names, from the workload's own description."""
     spec = entries()[name]
     names = {"kb50": "conv1", "kb86": "depthwise", "kb87": "conv1d"}
-    keys = ("out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "bias")
-    arguments: Any = {key: tuple(spec[key]) if isinstance(spec[key], list) else spec[key] for key in keys}
+    usual = {"Conv1d": "conv1d", "ConvTranspose1d": "conv1d_transpose", "ConvTranspose2d": "conv_transpose2d"}
+    keys = ("out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "bias", "output_padding")
+    arguments: Any = {k: tuple(spec[k]) if isinstance(spec[k], list) else spec[k] for k in keys if k in spec}
     model = torch.nn.Module()
-    model.add_module(names.get(name, "conv2d"), torch.nn.Conv2d(spec["input"][1], **arguments))
+    made = getattr(torch.nn, spec["module"])(spec["input"][1], **arguments)
+    model.add_module(names.get(name, usual.get(spec["module"], "conv2d")), made)
     if name == "kb86":
         model.add_module("pointwise", torch.nn.Conv2d(64, 128, 1, bias=False))
     return model
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", EVERY)
 def test_parameters_are_those_of_the_original(name: str, imported: Any) -> None:
     module = imported(name)
     torch.manual_seed(5)
@@ -222,7 +224,7 @@ PADDING = {
 def test_padding(case: str, imported: Any, calls: Calls, builds: Builds) -> None:
     padding, kernel, sides = PADDING[case]
     arguments: Any = {"in_channels": 3, "out_channels": 4, "kernel_size": kernel, "padding": padding}
-    module = imported(conv2d_model((1, 3, 12, 12), **arguments))
+    module = imported(convolution_model((1, 3, 12, 12), **arguments))
     module._call = calls
     conv = module.ModelNew().conv2d
     assert conv.geometry[9:13] == sides
@@ -234,12 +236,64 @@ def test_padding(case: str, imported: Any, calls: Calls, builds: Builds) -> None
 @pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
 def test_borders_are_those_of_the_argument(mode: str, imported: Any, builds: Builds) -> None:
     number = ["zeros", "reflect", "replicate", "circular"].index(mode)
-    module = imported(conv2d_model((1, 3, 9, 9), in_channels=3, out_channels=4, kernel_size=3, padding_mode=mode))
+    module = imported(convolution_model((1, 3, 9, 9), in_channels=3, out_channels=4, kernel_size=3, padding_mode=mode))
     module.ModelNew()
     (source,) = builds.sources
     assert f"constexpr int kBorder = {number};" in source
     module.ModelNew(3, 4, 3, padding_mode="reflect" if mode == "circular" else "circular")
     assert f"constexpr int kBorder = {1 if mode == 'circular' else 3};" in builds.sources[-1]
+
+
+# ---- one axis, and transposed
+
+
+def test_a_signal_is_a_picture_of_height_one(imported: Any, calls: Calls) -> None:
+    module = imported("kb76")
+    module._call = calls
+    model = module.ModelNew(4, 6, 3, 2, bias=True)
+    x = torch.zeros(2, 4, 21, requires_grad=True)
+    y = model(x)
+    assert y.shape == (2, 6, 10)
+    y.sum().backward()
+    assert calls == [
+        ("forward", (2, 6, 1, 10)),
+        ("input_gradient", (2, 4, 1, 21)),
+        ("weight_gradient", (6, 4, 1, 3)),
+    ]
+    assert (x.grad is not None, model.conv1d.weight.grad.shape) == (True, (6, 4, 3))
+    assert model.conv1d.bias.grad.unique().tolist() == [7]
+    assert model(x[0]).shape == (6, 10)
+    with pytest.raises(RuntimeError, match=r"kernel \(3,\) does not fit into an input of shape \[1, 4, 2\]"):
+        model(torch.zeros(1, 4, 2))
+
+
+def test_a_transposed_convolution_is_an_input_gradient(imported: Any, calls: Calls, builds: Builds) -> None:
+    module = imported("kb64")
+    module._call = calls
+    model = module.ModelNew(4, 6, 5, stride=3, padding=1, output_padding=2, groups=2, bias=True)
+    assert "kInChannels = 6, kOutChannels = 4, kGroups = 2" in builds.sources[-1]
+    x = torch.zeros(2, 4, 7, requires_grad=True)
+    y = model(x)
+    assert y.shape == torch.nn.ConvTranspose1d(4, 6, 5, 3, 1, 2, 2)(x).shape
+    gradient = torch.randn(y.shape)
+    y.backward(gradient)
+    assert calls == [
+        ("input_gradient", (2, 6, 1, 23)),
+        ("forward", (2, 4, 1, 7)),
+        ("weight_gradient", (4, 3, 1, 5)),
+    ]
+    torch.testing.assert_close(model.conv1d_transpose.bias.grad, gradient.sum((0, 2)))
+    assert model(x[0]).shape == y.shape[1:]
+    with pytest.raises(RuntimeError, match="leaves nothing of what an input of"):
+        module.ModelNew(4, 6, 2, padding=3)(torch.zeros(1, 4, 2))
+
+
+def test_outputs_past_the_stride_are_cropped(imported: Any) -> None:
+    """Of fewer, the convolution that is transposed takes no notice."""
+    module = imported("kb64")
+    for stride, sides in ((1, (1, -1)), (3, (1, 1))):
+        conv = module.ConvTranspose1d(module.CONV1D_TRANSPOSE, 2, 2, 3, stride, 1, output_padding=2, dilation=3)
+        assert conv.geometry[11:13] == sides
 
 
 def test_layers_follow_one_another(imported: Any, calls: Calls) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import nvrtc_11_8
-from exported_files import PROBLEMS, Builds
-from polyconv.export import conv2d_model
+from exported_files import EVERY, Builds
+from polyconv.export import convolution_model
 
 GEOMETRY = re.compile(r"\bk\w+(?= =)")
-SLOW = {"kb50", "kb55", "kb56", "kb62", "kb86"}
+SLOW = ("kb50", "kb55", "kb56", "kb62", "kb86")
 
 
 def warnings_of(module: Any, source: str) -> list[str]:
@@ -22,7 +22,7 @@ def warnings_of(module: Any, source: str) -> list[str]:
     return [line for line in told if not re.search(rf'"({"|".join(GEOMETRY.findall(module.GEOMETRY))})" was', line)]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in PROBLEMS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in EVERY])
 def test_compiles_without_a_warning(name: str, imported: Any, builds: Builds) -> None:
     """A variable that is not used would be one."""
     module = imported(name)
@@ -50,9 +50,9 @@ def test_other_arguments_compile(case: str, forward_only: bool, imported: Any, b
     """In a file that was exported for them, and in one that was not."""
     arguments: Any = ARGUMENTS[case]
     shape = (2, arguments["in_channels"], 33, 40)
-    imported(conv2d_model(shape, **arguments), forward_only=forward_only).ModelNew()
+    imported(convolution_model(shape, **arguments), forward_only=forward_only).ModelNew()
     mode = arguments.get("padding_mode", "zeros")
-    other = conv2d_model((8, 16, 33, 40), in_channels=16, out_channels=64, kernel_size=3, padding_mode=mode)
+    other = convolution_model((8, 16, 33, 40), in_channels=16, out_channels=64, kernel_size=3, padding_mode=mode)
     module = imported(other, forward_only=forward_only)
     module.ModelNew(**arguments)
     assert len(builds) == 3

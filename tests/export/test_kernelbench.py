@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import kernelbench_rules
-from exported_files import PROBLEMS, Builds, text_of
+from exported_files import EVERY, Builds, text_of
 
 # ---- the rules themselves
 
@@ -80,7 +80,7 @@ def test_comments_do_not_count_as_kernels() -> None:
 # ---- exported files
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", EVERY)
 def test_is_accepted_without_a_warning(name: str) -> None:
     text = text_of(name)
     assert not kernelbench_rules.found(text, kernelbench_rules.REFUSED)
@@ -89,7 +89,7 @@ def test_is_accepted_without_a_warning(name: str) -> None:
 
 
 @pytest.mark.parametrize("load", kernelbench_rules.LOADERS, ids=lambda load: load.__name__)
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", EVERY)
 def test_is_loaded_and_built_by_every_loader(name: str, load: kernelbench_rules.Loader, builds: Builds) -> None:
     """Loading builds; constructing what was exported builds no more."""
     problem = {variable: object() for variable in kernelbench_rules.VARIABLES}
@@ -112,7 +112,7 @@ def test_is_built_where_output_is_captured(name: str, builds: Builds) -> None:
     assert builds
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", EVERY)
 def test_weights_are_those_of_the_seed(name: str, builds: Builds) -> None:
     """The original and the submitted model are each constructed right after the same seed."""
     torch.manual_seed(42)
@@ -126,17 +126,18 @@ def test_weights_are_those_of_the_seed(name: str, builds: Builds) -> None:
             torch.manual_seed(42)
             models.append(context["ModelNew"](*arguments).state_dict())
         torch.manual_seed(42)
-        originals = [torch.nn.Conv2d(*shape_of(weight)) for weight in weights(models[0])]
+        originals = [original_of(weight) for weight in weights(models[0])]
     for first, second in zip(models[0].values(), models[1].values(), strict=True):
         assert torch.equal(first, second)
     assert torch.equal(weights(models[0])[0], originals[0].weight)
 
 
 def weights(state: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    return [value for value in state.values() if value.dim() == 4]
+    return [value for value in state.values() if value.dim() > 1]
 
 
-def shape_of(weight: torch.Tensor) -> tuple[int, int, tuple[int, int]]:
-    """Arguments of a convolution whose weight is drawn as this one: initialisation sees its shape alone."""
-    k, c, r, s = weight.shape
-    return c, k, (r, s)
+def original_of(weight: torch.Tensor) -> torch.nn.Module:
+    """A convolution whose weight is drawn as this one: initialisation sees its shape alone."""
+    k, c, *taps = weight.shape
+    made: torch.nn.Module = getattr(torch.nn, f"Conv{len(taps)}d")(c, k, taps)
+    return made

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from exported_files import PROBLEMS, V100, any_convolution
-from polyconv.export import conv2d_model, parameters
+from exported_files import EVERY, V100, any_convolution
+from polyconv.export import convolution_model, parameters
 from polyconv.export.families import chosen_for, launching
 from polyconv.measure.workloads import find
 from polyconv.plan.candidates import CudaCandidate
@@ -74,22 +74,22 @@ def check_fixed_fields(forward: Problem, seeds: int) -> None:
         assert met >= seeds // 20
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", EVERY)
 def test_fixed_fields_are_the_same_in_every_launch(name: str) -> None:
-    check_fixed_fields(find(name)[0].problem(Pass.FPROP), 200)
+    check_fixed_fields(find(name)[0].problem(Pass.FPROP).as_picture(), 200)
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_fixed_fields_of_any_convolution(seed: int) -> None:
     """Exported for a small image as well: what is fixed must not be so because the image is small."""
     shape, arguments = any_convolution(seed)
-    check_fixed_fields(conv2d_model(shape, **arguments).layers[0].problem, 40)
+    check_fixed_fields(convolution_model(shape, **arguments).layers[0].problem, 40)
 
 
 def test_fixed_fields_of_a_small_depthwise_convolution() -> None:
     """Whose strips are one slice, until the batch is large."""
     arguments: Any = {"in_channels": 6, "out_channels": 12, "kernel_size": 3, "groups": 6, "padding_mode": "circular"}
-    check_fixed_fields(conv2d_model((2, 6, 33, 40), **arguments).layers[0].problem, 100)
+    check_fixed_fields(convolution_model((2, 6, 33, 40), **arguments).layers[0].problem, 100)
 
 
 def test_a_field_that_must_stay_unknown_is_not_fixed() -> None:

@@ -23,7 +23,7 @@ from polyconv.cpu import channel_lanes, native, planner
 from polyconv.cpu.device import CpuDevice
 from polyconv.cuda.cache import KernelCache
 from polyconv.cuda.compile import compile_kernel, compiler_id
-from polyconv.measure.workloads import catalogue
+from polyconv.measure.workloads import find
 from polyconv.plan import DEVICES, KernelSpec, Launch, Plan, all_kernels, plan_cuda
 from polyconv.problem import Activation, PaddingMode, Pass, Problem
 
@@ -44,7 +44,7 @@ Record = dict[str, Any]
 
 def problems() -> Iterator[tuple[str, Problem]]:
     """Every pass of every workload, on dense tensors."""
-    for workload in catalogue().values():
+    for workload in find("all"):
         for kind in Pass:
             yield f"{workload.id} {kind}", workload.problem(kind)
 

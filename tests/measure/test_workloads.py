@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -21,8 +23,10 @@ def test_short_names_and_ids() -> None:
 def test_groups() -> None:
     assert [w.name for w in find("headline")] == ["W1", "W2", "W3"]
     assert len(find("all12")) == 12
+    assert len(find("kernelbench")) == 24
     assert len(find("models")) == 28
-    assert [w.id for w in find("all")] == list(workloads.catalogue())
+    assert [w.id for w in find("all")] == [w.id for w in workloads.catalogue().values() if w.module == "Conv2d"]
+    assert len([w for w in workloads.catalogue().values() if w.suite == "kernelbench"]) == 35
 
 
 def test_each_once_in_the_order_asked() -> None:
@@ -32,8 +36,6 @@ def test_each_once_in_the_order_asked() -> None:
 def test_unknown_names_list_the_known() -> None:
     with pytest.raises(WorkloadError, match=r"'W9'.*W1 \(kb80\).*tiny-batch.*all12"):
         find("W1,W9")
-    with pytest.raises(WorkloadError, match=r"kb57 .* is a ConvTranspose2d"):
-        find("kb57")
     with pytest.raises(WorkloadError, match="no workload was named"):
         find(",")
 
@@ -45,22 +47,25 @@ def test_the_headline_problems() -> None:
     assert w2.batch * w2.out_channels * w2.out_size[0] * w2.out_size[1] == 2_139_103_232
 
 
-@pytest.mark.parametrize("workload", find("all"), ids=lambda w: w.id)
+@pytest.mark.parametrize("workload", workloads.catalogue().values(), ids=lambda w: w.id)
 def test_problems_are_torchs(workload: workloads.Workload) -> None:
+    sizes: Any = {key: getattr(workload, key) for key in ("stride", "padding", "dilation", "groups", "bias")}
+    if workload.transposed:
+        sizes["output_padding"] = workload.output_padding
     with torch.device("meta"):
-        conv = torch.nn.Conv2d(
-            workload.input[1],
-            workload.out_channels,
-            workload.kernel,
-            workload.stride,
-            workload.padding,
-            workload.dilation,
-            workload.groups,
-            workload.bias,
-        )
+        conv = getattr(torch.nn, workload.module)(workload.input[1], workload.out_channels, workload.kernel, **sizes)
         y = conv(torch.empty(workload.input))
     for kind in Pass:
         problem = workload.problem(kind)
-        assert problem.y_shape == y.shape
+        of_input, of_output = problem.x_shape, problem.y_shape
+        if workload.transposed:
+            of_input, of_output = of_output, of_input
+        assert (of_input, of_output) == (workload.input, y.shape)
         assert problem.w_shape == conv.weight.shape
         assert problem.bias == (workload.bias and kind is not Pass.DGRAD)
+
+
+def test_a_transposed_convolution_is_an_input_gradient() -> None:
+    (workload,) = find("kb75")
+    kinds = {kind: workload.problem(kind).kind for kind in Pass}
+    assert kinds == {Pass.FPROP: Pass.DGRAD, Pass.DGRAD: Pass.FPROP, Pass.WGRAD: Pass.WGRAD}

@@ -22,7 +22,7 @@ from polyconv.backends import override
 from polyconv.cpu import native
 from polyconv.cpu.correlations import correlations
 from polyconv.explanation import problems_of
-from polyconv.measure.workloads import catalogue
+from polyconv.measure.workloads import find
 from polyconv.ops import dense_strides, runs_as
 from polyconv.ops.layouts import fprop_layout
 from polyconv.plan import DEVICES, PlanError, plan_cuda
@@ -474,7 +474,7 @@ def test_what_is_reduced_is_not_reduced_again(axis: Axis) -> None:
 
 
 def test_ordinary_layers_stay_what_they_are() -> None:
-    for workload in catalogue().values():
+    for workload in find("all"):
         for kind in Pass:
             problem = workload.problem(kind)
             assert runs_as(problem) is problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 
 import polyconv
+from nightly import NIGHTLY
 from polyconv import ops
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.gpu import VirtualGpu
@@ -321,7 +323,42 @@ def test_as_machine_code(name: str) -> None:
     run_in_virtual_gpu(_as_machine_code, ON_A_GPU[name])
 
 
-def _as_machine_code(case: Case) -> None:
+def any_case(name: str, seed: int) -> Case:
+    """A convolution of that name, any but small: the emulator runs every thread."""
+    choose = random.Random(f"{name} {seed}")
+    rank, transposed = int(name[-2]), "transpose" in name
+    groups = choose.choice([1, 1, 1, 2, 3])
+    inputs, outputs = choose.choice([1, 2, 3, 8, 12]), choose.choice([1, 2, 5, 8, 20])
+    kernel = [choose.choice([1, 2, 3, 3, 4, 5, 7, *([11, 16] if rank == 1 else [])]) for _ in range(rank)]
+    stride = [choose.choice([1, 1, 2, 3, 5]) for _ in range(rank)]
+    dilation = [choose.choice([1, 1, 2, 3]) for _ in range(rank)]
+    padding = [choose.randrange(reach * (taps - 1) + 1) for reach, taps in zip(dilation, kernel, strict=True)]
+    kwargs: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    least = [max(1, reach * (taps - 1) + 1 - 2 * p) for reach, taps, p in zip(dilation, kernel, padding, strict=True)]
+    channels = (inputs * groups, outputs) if transposed else (outputs * groups, inputs)
+    if transposed:
+        kwargs["output_padding"] = [choose.randrange(max(pair)) for pair in zip(stride, dilation, strict=True)]
+        spans = [reach * (taps - 1) - 2 * p for reach, taps, p in zip(dilation, kernel, padding, strict=True)]
+        least = [max(1, 1 - span // step) for span, step in zip(spans, stride, strict=True)]
+    size = [extent + choose.randrange(40 if rank == 1 else 9) for extent in least]
+    x = (choose.choice([1, 2, 3]), inputs * groups, *size)
+    return Case(name, x, (*channels, *kernel), kwargs, bias=choose.random() < 0.5)
+
+
+@pytest.mark.parametrize("part", range(20 if NIGHTLY else 1))
+@pytest.mark.parametrize("name", ["conv1d", "conv_transpose1d", "conv_transpose2d"])
+def test_any_as_machine_code(name: str, part: int) -> None:
+    """Output and all gradients of ten geometries: at night of two hundred."""
+    cases = [any_case(name, seed) for seed in range(10 * part, 10 * part + 10)]
+    run_in_virtual_gpu(_as_machine_code, *cases, timeout=600.0)
+
+
+def _as_machine_code(*cases: Case) -> None:
+    for case in cases:
+        _one_as_machine_code(case)
+
+
+def _one_as_machine_code(case: Case) -> None:
     from polyconv.backends import override
 
     torch.manual_seed(0)
@@ -336,4 +373,4 @@ def _as_machine_code(case: Case) -> None:
         assert gpu.launches
     for one, other in zip(found, expected, strict=True):
         allowed = 1e-4 * (other.square().mean().sqrt() + other.abs())
-        assert ((one.double() - other).abs() <= allowed).all()
+        assert ((one.double() - other).abs() <= allowed).all(), case

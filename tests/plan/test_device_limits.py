@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from nightly import NIGHTLY
-from polyconv.measure.workloads import catalogue
+from polyconv.measure.workloads import find
 from polyconv.plan import DEVICES, CudaDevice, Plan, PlanError, plan_cuda, tensor
 from polyconv.plan.cost import launch_us, resident_blocks
 from polyconv.plan.cuda import FAMILIES, plan_within
@@ -39,7 +39,7 @@ def check(plan: Plan, device: CudaDevice) -> None:
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_every_workload(name: str) -> None:
-    for workload in catalogue().values():
+    for workload in find("all"):
         for kind in Pass:
             check(plan_cuda(workload.problem(kind), DEVICES[name]), DEVICES[name])
 

@@ -11,9 +11,11 @@ from typing import Any
 class Case:
     """One computation of an exported file. Small on purpose: the emulator runs every thread."""
 
-    shape: tuple[int, int, int, int]
+    shape: tuple[int, ...]
     convolution: dict[str, Any]
     """The arguments of PyTorch's."""
+    module: str = "Conv2d"
+    """What PyTorch calls it."""
     arguments: dict[str, Any] = field(default_factory=dict)
     """Of the constructor; none is the convolution that the file was exported for."""
     forward_only: bool = False
@@ -43,6 +45,9 @@ W1 = {
     "bias": False,
 }
 W2 = {"in_channels": 16, "out_channels": 128, "kernel_size": 3, "bias": False}
+KB57 = {"in_channels": 64, "out_channels": 64, "kernel_size": 3, "bias": False}
+KB64 = {"in_channels": 128, "out_channels": 128, "kernel_size": 3, "bias": False}
+KB76 = {"in_channels": 64, "out_channels": 128, "kernel_size": 3, "stride": 3, "dilation": 4, "bias": False}
 KB82 = {"in_channels": 64, "out_channels": 64, "kernel_size": 3, "groups": 64, "bias": False}
 OTHER = {"in_channels": 5, "out_channels": 7, "kernel_size": (2, 3), "stride": 2, "padding": (1, 1), "bias": True}
 BIASED = {"in_channels": 8, "out_channels": 12, "kernel_size": (3, 5), "padding": (1, 2), "groups": 2, "bias": True}
@@ -57,6 +62,18 @@ EXAMPLE = File(
     ),
 )
 
+KB75 = {
+    "in_channels": 32,
+    "out_channels": 64,
+    "kernel_size": (3, 5),
+    "stride": (2, 3),
+    "padding": (1, 2),
+    "dilation": (2, 1),
+    "groups": 4,
+    "bias": False,
+}
+UPSAMPLED = {"in_channels": 6, "out_channels": 8, "kernel_size": 5, "stride": 2, "output_padding": 1, "bias": True}
+
 FILES = (
     EXAMPLE,
     File("W1, forward only", "kb80 --forward-only", (Case((1, 32, 24, 40), W1, forward_only=True),)),
@@ -66,6 +83,17 @@ FILES = (
         (Case((2, 16, 8, 11), W2), Case((1, 16, 10, 18), W2, expanded=True)),
     ),
     File("kb82, depthwise", "kb82", (Case((2, 64, 10, 21), KB82),)),
+    File("kb57, transposed", "kb57", (Case((1, 64, 7, 13), KB57, "ConvTranspose2d"),)),
+    File("kb75, transposed, strided", "kb75", (Case((1, 32, 5, 6), KB75, "ConvTranspose2d"),)),
+    File(
+        "kb64, transposed, one axis",
+        "kb64",
+        (
+            Case((2, 128, 19), KB64, "ConvTranspose1d"),
+            Case((2, 6, 9), UPSAMPLED, "ConvTranspose1d", arguments=UPSAMPLED),
+        ),
+    ),
+    File("kb76, one axis", "kb76", (Case((2, 64, 50), KB76, "Conv1d"),)),
     File(
         "groups and bias",
         "--in-channels 8 --out-channels 12 --kernel-size 3 5 --padding 1 2 --groups 2 --bias --input 8 8 64 64",

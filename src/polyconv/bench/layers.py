@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,16 +32,8 @@ def contests(layers: Sequence[Workload], cases: Cases) -> list[Contest[Duel]]:
 def _contest(layer: Workload, case: Case, cases: Cases) -> Duel:
     torch.manual_seed(0)
     problem = layer.problem(Pass.FPROP)
-    module = nn.Conv2d(
-        layer.input[1],
-        layer.out_channels,
-        layer.kernel,
-        layer.stride,
-        layer.padding,
-        layer.dilation,
-        layer.groups,
-        layer.bias,
-    )
+    sizes: Any = layer.kernel, layer.stride, layer.padding, layer.dilation, layer.groups, layer.bias
+    module = nn.Conv2d(layer.input[1], layer.out_channels, *sizes)
     x = torch.randn(case.batch, *layer.input[1:])
     _, _, height, width = layer.input
     return Duel(

@@ -16,6 +16,7 @@ from ..measure.limits import available_memory, cut_batch, with_batch
 from ..measure.operands import OURS, Operands, candidates
 from ..measure.timing import interleaved, sgemm_rate, threads
 from ..measure.workloads import Workload
+from ..ops.pictures import picture
 from ..problem import Pass
 from .contests import Contest
 from .rows import Row, key
@@ -48,13 +49,14 @@ def _contest(workload: Workload, kind: Pass, count: int, options: Options) -> Ro
     problem = replace(with_batch(workload, batch.images).problem(kind), tolerance=settings.current().tolerance)
     backend = backend_for(torch.device("cpu"))
     assert isinstance(backend, CpuBackend)  # the only device that is timed here
-    plan = backend.plan(problem, inference=True)
+    on_pictures = problem.as_picture()
+    plan = backend.plan(on_pictures, inference=True)
     operands = Operands.random(problem)
-    calls = candidates(problem, operands, fresh_weights=options.fresh_weights)
+    calls = candidates(problem, operands, transposed=workload.transposed, fresh_weights=options.fresh_weights)
     # Gradients are computed in training, where inference mode is off.
     mode = torch.inference_mode if kind is Pass.FPROP else torch.no_grad
     with threads(count), mode():
-        accuracy = measure(problem, operands, calls[OURS]())
+        accuracy = measure(on_pictures, operands.pictures(), picture(calls[OURS]()))
         timings = interleaved(calls, options.repeats)
     return Row(
         workload=workload.name,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..bench.record import Record
     from ..bench.suites import Suite
 
-WORKLOADS = {"quick": "quick", "headline": "headline", "kernelbench": "all12", "models": "models"}
+WORKLOADS = {"quick": "quick", "headline": "headline", "kernelbench": "kernelbench", "models": "models"}
 """Suite of passes -> group of workloads."""
 NETWORKS, LAYERS = "networks", "layers"
 SAMPLE = 100

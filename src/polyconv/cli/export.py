@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ..console import print_json
-from ..measure.workloads import entries
+from ..measure.workloads import catalogue
 from ..plan import DEVICES, PlanError
 from ._convolution import add_convolution_arguments, convolution, given, option
 from ._options import (
@@ -30,14 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     workload = parser.add_argument(
         "workload", nargs="?", metavar="WORKLOAD", help="a named convolution: kb80 is KernelBench's problem 80"
     )
-    completes(workload, list(entries()))
+    completes(workload, list(catalogue()))
     add_output_argument(parser, "the file to write; - for standard output")
     add_device_argument(parser, sorted(DEVICES), "v100", "choose kernels for this GPU")
     parser.add_argument(
         "--from",
         dest="module",
         metavar="PACKAGE.MODULE:ATTRIBUTE",
-        help="a Conv2d of yours, a Sequential of them, or a function that makes one; with --input",
+        help="a Conv1d or Conv2d of yours, a Sequential of them, or a function that makes one; with --input",
     )
     parser.add_argument("--forward-only", action="store_true", help="leave the gradients out")
     add_arch_argument(parser, help="compile for these (sm_70,sm_80) if TORCH_CUDA_ARCH_LIST does not say what for")
@@ -86,9 +86,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(as_json: bool) -> None:
-    from ..export import named_model
+    from ..export import exportable, named_model
 
-    titles = {name: named_model(name).title for name in entries()}
+    titles = {name: named_model(name).title for name in exportable()}
     if as_json:
         print_json(titles)
     else:
@@ -96,11 +96,9 @@ def _list(as_json: bool) -> None:
 
 
 def _model(args: argparse.Namespace) -> Model:
-    from ..export import ExportError, conv2d_model, imported_model, named_model
+    from ..export import ExportError, convolution_model, imported_model, named_model
 
     found = given(args)
-    if args.input is not None and len(args.input) != 4:
-        raise ExportError(f"what is exported convolves over height and width: --input N C H W; got {args.input}")
     if args.workload is not None:
         if found:
             raise ExportError(f"{args.workload} is a convolution already; leave out {option(found[0])}")
@@ -109,4 +107,4 @@ def _model(args: argparse.Namespace) -> Model:
         if found != ["input"]:
             raise ExportError("--from names a convolution already: beside it only --input is given, and it is needed")
         return imported_model(args.module, tuple(args.input))
-    return conv2d_model(**convolution(args))
+    return convolution_model(**convolution(args))

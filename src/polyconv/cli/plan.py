@@ -10,7 +10,7 @@ from .. import settings
 from ..console import print_json, progress
 from ..measure import workloads
 from ..plan import DEVICES, Plan, plan_cuda
-from ..problem import Problem
+from ..problem import Pass, Problem
 from ..select import by_cost
 from . import _options
 from ._convolution import add_convolution_arguments, convolution, given, option, problem_of
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         shown.expect(len(asked))
         for one in asked:
             plans.append((one, _plan(one.problem, args.device)))
-            shown.step(f"planned {one.name} {one.problem.kind}")
+            shown.step(f"planned {one.name} {one.kind}")
     if args.json:
         print_json([_as_json(one, plan) for one, plan in plans])
     else:
@@ -54,6 +54,8 @@ class _Asked(NamedTuple):
 
     name: str
     id: str
+    kind: Pass
+    """Of the workload: of a transposed convolution, the problem is another pass."""
     problem: Problem
 
 
@@ -61,11 +63,16 @@ def _asked(args: argparse.Namespace) -> list[_Asked]:
     found = given(args)
     if args.workloads is None:
         values = convolution(args)
-        return [_Asked(f"Conv{len(values['input']) - 2}d", "", problem_of(values, kind)) for kind in args.passes]
+        name = f"Conv{len(values['input']) - 2}d"
+        return [_Asked(name, "", kind, problem_of(values, kind)) for kind in args.passes]
     if found:
         raise _options.UsageError(f"{args.workloads} has its arguments already; leave out {option(found[0])}")
     listed = workloads.find(args.workloads)
-    return [_Asked(one.name, one.id, one.problem(kind)) for one in listed for kind in args.passes]
+    return [
+        _Asked(f"{one.name}, {kind} of a {one.module}" if one.transposed else one.name, one.id, kind, one.problem(kind))
+        for one in listed
+        for kind in args.passes
+    ]
 
 
 def _in_words(plan: Plan | CpuPlan, *, verbose: bool) -> str:
@@ -106,7 +113,7 @@ def _plan(problem: Problem, device: str) -> Plan | CpuPlan:
 
 
 def _as_json(asked: _Asked, plan: Plan | CpuPlan) -> dict[str, Any]:
-    common = {"workload": asked.name, "id": asked.id, "pass": str(plan.problem.kind)}
+    common = {"workload": asked.name, "id": asked.id, "pass": str(asked.kind)}
     return {**common, **(_cuda_json(plan) if isinstance(plan, Plan) else _cpu_json(plan))}
 
 

@@ -164,17 +164,19 @@ def _measure(workload: Workload, kind: Pass, device: Any, args: argparse.Namespa
     from ..measure.operands import Operands
 
     batch = cut_batch(workload, args.batch, available_memory())
-    problem = replace(with_batch(workload, batch.images).problem(kind), tolerance=settings.current().tolerance)
+    problem = with_batch(workload, batch.images).problem(kind).as_picture()
+    problem = replace(problem, tolerance=settings.current().tolerance)
     operands = Operands.random(problem).to(device)
     done: set[str] = set()
-    for inference in (True, False) if kind is Pass.FPROP else (False,):
+    twice = kind is problem.kind is Pass.FPROP
+    for inference in (True, False) if twice else (False,):
         decision = decision_of(problem, operands, inference=inference)
         if decision.key not in done:
             done.add(decision.key)
             outcome = contest(
                 decision, operands, backend_for(operands.x.device), Stopwatch(device), most=args.candidates
             )
-            what = str(kind) if kind is not Pass.FPROP else f"fprop, {'inference' if inference else 'training'}"
+            what = f"fprop, {'inference' if inference else 'training'}" if twice else str(kind)
             yield Measured(workload, what, str(batch), outcome, tf32.torchs_format(operands.x.device))
 
 

@@ -106,7 +106,7 @@ def _wanted(args: argparse.Namespace, archs: Sequence[str]) -> list[Wanted]:
     else:
         tolerance = settings.current().tolerance
         found = workloads.find(args.workloads)
-        problems = [replace(w.problem(kind), tolerance=tolerance) for w in found for kind in args.passes]
+        problems = [replace(w.problem(kind).as_picture(), tolerance=tolerance) for w in found for kind in args.passes]
     return [wanted_by(problems, arch) for arch in archs]
 
 

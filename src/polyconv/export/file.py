@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from ..measure.workloads import TRANSPOSED
 from ..plan.device import CudaDevice
 from ..plan.epilogue import has_epilogue
 from ..problem import PaddingMode, Pass
@@ -47,8 +48,11 @@ def exported_file(
     borders = any("padding_mode" in parameter for parameter in model.signature) or any(
         layer.problem.padding_mode is not PaddingMode.ZEROS for layer in model.layers
     )
-    kinds = (Pass.FPROP,) if forward_only else tuple(Pass)
-    pairs = [(layer, cuda_source(layer.problem, device, kinds, borders)) for layer in model.layers]
+    pairs = [
+        (layer, cuda_source(layer.problem, device, (layer.problem.kind,) if forward_only else tuple(Pass), borders))
+        for layer in model.layers
+    ]
+    modules = [layer.module for layer in model.layers]
     forward = "x"
     for layer in model.layers:
         forward = f"self.{layer.attribute}({forward})"
@@ -62,18 +66,46 @@ def exported_file(
         "BORDER": "constexpr int kBorder = {13};\nconstexpr int kPadBottom = {10}, kPadRight = {12};\n"
         if borders
         else "",
-        "BORDER_OF": ", BORDERS.index(self.padding_mode)" if borders else "",
         "ARCH": f'\nos.environ.setdefault("TORCH_CUDA_ARCH_LIST", "{arch}")\n' if arch else "",
         "WORKSPACE": WORKSPACE,
-        "BACKWARD": _NO_BACKWARD if forward_only else (_HERE / "backward.txt").read_text(encoding="utf-8"),
+        "MODULES": "\n\n".join(_module(module, borders, forward_only) for module in dict.fromkeys(modules)),
         "SIGNATURE": _signature(model),
         "LAYERS": "\n".join(_layer(layer) for layer in model.layers),
         "FORWARD": forward,
         "INIT": model.init_inputs,
         "BUILD": "\n".join(f"    _kernels({_name(layer)}, {_name(layer)}[2])" for layer in model.layers),
     }
-    text = (_HERE / "model.txt").read_text(encoding="utf-8")
+    return _filled("model", parts)
+
+
+def _filled(name: str, parts: Mapping[str, str]) -> str:
+    """The text of that name with its parts in their places."""
+    text = (_HERE / f"{name}.txt").read_text(encoding="utf-8")
     return re.sub(r"@([A-Z_]+)@", lambda found: parts[found.group(1)], text)
+
+
+def _module(module: str, borders: bool, forward_only: bool) -> str:
+    """One of torch's convolutions and its autograd function; to the kernels a signal is a picture of height 1."""
+    rank, name = int(module[-2]), "transposed" if "Transpose" in module else "convolution"
+    signal = rank == 1
+    parts = {
+        "MODULE": module,
+        "BACKWARD": _NO_BACKWARD if forward_only else _filled(f"{name}_backward", {}),
+        "BORDER_OF": ", BORDERS.index(self.padding_mode)" if borders else "",
+        "SIDES": "left, right" if signal else "top, bottom, left, right",
+        "REVERSED": "left, right" if signal else "left, right, top, bottom",
+        "ONE": "1, " if signal else "",
+        "ZEROS": "0, 0, " if signal else "",
+        "UNBATCHED": str(rank + 1),
+        "BATCHED": str(rank + 2),
+        "FIRST": str(13 - 2 * rank),
+        "SECOND": str(14 - 2 * rank),
+        "X": "x.unsqueeze(2)" if signal else "x",
+        "WEIGHT": "self.weight.unsqueeze(2)" if signal else "self.weight",
+        "SIZE": "[1, *size]" if signal else "size",
+        "SIGNAL": ".squeeze(2)" if signal else "",
+    }
+    return _filled(name, parts).rstrip("\n") + "\n"
 
 
 def _name(layer: Layer) -> str:
@@ -101,9 +133,12 @@ def _literal(text: str) -> str:
 
 
 def _how(layer: Layer, source: CudaSource) -> str:
-    lines = [f"{layer.attribute}: {str(layer.problem).removeprefix('fprop ')}"]
-    for kind, one in source.launching.items():
-        lines.append(f"  {NAMES[kind].replace('_', ' '):<16} {one.about}")
+    transposed, what = layer.problem.kind is Pass.DGRAD, str(layer.problem).partition(" ")[2]
+    lines = [f"{layer.attribute}: {'the transpose of ' * transposed}{what}"]
+    for own, name in NAMES.items():
+        kind = TRANSPOSED[own] if transposed else own
+        if kind in source.launching:
+            lines.append(f"  {name.replace('_', ' '):<16} {source.launching[kind].about}")
     return "\n".join(lines)
 
 
@@ -118,7 +153,7 @@ def _wrapped(text: str) -> str:
 
 def _layer(layer: Layer) -> str:
     arguments = (_name(layer), *re.split(r", (?![^(]*\))", layer.arguments))
-    return _fitted(f"        self.{layer.attribute} = Conv2d(", arguments, ")")
+    return _fitted(f"        self.{layer.attribute} = {layer.module}(", arguments, ")")
 
 
 def _fitted(opening: str, items: Iterable[str], closing: str) -> str:

@@ -1,4 +1,4 @@
-"""The modules that an exported file can hold: KernelBench's, with their constructors, and any ``nn.Conv2d``."""
+"""The modules that an exported file can hold: KernelBench's, with their constructors, and any Conv1d or Conv2d."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from typing import Any
 import torch
 
 from ..arguments import Geometry, normalise, per_axis
-from ..measure.workloads import entries
-from ..nn import Conv2d
-from ..problem import Problem
+from ..measure.workloads import catalogue, entries
+from ..nn import Conv1d, Conv2d
+from ..problem import AXES, Pass, Problem, Shape
 
 _ARGUMENTS = (
     *("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"),
 )
+
+
+_TAKEN = "a Conv1d, a Conv2d, or a Sequential of them, can be exported"
 
 
 class ExportError(ValueError):
@@ -29,10 +32,12 @@ class Layer:
     """One convolution of a module."""
 
     attribute: str
+    module: str
+    """What ``torch.nn`` calls it."""
     arguments: str
-    """What ``Conv2d`` is called with, in terms of the constructor's arguments."""
+    """What that is called with, in terms of the constructor's arguments."""
     problem: Problem
-    """Its forward pass on the exported input."""
+    """What its forward pass computes on the exported input, as a picture: of a transposed one, an input gradient."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class Model:
     signature: tuple[str, ...]
     """Parameters of the constructor, as they are written."""
     init_inputs: str
-    inputs: tuple[int, int, int, int]
+    inputs: Shape
     layers: tuple[Layer, ...]
 
 
@@ -58,13 +63,30 @@ class _Constructor:
     init_inputs: str
 
 
-def _dense(init_inputs: str, zero: str = "0", one: str = "1") -> _Constructor:
+def _dense(init_inputs: str, zero: str = "0", one: str = "1", attribute: str = "conv2d") -> _Constructor:
     parameters = ("in_channels", "out_channels", "kernel_size", f"stride={one}", f"padding={zero}", f"dilation={one}")
     return _Constructor(
         (*parameters, "groups=1", "bias=False"),
-        {"conv2d": "in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias"},
+        {attribute: "in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias"},
         init_inputs,
     )
+
+
+def _transposed(attribute: str, init_inputs: str, *options: str) -> _Constructor:
+    """``options``: the constructor's parameters between the kernel's size and the bias, as they are written."""
+    known = [option.partition("=")[0] for option in options]
+    arguments = ["in_channels", "out_channels", "kernel_size", "stride", "padding"]
+    arguments += [f"{name}={name}" for name in (*known[2:], "bias")]
+    return _Constructor(
+        ("in_channels", "out_channels", "kernel_size", *options, "bias=False"),
+        {attribute: ", ".join(arguments)},
+        init_inputs,
+    )
+
+
+_PLAIN = ("stride=1", "padding=0", "output_padding=0", "groups=1")
+_DILATED = ("stride=1", "padding=0", "dilation=1")
+_OF_PAIRS = ("stride=(1, 1)", "padding=(0, 0)", "dilation=(1, 1)", "groups=1")
 
 
 _KERNELBENCH = {
@@ -121,6 +143,24 @@ _KERNELBENCH = {
         {"conv1d": "in_channels, out_channels, 1, bias=bias"},
         "[64, 128]",
     ),
+    "kb67": _dense("[64, 128, 3]", attribute="conv1d"),
+    "kb76": _Constructor(
+        ("in_channels", "out_channels", "kernel_size", "stride=1", "dilation=1", "bias=False"),
+        {"conv1d": "in_channels, out_channels, kernel_size, stride, dilation=dilation, bias=bias"},
+        "[64, 128, 3, 3, 4]",
+    ),
+    "kb57": _transposed("conv_transpose2d", "[64, 64, 3]", *_PLAIN),
+    "kb65": _transposed("conv_transpose2d", "[64, 64, (3, 7)]", *_PLAIN),
+    "kb69": _transposed(
+        "conv_transpose2d", "[64, 128, (3, 5)]", *_OF_PAIRS[:2], "output_padding=(0, 0)", *_OF_PAIRS[2:]
+    ),
+    "kb71": _transposed("conv_transpose2d", "[32, 32, 3]", *_PLAIN),
+    "kb75": _transposed("conv_transpose2d", "[32, 64, (3, 5), (2, 3), (1, 2), (2, 1), 4]", *_OF_PAIRS),
+    "kb78": _transposed("conv_transpose2d", "[32, 32, (3, 7), (1, 1), (1, 3)]", *_OF_PAIRS[:2]),
+    "kb81": _transposed("conv_transpose2d", "[32, 64, 3, 5, 1, 2]", *_DILATED),
+    "kb64": _transposed("conv1d_transpose", "[128, 128, 3]", *_PLAIN),
+    "kb74": _transposed("conv1d_transpose", "[32, 64, 5, 1, 0, 3]", *_DILATED),
+    "kb79": _transposed("conv1d_transpose", "[32, 64, 3, 2, 1, 2]", *_DILATED),
 }
 _SEPARABLE_OUTPUTS = 128
 """Output channels of the 1x1 convolution that follows in kb86."""
@@ -128,37 +168,51 @@ _SEPARABLE_OUTPUTS = 128
 
 def named_model(name: str) -> Model:
     """The module of a named workload."""
-    known = entries()
+    known = catalogue()
     if name not in known:
-        raise ExportError(f"there is no Conv2d workload {name!r}; known are {', '.join(known)}")
-    w = known[name]
-    names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "bias")
-    arguments = {key: w[key] for key in names if key != "in_channels"}
-    model = conv2d_model(w["input"], in_channels=w["input"][1], **arguments)
+        raise ExportError(f"there is no workload {name!r}; known are {', '.join(known)}")
+    if why_not := _why_not(known[name].rank):
+        raise ExportError(f"{name} is a {known[name].module}: {why_not}")
     constructor = _KERNELBENCH.get(name)
     if constructor is None:
+        written = entries()[name]
+        names = ("out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "bias")
+        arguments = {key: written[key] for key in names}
+        model = convolution_model(known[name].input, in_channels=known[name].input[1], **arguments)
         return replace(model, title=f"{name}: {model.title}", command=name)
-    problems = [model.layers[0].problem]
+    problems = [known[name].problem(Pass.FPROP).as_picture()]
     if len(constructor.layers) == 2:
         first = problems[0]
         w_shape = (_SEPARABLE_OUTPUTS, first.out_channels, 1, 1)
         problems.append(Problem.make("fprop", first.y_shape, w_shape, bias=first.bias))
-    layers = (
-        Layer(attribute, text, problem)
-        for (attribute, text), problem in zip(constructor.layers.items(), problems, strict=True)
-    )
-    return replace(
-        model,
+    return Model(
         title=f"KernelBench level 1, problem {name.removeprefix('kb')}",
         command=name,
         signature=constructor.signature,
         init_inputs=constructor.init_inputs,
-        layers=tuple(layers),
+        inputs=known[name].input,
+        layers=tuple(
+            Layer(attribute, known[name].module, text, problem)
+            for (attribute, text), problem in zip(constructor.layers.items(), problems, strict=True)
+        ),
     )
 
 
-def conv2d_model(
-    input: tuple[int, int, int, int],
+def exportable() -> list[str]:
+    """The workloads that can be exported, by name."""
+    return [name for name, workload in catalogue().items() if _why_not(workload.rank) is None]
+
+
+def _why_not(rank: int) -> str | None:
+    """None if a convolution over so many axes can be exported, else what to say."""
+    if rank in (1, 2):
+        return None
+    axes = f"over {', '.join(AXES[rank])}" if rank in AXES else f"over {rank} axes"
+    return f"what is exported convolves over height and width, or over a length, and not {axes}"
+
+
+def convolution_model(
+    input: Shape,
     *,
     in_channels: int,
     out_channels: int,
@@ -170,24 +224,25 @@ def conv2d_model(
     bias: bool = True,
     padding_mode: str = "zeros",
 ) -> Model:
-    """A module that holds one ``nn.Conv2d``, with its constructor."""
-    n, c, height, width = input
-    if c != in_channels:
-        raise ExportError(f"an input of {c} channels does not fit in_channels={in_channels}")
+    """A module that holds one ``nn.Conv1d`` or ``Conv2d``, whichever takes the input, with its constructor."""
+    batch, channels, *size = input
+    rank = len(size)
+    if why_not := _why_not(rank):
+        raise ExportError(f"{why_not}: got an input of {list(input)}")
+    if channels != in_channels:
+        raise ExportError(f"an input of {channels} channels does not fit in_channels={in_channels}")
     if in_channels % groups or out_channels % groups:
         raise ExportError(
             f"{in_channels} input and {out_channels} output channels cannot be split into {groups} groups"
         )
-    kernel = per_axis("kernel_size", kernel_size, 2)
-    geometry: Geometry = normalise(kernel, stride, padding, dilation, groups, padding_mode)
+    kernel = per_axis("kernel_size", kernel_size, rank)
+    geometry: Geometry = normalise(kernel, stride, padding, dilation, groups, padding_mode, rank=rank)
     if padding_mode != "zeros" and min(geometry.padding) < 0:
         raise ExportError("negative padding can be exported with padding_mode='zeros' only")
-    w_shape = (out_channels, in_channels // groups, *kernel)
-    x_shape = (n, c, height, width)
     problem = Problem.make(
         "fprop",
-        x_shape,
-        w_shape,
+        (batch, channels, *size),
+        (out_channels, in_channels // groups, *kernel),
         stride=geometry.stride,
         padding=geometry.padding,
         dilation=geometry.dilation,
@@ -209,18 +264,19 @@ def conv2d_model(
         "padding_mode": padding_mode,
     }
     defaults = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "bias": True, "padding_mode": "zeros"}
+    module = f"Conv{rank}d"
     return Model(
         title=str(problem).removeprefix("fprop "),
-        command=_command(x_shape, values, defaults),
+        command=_command(problem.x_shape, values, defaults),
         signature=tuple(f"{name}={_literal(defaults[name])}" if name in defaults else name for name in values),
         init_inputs=f"[{', '.join(map(_literal, values.values()))}]",
-        inputs=x_shape,
-        layers=(Layer("conv2d", ", ".join(values), problem),),
+        inputs=problem.x_shape,
+        layers=(Layer(module.lower(), module, ", ".join(values), problem.as_picture()),),
     )
 
 
-def imported_model(name: str, input: tuple[int, int, int, int]) -> Model:
-    """A ``Conv2d`` of the user's, or a ``Sequential`` of them, by where it is imported from: ``module:attribute``.
+def imported_model(name: str, input: Shape) -> Model:
+    """A convolution of the user's, or a ``Sequential`` of them, by where it is imported from: ``module:attribute``.
 
     A function or a class there is called without arguments.
     """
@@ -235,22 +291,27 @@ def imported_model(name: str, input: tuple[int, int, int, int]) -> Model:
     finally:
         sys.path.remove("")
     made = found if isinstance(found, torch.nn.Module) else found() if callable(found) else found
-    convolutions = dict(made.named_children()) if isinstance(made, torch.nn.Sequential) else {"conv2d": made}
+    several = isinstance(made, torch.nn.Sequential)
+    convolutions: dict[str, Any] = dict(made.named_children()) if several else {"": made}
     if not convolutions:
-        raise ExportError(f"{name} is empty: a Conv2d, or a Sequential of them, can be exported")
+        raise ExportError(f"{name} is empty: {_TAKEN}")
     layers: list[Layer] = []
-    n, c, height, width = input
+    shape = input
     for number, (key, conv) in enumerate(convolutions.items()):
-        if type(conv) not in (torch.nn.Conv2d, Conv2d):  # what a class of the user's computes is not known
-            kind = type(conv).__name__
-            raise ExportError(f"{name} holds a {kind}: a Conv2d, or a Sequential of them, can be exported")
+        kind = type(conv).__name__
+        if type(conv) not in (torch.nn.Conv1d, Conv1d, torch.nn.Conv2d, Conv2d):  # what others compute is not known
+            raise ExportError(f"{name} holds a {kind}: {_TAKEN}")
         if getattr(conv, "activation", None) is not None:
-            raise ExportError(f"{name} holds a Conv2d with the activation {conv.activation!r}: leave it to a module")
+            raise ExportError(f"{name} holds a {kind} with the activation {conv.activation!r}: leave it to a module")
+        rank = len(conv.kernel_size)
+        if len(shape) != rank + 2:
+            raise ExportError(f"{name} holds a {kind}, whose --input has {rank + 2} numbers; got {len(shape)}")
         arguments = {key: _plain(getattr(conv, key)) for key in _ARGUMENTS} | {"bias": conv.bias is not None}
-        problem = conv2d_model((n, c, height, width), **arguments).layers[0].problem
+        (layer,) = convolution_model(shape, **arguments).layers
+        attribute = key if key.isidentifier() else f"conv{number}" if key else layer.attribute
         written = ", ".join(f"{key}={_literal(value)}" for key, value in arguments.items())
-        layers.append(Layer(key if key.isidentifier() else f"conv{number}", written, problem))
-        n, c, height, width = problem.y_shape
+        layers.append(replace(layer, attribute=attribute, arguments=written))
+        shape = (*layer.problem.y_shape[:2], *layer.problem.out_size[-rank:])
     return Model(
         title=f"{name}: {'; '.join(str(layer.problem).removeprefix('fprop ') for layer in layers)}",
         command=f"--from {name} --input {' '.join(map(str, input))}",

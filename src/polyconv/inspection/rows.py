@@ -105,7 +105,7 @@ def inspect_workloads(
     """Every launch of every pass, the main launch of a pass first. ``gpu_emulator``: the emulator, if there is one."""
     device = device_of(arch)
     limit = settings.current().workspace_bytes
-    asked = [(w, kind, plan_cuda(w.problem(kind), device, limit)) for w in workloads for kind in passes]
+    asked = [(w, kind, plan_cuda(w.problem(kind).as_picture(), device, limit)) for w in workloads for kind in passes]
     cubins = compile_all(list(dict.fromkeys(s for _, _, plan in asked for s in plan.kernels)), arch, cache, listener)
     counted: Iterable[list[Counted] | None] = [None] * len(asked)
     if gpu is not None and arch in COUNTED:

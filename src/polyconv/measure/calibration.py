@@ -50,7 +50,7 @@ def cases(most: float = MOST_MULTIPLICATIONS, only: Sequence[str] = ()) -> Itera
 
 def _candidates(most: float, only: Sequence[str]) -> list[Workload]:
     """Layers that are small enough; first those that are nobody's neighbours."""
-    named = [with_batch(layer, 1) for layer in workloads.catalogue().values()]
+    named = [with_batch(layer, 1) for layer in workloads.find("all")]
     every = [*named, *layers.sample(layers.every(), None)]
     problems = [(layer, layer.problem(Pass.FPROP)) for layer in every if layers.has_any(layers.described(layer), only)]
     return [layer for layer, one in problems if one.multiplications <= most and prod(one.w_shape) <= MOST_WEIGHTS]

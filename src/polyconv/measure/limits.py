@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 from ..problem import Pass
@@ -53,9 +54,7 @@ def with_batch(workload: Workload, images: int) -> Workload:
 def bytes_per_image(workload: Workload) -> int:
     """Memory that one image takes in the contest, the output's float64 reference included."""
     problem = with_batch(workload, 1).problem(Pass.FPROP)
-    _, c, h, w = problem.x_shape
-    _, k, out_h, out_w = problem.y_shape
-    x, y = c * h * w, k * out_h * out_w
+    x, y = prod(problem.x_shape), prod(problem.y_shape)
     return 4 * COPIES * (x + y) + 8 * max(x, y)
 
 

@@ -14,47 +14,74 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from ..problem import Pair, Pass, Problem
+from ..problem import Extents, Pass, Problem, Shape
+
+TRANSPOSED = {Pass.FPROP: Pass.DGRAD, Pass.DGRAD: Pass.FPROP, Pass.WGRAD: Pass.WGRAD}
+"""What the passes of a transposed convolution are of the convolution that it is the input gradient of."""
 
 
 class WorkloadError(ValueError):
-    """No workload of that name, or one that is not a 2-D convolution. The message lists the names."""
+    """No workload of that name. The message lists the names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One ``torch.nn.Conv2d`` and the shape of its input."""
+    """One of ``torch.nn``'s convolutions and the shape of its input."""
 
     name: str
     """What it was asked for as: the id or the short name."""
     id: str
     suite: str
     """``kernelbench``, ``models``, or ``layers`` for one of :mod:`~polyconv.measure.layers`."""
-    input: tuple[int, int, int, int]
+    input: Shape
     out_channels: int
-    kernel: Pair
-    stride: Pair
-    padding: Pair
-    dilation: Pair
+    kernel: Extents
+    stride: Extents
+    padding: Extents
+    dilation: Extents
     groups: int
     bias: bool
+    transposed: bool = False
+    output_padding: Extents = ()
+    """Of a transposed convolution; no other has one."""
     note: str = ""
     uses: int = 1
     """Of a layer: how many convolutions of all networks are this one."""
 
+    @property
+    def rank(self) -> int:
+        """The number of axes."""
+        return len(self.kernel)
+
+    @property
+    def module(self) -> str:
+        """What ``torch.nn`` calls it."""
+        return f"Conv{'Transpose' * self.transposed}{self.rank}d"
+
     def problem(self, kind: Pass | str) -> Problem:
-        """One pass of it, on dense NCHW tensors. The input gradient knows no bias."""
+        """One of its passes, on dense NCHW tensors, as the problem that is computed. The input gradient knows no bias.
+
+        Of a transposed convolution it is another pass, which :data:`TRANSPOSED` has, of the convolution whose input
+        gradient it is; so it has no bias either, which is added afterwards.
+        """
         kind = Pass(kind)
-        high, wide = self.padding
+        batch, channels, *size = self.input
+        outputs, sides = self.out_channels, tuple(side for side in self.padding for _ in range(2))
+        if self.transposed:
+            from ..arguments import normalise_transposed  # here, because it imports torch
+
+            numbers = self.stride, self.padding, self.output_padding, self.groups, self.dilation
+            geometry, extents = normalise_transposed(size, self.kernel, *numbers, rank=self.rank)
+            kind, channels, outputs, size, sides = TRANSPOSED[kind], outputs, channels, [*extents], geometry.padding
         return Problem.make(
             kind,
-            self.input,
-            (self.out_channels, self.input[1] // self.groups, *self.kernel),
+            (batch, channels, *size),
+            (outputs, channels // self.groups, *self.kernel),
             stride=self.stride,
-            padding=(high, high, wide, wide),
+            padding=sides,
             dilation=self.dilation,
             groups=self.groups,
-            bias=self.bias and kind is not Pass.DGRAD,
+            bias=self.bias and not self.transposed and kind is not Pass.DGRAD,
         )
 
 
@@ -63,9 +90,13 @@ QUICK = ("resnet50-3b", "context-d8", "inception-1x7", "mobilenet-dw3")
 GROUPS: dict[str, tuple[str, Callable[[Workload], bool]]] = {
     "quick": ("four small layers, one of a kind each", lambda w: w.id in QUICK),
     "headline": ("the three that lead every table", lambda w: w.name.startswith("W")),
-    "all12": ("the twelve 2-D convolutions of KernelBench", lambda w: w.suite == "kernelbench"),
+    "all12": ("the twelve Conv2d of KernelBench", lambda w: w.suite == "kernelbench" and w.module == "Conv2d"),
+    "kernelbench": (
+        "those, and its transposed and 1-D ones",
+        lambda w: w.suite == "kernelbench" and w.rank < 3,
+    ),
     "models": ("layers of networks people run", lambda w: w.suite == "models"),
-    "all": ("every 2-D convolution", lambda w: True),
+    "all": ("every Conv2d", lambda w: w.module == "Conv2d"),
 }
 """Word -> what it stands for, and which workloads these are."""
 
@@ -88,10 +119,6 @@ def _one(name: str, known: Mapping[str, Workload]) -> Workload:
             return workload
         if name.lower() == workload.id.lower():
             return replace(workload, name=workload.id)
-    for suite, entries in _entries().items():
-        for entry in entries:
-            if entry["id"].lower() == name.lower():
-                raise WorkloadError(f"{entry['id']} ({suite}) is a {entry['module']}; only Conv2d can be planned")
     close = get_close_matches(name, [*(w.name for w in known.values()), *known, *GROUPS], n=1, cutoff=0.7)
     meant = f"did you mean {close[0]}? There" if close else "there"
     raise WorkloadError(f"no workload is called {name!r}; {meant} are {_names(known)}")
@@ -104,19 +131,15 @@ def _names(known: Mapping[str, Workload]) -> str:
 
 @lru_cache(maxsize=1)
 def catalogue() -> Mapping[str, Workload]:
-    """Every 2-D convolution by id: the headline workloads first, then in the order of the file."""
-    every = [_read(entry, suite) for suite, entry in _conv2d()]
+    """Every workload by id: the headline ones first, then in the order of the file."""
+    every = [_read(entry, suite) for suite, listed in _entries().items() for entry in listed]
     every.sort(key=lambda w: w.name if w.name != w.id else "~")
     return {workload.id: workload for workload in every}
 
 
 def entries() -> dict[str, dict[str, Any]]:
-    """The same by id, in the file's order and as the file has them: ``nn.Conv2d``'s arguments as they are written."""
-    return {entry["id"]: entry for _, entry in _conv2d()}
-
-
-def _conv2d() -> list[tuple[str, dict[str, Any]]]:
-    return [(suite, entry) for suite, listed in _entries().items() for entry in listed if entry["module"] == "Conv2d"]
+    """The same by id, in the file's order and as the file has them: a module's arguments as they are written."""
+    return {entry["id"]: entry for listed in _entries().values() for entry in listed}
 
 
 @lru_cache(maxsize=1)
@@ -128,22 +151,24 @@ def _entries() -> dict[str, list[dict[str, Any]]]:
 def _read(entry: Mapping[str, Any], suite: str) -> Workload:
     note = entry.get("note", "")
     headline = "headline" in entry.get("tags", ())
-    n, c, h, w = entry["input"]
+    rank, transposed = len(entry["input"]) - 2, "output_padding" in entry
     return Workload(
         name=note.partition(";")[0].strip() if headline else entry["id"],
         id=entry["id"],
         suite=suite,
-        input=(n, c, h, w),
+        input=tuple(entry["input"]),
         out_channels=entry["out_channels"],
-        kernel=_pair(entry["kernel_size"]),
-        stride=_pair(entry["stride"]),
-        padding=_pair(entry["padding"]),
-        dilation=_pair(entry["dilation"]),
+        kernel=_per_axis(entry["kernel_size"], rank),
+        stride=_per_axis(entry["stride"], rank),
+        padding=_per_axis(entry["padding"], rank),
+        dilation=_per_axis(entry["dilation"], rank),
         groups=entry["groups"],
         bias=entry["bias"],
+        transposed=transposed,
+        output_padding=_per_axis(entry["output_padding"], rank) if transposed else (),
         note=note,
     )
 
 
-def _pair(value: int | list[int]) -> Pair:
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
+def _per_axis(value: int | list[int], rank: int) -> Extents:
+    return (value,) * rank if isinstance(value, int) else tuple(value)

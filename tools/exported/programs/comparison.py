@@ -32,28 +32,26 @@ def load(path: Path) -> Any:
 class Comparison:
     """A model with one convolution, and PyTorch's in float64 with the same parameters under the same names."""
 
-    def __init__(self, model: Any, arguments: Mapping[str, Any]) -> None:
-        self.model = model
-        self.exact = torch.nn.Sequential()
-        self.exact.add_module("conv2d", torch.nn.Conv2d(**arguments, dtype=torch.float64))
-        self.exact.load_state_dict({name: value.cpu().double() for name, value in model.state_dict().items()})
+    def __init__(self, model: Any, arguments: Mapping[str, Any], module: str = "Conv2d") -> None:
+        ((_, self.ours),) = model.named_children()
+        self.exact = getattr(torch.nn, module)(**arguments, dtype=torch.float64)
+        self.exact.load_state_dict({name: value.cpu().double() for name, value in self.ours.state_dict().items()})
 
     def forward(self, x: Tensor, y: Tensor) -> None:
         """Compare an output, given the input on the CPU."""
-        weight = self.exact.conv2d.weight
-        scale = sqrt(weight[0].numel()) * _rms(x) * _rms(weight)
+        weight = self.exact.weight
+        scale = sqrt(weight.numel() / y.shape[1]) * _rms(x) * _rms(weight)
         _report("y", y, self.exact(x.double()), scale)
 
     def backward(self, x: Tensor, dx: Tensor | None, dy: Tensor) -> None:
         """Compare the gradients, those of the parameters in the model itself, given that of the output."""
-        weight, x_exact = self.exact.conv2d.weight, x.double().requires_grad_()
+        weight, x_exact = self.exact.weight, x.double().requires_grad_()
         self.exact(x_exact).backward(dy.double())
-        channels, pixels = x.shape[1], dy[:, 0].numel()
-        _report("dx", dx, x_exact.grad, sqrt(weight.numel() / channels) * _rms(dy) * _rms(weight))
-        scales = {"weight": sqrt(pixels) * _rms(dy) * _rms(x), "bias": sqrt(pixels) * _rms(dy)}
-        for name, parameter in self.exact.conv2d.named_parameters():
-            ours = self.model.get_parameter(f"conv2d.{name}").grad
-            _report(f"d{name}", ours, parameter.grad, scales[name])
+        _report("dx", dx, x_exact.grad, sqrt(weight.numel() / x.shape[1]) * _rms(dy) * _rms(weight))
+        pixels = (x if self.exact.transposed else dy)[:, 0].numel()
+        scales = {"weight": sqrt(pixels) * _rms(dy) * _rms(x), "bias": sqrt(dy[:, 0].numel()) * _rms(dy)}
+        for name, parameter in self.exact.named_parameters():
+            _report(f"d{name}", self.ours.get_parameter(name).grad, parameter.grad, scales[name])
 
 
 def _rms(tensor: Tensor) -> float:

@@ -21,7 +21,7 @@ def main(path: str, text: str) -> None:
     torch.manual_seed(0)
     with PretendedGpu() as gpu:
         model = load(Path(path)).ModelNew(**arguments).cuda()
-        comparison = Comparison(model, case["convolution"])
+        comparison = Comparison(model, case["convolution"], case["module"])
         x = torch.randn(case["shape"])
         x_cuda = x.cuda().requires_grad_(not case["forward_only"])
         y = model(x_cuda)
