@@ -392,7 +392,7 @@ def test_completion(shell: str) -> None:
     [
         ("polyconv wa", ["warmup"]),
         ("polyconv plan resnet50-3", ["resnet50-3b", "resnet50-3down"]),
-        ("polyconv plan W1,kb6", ["W1,kb62", "W1,kb63"]),
+        ("polyconv plan W1,kb8", [f"W1,kb{number}" for number in range(80, 88)]),
         ("polyconv plan W1 --device rtx5", ["rtx5090"]),
         ("polyconv cache ver", ["verify"]),
     ],

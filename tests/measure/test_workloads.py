@@ -24,6 +24,7 @@ def test_groups() -> None:
     assert [w.name for w in find("headline")] == ["W1", "W2", "W3"]
     assert len(find("all12")) == 12
     assert len(find("kernelbench")) == 24
+    assert len(find("volumes")) == 11
     assert len(find("models")) == 28
     assert [w.id for w in find("all")] == [w.id for w in workloads.catalogue().values() if w.module == "Conv2d"]
     assert len([w for w in workloads.catalogue().values() if w.suite == "kernelbench"]) == 35

@@ -95,6 +95,7 @@ GROUPS: dict[str, tuple[str, Callable[[Workload], bool]]] = {
         "those, and its transposed and 1-D ones",
         lambda w: w.suite == "kernelbench" and w.rank < 3,
     ),
+    "volumes": ("KernelBench's eleven over three axes", lambda w: w.rank == 3),
     "models": ("layers of networks people run", lambda w: w.suite == "models"),
     "all": ("every Conv2d", lambda w: w.module == "Conv2d"),
 }
