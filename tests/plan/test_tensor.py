@@ -5,7 +5,6 @@ By both matrix instructions: that of sm_70 as its machine code, and that of sm_8
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from emulate import A100, V100, check, plan_of, run_plan
+from hard_data import HARD
 from machine_suites import Shape, zero_bordered
 from nightly import NIGHTLY
 from polyconv import reference
@@ -106,27 +106,6 @@ def test_every_instance(mma: MatrixInstruction, w: ToomAxis) -> None:
 
 
 # ---- Data that is hard on FP16
-
-
-def _heavy(shape: tuple[int, ...]) -> Tensor:
-    return torch.randn(shape) / torch.rand(shape).square()
-
-
-def _one_hot(shape: tuple[int, ...]) -> Tensor:
-    x = torch.zeros(shape)
-    x[:, 3, 2, 5] = -3.7e-5
-    return x
-
-
-HARD: dict[str, tuple[Callable[[tuple[int, ...]], Tensor], float, float]] = {
-    "large times small": (torch.randn, 2.0**60, 2.0**-60),
-    "small times large": (torch.randn, 2.0**-60, 2.0**60),
-    "small times small": (torch.randn, 2.0**-60, 2.0**-60),
-    "near the end of the range": (torch.rand, 2.0**120, 2.0**-100),
-    "heavy-tailed": (_heavy, 1.0, 1.0),
-    "one-hot": (_one_hot, 1.0, 1.0),
-    "zeros": (torch.zeros, 1.0, 1.0),
-}
 
 
 def error_in_scales(way: TensorCandidate, x: Tensor, w: Tensor) -> tuple[float, float]:

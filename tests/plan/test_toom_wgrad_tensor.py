@@ -3,7 +3,6 @@ hard data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from emulate import NAN, V100, check, plan_of, run_plan
+from hard_data import HARD
 from machine_suites import Shape, zero_bordered
 from nightly import NIGHTLY
 from polyconv import reference
@@ -77,24 +77,6 @@ def test_random(part: int) -> None:
 # ---- Data that is hard on FP16
 
 
-def _heavy(shape: tuple[int, ...]) -> Tensor:
-    return torch.randn(shape) / torch.rand(shape).square()
-
-
-def _one_hot(shape: tuple[int, ...]) -> Tensor:
-    x = torch.zeros(shape)
-    x[:, 3, 2, 5] = -3.7e-5
-    return x
-
-
-HARD: dict[str, tuple[Callable[[tuple[int, ...]], Tensor], float, float]] = {
-    "large times small": (torch.randn, 2.0**60, 2.0**-60),
-    "small times small": (torch.randn, 2.0**-60, 2.0**-60),
-    "near the end of the range": (torch.rand, 2.0**120, 2.0**-100),
-    "heavy-tailed": (_heavy, 1.0, 1.0),
-    "one-hot": (_one_hot, 1.0, 1.0),
-    "zeros": (torch.zeros, 1.0, 1.0),
-}
 SMALL = Problem.make("wgrad", (1, 8, 5, 21), (9, 8, 3, 9), padding=(1, 1, 2, 2))
 
 
