@@ -194,3 +194,12 @@ def test_refusals() -> None:
         TensorCandidate(DIRECT).refusal(replace(dense, in_size=(40, 40), kernel=(9, 9)))
     )
     assert "only for" in str(way.refusal(replace(dense, kind=Pass.WGRAD)))
+
+
+@pytest.mark.parametrize("workspace", [64 * 2**20, 8 * 2**30])
+@by_both
+def test_grids_are_no_larger_than_a_device_takes(mma: MatrixInstruction, workspace: int) -> None:
+    """Many small images in a large workspace: all planes of a slab are blocks along one axis of a grid."""
+    problem = Problem.make("fprop", (30000, 8, 6, 6), (8, 8, 3, 3), padding=(2, 2, 2, 2), dilation=(3, 3))
+    launches = TensorCandidate(F23, mma).schedule(problem, V100.sms, workspace).launches
+    assert max(max(launch.grid[1:]) for launch in launches) <= 65535

@@ -274,10 +274,15 @@ class Chain:
         tiles = 2 if self.nested and not parks else 1
         return WARPS * (max(stages, tiles * exchange) + (PARKED_BYTES if self.nested and parks else 0))
 
+    @property
+    def most_planes(self) -> int:
+        """That a grid has room for: planes, groups and column groups are blocks along one of its axes."""
+        return MOST_GROUPS // (self.groups * self.tiled.column_groups)
+
     def slab(self, left: int) -> tuple[int, int]:
         """Planes, and row groups of each, that so many bytes hold: whole planes, or part of one, but a row group."""
         whole = self.tiled.row_groups
-        planes = min(self.planes, max(0, left) // self.source_bytes(1, whole))
+        planes = min(self.planes, self.most_planes, max(0, left) // self.source_bytes(1, whole))
         if planes:
             return ceil_div(self.planes, ceil_div(self.planes, planes)), whole
         row_groups = whole
@@ -346,6 +351,8 @@ class TensorCandidate:
                 or chain.plane_quads(chain.tiled.row_groups)
                 * (chain.tiled.column_groups * chain.passes * chain.chunks * self.w.points)
                 >= DIVIDEND_LIMIT
+                or chain.most_planes == 0
+                or chain.chunks > MOST_GROUPS
             ):
                 return "too many tiles"
         return None
