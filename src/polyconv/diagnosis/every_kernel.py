@@ -62,15 +62,16 @@ class Way:
 
 
 def ways(device: CudaDevice) -> dict[str, Way]:
-    """For every kernel, by its symbol, a way that launches it: the first that was found."""
-    wanted = {kernel.symbol for kernel in all_kernels()}
+    """For every kernel that the device runs, by its symbol, a way that launches it: the first that was found."""
+    wanted = {kernel.symbol for kernel in all_kernels(device.arch)}
     found: dict[str, Way] = {}
     for name, problem in problems():
         for candidate in candidates(problem, FAMILIES):
             if candidate.refusal(problem) is None:
                 way = Way(name, problem, candidate, tuple(candidate.tasks(problem, device.sms, DEFAULT_WORKSPACE)))
-                for kernel in way.kernels:
-                    found.setdefault(kernel.symbol, way)
+                if all(kernel.runs_on(device.arch) for kernel in way.kernels):
+                    for kernel in way.kernels:
+                        found.setdefault(kernel.symbol, way)
         if found.keys() == wanted:
             break
     return found

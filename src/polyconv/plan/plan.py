@@ -8,7 +8,7 @@ compared, cached for every later call with the same problem, executed by the emu
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..problem import HALF_DTYPES, Problem
@@ -39,7 +39,7 @@ class KernelSpec:
     """Fast algorithms whose transforms the body names; their text is emitted from the exact matrices."""
     facts: tuple[tuple[str, int], ...] = ()
     """What launches of this instance count with, as its header has it, and the value that they have for it."""
-    generations: range = range(1000)
+    generations: Sequence[int] = range(1000)
     """Compute capabilities (70 is 7.0) that have the kernel's matrix instruction at full rate; elsewhere no plan names
     it."""
     twin: str = ""
@@ -60,7 +60,7 @@ class KernelSpec:
         min_blocks: int = 1,
         axes: tuple[ToomAxis, ...] = (),
         facts: Mapping[str, int] | None = None,
-        generations: range = range(1000),
+        generations: Sequence[int] = range(1000),
     ) -> KernelSpec:
         """One of our own: it hands a struct of plan/layout.py to a function, or to a template with its arguments.
 

@@ -108,25 +108,37 @@ M8N8K4 = MatrixInstruction("884", "", 8, 4, 5, range(70, 71), SplitProducts(VOLT
 M16N8K16 = MatrixInstruction("16816", "k16_", 16, 16, 1, range(80, 120), SplitProducts(AMPERE, shift=0), parks=False)
 """Not for sm_120 and later: there FP32 units keep up with tensor cores that sum in FP32, and nested segments spill."""
 INSTRUCTIONS = M8N8K4, M16N8K16
+GENERATIONS = *M8N8K4.generations, *M16N8K16.generations
+"""Which have one of them, and so a use for the kernels before the product."""
 
 
 # ------------------------------------------------------------------------------------------------------------- kernels
 
 
-MAGNITUDE = KernelSpec.of(TensorMagnitudeParams, "tensor_magnitude", threads=THREADS, min_blocks=4)
+MAGNITUDE = KernelSpec.of(
+    TensorMagnitudeParams, "tensor_magnitude", threads=THREADS, min_blocks=4, generations=GENERATIONS
+)
 
 
 @lru_cache(maxsize=64)
 def weights_kernel(w: ToomAxis) -> KernelSpec:
     symbol = f"tensor_weights_{w.struct.lower()}"
-    return KernelSpec.of(TensorWeightsParams, "tensor_weights", w, symbol=symbol, threads=THREADS)
+    return KernelSpec.of(
+        TensorWeightsParams, "tensor_weights", w, symbol=symbol, threads=THREADS, generations=GENERATIONS
+    )
 
 
 @lru_cache(maxsize=64)
 def transform_kernel(w: ToomAxis) -> KernelSpec:
     symbol = f"tensor_transform_{w.struct.lower()}"
     return KernelSpec.of(
-        TensorTransformParams, "tensor_transform", w, symbol=symbol, threads=TRANSFORM_THREADS, min_blocks=3
+        TensorTransformParams,
+        "tensor_transform",
+        w,
+        symbol=symbol,
+        threads=TRANSFORM_THREADS,
+        min_blocks=3,
+        generations=GENERATIONS,
     )
 
 
