@@ -402,6 +402,10 @@ def interrupted(actors, seed, rounds, longest):
                     step()
         except KeyboardInterrupt:
             pass
+        except RuntimeError as error:
+            # Python's own, where a thread is started: Condition.wait was interrupted before it had its lock again.
+            if not isinstance(error.__context__, KeyboardInterrupt):
+                raise
     signal.setitimer(signal.ITIMER_REAL, 0)
     finish(before, kinds)
 
