@@ -75,6 +75,10 @@ class Pass(Word):
     """Gradient of the weight (and of the bias) from the input and the gradient of the output."""
 
 
+RESULTS = {Pass.FPROP: "y", Pass.DGRAD: "x", Pass.WGRAD: "dw"}
+"""What a pass computes, by its name among the tensors of a backend."""
+
+
 class PaddingMode(Word):
     """What stands outside the image. Named as in ``torch.nn.Conv2d``."""
 

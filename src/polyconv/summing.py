@@ -8,11 +8,9 @@ from math import prod
 from torch import Tensor
 
 from .epilogue import apply_epilogue, summed_per_channel, with_bias
-from .problem import Activation, Pass, Problem, Shape, Strides
+from .problem import RESULTS, Activation, Pass, Problem, Shape, Strides
 from .readiness import Run
 from .sheets import Cut, Sheets, result_shape
-
-_RESULT = {Pass.FPROP: "y", Pass.DGRAD: "x", Pass.WGRAD: "dw"}
 
 
 def summed(cut: Cut, runs: Mapping[Problem, Run]) -> Run:
@@ -20,7 +18,7 @@ def summed(cut: Cut, runs: Mapping[Problem, Run]) -> Run:
 
     What is computed apart shares one piece of memory: each is added before the next is computed.
     """
-    name, activation = _RESULT[cut.problem.kind], cut.problem.activation
+    name, activation = RESULTS[cut.problem.kind], cut.problem.activation
     steps = [(sheets, runs[sheets.problem], _views(sheets)) for sheets in cut.sheets]
     room = max((prod(result_shape(sheets.problem)) for sheets in cut.sheets if sheets.apart), default=0)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping
 from functools import partial
 from math import prod, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ from .weights import TransformedWeights
 NAME = "ATen"
 """PyTorch's own convolution, where it is the best that is known."""
 
-CONVOLUTIONS = {2: F.conv2d, 3: F.conv3d}
+CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 """By the number of axes."""
 
 _LARGEST_OF_SUMS = 4
@@ -305,18 +305,14 @@ def convolution_backward(
     problem: Problem, dy: Tensor, x: Tensor, w: Tensor, wanted: tuple[bool, bool, bool], padded: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """ATen's gradients of input, weight and bias, those that are wanted; ``padded``: x has its padding already."""
-    nothing = [0] * problem.rank
-    result: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
-        dy,
-        x,
-        w,
-        [problem.out_channels],
-        list(problem.stride),
-        nothing if padded else list(problem.padding[::2]),
-        list(problem.dilation),
-        False,
-        nothing,
-        problem.groups,
-        list(wanted),
-    )
+    arguments = backward_arguments(problem, wanted, padded)
+    result: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(dy, x, w, *arguments)
     return result
+
+
+def backward_arguments(problem: Problem, wanted: tuple[bool, bool, bool], padded: bool = False) -> tuple[Any, ...]:
+    """What ATen's gradients are called with, after the tensors."""
+    nothing = [0] * problem.rank
+    padding = nothing if padded else list(problem.padding[::2])
+    moves = list(problem.stride), padding, list(problem.dilation)
+    return [problem.out_channels], *moves, False, nothing, problem.groups, list(wanted)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..cpu.aten import CONVOLUTIONS
 from ..cpu.borders import sides_for_torch
-from ..problem import Pass, Problem
+from ..problem import RESULTS, Pass, Problem
 from ..scale import largest, scales
 from .operands import Operands
 
@@ -57,7 +57,7 @@ def scale(problem: Problem, operands: Operands) -> Tensor:
     """The scale of every map of the result, to be broadcast against it."""
     given = {"x": operands.x, "w": operands.w, "bias": operands.bias, "y": operands.dy}
     found = scales(problem, {name: tensor for name, tensor in given.items() if tensor is not None})
-    return found[{Pass.FPROP: "y", Pass.DGRAD: "x", Pass.WGRAD: "dw"}[problem.kind]]
+    return found[RESULTS[problem.kind]]
 
 
 def measure(

@@ -22,7 +22,8 @@ from ..cpu import aten
 from ..cpu.aten import CONVOLUTIONS, convolution_backward, takes_padding
 from ..nn import OURS as OF_TORCHS
 from ..ops.pictures import HEIGHT, picture
-from ..problem import Pass, Problem
+from ..problem import RESULTS, Pass, Problem
+from ..sheets import result_shape
 
 OURS, OURS_CHANNELS_LAST = "ours", "ours_channels_last"
 NCHW, CHANNELS_LAST = "torch_nchw", "torch_channels_last"
@@ -196,9 +197,8 @@ def pytorch(problem: Problem, operands: Operands) -> Call:
 
 
 def _padded(problem: Problem, operands: Operands) -> Call:
-    name = {Pass.FPROP: "y", Pass.DGRAD: "x", Pass.WGRAD: "dw"}[problem.kind]
+    name, like = RESULTS[problem.kind], result_shape(problem)
     inputs: dict[str, Tensor | None] = {"x": operands.x, "w": operands.w, "bias": operands.bias, "y": operands.dy}
-    like = {"y": problem.y_shape, "x": problem.x_shape, "dw": problem.w_shape}[name]
 
     def call() -> Tensor:
         tensors = {key: tensor for key, tensor in inputs.items() if tensor is not None}

@@ -24,20 +24,14 @@ from torch import Tensor
 from .. import epoch
 from ..arguments import Extent, Geometry, Padding, activation_name, normalise, per_axis, suggests_channels_last
 from ..backends import backend_for
+from ..cpu.aten import CONVOLUTIONS, backward_arguments
 from ..epilogue import apply_epilogue, summed_per_channel
 from ..problem import Activation, Problem
 from ..vouching import vouched
 from .calls import Call, are_left_to_torch, known, recall, remember
 from .derivatives import Gradients, dgrad_gradients, fprop_gradients
 from .execution import compute_dgrad, compute_fprop, compute_wgrad, describe_dgrad, describe_fprop, describe_wgrad
-from .layouts import (
-    HALF,
-    Layout,
-    check_residual,
-    check_tensors,
-    geometry_of,
-    transposed_layout,
-)
+from .layouts import HALF, Layout, check_residual, check_tensors, geometry_of, transposed_layout
 from .plain import TYPES, alike, are_plain, is_watched
 from .problems import dense_strides, described, dgrad_problem, fprop_problem, wgrad_problem
 from .racing import awaited
@@ -49,7 +43,6 @@ _OPTIONAL = (*TYPES, type(None))
 
 _is_grad_enabled = torch.is_grad_enabled
 
-_CONVOLUTIONS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
 _TRANSPOSED = {1: torch.conv_transpose1d, 2: torch.conv_transpose2d, 3: torch.conv_transpose3d}
 """PyTorch's own, by the number of axes."""
 
@@ -89,7 +82,7 @@ class ShortCall(Call):
         left = bool(passes) and are_left_to_torch(passes, x.device, inference=inference)
         if self.run is not None and not left:
             self.run = awaited(backend_for(x.device), map(Problem.as_picture, passes[1:]), self.run)
-        self.torchs = (_TRANSPOSED if transposed else _CONVOLUTIONS)[problem.rank]
+        self.torchs = (_TRANSPOSED if transposed else CONVOLUTIONS)[problem.rank]
         stride, padding, dilation = map(_for_torch, (geometry.stride, geometry.padding[::2], geometry.dilation))
         self.left_to_torch: tuple[Any, ...] | None = None
         """What PyTorch's convolution is called with; None where something else runs in any of the passes."""
@@ -141,22 +134,23 @@ class Backward(NamedTuple):
         geometry, device = call.geometry, grad.device
         dgrad = wgrad = None
         if want_x:
-            layout = tuple(x.shape), suggests_channels_last(x.shape, x.stride())
-            dgrad = recall(dgrad_problem, describe_dgrad(grad, w, layout, None, geometry), device)
+            dgrad = recall(dgrad_problem, describe_dgrad(grad, w, _layout_of(x), None, geometry), device)
         if want_w:
-            layout = tuple(w.shape), suggests_channels_last(w.shape, w.stride())
-            wgrad = recall(wgrad_problem, describe_wgrad(grad, x, layout, want_bias, geometry), device)
+            wgrad = recall(wgrad_problem, describe_wgrad(grad, x, _layout_of(w), want_bias, geometry), device)
         x_left, w_left = (_is_left(found, device) for found in (dgrad, wgrad))
         left: tuple[Any, ...] | None = None
         if x_left or w_left:
-            mask = [x_left, w_left, w_left and want_bias]
-            places = list(geometry.stride), list(geometry.padding[::2]), list(geometry.dilation)
-            left = [w.shape[0]], *places, False, [0 for _ in geometry.stride], geometry.groups, mask
+            left = backward_arguments(call.problem, (x_left, w_left, w_left and want_bias))
         return cls(None if x_left else dgrad, None if w_left else wgrad, left)
 
 
 def _is_left(call: Call | None, device: torch.device) -> bool:
     return call is not None and call.run is not None and are_left_to_torch([call.problem], device, inference=False)
+
+
+def _layout_of(tensor: Tensor) -> Layout:
+    """That a gradient of a tensor has."""
+    return tuple(tensor.shape), suggests_channels_last(tensor.shape, tensor.stride())
 
 
 def _for_torch(numbers: tuple[int, ...]) -> int | tuple[int, ...]:
@@ -169,11 +163,9 @@ def _passes(call: Call, x: Tensor, w: Tensor) -> Iterator[Problem]:
     yield call.problem
     grad = (call.layout[0], dense_strides(*call.layout))
     if not call.inference and x.requires_grad:
-        layout = x.shape, suggests_channels_last(x.shape, x.stride())
-        yield dgrad_problem(grad, described(w), layout, None, x.dtype, True, call.geometry)[0]
+        yield dgrad_problem(grad, described(w), _layout_of(x), None, x.dtype, True, call.geometry)[0]
     if not call.inference and w.requires_grad:
-        layout = w.shape, suggests_channels_last(w.shape, w.stride())
-        yield wgrad_problem(grad, described(x), layout, call.problem.bias, x.dtype, True, call.geometry)[0]
+        yield wgrad_problem(grad, described(x), _layout_of(w), call.problem.bias, x.dtype, True, call.geometry)[0]
 
 
 def _transposed_passes(call: Call, x: Tensor, w: Tensor) -> Iterator[Problem]:
@@ -183,8 +175,7 @@ def _transposed_passes(call: Call, x: Tensor, w: Tensor) -> Iterator[Problem]:
     if not call.inference and x.requires_grad:
         yield fprop_problem(grad, described(w), None, False, "none", False, x.dtype, True, call.geometry)[0]
     if not call.inference and w.requires_grad:
-        layout = w.shape, suggests_channels_last(w.shape, w.stride())
-        yield wgrad_problem(described(x), grad, layout, False, x.dtype, True, call.geometry)[0]
+        yield wgrad_problem(described(x), grad, _layout_of(w), False, x.dtype, True, call.geometry)[0]
 
 
 def convolve(
