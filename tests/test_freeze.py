@@ -219,7 +219,7 @@ def test_explain_says_what_is_kept() -> None:
 def test_a_weight_is_read_only_where_that_costs_little(channels: int, size: int, kernel: int) -> None:
     half = kernel // 2
     problem = Problem.make("fprop", (1, channels, size, size), (64, channels, kernel, kernel), padding=(half,) * 4)
-    plan = plan_cpu(problem, kept_weights=True)
+    plan = plan_cpu(problem, inference=True)
     read = CHECK_CYCLES + 4 * 64 * channels * kernel**2 / CHECK_BYTES
     if plan.keeps_weights:
         assert read <= MOST_FOR_THE_CHECK * (plan.chosen.cycles - plan.chosen.weight_cycles)

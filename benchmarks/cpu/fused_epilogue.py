@@ -52,7 +52,7 @@ def compare(workload: Workload, batch: int, activation: str, residual: bool, rep
     best = found["unfused"].best / found["fused"].best
     median = found["unfused"].median / found["fused"].median
     epilogue = " + ".join(["residual"] * residual + [activation] * (activation != "none"))
-    plan = plan_cpu(workload.problem("fprop"), kept_weights=True)
+    plan = plan_cpu(workload.problem("fprop"), inference=True)
     return f"{workload.name:16} {epilogue:16} {best:6.2f} {median:8.2f}   {plan.choice}"
 
 

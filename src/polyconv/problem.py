@@ -38,6 +38,9 @@ ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 """Of a tensor, by its dtype."""
 HALF_DTYPES = ("float16", "bfloat16")
 
+IMAGE_CHANNELS = 4
+"""An input of so many channels or fewer is taken to be the network's own, which wants no gradient."""
+
 AXES = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")}
 """What the axes are called, by their number."""
 
@@ -262,6 +265,10 @@ class Problem:
         if self.groups != 1:
             parts.append("depthwise" if self.depthwise else f"{self.groups} groups")
         return ", ".join(parts)
+
+    def another_pass(self, kind: Pass) -> Problem:
+        """Of the same layer, on tensors that lie alike, without bias and epilogue: no pass tells those of another."""
+        return replace(self, kind=kind, bias=False, activation=Activation.NONE, residual=False, frozen=False)
 
     def as_picture(self) -> Problem:
         """What kernels that know height and width compute in its place: one axis is the width of a picture of height 1.

@@ -295,7 +295,7 @@ def test_the_predicted_error_holds(
         exact = polyconv.conv2d(data.double(), weight.double(), bias.double(), **arguments)  # type: ignore[arg-type]
     tensors = {"x": data, "w": weight} if added is None else {"x": data, "w": weight, "residual": added}
     observed = largest((y - exact).abs(), scales(problem, tensors)["y"])
-    plan = plan_cpu(problem, kept_weights=True)
+    plan = plan_cpu(problem, inference=True)
     assert observed <= plan.predicted_error, f"{observed:.1e} by {plan.name}, predicted {plan.predicted_error:.1e}"
 
 

@@ -87,7 +87,7 @@ def test_the_border_of_an_input_gradient_is_folded() -> None:
 def test_kept_weights_may_change_the_choice() -> None:
     (workload,) = find("tiny-batch")
     problem = workload.problem("fprop")
-    fresh, kept = plan_cpu(problem, SERVER), plan_cpu(problem, SERVER, kept_weights=True)
+    fresh, kept = plan_cpu(problem, SERVER), plan_cpu(problem, SERVER, inference=True)
     assert kept.chosen.cycles - kept.chosen.weight_cycles <= fresh.chosen.cycles - fresh.chosen.weight_cycles
 
 

@@ -54,7 +54,7 @@ def test_workload(name: str) -> None:
         problem = workload.problem(kind)
         scale = scales(problem, {"x": x, "w": w, "y": dy})[name]
         off = (found.double() - expected).abs()
-        plan = plan_cpu(problem, kept_weights=kind is Pass.FPROP)
+        plan = plan_cpu(problem, inference=kind is Pass.FPROP)
         observed = largest(off, scale)
         assert bool((off <= 1e-4 * scale + 1e-4 * expected.abs()).all()), f"{kind}: {observed:.1e}"
         assert observed <= plan.predicted_error, f"{kind}: {observed:.1e} by {plan.name}, {plan.predicted_error:.1e}"

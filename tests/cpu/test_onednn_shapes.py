@@ -157,7 +157,7 @@ def failures(case: Case) -> Iterator[str]:
                 f"{float(found[tuple(first)]):.6g} instead of {float(expected[tuple(first)]):.6g}"
             )
         elif name != "db":
-            plan = plan_cpu(problem, kept_weights=kind is Pass.FPROP)
+            plan = plan_cpu(problem, inference=kind is Pass.FPROP)
             observed = largest(deviation, unit)
             if observed > plan.predicted_error:
                 yield f"{problem}: {name} has the error {observed:.2e}; {plan.name} predicts {plan.predicted_error:.2e}"

@@ -16,7 +16,7 @@ import torch
 import polyconv
 from polyconv import once, settings
 from polyconv.cli import main
-from polyconv.cpu import aten, native
+from polyconv.cpu import aten, native, planner
 from polyconv.cpu.device import CpuDevice
 from polyconv.cpu.planner import Costs, here, offered, plan_cpu
 from polyconv.cpu.processors import (
@@ -268,12 +268,15 @@ def test_off_means_the_cost_model_alone() -> None:
 # ---- plans
 
 
-def device(error: float, *, times: int = 20) -> CpuDevice:
+def device(error: float, *problems: Problem, times: int = 20) -> CpuDevice:
     """On which every kernel of polyconv's takes so many times as long as estimated, beside PyTorch's."""
     plain = CpuDevice("avx512", cores=2)
-    kernels = {Kernel(c.name, kept) for c in offered(PROBLEM, plain) for kept in (False, True)}
-    spent = tuple((kernel, Spent(error * 1e-3, 1e6)) for kernel in kernels)
-    return replace(plain, profile=Profile("a test", [Record(PROBLEM, Spent(1e-3, 1e6), spent)] * times))
+    records = []
+    for problem in problems or [PROBLEM]:
+        kernels = {Kernel(c.name, kept) for c in offered(problem, plain) for kept in (False, True)}
+        spent = tuple((kernel, Spent(error * 1e-3, 1e6)) for kernel in kernels)
+        records += [Record(problem, Spent(1e-3, 1e6), spent)] * times
+    return replace(plain, profile=Profile("a test", records))
 
 
 def test_a_kernel_runs_where_it_was_measured_to_be_ahead() -> None:
@@ -299,6 +302,17 @@ def test_without_measurements_only_a_large_advantage_counts() -> None:
     least = min(costs.counted(c) for c in offered(PROBLEM, bare) if c.name in ahead)
     assert costs.counted(theirs) / UNMEASURED.factor < least < costs.counted(theirs)
     assert plan_cpu(PROBLEM, bare).chosen.engine == aten.NAME
+
+
+def test_the_passes_of_a_layer_pay_for_python_together() -> None:
+    every = [Problem.make(kind, (1, 64, 20, 20), (64, 64, 3, 3), padding=(1, 1, 1, 1)) for kind in Pass]
+    one, all_three = device(0.3, every[2]), device(0.3, *every)
+    gains = [planner._gain(problem, all_three) for problem in every]
+    assert max(gains) < planner.MIXED_CYCLES < sum(gains)
+    assert planner._gain(every[2], one) == gains[2] > 0.0
+    assert {plan_cpu(problem, one).chosen.engine for problem in every} == {aten.NAME}
+    assert aten.NAME not in {plan_cpu(problem, all_three).chosen.engine for problem in every}
+    assert plan_cpu(replace(every[2], batch=8), one).chosen.engine != aten.NAME
 
 
 def test_what_is_alone_needs_no_advantage() -> None:

@@ -105,9 +105,9 @@ def cpu_record(name: str) -> Record:
         for problem_name, problem in problems():
             found[problem_name] = _cpu_entry(planner.plan_cpu(problem, CPUS[name]))
             if problem.kind is Pass.FPROP:
-                frozen = planner.plan_cpu(replace(problem, frozen=True), CPUS[name], kept_weights=True)
+                frozen = planner.plan_cpu(replace(problem, frozen=True), CPUS[name], inference=True)
                 found[f"{problem_name}, weights kept"] = _cpu_entry(frozen)
-                checked = planner.plan_cpu(problem, CPUS[name], kept_weights=True)
+                checked = planner.plan_cpu(problem, CPUS[name], inference=True)
                 found[f"{problem_name}, weights read"] = _cpu_entry(checked)
     finally:
         native.instruction_set("best")

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..measure.layers import IMAGE_CHANNELS, class_of
+from ..measure.layers import class_of
 from ..measure.workloads import Workload
-from ..problem import Pass
+from ..problem import IMAGE_CHANNELS, Pass
 from .cases import Case, Cases, Mode
 from .contests import Contest
 from .duels import Duel, fight

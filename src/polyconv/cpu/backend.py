@@ -34,19 +34,19 @@ class CpuBackend:
 
     def plan(self, problem: Problem, *, inference: bool = False) -> CpuPlan:
         """What would run: the model's choice, or one that was measured or agreed upon."""
-        return self._planned(problem, _may_keep_weights(problem, inference), epoch.now())
+        return self._planned(problem, inference, epoch.now())
 
     def candidates(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
         """PyTorch's own convolution is one of them."""
-        plan = plan_cpu(problem, kept_weights=_may_keep_weights(problem, inference))
+        plan = plan_cpu(problem, inference=inference)
         return tuple(candidate.name for candidate in by_cost(plan.candidates))
 
     def contenders(self, problem: Problem, *, inference: bool = False, most: int = CONTENDERS) -> tuple[str, ...]:
-        plan = plan_cpu(problem, kept_weights=_may_keep_weights(problem, inference))
+        plan = plan_cpu(problem, inference=inference)
         return tuple(worth_timing(plan.candidates, most, _engine, always=aten.NAME))
 
     def contender(self, problem: Problem, name: str, *, inference: bool = False) -> Run:
-        plan = plan_cpu(problem, kept_weights=_may_keep_weights(problem, inference), prefer=Preference(name))
+        plan = plan_cpu(problem, inference=inference, prefer=Preference(name))
         return plan.prepared(TransformedWeights())
 
     def key(self, problem: Problem, *, inference: bool = False) -> str:
@@ -76,9 +76,7 @@ class CpuBackend:
         """That of training, and where they differ those of inference, without and with a frozen weight."""
         said = self.plan(replace(problem, frozen=False))
         text = said.explain()
-        if problem.kind is not Pass.FPROP:
-            return text
-        for words, frozen in (("without gradients", False), ("frozen, without gradients", True)):
+        for words, frozen in _INFERENCE[problem.kind]:
             plan = self.plan(replace(problem, frozen=frozen), inference=True)
             if (plan.chosen, plan.keeps_weights, plan.preference) != (said.chosen, said.keeps_weights, said.preference):
                 kept = f", {_KEPT[frozen]}" if plan.keeps_weights else ""
@@ -86,14 +84,21 @@ class CpuBackend:
                 said = plan
         return text
 
-    def _plan_anew(self, problem: Problem, kept_weights: bool, _: int) -> CpuPlan:
+    def _plan_anew(self, problem: Problem, inference: bool, _: int) -> CpuPlan:
         return choices.decide(
             problem,
-            kept_weights,
+            _may_keep_weights(problem, inference),
             self.environment(),
-            lambda prefer: plan_cpu(problem, kept_weights=kept_weights, prefer=prefer),
+            lambda prefer: plan_cpu(problem, inference=inference, prefer=prefer),
         )
 
+
+_INFERENCE = {
+    Pass.FPROP: (("without gradients", False), ("frozen, without gradients", True)),
+    Pass.DGRAD: (("as a transposed convolution without gradients", False),),
+    Pass.WGRAD: (),
+}
+"""What a pass may be asked for without gradients: words, and whether the weight is frozen."""
 
 _KEPT = {
     False: "with transformed weights kept and the weight read to see a change",

@@ -20,6 +20,8 @@ NAME = "depthwise"
 SETUP_CYCLES = 5000.0
 """Of one call, to cut the work and lay out the ring of lines: more than a few pixels are worth."""
 
+PICKED_CYCLES = 14.0
+"""To move a single pixel out of, or into, a line of the cache that has other channels beside it."""
 
 ORDINARY_SUM = 1024
 """Products that a lane of a weight gradient is taken to add at least, so that predictions for ordinary images are the
@@ -42,7 +44,7 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
         NAME,
         "direct",
         direct=True,
-        cycles=SETUP_CYCLES + _cycles(problem) / device.lanes,
+        cycles=SETUP_CYCLES + _cycles(problem, device.lanes),
         error=0.0 if why_not else error_of(problem, None, _longest_sum(problem), ()),
         refusal=why_not,
     )
@@ -60,8 +62,15 @@ def _longest_sum(problem: Problem) -> int:
     return min(reduction, max(ORDINARY_SUM, native.depthwise_longest_sum(problem)))
 
 
-def _cycles(problem: Problem) -> float:
-    """Estimated cycles of one core with one lane: every pixel moves once, every product is computed once."""
+def _cycles(problem: Problem, lanes: int) -> float:
+    """Estimated cycles of one core: every pixel moves once, every product is computed once."""
     moved = prod(problem.x_shape) + prod(problem.y_shape)
     again = 1.6 if problem.kind is Pass.WGRAD else 1.0
-    return again * (10.0 * moved + 0.5 * problem.multiplications)
+    per_pixel = PICKED_CYCLES if _picks_pixels(problem) else 10.0 / lanes
+    return again * (per_pixel * moved + 0.5 * problem.multiplications / lanes)
+
+
+def _picks_pixels(problem: Problem) -> bool:
+    """Whether the lines of a channel are put together pixel by pixel: only channels that each have one of their own
+    for an output are taken side by side, as they lie in channels_last."""
+    return problem.channels_per_group[1] != 1 and problem.x_strides[1] == 1

@@ -6,7 +6,7 @@ the preference. Nothing is timed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp, prod
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..preference import Preference
-from ..problem import Pass, Problem
+from ..problem import IMAGE_CHANNELS, Pass, Problem
 from ..readiness import Run
 from ..select import Candidate, PlanError, Selection, select, why_not
 from . import aten, channel_lanes, depthwise, native, plain, sheets, tile_lanes
@@ -29,11 +29,15 @@ from .weights import TransformedWeights
 CALL_CYCLES = 2000.0
 """What any call costs, so that no work at all is not free."""
 
-OWN_CALL_CYCLES, RECORDED_CYCLES = 100e3, 600e3
+OWN_CALL_CYCLES, RECORDED_CYCLES = 100e3, 250e3
 """What it costs to get to a kernel of polyconv's, where PyTorch's would have been called as a program calls it; and
-where gradients are recorded, if one of the passes is polyconv's: then all three go through Python instead of C++, and
-any one of them has to be worth it. Measured not in a loop, where it is a quarter of that, but as in a network, whose
-other layers push Python's objects out of the caches."""
+where gradients are recorded: PyTorch computes both in one call, which spares it less than a whole one of them.
+Measured not in a loop, where it is a quarter of that, but as in a network, whose other layers push Python's objects
+out of the caches."""
+
+MIXED_CYCLES = 900e3
+"""What it costs beside that, once, if any pass of a layer whose gradients are recorded is polyconv's: then all three go
+through Python instead of C++. All passes together have to be worth it. Measured alike."""
 
 CHECK_CYCLES, CHECK_BYTES = 8e3, 8.0
 """What it costs to find out whether a weight is still the one whose transform was kept: a call, bytes per cycle."""
@@ -118,34 +122,37 @@ def plan_cpu(
     problem: Problem,
     device: CpuDevice | None = None,
     *,
-    kept_weights: bool = False,
+    inference: bool = False,
     prefer: Preference | None = None,
 ) -> CpuPlan:
     """The plan for a problem on this processor, or on one that is described.
 
-    With ``kept_weights`` the transformed weights of earlier calls may be used, as they are in inference: then a
-    transform that would not pay for one call may be the better choice. They are used where finding out whether they are
-    still right costs little beside the call, or nothing, because the weight is frozen. What is preferred runs if it can
-    and keeps the tolerance.
+    In inference the weight of a forward pass is likely to stay what it is, and transformed weights of earlier calls may
+    be used: then a transform that would not pay for one call may be the better choice. They are used where finding out
+    whether they are still right costs little beside the call, or nothing, because the weight is frozen. Otherwise
+    gradients are recorded, and a pass is chosen in view of the two others. What is preferred runs if it can and keeps
+    the tolerance.
     """
-    return _plan(problem, device or here(), kept_weights, prefer)
+    return _plan(problem, device or here(), inference, prefer)
 
 
 @lru_cache(maxsize=4096)
-def _plan(
-    problem: Problem,
-    device: CpuDevice,
-    kept_weights: bool,
-    prefer: Preference | None,
-    own_kernels: bool = False,
-) -> CpuPlan:
+def _plan(problem: Problem, device: CpuDevice, inference: bool, prefer: Preference | None) -> CpuPlan:
     if problem.rank != 3 and (other_axes := problem.why_not_pictures()):
         raise PlanError(other_axes)
-    folded = problem.rank == 2 and problem.kind is Pass.DGRAD and has_border(problem)
-    ran = padded(problem) if folded else problem
-    costs = Costs(ran, device, kept_weights)
+    return _plan_of(problem, _costs(problem, device, inference), _offered_here(problem, device), prefer)
+
+
+@lru_cache(maxsize=4096)
+def _plan_of_picture(problem: Problem, device: CpuDevice) -> CpuPlan:
+    """Of a part of a volume, by polyconv's own kernels."""
+    costs = Costs(ran_for(problem), device, False)
+    return _plan_of(problem, costs, tuple(offered(costs.problem, device, own_kernels=True)), None)
+
+
+def _plan_of(problem: Problem, costs: Costs, every: Sequence[CpuCandidate], prefer: Preference | None) -> CpuPlan:
     found = select(
-        offered(ran, device, own_kernels=own_kernels) if problem.rank == 2 else offered_for_volumes(problem, device),
+        every,
         problem,
         refusal=lambda candidate: candidate.refusal,
         error=lambda candidate: candidate.error,
@@ -156,7 +163,45 @@ def _plan(
     if prefer is None or found.chosen.name != prefer.name:
         reason = _reason(problem, found, costs) + (f" ({reason})" if reason else "")
     keeps = costs.keeps(found.chosen)
-    return CpuPlan(problem, ran, device, found.chosen, reason, found.candidates, keeps, found.preference)
+    return CpuPlan(
+        problem, costs.problem, costs.device, found.chosen, reason, found.candidates, keeps, found.preference
+    )
+
+
+def ran_for(problem: Problem) -> Problem:
+    """What the kernels are asked for: the input gradient of a border is that of the padded image."""
+    folded = problem.rank == 2 and problem.kind is Pass.DGRAD and has_border(problem)
+    return padded(problem) if folded else problem
+
+
+@lru_cache(maxsize=4096)
+def _offered_here(problem: Problem, device: CpuDevice) -> tuple[CpuCandidate, ...]:
+    volumes = problem.rank == 3
+    return tuple(offered_for_volumes(problem, device) if volumes else offered(ran_for(problem), device))
+
+
+def _costs(problem: Problem, device: CpuDevice, inference: bool) -> Costs:
+    """Where gradients are recorded, a pass pays what the others of its layer do not gain of :data:`MIXED_CYCLES`."""
+    costs = Costs(ran_for(problem), device, inference)
+    if inference or device.profile is None:
+        return costs
+    image = problem.in_channels <= IMAGE_CHANNELS
+    others = [kind for kind in Pass if kind is not problem.kind and not (kind is Pass.DGRAD and image)]
+    paid = sum(_gain(problem.another_pass(kind), device) for kind in others)
+    return replace(costs, call=RECORDED_CYCLES + max(0.0, MIXED_CYCLES - paid))
+
+
+@lru_cache(maxsize=4096)
+def _gain(problem: Problem, device: CpuDevice) -> float:
+    """Cycles by which polyconv's best kernel for a pass is ahead of PyTorch's, probably; 0 where it is not."""
+    costs = Costs(ran_for(problem), device, False, RECORDED_CYCLES)
+    able = [
+        candidate
+        for candidate in _offered_here(problem, device)
+        if candidate.refusal is None and (candidate.direct or candidate.error <= problem.tolerance)
+    ]
+    theirs = min((costs.cautious(one) for one in able if one.engine == aten.NAME), default=0.0)
+    return max(0.0, theirs - min((costs.cautious(one) for one in able if one.engine != aten.NAME), default=theirs))
 
 
 def here() -> CpuDevice:
@@ -172,7 +217,9 @@ class Costs:
 
     problem: Problem
     device: CpuDevice
-    kept_weights: bool
+    inference: bool
+    call: float = OWN_CALL_CYCLES
+    """What a kernel of polyconv's costs beside what it computes."""
 
     @property
     def _check(self) -> float:
@@ -183,18 +230,12 @@ class Costs:
         """Whether it uses weights that were transformed before."""
         without = candidate.cycles - candidate.weight_cycles
         pays = candidate.weight_cycles > 0.0 and self._check <= MOST_FOR_THE_CHECK * without
-        return self.kept_weights and pays
+        return self.inference and self.problem.kind is Pass.FPROP and pays
 
     def counted(self, candidate: CpuCandidate) -> float:
         """By the cost model."""
         saved = candidate.weight_cycles - self._check if self.keeps(candidate) else 0.0
         return CALL_CYCLES + candidate.cycles - saved
-
-    @property
-    def call(self) -> float:
-        """What a kernel of polyconv's costs beside what it computes."""
-        inference = self.problem.kind is Pass.FPROP and self.kept_weights
-        return OWN_CALL_CYCLES if inference else RECORDED_CYCLES
 
     def correction(self, candidate: CpuCandidate) -> Correction | None:
         """By what was measured; None for PyTorch's convolution, which all others are compared with, and for sums of
@@ -206,7 +247,9 @@ class Costs:
     def cautious(self, candidate: CpuCandidate) -> float:
         """What is compared: a kernel of polyconv's has to be ahead by as much as its estimate may well be wrong."""
         correction, counted = self.correction(candidate), self.counted(candidate)
-        return counted if correction is None else self.call + counted * correction.factor
+        if self.device.profile is None or candidate.engine == aten.NAME:
+            return counted
+        return self.call + (counted if correction is None else counted * correction.factor)
 
 
 def offered(problem: Problem, device: CpuDevice, *, own_kernels: bool = False) -> Iterator[CpuCandidate]:
@@ -228,7 +271,7 @@ def offered_for_volumes(problem: Problem, device: CpuDevice) -> Iterator[CpuCand
     """
     own = native.is_available() and problem.dtype in ("float32", "float64")
     if own:
-        yield from sheets.candidates(problem, device, lambda picture: _plan(picture, device, False, None, True))
+        yield from sheets.candidates(problem, device, lambda picture: _plan_of_picture(picture, device))
     if not own or problem.dtype == "float32":
         yield from aten.candidates(problem, device)
 

@@ -21,7 +21,7 @@ from ..cpu.planner import Costs, engine_of, here, offered
 from ..cpu.processors import Kernel, Record, Spent
 from ..cpu.processors.profile import Place, place_of
 from ..cpu.weights import TransformedWeights
-from ..problem import Pass, Problem
+from ..problem import IMAGE_CHANNELS, Pass, Problem
 from . import layers, workloads
 from .limits import with_batch
 from .timing import interleaved
@@ -38,7 +38,7 @@ WORTH_A_TRIAL = 5.0
 """Kernels whose estimate is so many times the least are not timed."""
 MOST_MULTIPLICATIONS = 2e8
 """Of one call: some milliseconds of one core."""
-MOST_WEIGHTS = 2**22
+MOST_WEIGHTS = 2**23
 """Elements: there are few larger weights, and they take long."""
 
 
@@ -79,7 +79,7 @@ def _passes(layer: Workload, batch: int, most: float) -> Iterator[Problem]:
     one = layer.problem(Pass.FPROP)
     images = batch if batch * one.multiplications <= most else 1
     for kind in Pass:
-        if kind is Pass.DGRAD and one.in_channels <= layers.IMAGE_CHANNELS:
+        if kind is Pass.DGRAD and one.in_channels <= IMAGE_CHANNELS:
             continue
         problem = with_batch(layer, images).problem(kind)
         yield problem

@@ -12,12 +12,10 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib.resources import files
 
-from ..problem import Pass, Problem
+from ..problem import IMAGE_CHANNELS, Pass, Problem
 from .workloads import Workload
 
 SEED = 0
-IMAGE_CHANNELS = 4
-"""An image of up to so many channels is a network's input, which needs no gradient; its layer is a stem."""
 
 
 @lru_cache(maxsize=1)
