@@ -1702,8 +1702,7 @@ static const char* separable(const Call& c, const Direction& d) {
   const i64 stretch_columns = stretch_units * kLatticesW, stretch = stretch_columns * F45Nested::kOutputs;
   const i64 lines = min(i64(d.outputs), max(1ll, 128 / (F45Nested::kTiles * stretch_columns)));
   const i64 line_blocks = ceil_div(d.outputs, lines), stretches = ceil_div(units, stretch_units);
-  i.y = g.y, i.written = c.y;
-  i.written_channel = c.out_height * c.out_width, i.written_batch = kGroups * d.outputs * i.written_channel;
+  i.y = g.y, i.written = c.y, i.written_batch = c.y_batch, i.written_channel = c.y_channel;
   i.written_row = int(c.out_width), i.outputs = d.outputs;
   i.lines = int(lines), i.stretch_columns = int(stretch_columns);
   i.line_blocks = by(line_blocks), i.stretches = by(stretches), i.vectors = by(F45Nested::kTiles * stretch_columns);
@@ -1917,10 +1916,10 @@ class Conv2d(nn.Conv2d):
     def __init__(self, source, *args, **kwargs):
         super().__init__(*args, **kwargs)
         left, right, top, bottom, *all_sides = self._reversed_padding_repeated_twice
-        sides = self.padding if all_sides else (top, bottom, left, right)
+        self.sides = self.padding if all_sides else (top, bottom, left, right)
         sizes = (self.in_channels, self.out_channels, self.groups)
         sizes += (*self.kernel_size, *self.stride, *self.dilation)
-        self.source, self.geometry = source, (*sizes, *sides, self.bias is not None)
+        self.source, self.geometry = source, (*sizes, *self.sides, self.bias is not None)
         _kernels(self.source, self.geometry)  # compiled now, so that the first batch does not wait
 
     def forward(self, x):
@@ -1928,7 +1927,7 @@ class Conv2d(nn.Conv2d):
             return self.forward(x.unsqueeze(0)).squeeze(0)
         if x.dim() != 4 or x.shape[1] != self.in_channels:
             raise RuntimeError(f"an input of shape {list(x.shape)} does not have {self.in_channels} channels")
-        before, after = self.geometry[9:13:2], self.geometry[10:13:2]
+        before, after = self.sides[::2], self.sides[1::2]
         size = []
         for axis, pixels in enumerate(x.shape[2:]):
             reach = self.dilation[axis] * (self.kernel_size[axis] - 1)

@@ -57,6 +57,7 @@ REQUIRED = {"a kernel": ("__global__",), "a build by torch": ("load_inline", "cp
 VARIABLES = (
     *("batch_size", "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups"),
     *("width", "height", "width_in", "height_in", "length", "output_padding", "num_classes", "Model"),
+    *("depth", "depth_in", "kernel_depth", "kernel_height", "kernel_width"),
     *("kernel_size_h", "kernel_size_w", "stride_h", "stride_w", "padding_h", "padding_w", "dilation_h", "dilation_w"),
 )
 """What the problems define. A submitted file is executed among these names; their functions read them afterwards."""

@@ -273,6 +273,10 @@ class SheetPlan(Generic[P]):
         """Of all pictures, in the planner's unit; not of what is added apart."""
         return sum(self.plans[sheets.problem].cost for sheets in self.cut.sheets)
 
+    def times(self, problem: Problem) -> int:
+        """How often a problem of pictures is solved."""
+        return sum(one.problem == problem for one in self.cut.sheets)
+
     def explain(self, *, verbose: bool = False) -> str:
         """What is summed, and the plans of the pictures in their own words."""
         error = f"predicted error {self.predicted_error:.1e}"
@@ -285,7 +289,7 @@ class SheetPlan(Generic[P]):
         yield f"  {len(sheets)} problems across the {AXES[3][self.cut.axis]}, {adding} of them added to others:"
         for problem, plan in self.plans.items():
             first, *others = plan.explain(verbose=verbose).splitlines()
-            yield f"    {sum(one.problem == problem for one in sheets)} times {first}"
+            yield f"    {self.times(problem)} times {first}"
             yield from (f"    {line}" for line in others)
 
 

@@ -282,10 +282,32 @@ def test_plan_takes_one_axis(device: str, capsys: pytest.CaptureFixture[str]) ->
     assert [plan["workload"] for plan in json.loads(capsys.readouterr().out)] == ["Conv1d"] * 3
 
 
+@pytest.mark.parametrize("device", ["cpu", "v100"])
+def test_plan_takes_three_axes(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*BY_ARGUMENTS[:-1], "9", "9", "--device", device, "--pass", "fprop"]
+    assert cli.main([*arguments, "--json"]) == 0
+    (plan,) = json.loads(capsys.readouterr().out)
+    assert plan["workload"] == "Conv3d"
+    if device == "v100":
+        assert plan["algorithm"].startswith("sum of pictures (")
+        assert (plan["across"], plan["device"]) == ("depth", "Tesla V100")
+        assert sum(picture["times"] for picture in plan["pictures"]) == 3 * 2, "a tap and an image are a problem each"
+        assert all(picture["launches"] for picture in plan["pictures"])
+
+
+def test_plan_of_a_volume_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of ``explain``: what is summed, and the plans of the pictures."""
+    assert cli.main([*BY_ARGUMENTS[:-1], "9", "9", "--device", "v100", "--pass", "fprop"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Conv3d: fprop 2x8x20x9x9, 8 channels, kernel 3x3x3, bias\n  runs sum of pictures; ")
+    assert "\n  6 problems across the depth, 4 of them added to others:\n    2 times fprop 18x8x9x9" in said
+    assert "on Tesla V100" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([*BY_ARGUMENTS, "20"], "--input takes batch, channels, height and width, or a length; got 5 numbers"),
+        ([*BY_ARGUMENTS, "20", "20"], "--input takes batch, channels, and one to three axes; got 6 numbers"),
         (["plan"], "missing are --in-channels, --out-channels, --kernel-size, --input"),
         (["plan", "W1", "--groups", "2"], "W1 has its arguments already; leave out --groups"),
         ([*BY_ARGUMENTS, "--groups", "3"], "cannot be split into 3 groups"),

@@ -42,6 +42,7 @@ def test_imports_nothing_but_torch_and_the_standard_library(name: str) -> None:
         "convolution",
         "conv_transpose1d",
         "conv_transpose2d",
+        "conv_transpose3d",
         "cudnn",
         "functional",
     }

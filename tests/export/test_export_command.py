@@ -51,8 +51,8 @@ def test_takes_options(tmp_path: Path) -> None:
     [
         ("kb89", "no workload 'kb89'"),
         (
-            "kb54",
-            "kb54 is a Conv3d: what is exported convolves over height and width, or over a length, and not over depth",
+            "--in-channels 3 --out-channels 4 --kernel-size 3 --padding-mode reflect --input 1 3 8 8 8",
+            "over three axes padding_mode='zeros' can be exported alone; got 'reflect'",
         ),
         ("kb80 --groups 2", "leave out --groups"),
         ("--in-channels 3", "missing are --out-channels, --kernel-size, --input"),
@@ -68,7 +68,7 @@ def test_takes_options(tmp_path: Path) -> None:
         ("--from no.such.module:conv --input 1 3 8 8", "no.such.module:conv cannot be imported"),
         (
             "--from torch.nn:Identity --input 1 3 8 8",
-            "torch.nn:Identity holds a Identity: a Conv1d, a Conv2d, or a Seq",
+            "torch.nn:Identity holds a Identity: a Conv1d, a Conv2d, a Conv3d, or a Seq",
         ),
         ("--from torch.nn:Sequential --input 1 3 8 8", "torch.nn:Sequential is empty"),
         ("--from math:pi --input 1 3 8 8", "math:pi holds a float"),

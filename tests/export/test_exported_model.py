@@ -24,7 +24,13 @@ def original(name: str) -> torch.nn.Module:
     """The convolutions of KernelBench's problems under their names, from the workload's own description."""
     spec = entries()[name]
     names = {"kb50": "conv1", "kb86": "depthwise", "kb87": "conv1d"}
-    usual = {"Conv1d": "conv1d", "ConvTranspose1d": "conv1d_transpose", "ConvTranspose2d": "conv_transpose2d"}
+    usual = {
+        "Conv1d": "conv1d",
+        "Conv3d": "conv3d",
+        "ConvTranspose1d": "conv1d_transpose",
+        "ConvTranspose2d": "conv_transpose2d",
+        "ConvTranspose3d": "conv_transpose3d",
+    }
     keys = ("out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "bias", "output_padding")
     arguments: Any = {k: tuple(spec[k]) if isinstance(spec[k], list) else spec[k] for k in keys if k in spec}
     model = torch.nn.Module()

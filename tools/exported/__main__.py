@@ -133,7 +133,7 @@ def heading(text: str) -> None:
 def main(words: Sequence[str]) -> None:
     if "--list" in words:
         for file in FILES:
-            print(f"{file.name:20} polyconv export {file.words}")
+            print(f"{file.name:26} polyconv export {file.words}{'' if file.always else ' (if it is named)'}")
         return
     unknown = set(words) - {file.name for file in FILES}
     if unknown:
@@ -147,7 +147,7 @@ def main(words: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         builds = Builds(python, toolkit, "7.0", Path(scratch) / "extensions")
         for i, file in enumerate(FILES):
-            if not words or file.name in words:
+            if file.name in words or (file.always and not words):
                 check(file, builds, Path(scratch) / str(i))
         if not words:
             check_with_newest(Path(scratch) / "newest")

@@ -34,6 +34,8 @@ class File:
     words: str
     """Of ``polyconv export``."""
     cases: tuple[Case, ...]
+    always: bool = True
+    """Whether it is among those that are built if none is named: a sample of those that are alike."""
 
 
 W1 = {
@@ -72,7 +74,44 @@ KB75 = {
     "groups": 4,
     "bias": False,
 }
+VOLUME = {"kernel_size": 3, "bias": False}
+LONG_VOLUME = {"kernel_size": (3, 5, 7), "bias": False}
+KB54 = {"in_channels": 3, "out_channels": 64, **VOLUME}
+KB59 = {"in_channels": 3, "out_channels": 64, "kernel_size": (3, 3, 1), "bias": False}
+KB60 = {"in_channels": 3, "out_channels": 64, **LONG_VOLUME}
+KB58 = {"in_channels": 32, "out_channels": 16, **LONG_VOLUME}
+KB61 = {"in_channels": 48, "out_channels": 48, **VOLUME}
+KB68 = {"in_channels": 32, "out_channels": 64, "kernel_size": (3, 5, 5), "bias": False}
+KB70 = {"in_channels": 48, "out_channels": 24, **VOLUME}
+KB72 = {
+    "in_channels": 32,
+    "out_channels": 32,
+    "stride": 2,
+    "padding": (1, 2, 3),
+    "output_padding": 1,
+    "groups": 4,
+    **LONG_VOLUME,
+}
+KB73 = {"in_channels": 32, "out_channels": 32, "stride": 2, "padding": 1, **VOLUME}
+KB77 = {"in_channels": 32, "out_channels": 64, "stride": 2, "padding": 1, "dilation": 2, **VOLUME}
+OTHER_VOLUME = {"in_channels": 4, "out_channels": 6, "kernel_size": 2, "stride": 2, "padding": 1, "bias": True}
 UPSAMPLED = {"in_channels": 6, "out_channels": 8, "kernel_size": 5, "stride": 2, "output_padding": 1, "bias": True}
+
+VOLUMES = tuple(
+    File(name, name, (Case(shape, convolution, module),), always=False)
+    for name, module, shape, convolution in (
+        ("kb59", "Conv3d", (2, 3, 6, 9, 5), KB59),
+        ("kb60", "Conv3d", (2, 3, 4, 8, 12), KB60),
+        ("kb66", "Conv3d", (1, 3, 5, 9, 14), KB60),
+        ("kb58", "ConvTranspose3d", (2, 32, 2, 4, 6), KB58),
+        ("kb61", "ConvTranspose3d", (1, 48, 2, 5, 7), KB61),
+        ("kb68", "ConvTranspose3d", (1, 32, 2, 5, 6), KB68),
+        ("kb70", "ConvTranspose3d", (1, 48, 3, 4, 5), KB70),
+        ("kb72", "ConvTranspose3d", (2, 32, 2, 4, 5), KB72),
+        ("kb73", "ConvTranspose3d", (1, 32, 3, 4, 5), KB73),
+    )
+)
+"""KernelBench's convolutions over three axes, but for two that are always built."""
 
 FILES = (
     EXAMPLE,
@@ -94,6 +133,13 @@ FILES = (
         ),
     ),
     File("kb76, one axis", "kb76", (Case((2, 64, 50), KB76, "Conv1d"),)),
+    File(
+        "kb54, a volume",
+        "kb54",
+        (Case((2, 3, 5, 9, 12), KB54, "Conv3d"), Case((1, 4, 5, 6, 7), OTHER_VOLUME, "Conv3d", arguments=OTHER_VOLUME)),
+    ),
+    File("kb77, a transposed volume", "kb77", (Case((1, 32, 3, 4, 5), KB77, "ConvTranspose3d"),)),
+    *VOLUMES,
     File(
         "groups and bias",
         "--in-channels 8 --out-channels 12 --kernel-size 3 5 --padding 1 2 --groups 2 --bias --input 8 8 64 64",

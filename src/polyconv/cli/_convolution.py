@@ -1,4 +1,4 @@
-"""A convolution by its arguments, those of ``torch.nn.Conv1d`` and ``Conv2d``, on a command line."""
+"""A convolution by its arguments, those of ``torch.nn.Conv1d`` to ``Conv3d``, on a command line."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _OPTIONAL = {"stride": [1], "padding": ["0"], "dilation": [1], "groups": 1, "bia
 def add_convolution_arguments(parser: argparse.ArgumentParser, *, input: str) -> None:
     """``--in-channels`` and the others; ``input``: what the shape of the input is wanted for."""
     conv = parser.add_argument_group(
-        "a convolution by its arguments, those of torch.nn.Conv2d, or of Conv1d with an input of one axis"
+        "a convolution by its arguments, those of the torch.nn.Conv1d, Conv2d or Conv3d that takes the input"
     )
     conv.add_argument("--in-channels", type=int, metavar="N")
     conv.add_argument("--out-channels", type=int, metavar="N")
-    conv.add_argument("--kernel-size", type=int, nargs="+", metavar="N", help="one number, or height and width")
+    conv.add_argument("--kernel-size", type=int, nargs="+", metavar="N", help="one number, or one per axis")
     conv.add_argument("--stride", type=int, nargs="+", metavar="N")
     conv.add_argument(
-        "--padding", nargs="+", metavar="N", help="one number, height and width, four sides (top, bottom, left, right)"
+        "--padding", nargs="+", metavar="N", help="one number, one per axis, or all sides (top, bottom, left, right)"
     )
     conv.add_argument("--dilation", type=int, nargs="+", metavar="N")
     conv.add_argument("--groups", type=int, metavar="N")
     conv.add_argument("--bias", action=argparse.BooleanOptionalAction, default=None, help="default: with a bias")
     conv.add_argument("--padding-mode", choices=[str(mode) for mode in PaddingMode])
-    conv.add_argument("--input", type=int, nargs="+", metavar="N", help=f"{input}: N C H W, or N C L")
+    conv.add_argument("--input", type=int, nargs="+", metavar="N", help=f"{input}: N C H W, N C L, or N C D H W")
 
 
 def given(args: argparse.Namespace) -> list[str]:
@@ -47,8 +47,8 @@ def convolution(args: argparse.Namespace) -> dict[str, Any]:
     missing = [option(name) for name in REQUIRED if name not in found]
     if missing:
         raise UsageError(f"name a workload, or give a convolution's arguments; missing are {', '.join(missing)}")
-    if len(args.input) not in (3, 4):
-        raise UsageError(f"--input takes batch, channels, height and width, or a length; got {len(args.input)} numbers")
+    if len(args.input) not in (3, 4, 5):
+        raise UsageError(f"--input takes batch, channels, and one to three axes; got {len(args.input)} numbers")
     values: dict[str, Any] = {
         name: getattr(args, name) if name in found else default for name, default in _OPTIONAL.items()
     }

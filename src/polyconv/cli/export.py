@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="module",
         metavar="PACKAGE.MODULE:ATTRIBUTE",
-        help="a Conv1d or Conv2d of yours, a Sequential of them, or a function that makes one; with --input",
+        help="a Conv1d, Conv2d or Conv3d of yours, a Sequential of them, or a function that makes one; with --input",
     )
     parser.add_argument("--forward-only", action="store_true", help="leave the gradients out")
     add_arch_argument(parser, help="compile for these (sm_70,sm_80) if TORCH_CUDA_ARCH_LIST does not say what for")

@@ -10,8 +10,9 @@ from .. import settings
 from ..console import print_json, progress
 from ..measure import workloads
 from ..plan import DEVICES, Plan, plan_cuda
-from ..problem import Pass, Problem
+from ..problem import AXES, Pass, Problem
 from ..select import by_cost
+from ..sheets import SheetPlan, planned
 from . import _options
 from ._convolution import add_convolution_arguments, convolution, given, option, problem_of
 
@@ -75,7 +76,7 @@ def _asked(args: argparse.Namespace) -> list[_Asked]:
     ]
 
 
-def _in_words(plan: Plan | CpuPlan, *, verbose: bool) -> str:
+def _in_words(plan: Plan | SheetPlan[Plan] | CpuPlan, *, verbose: bool) -> str:
     if isinstance(plan, Plan):
         return "\n".join([*plan.summary(), *_candidates(plan, verbose=verbose)])
     return plan.explain(verbose=verbose)
@@ -102,19 +103,35 @@ def _candidates(plan: Plan, *, verbose: bool) -> list[str]:
     return lines
 
 
-def _plan(problem: Problem, device: str) -> Plan | CpuPlan:
+def _plan(problem: Problem, device: str) -> Plan | SheetPlan[Plan] | CpuPlan:
     current = settings.current()
     problem = replace(problem, tolerance=current.tolerance).as_picture()
     if device == "cpu":
         from ..cpu.backend import CpuBackend  # here, because it imports torch
 
         return CpuBackend().plan(problem)  # with what tuning files say for this machine
-    return plan_cuda(problem, DEVICES[device], current.workspace_bytes)
+    return planned(problem, lambda picture: plan_cuda(picture, DEVICES[device], current.workspace_bytes))
 
 
-def _as_json(asked: _Asked, plan: Plan | CpuPlan) -> dict[str, Any]:
+def _as_json(asked: _Asked, plan: Plan | SheetPlan[Plan] | CpuPlan) -> dict[str, Any]:
     common = {"workload": asked.name, "id": asked.id, "pass": str(asked.kind)}
+    if isinstance(plan, SheetPlan):
+        return {**common, **_sheets_json(plan)}
     return {**common, **(_cuda_json(plan) if isinstance(plan, Plan) else _cpu_json(plan))}
+
+
+def _sheets_json(plan: SheetPlan[Plan]) -> dict[str, Any]:
+    return {
+        "device": next(iter(plan.plans.values())).device,
+        "algorithm": plan.name,
+        "cost_us": plan.cost,
+        "expected_error": plan.predicted_error,
+        "across": AXES[3][plan.cut.axis],
+        "pictures": [
+            {"problem": str(problem), "times": plan.times(problem), **_cuda_json(own)}
+            for problem, own in plan.plans.items()
+        ],
+    }
 
 
 def _cpu_json(plan: CpuPlan) -> dict[str, Any]:

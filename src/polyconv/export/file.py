@@ -49,7 +49,7 @@ def exported_file(
         layer.problem.padding_mode is not PaddingMode.ZEROS for layer in model.layers
     )
     pairs = [
-        (layer, cuda_source(layer.problem, device, (layer.problem.kind,) if forward_only else tuple(Pass), borders))
+        (layer, cuda_source(layer.picture, device, (layer.problem.kind,) if forward_only else tuple(Pass), borders))
         for layer in model.layers
     ]
     modules = [layer.module for layer in model.layers]
@@ -85,27 +85,58 @@ def _filled(name: str, parts: Mapping[str, str]) -> str:
 
 
 def _module(module: str, borders: bool, forward_only: bool) -> str:
-    """One of torch's convolutions and its autograd function; to the kernels a signal is a picture of height 1."""
-    rank, name = int(module[-2]), "transposed" if "Transpose" in module else "convolution"
-    signal = rank == 1
+    """One of torch's convolutions and its autograd function.
+
+    To the kernels a signal is a picture of height 1, and a volume is pictures of stacked sheets.
+    """
+    rank, transposed = int(module[-2]), "Transpose" in module
+    signal, volume = rank == 1, rank == 3
+    sides = ("front, back", "top, bottom", "left, right")[-rank:]
     parts = {
         "MODULE": module,
-        "BACKWARD": _NO_BACKWARD if forward_only else _filled(f"{name}_backward", {}),
+        "FUNCTION": _function(transposed, volume, forward_only),
         "BORDER_OF": ", BORDERS.index(self.padding_mode)" if borders else "",
-        "SIDES": "left, right" if signal else "top, bottom, left, right",
-        "REVERSED": "left, right" if signal else "left, right, top, bottom",
+        "SIDES": ", ".join(sides),
+        "SIDES_IN_WORDS": "front, back, top, ..., right" if volume else ", ".join(sides),
+        "REVERSED": ", ".join(reversed(sides)),
         "ONE": "1, " if signal else "",
         "ZEROS": "0, 0, " if signal else "",
         "UNBATCHED": str(rank + 1),
         "BATCHED": str(rank + 2),
-        "FIRST": str(13 - 2 * rank),
-        "SECOND": str(14 - 2 * rank),
         "X": "x.unsqueeze(2)" if signal else "x",
         "WEIGHT": "self.weight.unsqueeze(2)" if signal else "self.weight",
         "SIZE": "[1, *size]" if signal else "size",
         "SIGNAL": ".squeeze(2)" if signal else "",
+        "BIAS": ":, None, None, None" if volume else ":, None, None",
+        **(_TRANSPOSED_VOLUME if volume and transposed else _VOLUME if volume else _PICTURE),
     }
-    return _filled(name, parts).rstrip("\n") + "\n"
+    return _filled("transposed" if transposed else "convolution", parts).rstrip("\n") + "\n"
+
+
+_PICTURE = {"DEPTH": "", "STACKED": "", "FLAT": "", "FLAT_SIDES": "", "SHEETS": ""}
+"""What is different in a module over three axes."""
+_VOLUME = {
+    "DEPTH": "        self.firsts = [tap * self.dilation[0] - self.sides[0] for tap in range(self.kernel_size[0])]\n",
+    "STACKED": " * self.kernel_size[0]",
+    "FLAT": "[1:]",
+    "FLAT_SIDES": "[2:]",
+    "SHEETS": ", self.firsts, self.stride[0]",
+}
+_TRANSPOSED_VOLUME = {
+    **_VOLUME,
+    "DEPTH": "        self.phases = _phases(self.kernel_size[0], self.stride[0], self.dilation[0], self.padding[0])\n",
+    "STACKED": " * len(self.phases[0][1])",
+    "SHEETS": ", self.phases",
+}
+
+
+def _function(transposed: bool, volume: bool, forward_only: bool) -> str:
+    """The autograd function of a module, behind what it needs."""
+    name = "transposed_" * transposed + ("volumes" if volume else "pictures")
+    needed = ["sheets", *([] if forward_only else ["sheets_backward"])] if volume else []
+    backward = _NO_BACKWARD if forward_only else _filled(f"{name}_backward", {})
+    texts = [*(_filled(one, {}) for one in needed), _filled(name, {"BACKWARD": backward})]
+    return "\n\n\n".join(text.strip("\n") for text in texts) + "\n"
 
 
 def _name(layer: Layer) -> str:
@@ -114,7 +145,7 @@ def _name(layer: Layer) -> str:
 
 def _source(layer: Layer, source: CudaSource, borders: bool) -> str:
     """What is compiled for a layer: both texts, the geometry that the second is for, and what the functions do."""
-    name, p = _name(layer), layer.problem
+    name, p = _name(layer), layer.picture
     geometry = (p.in_channels, p.out_channels, p.groups, *p.kernel, *p.stride, *p.dilation, *p.padding)
     geometry += (list(PaddingMode).index(p.padding_mode),) if borders else ()
     calls = "".join(f'        "{function}": {_literal(call)},\n' for function, call in source.calls.items())
@@ -135,6 +166,9 @@ def _literal(text: str) -> str:
 def _how(layer: Layer, source: CudaSource) -> str:
     transposed, what = layer.problem.kind is Pass.DGRAD, str(layer.problem).partition(" ")[2]
     lines = [f"{layer.attribute}: {'the transpose of ' * transposed}{what}"]
+    if layer.problem.rank == 3:
+        channels = layer.picture.out_channels if transposed else layer.picture.in_channels
+        lines.append(f"  {'stacked sheets':<16} make pictures of {channels} channels of each volume")
     for own, name in NAMES.items():
         kind = TRANSPOSED[own] if transposed else own
         if kind in source.launching:

@@ -1,4 +1,4 @@
-"""The modules that an exported file can hold: KernelBench's, with their constructors, and any Conv1d or Conv2d."""
+"""The modules that an exported file can hold: KernelBench's, with their constructors, and any Conv1d to Conv3d."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ import torch
 
 from ..arguments import Geometry, normalise, per_axis
 from ..measure.workloads import catalogue, entries
-from ..nn import Conv1d, Conv2d
-from ..problem import AXES, Pass, Problem, Shape
+from ..nn import Conv1d, Conv2d, Conv3d
+from ..problem import Pass, Problem, Shape
+from .stacking import stacked
 
 _ARGUMENTS = (
     *("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"),
 )
+_TAKEN = "a Conv1d, a Conv2d, a Conv3d, or a Sequential of them, can be exported"
 
 
-_TAKEN = "a Conv1d, a Conv2d, or a Sequential of them, can be exported"
+_KNOWN = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, Conv1d, Conv2d, Conv3d)
+"""Of others, subclasses included, it is not known what they compute."""
 
 
 class ExportError(ValueError):
@@ -37,7 +40,12 @@ class Layer:
     arguments: str
     """What that is called with, in terms of the constructor's arguments."""
     problem: Problem
-    """What its forward pass computes on the exported input, as a picture: of a transposed one, an input gradient."""
+    """What its forward pass computes on the exported input: of a transposed one, an input gradient."""
+
+    @property
+    def picture(self) -> Problem:
+        """What its kernels compute in one call: a signal is a picture of height 1, and a volume stacked sheets."""
+        return stacked(self.problem) if self.problem.rank == 3 else self.problem.as_picture()
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,7 @@ def _transposed(attribute: str, init_inputs: str, *options: str) -> _Constructor
 _PLAIN = ("stride=1", "padding=0", "output_padding=0", "groups=1")
 _DILATED = ("stride=1", "padding=0", "dilation=1")
 _OF_PAIRS = ("stride=(1, 1)", "padding=(0, 0)", "dilation=(1, 1)", "groups=1")
+_OF_THREE = ("stride=(1, 1, 1)", "padding=(0, 0, 0)", "output_padding=(0, 0, 0)", "groups=1")
 
 
 _KERNELBENCH = {
@@ -161,6 +170,29 @@ _KERNELBENCH = {
     "kb64": _transposed("conv1d_transpose", "[128, 128, 3]", *_PLAIN),
     "kb74": _transposed("conv1d_transpose", "[32, 64, 5, 1, 0, 3]", *_DILATED),
     "kb79": _transposed("conv1d_transpose", "[32, 64, 3, 2, 1, 2]", *_DILATED),
+    "kb54": _dense("[3, 64, 3]", attribute="conv3d"),
+    "kb59": replace(
+        _dense("[3, 64, 3]"),
+        layers={
+            "conv3d": "in_channels, out_channels, (kernel_size, kernel_size, 1), "
+            "stride, padding, dilation, groups, bias"
+        },
+    ),
+    "kb60": _dense("[3, 64, (3, 5, 7)]", attribute="conv3d"),
+    "kb66": _dense("[3, 64, (3, 5, 7)]", "(0, 0, 0)", "(1, 1, 1)", attribute="conv3d"),
+    "kb58": _transposed("conv_transpose3d", "[32, 16, (3, 5, 7)]", *_OF_THREE),
+    "kb61": _transposed("conv_transpose3d", "[48, 48, 3]", *_PLAIN),
+    "kb68": _transposed("conv_transpose3d", "[32, 64, (3, 5, 5)]", *_OF_THREE),
+    "kb70": _transposed("conv_transpose3d", "[48, 24, 3]", *_PLAIN[:3], "dilation=1", "groups=1"),
+    "kb72": _transposed("conv_transpose3d", "[32, 32, (3, 5, 7), (2, 2, 2), (1, 2, 3), (1, 1, 1), 4]", *_OF_THREE),
+    # KernelBench's module disregards `output_padding`, which is given the number that is meant for `groups`.
+    "kb73": replace(
+        _transposed("conv_transpose3d", "[32, 32, 3, 2, 1, 4]", *_PLAIN),
+        layers={
+            "conv_transpose3d": "in_channels, out_channels, kernel_size, stride, padding, groups=groups, bias=bias"
+        },
+    ),
+    "kb77": _transposed("conv_transpose3d", "[32, 64, 3, 2, 1, 2]", *_DILATED),
 }
 _SEPARABLE_OUTPUTS = 128
 """Output channels of the 1x1 convolution that follows in kb86."""
@@ -171,8 +203,6 @@ def named_model(name: str) -> Model:
     known = catalogue()
     if name not in known:
         raise ExportError(f"there is no workload {name!r}; known are {', '.join(known)}")
-    if why_not := _why_not(known[name].rank):
-        raise ExportError(f"{name} is a {known[name].module}: {why_not}")
     constructor = _KERNELBENCH.get(name)
     if constructor is None:
         written = entries()[name]
@@ -180,7 +210,7 @@ def named_model(name: str) -> Model:
         arguments = {key: written[key] for key in names}
         model = convolution_model(known[name].input, in_channels=known[name].input[1], **arguments)
         return replace(model, title=f"{name}: {model.title}", command=name)
-    problems = [known[name].problem(Pass.FPROP).as_picture()]
+    problems = [known[name].problem(Pass.FPROP)]
     if len(constructor.layers) == 2:
         first = problems[0]
         w_shape = (_SEPARABLE_OUTPUTS, first.out_channels, 1, 1)
@@ -199,16 +229,8 @@ def named_model(name: str) -> Model:
 
 
 def exportable() -> list[str]:
-    """The workloads that can be exported, by name."""
-    return [name for name, workload in catalogue().items() if _why_not(workload.rank) is None]
-
-
-def _why_not(rank: int) -> str | None:
-    """None if a convolution over so many axes can be exported, else what to say."""
-    if rank in (1, 2):
-        return None
-    axes = f"over {', '.join(AXES[rank])}" if rank in AXES else f"over {rank} axes"
-    return f"what is exported convolves over height and width, or over a length, and not {axes}"
+    """The workloads that can be exported, by name: all of them."""
+    return list(catalogue())
 
 
 def convolution_model(
@@ -224,11 +246,13 @@ def convolution_model(
     bias: bool = True,
     padding_mode: str = "zeros",
 ) -> Model:
-    """A module that holds one ``nn.Conv1d`` or ``Conv2d``, whichever takes the input, with its constructor."""
+    """A module that holds one ``nn.Conv1d`` to ``Conv3d``, whichever takes the input, with its constructor."""
     batch, channels, *size = input
     rank = len(size)
-    if why_not := _why_not(rank):
-        raise ExportError(f"{why_not}: got an input of {list(input)}")
+    if rank not in (1, 2, 3):
+        raise ExportError(f"an input has a batch, channels and one to three axes; got {list(input)}")
+    if rank == 3 and padding_mode != "zeros":
+        raise ExportError(f"over three axes padding_mode='zeros' can be exported alone; got {padding_mode!r}")
     if channels != in_channels:
         raise ExportError(f"an input of {channels} channels does not fit in_channels={in_channels}")
     if in_channels % groups or out_channels % groups:
@@ -264,6 +288,8 @@ def convolution_model(
         "padding_mode": padding_mode,
     }
     defaults = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "bias": True, "padding_mode": "zeros"}
+    if rank == 3:  # nothing else can be asked of its constructor
+        del values["padding_mode"]
     module = f"Conv{rank}d"
     return Model(
         title=str(problem).removeprefix("fprop "),
@@ -271,7 +297,7 @@ def convolution_model(
         signature=tuple(f"{name}={_literal(defaults[name])}" if name in defaults else name for name in values),
         init_inputs=f"[{', '.join(map(_literal, values.values()))}]",
         inputs=problem.x_shape,
-        layers=(Layer(module.lower(), module, ", ".join(values), problem.as_picture()),),
+        layers=(Layer(module.lower(), module, ", ".join(values), problem),),
     )
 
 
@@ -299,7 +325,7 @@ def imported_model(name: str, input: Shape) -> Model:
     shape = input
     for number, (key, conv) in enumerate(convolutions.items()):
         kind = type(conv).__name__
-        if type(conv) not in (torch.nn.Conv1d, Conv1d, torch.nn.Conv2d, Conv2d):  # what others compute is not known
+        if type(conv) not in _KNOWN:
             raise ExportError(f"{name} holds a {kind}: {_TAKEN}")
         if getattr(conv, "activation", None) is not None:
             raise ExportError(f"{name} holds a {kind} with the activation {conv.activation!r}: leave it to a module")
@@ -311,7 +337,7 @@ def imported_model(name: str, input: Shape) -> Model:
         attribute = key if key.isidentifier() else f"conv{number}" if key else layer.attribute
         written = ", ".join(f"{key}={_literal(value)}" for key, value in arguments.items())
         layers.append(replace(layer, attribute=attribute, arguments=written))
-        shape = (*layer.problem.y_shape[:2], *layer.problem.out_size[-rank:])
+        shape = layer.problem.y_shape
     return Model(
         title=f"{name}: {'; '.join(str(layer.problem).removeprefix('fprop ') for layer in layers)}",
         command=f"--from {name} --input {' '.join(map(str, input))}",

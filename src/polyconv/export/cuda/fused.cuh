@@ -33,7 +33,7 @@ static const char* fused_correlation(const Call& c, const Direction& d, void (*k
   p.source = c.x, p.weights = c.workspace, p.bias = c.bias, p.written = c.y;
   p.source_batch = c.x_batch, p.source_channel = c.x_channel;
   p.source_row = int(c.x_row), p.source_column = int(c.x_column);
-  p.written_channel = c.out_height * c.out_width, p.written_batch = kGroups * d.outputs * p.written_channel;
+  p.written_batch = c.y_batch, p.written_channel = c.y_channel;
   p.written_row = int(c.out_width), p.written_column = 1;
   p.source_channel_bytes = 4 * c.x_channel, p.source_rewind_bytes = -4 * channels * c.x_channel;
   p.patch_step_bytes = 4 * (Tile::kThreads / Tile::kPatchPitch) * kReadStepH * kLatticesH * c.x_row;

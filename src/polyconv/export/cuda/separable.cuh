@@ -83,7 +83,7 @@ static const char* separable(const Call& c, const Direction& d) {
   const i64 lines = min(i64(d.outputs), max(1ll, 128 / (W::kTiles * stretch_columns)));
   const i64 line_blocks = ceil_div(d.outputs, lines), stretches = ceil_div(units, stretch_units);
   i.y = g.y, i.bias = c.bias, i.written = c.y;
-  i.written_channel = c.out_height * c.out_width, i.written_batch = kGroups * d.outputs * i.written_channel;
+  i.written_batch = c.y_batch, i.written_channel = c.y_channel;
   i.written_row = int(c.out_width), i.written_column = 1, i.outputs = d.outputs, i.groups = kGroups;
   i.lines = int(lines), i.stretch_columns = int(stretch_columns);
   i.line_blocks = by(line_blocks), i.stretches = by(stretches), i.vectors = by(W::kTiles * stretch_columns);
