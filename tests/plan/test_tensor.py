@@ -9,13 +9,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from emulate import A100, V100, check, plan_of, run_plan
 from hard_data import HARD
-from machine_suites import Shape, zero_bordered
+from machine_suites import Shape, explore, geometries_of, zero_bordered
 from nightly import NIGHTLY
 from polyconv import reference
 from polyconv.measure import workloads
@@ -27,7 +26,8 @@ from polyconv.problem import Activation, PaddingMode, Pass, Problem
 from polyconv.scale import largest, scales
 
 PASSES = (Pass.FPROP, Pass.DGRAD)
-RANDOM_PARTS, RANDOM_EACH = (10, 24) if NIGHTLY else (1, 6)
+AT_NIGHT = 10, 24
+RANDOM_PARTS, RANDOM_EACH = AT_NIGHT if NIGHTLY else (1, 6)
 LARGE = 2**26
 
 NAMED = {
@@ -81,17 +81,17 @@ def geometries(draw: st.DrawFn) -> tuple[Shape, int, int]:
 @pytest.mark.parametrize("kind", PASSES, ids=str)
 @by_both
 def test_random(mma: MatrixInstruction, kind: Pass, part: int) -> None:
-    """The same geometries every time: in parts, so that test workers share them."""
-
-    @seed(part)
-    @settings(max_examples=RANDOM_EACH, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(geometries())
-    def explore(drawn: tuple[Shape, int, int]) -> None:
+    def runs(drawn: tuple[Shape, int, int]) -> None:
         shape, choice, workspace = drawn
-        torch.manual_seed(part)
-        run(shape, kind, mma, choice, workspace=workspace)
+        assert run(shape, kind, mma, choice, workspace=workspace)
 
-    explore()
+    explore(geometries(), runs, part=part, each=RANDOM_EACH)
+
+
+def test_the_night_is_long_enough() -> None:
+    """At least 200 different geometries for each pass and instruction, none of which is refused."""
+    parts, each = AT_NIGHT
+    assert len({shape for shape, _, _ in geometries_of(geometries(), parts=parts, each=each)}) >= 200
 
 
 @pytest.mark.parametrize("w", tensor.W_AXES, ids=str)
