@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -15,6 +18,7 @@ from polyconv.plan import strips
 from polyconv.problem import Pass, Problem, channels_last_strides, output_extent
 
 MODES = ("zeros", "reflect", "replicate", "circular")
+Drawn = TypeVar("Drawn")
 
 
 @dataclass(frozen=True)
@@ -259,11 +263,18 @@ def shapes(draw: st.DrawFn) -> Shape:
 
 
 @st.composite
-def zero_bordered(draw: st.DrawFn, channels: st.SearchStrategy[int], outputs: st.SearchStrategy[int]) -> Shape:
-    """A small convolution that fast kernels take, with such channels of a group on both sides."""
-    kernel = (draw(st.integers(1, 7)), draw(st.integers(1, 10)))
+def zero_bordered(
+    draw: st.DrawFn,
+    channels: st.SearchStrategy[int],
+    outputs: st.SearchStrategy[int],
+    taps: tuple[int, int] = (7, 10),
+    strides: tuple[tuple[int, ...], tuple[int, ...]] = ((1, 1, 1, 2, 3), (1, 1, 1, 2, 4)),
+) -> Shape:
+    """A small convolution that fast kernels take, with such channels of a group on both sides, no more taps than these,
+    and one of these strides along either axis."""
+    kernel = (draw(st.integers(1, taps[0])), draw(st.integers(1, taps[1])))
     dilation = (draw(st.integers(1, 3)), draw(st.integers(1, 4)))
-    stride = (draw(st.sampled_from([1, 1, 1, 2, 3])), draw(st.sampled_from([1, 1, 1, 2, 4])))
+    stride = (draw(st.sampled_from(strides[0])), draw(st.sampled_from(strides[1])))
     groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
     of_source, of_result = draw(channels), draw(outputs)
     size, sides = [], []
@@ -285,3 +296,24 @@ def zero_bordered(draw: st.DrawFn, channels: st.SearchStrategy[int], outputs: st
         "zeros",
         draw(st.sampled_from(["contiguous", "contiguous", "channels_last", "sliced", "expanded"])),
     )
+
+
+def explore(drawn: st.SearchStrategy[Drawn], run: Callable[[Drawn], object], *, part: int = 0, each: int) -> None:
+    """Runs so many random geometries, the same every time; in parts, so that test workers share them."""
+
+    @seed(part)
+    @settings(max_examples=each, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(drawn)
+    def explored(one: Drawn) -> None:
+        torch.manual_seed(part)
+        run(one)
+
+    explored()
+
+
+def geometries_of(drawn: st.SearchStrategy[Drawn], *, parts: int, each: int) -> set[Drawn]:
+    """What is explored in so many parts, each geometry once."""
+    found: set[Drawn] = set()
+    for part in range(parts):
+        explore(drawn, found.add, part=part, each=each)
+    return found

@@ -1,4 +1,5 @@
-"""Products of split operands, added as a tensor core adds them: what its part of the error model is held against."""
+"""How tensor cores add, and products of split operands that they add: what the emulator and the error model are held
+against. In double, where everything is exact until it is cut."""
 
 from __future__ import annotations
 
@@ -24,13 +25,27 @@ def block_sum(core: TensorCore, factors: list[Factors], addend: Array) -> Array:
     for a, b in factors:
         exponents = np.frexp(a)[1] + np.frexp(b)[1] - 2
         largest = np.maximum(largest, np.where((a == 0) | (b == 0), none, exponents))
-    unit = np.ldexp(1.0, np.where(largest == none, 0, largest - 23 - core.extra_bits))
+    last = np.where(largest == none, 0, largest - 23 - core.extra_bits)
+    unit = np.ldexp(1.0, last)
     total = np.trunc(addend / unit)
     for a, b in factors:
         total = total + np.trunc(a * b / unit)
-    cut = np.ldexp(1.0, np.maximum(0, np.frexp(total)[1] - 24))
+    cut = np.ldexp(1.0, np.maximum(0, np.maximum(np.frexp(total)[1] - 24, -149 - last)))
     found: Array = (np.trunc(total / cut) * cut * unit).astype(np.float32)
     return found
+
+
+def added(core: TensorCore, factors: list[Factors], addend: Array) -> Array:
+    """Products and addend, a block of them after the other."""
+    for first in range(0, len(factors), core.block):
+        addend = block_sum(core, factors[first : first + core.block], addend)
+    return addend
+
+
+def multiply_add(core: TensorCore, a: Array, b: Array, c: Array) -> Array:
+    """a (..., i, k) times b (..., j, k), summed over k, plus c (..., i, j): what a matrix instruction computes."""
+    a, b = a.astype(np.float64)[..., :, None, :], b.astype(np.float64)[..., None, :, :]
+    return added(core, [(a[..., k], b[..., k]) for k in range(a.shape[-1])], c)
 
 
 class SplitSums:
@@ -59,13 +74,8 @@ class SplitSums:
             beside = small if self.products.shift else large
             beside += [(u_hi, lo) for lo in v_lo] + [(lo, v_hi) for lo in u_lo]
             large.append((u_hi, v_hi))
-        sums = self._added(large, np.ldexp(total.astype(np.float64), back).astype(np.float32))
-        corrected = sums + np.ldexp(self._added(small, np.zeros_like(sums)), -self.products.shift)
+        core = self.products.core
+        sums = added(core, large, np.ldexp(total.astype(np.float64), back).astype(np.float32))
+        corrected = sums + np.ldexp(added(core, small, np.zeros_like(sums)), -self.products.shift)
         found: Array = np.ldexp(corrected.astype(np.float32), -back)
         return found
-
-    def _added(self, factors: list[Factors], total: Array) -> Array:
-        size = self.products.core.block
-        for first in range(0, len(factors), size):
-            total = block_sum(self.products.core, factors[first : first + size], total)
-        return total

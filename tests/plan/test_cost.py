@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import pytest
 
 import gpu_emulator
 from emulate import V100, cubin
 from polyconv.inspection.counting import count_plan
 from polyconv.measure.workloads import find
-from polyconv.plan import DEVICES, all_kernels, plan_cuda
+from polyconv.plan import DEVICES, all_kernels, plan_cuda, separable, tensor
+from polyconv.plan.candidates import CudaCandidate
 from polyconv.plan.cost import bound_us, profiles, resource_us, tasks_us
 from polyconv.plan.cuda import DEFAULT_WORKSPACE, weigh
 from polyconv.plan.device import CudaDevice
-from polyconv.plan.separable import candidates
 from polyconv.problem import Pass
 
 NAMES = [workload.id for workload in find("all12,models")]
@@ -40,7 +42,7 @@ def test_enough_problems() -> None:
 @pytest.mark.parametrize("device", DEVICES.values(), ids=lambda device: device.arch)
 def test_devices_differ_as_their_figures_do(device: object) -> None:
     plan = plan_cuda(find("W1")[0].problem(Pass.FPROP), V100)
-    launch = max(plan.launches, key=lambda one: one.work.steps)
+    launch = max((one for one in plan.launches if not one.work.passed_bytes), key=lambda one: one.work.steps)
     here, there = resource_us(launch, V100), resource_us(launch, device)  # type: ignore[arg-type]
     assert there["memory"] == pytest.approx(here["memory"] * V100.dram_gbs / device.dram_gbs)  # type: ignore[attr-defined]
     rates = [one.sms * one.clock_mhz for one in (V100, device)]  # type: ignore[attr-defined]
@@ -60,6 +62,16 @@ def test_w1_stays_in_the_l2_of_an_rtx_4090() -> None:
     assert all(resource_us(launch, device)["memory"] == 0 for launch in spared)
 
 
+def test_tensor_cores_find_w3_in_the_l2_of_an_l40s() -> None:
+    """The split source never crosses the memory: what the product writes does."""
+    device, problem = DEVICES["l40s"], find("W3")[0].problem(Pass.FPROP)
+    plan = plan_cuda(problem, device)
+    assert plan.workspace_bytes <= device.l2_slab_bytes
+    products = [launch for launch in plan.launches if launch.kernel.stem == "tensor_product"]
+    written_us = 4 * prod(problem.y_shape) / (device.dram_gbs * 1e3)
+    assert sum(resource_us(launch, device)["memory"] for launch in products) == pytest.approx(written_us, rel=1e-3)
+
+
 def test_large_slabs_are_memory_traffic() -> None:
     """An L2 of 6 MiB keeps none of W1: everything is counted, as the emulator counts it."""
     plan = plan_cuda(find("W1")[0].problem(Pass.FPROP), V100)
@@ -72,7 +84,8 @@ def test_large_slabs_are_memory_traffic() -> None:
 def test_no_slab_is_dearer_than_the_largest(device: CudaDevice, name: str) -> None:
     """What is cut smaller is weighed against what is not, and what was weighed is what is launched."""
     problem = find(name)[0].problem(Pass.FPROP)
-    for way in [way for way in candidates(problem) if way.refusal(problem) is None]:
+    ways: list[CudaCandidate] = [*separable.candidates(problem), *tensor.candidates(problem)]
+    for way in [way for way in ways if way.refusal(problem) is None]:
         found = weigh(way, problem, device, DEFAULT_WORKSPACE)
         assert found.us <= tasks_us(way.tasks(problem, device.sms, DEFAULT_WORKSPACE), device)
         assert found.workspace in (DEFAULT_WORKSPACE, device.l2_slab_bytes)

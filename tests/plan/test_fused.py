@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from emulate import check, plan_of
-from machine_suites import Shape
+from machine_suites import Shape, explore
 from polyconv.plan import fused
 from polyconv.plan.fused import FusedCandidate, ResidentCandidate
 from polyconv.plan.gather import roles
@@ -110,16 +109,10 @@ def shapes(draw: st.DrawFn) -> Shape:
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("way", fused.CANDIDATES, ids=lambda way: way.name)
 def test_random(way: FusedCandidate, kind: Pass) -> None:
-    """The same geometries every time."""
-
-    @seed(KINDS.index(kind))
-    @settings(max_examples=RANDOM_EACH, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(shapes())
-    def explore(shape: Shape) -> None:
-        torch.manual_seed(0)
+    def runs(shape: Shape) -> None:
         assert taken(way, shape, kind)
 
-    explore()
+    explore(shapes(), runs, part=KINDS.index(kind), each=RANDOM_EACH)
 
 
 REFUSED = {

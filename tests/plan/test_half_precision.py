@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, seed, settings
 
 from emulate import V100, check, plan_of, run_plan
-from machine_suites import EDGES, Shape, shapes
+from machine_suites import EDGES, Shape, explore, shapes
 from nightly import NIGHTLY, nightly
 from polyconv import reference
 from polyconv.plan import DEVICES, gather, plan_cuda, tensor_gather, tensor_wgrad
@@ -62,16 +61,7 @@ def test_every_variant(dtype: str, way: TensorGatherCandidate | TensorWgradCandi
 @pytest.mark.parametrize("kind", Pass, ids=str)
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=nightly)])
 def test_random(dtype: str, kind: Pass) -> None:
-    """The same geometries every time."""
-
-    @seed(17)
-    @settings(max_examples=RANDOM, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(shapes())
-    def explore(shape: Shape) -> None:
-        torch.manual_seed(17)
-        run(shape, kind, dtype)
-
-    explore()
+    explore(shapes(), lambda shape: run(shape, kind, dtype), part=17, each=RANDOM)
 
 
 @nightly

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, seed, settings
 
 import gpu_emulator
 from emulate import V100, check, cubin, plan_of, run_plan
-from machine_suites import EDGES, SUITES, Shape, shapes
+from machine_suites import EDGES, SUITES, Shape, explore, geometries_of, shapes
 from polyconv.inspection.counting import count_plan
 from polyconv.measure import workloads
 from polyconv.plan import gather, plan_cuda, pointwise_wgrad, strips
@@ -41,30 +40,13 @@ def test_named(shape: Shape, kind: Pass) -> None:
 @pytest.mark.parametrize("part", range(RANDOM_PARTS))
 @pytest.mark.parametrize("kind", PASSES, ids=str)
 def test_random(kind: Pass, part: int) -> None:
-    """The same geometries every time: in parts, so that test workers share them."""
-
-    @seed(part)
-    @settings(max_examples=RANDOM_EACH, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(shapes())
-    def explore(shape: Shape) -> None:
-        torch.manual_seed(part)
-        run(shape, kind)
-
-    explore()
+    explore(shapes(), lambda shape: run(shape, kind), part=part, each=RANDOM_EACH)
 
 
 def test_the_suites_are_large_enough() -> None:
     """At least 300 different geometries for each pass."""
     drawn: set[Shape] = {param.values[0] for param in NAMED}  # type: ignore[misc]
-    for part in range(RANDOM_PARTS):
-
-        @seed(part)
-        @settings(max_examples=RANDOM_EACH, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-        @given(shapes())
-        def draw(shape: Shape) -> None:
-            drawn.add(shape)
-
-        draw()
+    drawn |= geometries_of(shapes(), parts=RANDOM_PARTS, each=RANDOM_EACH)
     assert len(drawn) >= 300
 
 

@@ -7,11 +7,10 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from emulate import V100, check, plan_of, run_plan
-from machine_suites import EDGES, KERNELBENCH, Shape, zero_bordered
+from machine_suites import EDGES, KERNELBENCH, Shape, explore, zero_bordered
 from polyconv.algebra.matrices import matrix
 from polyconv.algebra.segments import AxisScheme
 from polyconv.measure import workloads
@@ -85,17 +84,11 @@ def geometries(draw: st.DrawFn) -> tuple[Shape, int, int, int]:
 @pytest.mark.parametrize("part", range(RANDOM_PARTS))
 @pytest.mark.parametrize("kind", PASSES, ids=str)
 def test_random(kind: Pass, part: int) -> None:
-    """The same geometries every time: in parts, so that test workers share them."""
-
-    @seed(part)
-    @settings(max_examples=RANDOM_EACH, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(geometries())
-    def explore(drawn: tuple[Shape, int, int, int]) -> None:
+    def runs(drawn: tuple[Shape, int, int, int]) -> None:
         shape, choice, sms, workspace = drawn
-        torch.manual_seed(part)
         assert run(shape, kind, choice, sms=sms, workspace=workspace)
 
-    explore()
+    explore(geometries(), runs, part=part, each=RANDOM_EACH)
 
 
 INSTANCES = [

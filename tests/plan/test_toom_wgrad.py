@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from emulate import NAN, V100, execute, fingerprint
-from machine_suites import EDGES, KERNELBENCH, Shape, shapes
+from machine_suites import EDGES, KERNELBENCH, Shape, explore, shapes
 from polyconv import reference
 from polyconv.plan import toom_wgrad
 from polyconv.plan.toom_wgrad import ToomWgradCandidate
@@ -115,15 +114,11 @@ def fast_shapes(draw: st.DrawFn) -> Shape:
 def test_random(part: int) -> None:
     taken = 0
 
-    @seed(part)
-    @settings(max_examples=RANDOM_EACH, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(fast_shapes())
-    def explore(shape: Shape) -> None:
+    def runs(shape: Shape) -> None:
         nonlocal taken
-        torch.manual_seed(part)
         taken += check(shape) > 0
 
-    explore()
+    explore(fast_shapes(), runs, part=part, each=RANDOM_EACH)
     assert taken >= RANDOM_EACH // 2
 
 

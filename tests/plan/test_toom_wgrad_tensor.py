@@ -7,22 +7,22 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from emulate import NAN, V100, check, plan_of, run_plan
 from hard_data import HARD
-from machine_suites import Shape, zero_bordered
+from machine_suites import Shape, explore, geometries_of, zero_bordered
 from nightly import NIGHTLY
 from polyconv import reference
 from polyconv.measure import workloads
 from polyconv.plan import toom_wgrad_tensor
-from polyconv.plan.toom_wgrad_tensor import CANDIDATE, SHARED_BYTES
+from polyconv.plan.toom_wgrad_tensor import CANDIDATE, SHARED_BYTES, H, W
 from polyconv.problem import PaddingMode, Pass, Problem
 from polyconv.scale import largest, scales
 
-RANDOM_PARTS, RANDOM_EACH = (10, 24) if NIGHTLY else (1, 6)
+AT_NIGHT = 10, 24
+RANDOM_PARTS, RANDOM_EACH = AT_NIGHT if NIGHTLY else (1, 6)
 LARGE = 2**26
 SMS = 2
 """Few enough that a slice has several rows."""
@@ -55,23 +55,29 @@ def test_named(name: str) -> None:
 
 @st.composite
 def geometries(draw: st.DrawFn) -> tuple[Shape, int]:
-    """A small convolution, and the workspace."""
-    shape = draw(zero_bordered(st.sampled_from([8, 9, 33]), st.sampled_from([8, 17, 65])))
+    """A small convolution whose taps save multiplications, and the workspace."""
+    channels = st.sampled_from([8, 9, 33]), st.sampled_from([8, 17, 65])
+    shape = draw(zero_bordered(*channels, taps=(H.taps, W.taps), strides=((1,), (1,))).filter(is_taken))
     return replace(shape, layout=shape.layout.replace("expanded", "sliced")), draw(st.sampled_from([1, 2**20, LARGE]))
+
+
+def is_taken(shape: Shape) -> bool:
+    x, w, _, dy = shape.tensors()
+    return CANDIDATE.refusal(shape.problem(Pass.WGRAD, x, w, dy)) is None
 
 
 @pytest.mark.parametrize("part", range(RANDOM_PARTS))
 def test_random(part: int) -> None:
-    """The same geometries every time: in parts, so that test workers share them."""
+    def runs(drawn: tuple[Shape, int]) -> None:
+        assert run(*drawn)
 
-    @seed(part)
-    @settings(max_examples=RANDOM_EACH, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(geometries())
-    def explore(drawn: tuple[Shape, int]) -> None:
-        torch.manual_seed(part)
-        run(*drawn)
+    explore(geometries(), runs, part=part, each=RANDOM_EACH)
 
-    explore()
+
+def test_the_night_is_long_enough() -> None:
+    """At least 200 different geometries, none of which is refused."""
+    parts, each = AT_NIGHT
+    assert len({shape for shape, _ in geometries_of(geometries(), parts=parts, each=each)}) >= 200
 
 
 # ---- Data that is hard on FP16

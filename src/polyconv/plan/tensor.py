@@ -281,6 +281,10 @@ class Chain:
         each = self.tiled.column_groups * self.passes * self.chunks * self.along_w.points
         return round_up(QUAD * self.groups * planes * each * self.plane_quads(row_groups), 256)
 
+    def slab_bytes(self, planes: int, row_groups: int) -> int:
+        """What lies in the workspace while a slab is worked off."""
+        return self.weight_bytes + self.source_bytes(planes, row_groups)
+
     def shared_bytes(self) -> int:
         stages, exchange, parks = 2 * self.mma.stage_bytes(self.tiled.stage), self.mma.exchange_bytes, self.mma.parks
         tiles = 2 if self.nested and not parks else 1
@@ -548,9 +552,9 @@ def _transform_task(problem: Problem, chain: Chain, planes: int, row_groups: int
     grid = across, chain.groups * planes * cut.column_groups, chain.chunks
     share = planes * row_groups / (chain.planes * cut.row_groups)
     read = round(4 * chain.batch * chain.groups * chain.channels * prod(r.source_size) * share)
-    blocks = prod(grid)
-    moved = read + chain.source_bytes(planes, row_groups)
-    return Task(transform_kernel(chain.along_w), grid, Work(blocks, blocks, blocks, moved))
+    blocks, passed, slab = prod(grid), chain.source_bytes(planes, row_groups), chain.slab_bytes(planes, row_groups)
+    work = Work(blocks, blocks, blocks, read + passed, passed_bytes=passed, slab_bytes=slab)
+    return Task(transform_kernel(chain.along_w), grid, work)
 
 
 def _transform(
@@ -582,12 +586,11 @@ def _product_task(problem: Problem, chain: Chain, planes: int, row_groups: int) 
     grid = int32(ceil_div(tiles, WARPS // chain.along_w.points) * chain.k_tiles, "the number of tiles"), chain.groups, 1
     share = planes * row_groups / (chain.planes * cut.row_groups)
     result = round(chain.batch * chain.groups * chain.outputs * chain.h.count * chain.w.count * share)
-    blocks = prod(grid)
-    moved = chain.source_bytes(planes, row_groups) + chain.weight_bytes + 4 * result
+    blocks, passed = prod(grid), chain.slab_bytes(planes, row_groups)
     task = Task(
         product_kernel(chain.along_w, chain.mma),
         grid,
-        Work(blocks, blocks, blocks * chain.steps, moved),
+        Work(blocks, blocks, blocks * chain.steps, passed + 4 * result, passed_bytes=passed, slab_bytes=passed),
         dynamic_shared=chain.shared_bytes(),
     )
     return task_with_epilogue(problem, task, result)
