@@ -128,15 +128,34 @@ def test_the_zoo_is_large_enough() -> None:
     assert len(zoo.NETWORKS) >= 30
     assert zoo.NETWORKS["resnet50"].input(1) == (1, 3, 224, 224)
     assert zoo.NETWORKS["resnet50"].input(8) == (8, 3, 128, 128)
+    assert zoo.NETWORKS["dcgan"].input(8) == (8, 100, 1, 1)
+    assert zoo.NETWORKS["unet-volumes"].input(8) == (8, 1, 32, 32, 32)
 
 
 @pytest.mark.parametrize("name", [name for name, network in zoo.NETWORKS.items() if not network.package])
 def test_networks_of_our_own(name: str) -> None:
     network = zoo.NETWORKS[name]
     module = network.build().eval()
-    channels = network.image[0]
-    with torch.inference_mode():
-        assert module(torch.randn(2, channels, 32, 32)).isfinite().all()
+    if network.kind != zoo.FAMILY:
+        with torch.inference_mode():
+            assert module(torch.randn(2, network.image[0], 32, 32)).isfinite().all()
+    with torch.device("meta"):
+        module = module.to("meta")
+        for batch in (1, 8):
+            assert isinstance(module(torch.empty(network.input(batch))), torch.Tensor)
+
+
+def test_the_family_is_found_by_one_word() -> None:
+    """Signals have no channels_last, volumes have their own."""
+    suite = suites.of_networks(Cases(batches=(1,)), ["family"])
+    assert suite.subjects == ["vocoder", "demucs", "dcgan", "unet-transposed", "unet-volumes"]
+    layouts = {name: [c.key for c in suite.contests if c.key.startswith(name)] for name in suite.subjects}
+    assert {name: len(keys) for name, keys in layouts.items()} == dict(
+        zip(suite.subjects, (2, 2, 4, 4, 4), strict=True)
+    )
+    case = Case(Mode.INFERENCE, Layout.CHANNELS_LAST, 1, 1)
+    _, x = duels.prepared(torch.nn.Conv3d(2, 3, 3), torch.randn(1, 2, 4, 4, 4), case)
+    assert x.is_contiguous(memory_format=torch.channels_last_3d)
 
 
 @pytest.mark.parametrize("name", [name for name, network in zoo.NETWORKS.items() if network.package])

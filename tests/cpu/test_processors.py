@@ -31,7 +31,7 @@ from polyconv.cpu.processors import (
     lookup,
     shipped,
 )
-from polyconv.cpu.processors.profile import UNMEASURED, place_of
+from polyconv.cpu.processors.profile import UNMEASURED, is_channels_last, place_of
 from polyconv.measure import calibration
 from polyconv.problem import Pass, Problem
 from polyconv.tuning import Environment
@@ -382,6 +382,20 @@ def test_layers_of_some_kinds_can_be_asked_for() -> None:
     found = [problems[0] for _, problems in zip(range(5), calibration.cases(only=("Depthwise 3x3",)), strict=False)]
     assert all(p.depthwise and p.kernel == (3, 3) for p in found)
     assert not list(calibration.cases(only=("no such layer",)))
+
+
+def test_signals_and_transposed_convolutions_are_among_them() -> None:
+    """A signal as the picture that kernels are given, in its one layout; a file has it and knows it again."""
+    signals = list(calibration.cases(only=("vocoder",), most=1e9))
+    assert len(signals) == 1 + 4 * (1 + 9) + 1
+    assert all(p.in_size[0] == 1 and p.x_strides[1] != 1 for problems in signals for p in problems)
+    longer = [problems for problems in signals if problems[0].kernel == (1, 16)]
+    assert {tuple(p.kind for p in problems) for problems in longer} == {(Pass.DGRAD, Pass.FPROP, Pass.WGRAD)}
+    (noise, *_) = calibration.cases(only=("family/dcgan",))
+    assert [is_channels_last(p) for p in noise] == [False, True] * 3
+    every = [p for problems in (*signals, noise) for p in problems]
+    (read,) = file.parse(file.text([section(*(record(1.0, p) for p in every))]).encode(), "p.json")
+    assert [r.problem for r in read.records] == every
 
 
 def test_a_problem_is_measured_with_every_engine_and_both_ways() -> None:

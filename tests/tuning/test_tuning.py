@@ -25,6 +25,8 @@ from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.gpu import VirtualGpu, record_only
 
 PROBLEM = Problem.make("fprop", (1, 16, 40, 40), (16, 16, 3, 3), padding=(1, 1, 1, 1))
+SIGNAL = Problem.make("fprop", (1, 16, 400), (16, 16, 3), padding=(1, 1))
+VOLUME = Problem.make("fprop", (1, 16, 8, 12, 12), (16, 16, 3, 3, 3), padding=(1, 1, 1, 1, 1, 1))
 KEY = problem_key(PROBLEM)
 HERE = Environment("cpu", "A Processor", "0.1.0", "2.13.0", instruction_set="avx512", threads=2)
 ELSEWHERE = replace(HERE, threads=4)
@@ -232,21 +234,26 @@ def backend() -> CpuBackend:
 
 def another(backend: CpuBackend, problem: Problem = PROBLEM) -> str:
     """A candidate that the model would not choose."""
-    return next(name for name in backend.candidates(problem)[1:] if "ATen" not in name)
+    names = backend.candidates(problem)[1:]
+    return next((name for name in names if "ATen" not in name), names[0])  # of a volume there are two
 
 
-def test_the_cpu_backend_runs_what_the_file_says(tmp_path: Path, backend: CpuBackend) -> None:
-    x, w = torch.randn(PROBLEM.x_shape), torch.randn(PROBLEM.w_shape, requires_grad=True)
-    plain = backend.plan(PROBLEM)
-    path, name = tmp_path / "t.json", another(backend)
-    tuning.update(path, Tuning.of(backend.environment(), {KEY: entry(name)}))
+@pytest.mark.parametrize("problem", [PROBLEM, SIGNAL, VOLUME], ids=["picture", "signal", "volume"])
+def test_the_cpu_backend_runs_what_the_file_says(tmp_path: Path, backend: CpuBackend, problem: Problem) -> None:
+    """A signal is found as the picture that it is computed as."""
+    x, w = torch.randn(problem.x_shape), torch.randn(problem.w_shape, requires_grad=True)
+    ours, theirs = (getattr(where, f"conv{problem.rank}d") for where in (polyconv, torch.nn.functional))
+    asked = problem.as_picture()
+    plain = backend.plan(asked)
+    path, name = tmp_path / "t.json", another(backend, asked)
+    tuning.update(path, Tuning.of(backend.environment(), {problem_key(asked): entry(name)}))
     with settings.use(tuning_file=(path,)):
-        assert backend.plan(PROBLEM).choice == name != plain.choice
-        assert f"chosen by the tuning file {path}" in backend.explain(PROBLEM)
-        assert "chosen by the tuning file" in str(polyconv.explain(polyconv.conv2d, x, w, padding=1))
-        y = polyconv.conv2d(x, w, padding=1)
-    assert backend.plan(PROBLEM) == plain
-    torch.testing.assert_close(y, torch.nn.functional.conv2d(x, w, padding=1), rtol=1e-4, atol=1e-3)
+        assert backend.plan(asked).choice == name != plain.choice
+        assert f"chosen by the tuning file {path}" in backend.explain(asked)
+        assert "chosen by the tuning file" in str(polyconv.explain(ours, x, w, padding=1))
+        y = ours(x, w, padding=1)
+    assert backend.plan(asked) == plain
+    torch.testing.assert_close(y, theirs(x, w, padding=1), rtol=1e-4, atol=1e-3)
 
 
 def test_a_file_for_another_number_of_threads_is_not_for_us(tmp_path: Path, backend: CpuBackend) -> None:

@@ -27,6 +27,14 @@ from .rows import timings_as_json, timings_from_json
 TORCH, AGAIN, OURS = "torch", "torch_again", "ours"
 PATIENCE = 20.0
 """Seconds after which a duel ends with the rounds that it has."""
+LAYOUTS = {
+    (Layout.NCHW, 1): torch.contiguous_format,
+    (Layout.NCHW, 2): torch.contiguous_format,
+    (Layout.NCHW, 3): torch.contiguous_format,
+    (Layout.CHANNELS_LAST, 2): torch.channels_last,
+    (Layout.CHANNELS_LAST, 3): torch.channels_last_3d,
+}
+"""What PyTorch calls a layout of images with so many axes."""
 MOST_MEMORY = (1.1, 256 * 2**20)
 """What ours may take at most: so many times PyTorch's peak, and so many bytes."""
 
@@ -144,8 +152,13 @@ def prepared(module: nn.Module, x: Tensor, case: Case) -> tuple[nn.Module, Tenso
     for part in module.modules():
         if isinstance(part, _BatchNorm) and case.batch == 1:
             part.eval()
-    layout = torch.contiguous_format if case.layout is Layout.NCHW else torch.channels_last
+    layout = LAYOUTS[case.layout, x.dim() - 2]
     return module.to(memory_format=layout), x.contiguous(memory_format=layout)  # type: ignore[call-overload]
+
+
+def has_layout(axes: int, layout: Layout) -> bool:
+    """Whether PyTorch has tensors of so many axes in this layout."""
+    return (layout, axes) in LAYOUTS
 
 
 def block(mode: Mode) -> AbstractContextManager[object]:

@@ -21,7 +21,7 @@ from ..replacement import replace
 from . import zoo
 from .cases import Case, Cases, Mode
 from .contests import Contest, begin
-from .duels import Duel, Memory, block, fight, prepared, race
+from .duels import Duel, Memory, block, fight, has_layout, prepared, race
 from .zoo import Network
 
 RATE = 1e-6
@@ -31,20 +31,20 @@ CALLS = 3
 
 
 def contests(networks: Sequence[Network], cases: Cases) -> list[Contest[Duel]]:
-    """All of them, network by network."""
+    """All of them, network by network. A signal has one layout only."""
     return [
         Contest(f"{network.name}, {case}", partial(_contest, network, case, cases))
         for network in networks
         for case in cases
+        if has_layout(len(network.image) - 1, case.layout)
     ]
 
 
 def _contest(network: Network, case: Case, cases: Cases) -> Duel:
     module, x = _made(network, case)
-    _, _, height, width = x.shape
     return Duel(
         name=network.name,
-        what=f"{height}×{width}",
+        what="×".join(map(str, x.shape[2:])),
         kind="",
         case=case,
         memory=_memory(network, case, cases.benchmark),

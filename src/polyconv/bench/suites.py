@@ -48,8 +48,9 @@ def of_passes(name: str, workloads: Sequence[Workload], options: passes.Options,
 
 
 def of_networks(cases: Cases, only: Sequence[str]) -> Suite[Duel]:
-    """Whole networks."""
-    chosen = [zoo.NETWORKS[name] for name in _selected(zoo.NETWORKS, zoo.NETWORKS, only)]
+    """Whole networks; words are sought in the kind of a network, too."""
+    described = [network.described for network in zoo.NETWORKS.values()]
+    chosen = [zoo.NETWORKS[name] for name in _selected(zoo.NETWORKS, described, only)]
     zoo.require(chosen)
     names, contests = [network.name for network in chosen], networks.contests(chosen, cases)
     read, show, drawn = Duel.from_json, tables.print_networks, panels.of_networks

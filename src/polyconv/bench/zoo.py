@@ -14,11 +14,15 @@ from typing import Any
 
 from torch import nn
 
+from ..problem import Shape
+from . import family_networks as family
 from . import small_networks as small
 
 TIMM, SEGMENTATION, TORCHVISION = "timm", "segmentation_models_pytorch", "torchvision.models"
 STEP = 32
 """Sizes of images are multiples of it: what networks with five halvings take."""
+FAMILY = "family"
+"""The kind of networks that have convolutions over one axis or three, or transposed ones."""
 
 
 class ZooError(RuntimeError):
@@ -31,16 +35,26 @@ class Network:
 
     name: str
     build: Callable[[], nn.Module]
-    image: tuple[int, int, int] = (3, 224, 224)
-    """Channels, height and width of a single image."""
+    image: Shape = (3, 224, 224)
+    """Channels and sides of a single image: of a signal one, of a volume three."""
     package: str = ""
     """What it needs beside polyconv."""
+    kind: str = ""
+    """A word for several of them: :data:`FAMILY`, or none."""
 
-    def input(self, batch: int) -> tuple[int, int, int, int]:
+    @property
+    def described(self) -> str:
+        """Its name and its kind: what words are sought in."""
+        return f"{self.name} {self.kind}"
+
+    def input(self, batch: int) -> Shape:
         """The shape of a batch. Images of a larger one are half as high and wide: a run takes an hour, not a day."""
         channels, *sides = self.image
-        height, width = sides if batch == 1 else (max(STEP, STEP * round(side / 2 / STEP + 1e-9)) for side in sides)
-        return batch, channels, height, width
+        return batch, channels, *(sides if batch == 1 else map(_halved, sides))
+
+
+def _halved(side: int) -> int:
+    return min(side, max(STEP, STEP * round(side / 2 / STEP + 1e-9)))
 
 
 def _timm(name: str, pixels: int = 224) -> Network:
@@ -99,6 +113,11 @@ NETWORKS: dict[str, Network] = {
         Network("diffusion-unet", small.DiffusionUNet, (4, 64, 64)),
         Network("vae-decoder", small.vae_decoder, (4, 32, 32)),
         Network("audio", small.audio, (1, 128, 256)),
+        Network("vocoder", family.Vocoder, (80, 32), kind=FAMILY),
+        Network("demucs", family.Demucs, (2, 44032), kind=FAMILY),
+        Network("dcgan", family.dcgan, (100, 1, 1), kind=FAMILY),
+        Network("unet-transposed", family.unet, (3, 128, 128), kind=FAMILY),
+        Network("unet-volumes", family.volume_unet, (1, 32, 64, 64), kind=FAMILY),
     )
 }
 """By name."""

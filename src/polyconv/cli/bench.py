@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_options.list_of(str),
         default=(),
         help="those of the suite that have one of these words in their name; of layers, in their class, too: "
-        "resnet,depthwise",
+        "resnet,depthwise; of networks, family: those with convolutions over one axis or three, or transposed",
     )
     _options.add_device_argument(parser, ["cpu"], "cpu", "where to run")
     parser.add_argument(
@@ -131,6 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "polyconv bench W1 --batch 1 --pass fprop",
         "polyconv bench --suite models --threads 1,2 -o bench.json --plot bench.png",
         "polyconv bench --suite networks --only resnet,unet --mode inference --threads 1",
+        "polyconv bench --suite networks --only family --batch 1 --threads 1",
         "polyconv bench --suite networks --benchmark",
         "polyconv bench --suite layers --sample 400 --isa avx2 --seconds 3600 -o layers.json --resume",
         about=HOW,

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="WORDS",
         type=_options.list_of(str),
         default=(),
-        help="measure layers of these kinds: depthwise,stem",
+        help="measure layers of these kinds: depthwise,stem,transposed; family: over one axis, or transposed",
     )
     _options.add_output_argument(parser, "the profile to add to (default: profile.json in the cache's folder)")
     _options.add_json_argument(parser, "what was measured")
@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "polyconv calibrate",
         "polyconv calibrate --only depthwise",
+        "polyconv calibrate --only family --most 5e8 --seconds 300",
         "polyconv calibrate --seconds 600 -o profile.json",
         about=ABOUT,
     )

@@ -1,7 +1,8 @@
 """Measures a profile of this processor: layers of real networks, kernels of every engine in turn with PyTorch's.
 
 Layers come in an order in which each is far from those before it, so that whatever the time allows covers all kinds;
-each is measured in both layouts and in all its passes, before the next.
+each is measured in both layouts and in all its passes, before the next. A signal is measured as the picture of height 1
+that the kernels are given, in its one layout.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..cpu.processors import Kernel, Record, Spent
 from ..cpu.processors.profile import Place, place_of
 from ..cpu.weights import TransformedWeights
 from ..problem import IMAGE_CHANNELS, Pass, Problem
-from . import layers, workloads
+from . import family_layers, layers, workloads
 from .limits import with_batch
 from .timing import interleaved
 from .workloads import Workload
@@ -51,14 +52,14 @@ def cases(most: float = MOST_MULTIPLICATIONS, only: Sequence[str] = ()) -> Itera
 def _candidates(most: float, only: Sequence[str]) -> list[Workload]:
     """Layers that are small enough; first those that are nobody's neighbours."""
     named = [with_batch(layer, 1) for layer in workloads.find("all")]
-    every = [*named, *layers.sample(layers.every(), None)]
+    every = [*named, *family_layers.every(), *layers.sample(layers.every(), None)]
     problems = [(layer, layer.problem(Pass.FPROP)) for layer in every if layers.has_any(layers.described(layer), only)]
     return [layer for layer, one in problems if one.multiplications <= most and prod(one.w_shape) <= MOST_WEIGHTS]
 
 
 def _far_apart(every: Sequence[Workload]) -> Iterator[Workload]:
     """In an order in which the next is the one that is farthest from all before; of equals, that which is used most."""
-    places = [place_of(layer.problem(Pass.FPROP)) for layer in every]
+    places = [place_of(layer.problem(Pass.FPROP).as_picture()) for layer in every]
     distances = [float(layer.uses) * 1e6 for layer in every]
     for _ in every:
         chosen = max(range(len(every)), key=distances.__getitem__)
@@ -79,11 +80,12 @@ def _passes(layer: Workload, batch: int, most: float) -> Iterator[Problem]:
     one = layer.problem(Pass.FPROP)
     images = batch if batch * one.multiplications <= most else 1
     for kind in Pass:
-        if kind is Pass.DGRAD and one.in_channels <= IMAGE_CHANNELS:
+        if kind is Pass.DGRAD and layer.input[1] <= IMAGE_CHANNELS:
             continue
         problem = with_batch(layer, images).problem(kind)
-        yield problem
-        yield problem.channels_last()
+        yield problem.as_picture()
+        if problem.rank == 2:
+            yield problem.channels_last()
 
 
 def measure(problem: Problem) -> Record:

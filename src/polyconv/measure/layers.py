@@ -39,11 +39,11 @@ def sample(layers: Iterable[Workload], size: int | None, seed: int = SEED) -> li
 
 def class_of(layer: Workload) -> str:
     """What kind of layer it is, in a few words: layers of a kind gain or lose for the same reason."""
-    problem = layer.problem(Pass.FPROP)
+    problem = layer.problem(Pass.FPROP).as_picture()
     taps = "×".join(map(str, problem.kernel))
     stride = f" stride {max(problem.stride)}" if max(problem.stride) > 1 else ""
     dilation = " dilated" if max(problem.dilation) > 1 else ""
-    return f"{_role(problem)}{taps}{stride}{dilation}{_map(problem)}"
+    return f"{'transposed ' * layer.transposed}{_role(problem)}{taps}{stride}{dilation}{_map(problem)}"
 
 
 def described(layer: Workload) -> str:
