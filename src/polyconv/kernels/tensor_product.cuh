@@ -2,8 +2,8 @@
 // tensor cores, three products of halves for one of floats; transformed back along W and written, with bias.
 //
 // A block has eight warps, a warp one point of one tile: 32 written channels x 64 units. Algorithms with fewer than eight
-// points have several tiles to a block. Nothing is shared between warps in the main loop (TensorSteps), which the matrix
-// instruction decides about.
+// points have several tiles to a block. Nothing is shared between warps in the main loop, which is the one of the matrix
+// instruction: TensorStepsK4 or TensorStepsK16.
 //
 // Grid: x = (tiles of positions / tiles of a block) * k tiles + k tile, y = group of the convolution.
 // Shared: double buffers [warp][2][stage], in the epilogue [warp][rows of a fragment][64 units]; behind them, where
@@ -17,10 +17,10 @@
 
 namespace polyconv {
 
-template <class W, class Mma, class Params>
+template <class W, class Steps, class Params>
 __device__ __forceinline__ void tensor_product(const Params& p) {
-  using Product = TensorTile<W, Mma>;
-  using Steps = TensorSteps<W, Mma>;
+  using Product = typename Steps::Tile;
+  using Mma = typename Steps::Mma;
   constexpr int kPoints = W::kPoints, kTiles = Product::kTiles;
   extern __shared__ __align__(16) uint4 shared[];
   float* const exchange = reinterpret_cast<float*>(shared);  // in the epilogue, over the stages
