@@ -25,16 +25,15 @@
 
 namespace polyconv {
 
-enum : int {
-  kTensorClasses = 16,    // per axis, that fit into one launch
-  kMagnitudeParts = 128,  // of an image: maxima that consumers reduce
-  kTensorK = 32,          // written channels of a tile
-  kTensorUnits = 64,      // rows * columns of a tile, at most
-  kTensorChannels = 4,    // of a quad
-};
+enum : int { kTensorClasses = 16 };    // per axis, that fit into one launch
+enum : int { kMagnitudeParts = 128 };  // of an image: maxima that consumers reduce
+enum : int { kTensorK = 32 };          // written channels of a tile
+enum : int { kTensorUnits = 64 };      // rows * columns of a tile, at most
+enum : int { kTensorChannels = 4 };    // of a quad
 
 // Passes over the channels. Nested segments (algebra/segments.py) have three: U0 + U1 with the middle tile, U0 with
-// what the left one differs by, U1 with what the right one differs by.
+// what the left one differs by, U1 with what the right one differs by. (Which one it is the kernels call `turn`:
+// KernelBench takes the other word for a statement of Python's.)
 template <class W>
 constexpr int kTensorPasses = W::kTiles == 2 ? 3 : 1;
 

@@ -2,8 +2,8 @@
 // tensor cores, three products of halves for one of floats; transformed back along W and written, with bias.
 //
 // A block has eight warps, a warp one point of one tile: 32 written channels x 64 units. Algorithms with fewer than eight
-// points have several tiles to a block. Nothing is shared between warps in the main loop (TensorSteps), which the matrix
-// instruction decides about.
+// points have several tiles to a block. Nothing is shared between warps in the main loop, which is the one of the matrix
+// instruction: TensorStepsK4 or TensorStepsK16.
 //
 // Grid: x = (tiles of positions / tiles of a block) * k tiles + k tile, y = group of the convolution.
 // Shared: double buffers [warp][2][stage], in the epilogue [warp][rows of a fragment][64 units]; behind them, where
@@ -17,13 +17,14 @@
 
 namespace polyconv {
 
-template <class W, class Mma, class Params>
+template <class W, class Steps, class Params>
 __device__ __forceinline__ void tensor_product(const Params& p) {
-  using Product = TensorTile<W, Mma>;
-  using Steps = TensorSteps<W, Mma>;
+  using Product = typename Steps::Tile;
+  using Mma = typename Steps::Mma;
   constexpr int kPoints = W::kPoints, kTiles = Product::kTiles;
-  extern __shared__ __align__(16) uint4 shared[];
-  float* const exchange = reinterpret_cast<float*>(shared);  // in the epilogue, over the stages
+  extern __shared__ __align__(16) float shared[];
+  uint4* const stages = reinterpret_cast<uint4*>(shared);
+  float* const exchange = shared;  // in the epilogue, over the stages
   const int stage = Steps::stage_quads(p);
   // Of nested segments, where the sums of the first tile lie: all of them behind everything else, or those of a fragment
   // behind the last tile's.
@@ -42,7 +43,7 @@ __device__ __forceinline__ void tensor_product(const Params& p) {
     const i64 steps = i64(kTensorPasses<W>) * p.chunks * p.taps_h * p.shifts;
     const uint4* from_u = p.u + ((i64(blockIdx.y) * p.k_tiles.divisor + k_tile) * kPoints + point) * steps * kTensorK +
                           Mma::row_of_a(lane);
-    Steps::sum_up(sum, other, p, shared + warp * 2 * stage, first_tile + warp * Product::kParked, from_v, from_u);
+    Steps::sum_up(sum, other, p, stages + warp * 2 * stage, first_tile + warp * Product::kParked, from_v, from_u);
   }
 
   // The written channels of a fragment at a time: the points meet in shared memory, go back along W, in place, and out in

@@ -35,7 +35,7 @@ __device__ __forceinline__ uint4 load_ahead(const uint4* from) {
 }
 
 template <class W>
-struct TensorSteps<W, Mma16816> {
+struct TensorStepsK16 {
   using Tile = TensorTile<W, Mma16816>;
   using Mma = Mma16816;
   using Sums = typename Tile::Sums;
@@ -123,7 +123,7 @@ struct TensorSteps<W, Mma16816> {
     load_v(stages);
     int stages_left = kTensorPasses<W> * p.chunks / kChunks, stage = 0;
 #pragma unroll 1
-    for (int pass = 0; pass < kTensorPasses<W>; pass++) {
+    for (int turn = 0; turn < kTensorPasses<W>; turn++) {
 #pragma unroll 1
       for (int chunk = 0; chunk < p.chunks; chunk += kChunks) {
         wait_for_copies();
@@ -154,7 +154,7 @@ struct TensorSteps<W, Mma16816> {
       if constexpr (kNested) {
         // The middle belongs to both tiles: it is kept twice. After the left pass the first tile is complete: it
         // changes places with the middle, and the right pass adds to that.
-        if (pass < 2) {
+        if (turn < 2) {
 #pragma unroll
           for (int m = 0; m < kFragments; m++)
 #pragma unroll
@@ -162,7 +162,7 @@ struct TensorSteps<W, Mma16816> {
 #pragma unroll
               for (int i = 0; i < Mma::kSums; i++) {
                 const float own = sum[m][n][i];
-                sum[m][n][i] = pass == 0 ? own : other[m][n][i];
+                sum[m][n][i] = turn == 0 ? own : other[m][n][i];
                 other[m][n][i] = own;
               }
         }

@@ -14,7 +14,7 @@
 namespace polyconv {
 
 template <class W>
-struct TensorSteps<W, Mma884> {
+struct TensorStepsK4 {
   using Tile = TensorTile<W, Mma884>;
   using Mma = Mma884;
   using Sums = typename Tile::Sums;
@@ -115,7 +115,7 @@ struct TensorSteps<W, Mma884> {
     };
     begin_chunk();
 #pragma unroll 1
-    for (int pass = 0; pass < kTensorPasses<W>; pass++) {
+    for (int turn = 0; turn < kTensorPasses<W>; turn++) {
       // In pairs, so that what came for the next step need not move.
 #pragma unroll 1
       for (int left = steps; left > 1; left -= 2) {
@@ -134,7 +134,7 @@ struct TensorSteps<W, Mma884> {
         // changes places with the middle, and the right pass adds to that.
         flush();
         unflushed = p.steps_per_flush;
-        if (pass < 2) {
+        if (turn < 2) {
 #pragma unroll
           for (int m = 0; m < kFragments; m++)
 #pragma unroll
@@ -143,7 +143,7 @@ struct TensorSteps<W, Mma884> {
               for (int i = 0; i < Mma::kSums; i += 2) {
                 float2* place = reinterpret_cast<float2*>(parked + Tile::at(m, n, i));
                 const float2 own = make_float2(sum[m][n][i], sum[m][n][i + 1]);
-                const float2 other = pass == 0 ? own : *place;
+                const float2 other = turn == 0 ? own : *place;
                 *place = own;
                 sum[m][n][i] = other.x, sum[m][n][i + 1] = other.y;
               }

@@ -94,8 +94,4 @@ struct TensorTile {
   }
 };
 
-// The main loop of a warp, by the instruction.
-template <class W, class Mma>
-struct TensorSteps;
-
 }  // namespace polyconv

@@ -76,7 +76,7 @@ __device__ __forceinline__ void tensor_transform(const TensorTransformParams& p)
       }
     }
 #pragma unroll
-    for (int pass = 0; pass < kPasses; pass++) {
+    for (int turn = 0; turn < kPasses; turn++) {
       float tile[W::kPoints], out[W::kPoints];
 #pragma unroll
       for (int j = 0; j < W::kPoints; j++) {
@@ -84,20 +84,20 @@ __device__ __forceinline__ void tensor_transform(const TensorTransformParams& p)
           tile[j] = in[j];
         } else {
           const float middle = in[j + W::kM];
-          tile[j] = pass == 0 ? middle : in[j + (pass - 1) * 2 * W::kM] - middle;
+          tile[j] = turn == 0 ? middle : in[j + (turn - 1) * 2 * W::kM] - middle;
         }
       }
       W::input(tile, out);
 #pragma unroll
-      for (int j = 0; j < W::kPoints; j++) points[pass][j][i] = out[j];
+      for (int j = 0; j < W::kPoints; j++) points[turn][j][i] = out[j];
     }
   }
   uint4* v = p.v + ((i64(blockIdx.y) * kPasses * p.chunks + blockIdx.z) * W::kPoints) * p.positions + position;
 #pragma unroll
-  for (int pass = 0; pass < kPasses; pass++)
+  for (int turn = 0; turn < kPasses; turn++)
 #pragma unroll
     for (int point = 0; point < W::kPoints; point++)
-      v[(i64(pass) * p.chunks * W::kPoints + point) * p.positions] = split(points[pass][point]);
+      v[(i64(turn) * p.chunks * W::kPoints + point) * p.positions] = split(points[turn][point]);
 }
 
 }  // namespace polyconv

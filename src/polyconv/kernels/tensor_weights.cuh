@@ -75,10 +75,10 @@ __device__ __forceinline__ void tensor_weights(const TensorWeightsParams& p) {
         }
       }
 #pragma unroll
-      for (int pass = 0; pass < kPasses; pass++)
+      for (int turn = 0; turn < kPasses; turn++)
 #pragma unroll
         for (int point = 0; point < W::kPoints; point++)
-          u[point * next_point + pass * next_pass + (row * p.shifts + shift) * kTensorK] = split(points[pass][point]);
+          u[point * next_point + turn * next_pass + (row * p.shifts + shift) * kTensorK] = split(points[turn][point]);
     }
   }
 }

@@ -88,6 +88,10 @@ class MatrixInstruction:
     def cpp(self) -> str:
         return f"polyconv::Mma{self.name}"
 
+    def steps(self, w: ToomAxis) -> str:
+        """The main loop around it (kernels/tensor_steps_k4.cuh)."""
+        return f"polyconv::TensorStepsK{self.depth}<{w.cpp}>"
+
     @property
     def chunks(self) -> int:
         """Of a step."""
@@ -149,7 +153,7 @@ def product_kernel(w: ToomAxis, mma: MatrixInstruction = M8N8K4) -> KernelSpec:
         TensorProductParams,
         "tensor_product",
         w,
-        mma,
+        mma.steps(w),
         symbol=f"tensor_product_{mma.word}{w.struct.lower()}",
         threads=THREADS,
         generations=mma.generations,
