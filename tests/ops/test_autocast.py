@@ -29,6 +29,9 @@ from virtual_gpu.gpu import VirtualGpu
 HALF = [torch.bfloat16, torch.float16]
 
 both = pytest.mark.parametrize("Conv2d", [nn.Conv2d, polyconv.Conv2d], ids=["torch", "polyconv"])
+every = pytest.mark.parametrize("kind", [nn.Conv2d, polyconv.Conv2d, polyconv.Conv1d, polyconv.Conv3d])
+FUNCTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+LAYOUTS = {2: (torch.contiguous_format, torch.channels_last), 3: (torch.contiguous_format, torch.channels_last_3d)}
 
 
 def network(Conv2d: type[nn.Conv2d]) -> nn.Sequential:
@@ -41,17 +44,19 @@ def network(Conv2d: type[nn.Conv2d]) -> nn.Sequential:
 
 @pytest.mark.usefixtures("direct")
 @pytest.mark.parametrize("dtype", HALF)
-def test_autocast_computes_in_float32(dtype: torch.dtype) -> None:
-    x, w, b = torch.randn(2, 3, 6, 6, dtype=dtype), torch.randn(4, 3, 3, 3), torch.randn(4, requires_grad=True)
+@pytest.mark.parametrize("axes", FUNCTIONS)
+def test_autocast_computes_in_float32(axes: int, dtype: torch.dtype) -> None:
+    x, w = torch.randn(2, 3, *[6] * axes, dtype=dtype), torch.randn(4, 3, *[3] * axes)
+    b, conv = torch.randn(4, requires_grad=True), getattr(polyconv, f"conv{axes}d")
     recorder = Recorder()
     with override("cpu", recorder), torch.autocast("cpu", dtype=dtype):
-        y = polyconv.conv2d(x.requires_grad_(), w.requires_grad_(), b)
+        y = conv(x.requires_grad_(), w.requires_grad_(), b)
         y.sum().backward()
     assert y.dtype == torch.float32
     assert {problem.dtype for problem in recorder.problems} == {"float32"}
     assert x.grad is not None
     assert x.grad.dtype == dtype
-    torch.testing.assert_close(y, polyconv.conv2d(x.float(), w, b))
+    torch.testing.assert_close(y, conv(x.float(), w, b))
 
 
 def test_explain_says_that_the_dtype_of_the_region_is_not_followed() -> None:
@@ -92,16 +97,17 @@ def test_explain_sees_a_region_inside_the_model() -> None:
 
 
 @pytest.mark.parametrize("dtype", HALF)
-@both
-def test_allowed_the_result_has_the_dtype_of_the_region(Conv2d: type[nn.Conv2d], dtype: torch.dtype) -> None:
-    conv = network(Conv2d)[0]
-    x = torch.randn(2, 3, 9, 9, requires_grad=True)
+@every
+def test_allowed_the_result_has_the_dtype_of_the_region(kind: Any, dtype: torch.dtype) -> None:
+    conv = kind(3, 16, 3, padding=1)
+    axes = len(conv.kernel_size)
+    x = torch.randn(2, 3, *[9] * axes, requires_grad=True)
     with polyconv.allow_low_precision(), torch.autocast("cpu", dtype=dtype):
         y = conv(x)
         y.sum().backward()
     assert y.dtype == dtype
     assert [t.grad.dtype for t in (x, conv.weight, conv.bias)] == [torch.float32] * 3
-    exact = F.conv2d(x.to(dtype).double(), conv.weight.to(dtype).double(), conv.bias.to(dtype).double(), padding=1)
+    exact = FUNCTIONS[axes](*(t.to(dtype).double() for t in (x, conv.weight, conv.bias)), padding=1)
     torch.testing.assert_close(y, exact.to(dtype))
 
 
@@ -257,12 +263,14 @@ def cuda_passes() -> dict[str, Callable[..., Any]]:
 
 
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
-def test_widened_results_are_rounded_once(layout: torch.memory_format, dtype: torch.dtype) -> None:
-    """Depthwise ones: there are no kernels of 16 bits for them."""
-    x = torch.randn(2, 6, 7, 8, dtype=dtype).to(memory_format=layout)
-    w, bias = torch.randn(6, 1, 3, 3, dtype=dtype), torch.randn(6, dtype=dtype)
-    geometry = Geometry(padding=(1, 1, 1, 1), groups=6, tolerance=1e-4)
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize(("axes", "groups"), [(2, 6), (3, 6), (3, 1)], ids=["depthwise", "depthwise volume", "volume"])
+def test_widened_results_are_rounded_once(axes: int, groups: int, last: bool, dtype: torch.dtype) -> None:
+    """There are no kernels of 16 bits for depthwise ones, and what is summed of sheets is rounded at the end."""
+    x = torch.randn(2, 6, *(7, 8, 5)[:axes], dtype=dtype).to(memory_format=LAYOUTS[axes][last])
+    w, bias = torch.randn(6, 6 // groups, *[3] * axes, dtype=dtype), torch.randn(6, dtype=dtype)
+    ones = (1,) * axes
+    geometry = Geometry(stride=ones, padding=2 * ones, dilation=ones, groups=groups, tolerance=1e-4)
     wide = [t.float() for t in (x, w, bias)]
     recorder, run = Recorder(), cuda_passes()
     with override("cpu", recorder):

@@ -134,6 +134,26 @@ def test_vmap(name: str, mapped: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     "name", ["conv1d", "conv3d", "transposed 1d", "transposed 2d, output padding", "transposed 3d"]
 )
+@pytest.mark.parametrize("mapped", [(True, False), (False, True), (True, True)])
+def test_vmap_of_the_gradients(name: str, mapped: tuple[bool, bool]) -> None:
+    """The rules of the two gradient passes, with one of their tensors mapped or both."""
+    case = CASES[name]
+    x, w, bias = (t.detach() for t in case.tensors())
+    stacked = [torch.stack([t, t * 2]) if each else t for t, each in zip((x, w), mapped, strict=True)]
+
+    def gradients(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        return torch.func.grad(lambda *each: case.ours(*each, bias).pow(2).sum(), argnums=(0, 1))(x, w)
+
+    found = torch.func.vmap(gradients, in_dims=tuple(0 if each else None for each in mapped))(*stacked)
+    for i in range(2):
+        one = [(t[i] if each else t).requires_grad_() for t, each in zip(stacked, mapped, strict=True)]
+        expected = torch.autograd.grad(case.theirs(*one, bias).pow(2).sum(), one)
+        torch.testing.assert_close(tuple(each[i] for each in found), expected)
+
+
+@pytest.mark.parametrize(
+    "name", ["conv1d", "conv3d", "transposed 1d", "transposed 2d, output padding", "transposed 3d"]
+)
 def test_compiled(name: str) -> None:
     case = CASES[name]
     tensors = case.tensors()
@@ -145,16 +165,27 @@ def test_compiled(name: str) -> None:
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("name", ["conv1d", "transposed 2d, output padding"])
+GEOMETRIES = {
+    "conv1d": ([1], [2, 2], [1], 1, "zeros"),
+    "conv3d": ([1, 1, 1], [1, 1, 0, 0, 1, 1], [1, 1, 1], 1, "zeros"),
+    "transposed 2d, output padding": ([3, 2], [0, 0, 0, 0], [1, 1], 2, "zeros"),
+    "transposed 3d": ([2, 1, 2], [1, 1, 1, 1, 1, 1], [1, 1, 1], 1, "zeros"),
+}
+"""What the operators are given for the cases of these names."""
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
 def test_opcheck(name: str) -> None:
-    case = CASES[name]
+    case, geometry = CASES[name], GEOMETRIES[name]
     x, w, bias = case.tensors()
-    if case.name == "conv1d":
-        torch.library.opcheck(ops.fprop, (x, w, bias, [1], [2, 2], [1], 1, "zeros"))
+    y = case.ours(x, w).detach().requires_grad_()
+    sizes = list(w.shape), False
+    if "transpose" in case.name:
+        torch.library.opcheck(ops.dgrad, (x, w, list(y.shape), False, *geometry, None, bias))
+        torch.library.opcheck(ops.wgrad, (x, y, *sizes, False, *geometry))
     else:
-        size = list(case.ours(x, w).shape)
-        numbers = ([3, 2], [0, 0, 0, 0], [1, 1], 2, "zeros", None)
-        torch.library.opcheck(ops.dgrad, (x, w, size, False, *numbers, bias))
+        torch.library.opcheck(ops.fprop, (x, w, bias, *geometry))
+        torch.library.opcheck(ops.wgrad, (y, x, *sizes, True, *geometry))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -168,13 +199,13 @@ def test_fake_tensors_look_alike(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("kind", [polyconv.Conv1d, polyconv.ConvTranspose1d])
-def test_traced(kind: Any) -> None:
-    module, x = kind(3, 4, 4, 2, 1), torch.randn(2, 3, 11)
+@pytest.mark.parametrize("name", [f"{kind}{axes}d" for kind in ("Conv", "ConvTranspose") for axes in (1, 2, 3)])
+def test_traced(name: str) -> None:
+    module = getattr(polyconv, name)(3, 4, 4, 2, 1)
+    x, longer = (torch.randn(2, 3, *(extent for _ in module.kernel_size)) for extent in (7, 9))
     traced = torch.jit.trace(module, x)
     torch.testing.assert_close(traced(x), module(x))
-    longer = torch.randn(2, 3, 15)
-    if kind is polyconv.Conv1d:
+    if not module.transposed:
         torch.testing.assert_close(traced(longer), module(longer))
     else:
         with pytest.raises(RuntimeError, match="expected a gradient of the output's size"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,43 @@ from torch.export import Dim, export
 import polyconv
 from polyconv import ops
 
-both = pytest.mark.parametrize("Conv2d", [nn.Conv2d, polyconv.Conv2d], ids=["torch", "polyconv"])
-Kind = type[nn.Conv2d]
 
-SIZES = [(2, 3, 8, 9), (3, 3, 9, 11), (5, 3, 30, 7)]
-ANY_SIZE = ({0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC},)
+@dataclass(frozen=True)
+class Kind:
+    """Whose convolutions, and over how many axes."""
+
+    package: Any
+    axes: int = 2
+
+    @property
+    def ours(self) -> bool:
+        return bool(self.package is polyconv)
+
+    @property
+    def sizes(self) -> list[tuple[int, ...]]:
+        """Of three inputs."""
+        extents = ((2, 8, 9, 8), (3, 9, 11, 10), (5, 30, 7, 9))
+        return [(batch, 3, *sides[: self.axes]) for batch, *sides in extents]
+
+    @property
+    def any_size(self) -> tuple[dict[int, Any]]:
+        return (dict.fromkeys((0, *range(2, 2 + self.axes)), Dim.DYNAMIC),)
+
+    def __str__(self) -> str:
+        return f"{'polyconv' if self.ours else 'torch'}, {self.axes} axes"
 
 
-def network(Conv2d: Kind) -> nn.Sequential:
+BOTH = [Kind(nn), Kind(polyconv)]
+both = pytest.mark.parametrize("kind", BOTH, ids=str)
+every = pytest.mark.parametrize("kind", [*BOTH, Kind(polyconv, 1), Kind(polyconv, 3)], ids=str)
+
+
+def network(kind: Kind) -> nn.Sequential:
+    conv = getattr(kind.package, f"Conv{kind.axes}d")
+    normalise = getattr(nn, f"BatchNorm{kind.axes}d")
     torch.manual_seed(1)
     return nn.Sequential(
-        Conv2d(3, 8, 3, padding=2, padding_mode="reflect"), nn.BatchNorm2d(8), nn.ReLU(), Conv2d(8, 4, 3, stride=2)
+        conv(3, 8, 3, padding=2, padding_mode="reflect"), normalise(8), nn.ReLU(), conv(8, 4, 3, stride=2)
     ).eval()
 
 
@@ -34,58 +61,59 @@ def calls(program: Any, op: Any) -> int:
     return sum(node.target is op for node in program.graph.nodes)
 
 
-@both
+@every
 @pytest.mark.parametrize("strict", [False, True])
-def test_fixed_sizes(Conv2d: Kind, strict: bool) -> None:
-    model, x = network(Conv2d), torch.randn(SIZES[0])
+def test_fixed_sizes(kind: Kind, strict: bool) -> None:
+    model, x = network(kind), torch.randn(kind.sizes[0])
     program = export(model, (x,), strict=strict)
     torch.testing.assert_close(program.module()(x), model(x))
-    if Conv2d is polyconv.Conv2d:
+    if kind.ours:
         assert calls(program, ops.fprop) == 2
 
 
-@both
+@every
 @pytest.mark.parametrize("strict", [False, True])
-def test_any_size(Conv2d: Kind, strict: bool) -> None:
+def test_any_size(kind: Kind, strict: bool) -> None:
     """What is asked of the sizes is what torch asks: that the kernel and the padding fit."""
-    model = network(Conv2d)
-    program = export(model, (torch.randn(SIZES[0]),), dynamic_shapes=ANY_SIZE, strict=strict)
-    for size in SIZES:
+    model = network(kind)
+    program = export(model, (torch.randn(kind.sizes[0]),), dynamic_shapes=kind.any_size, strict=strict)
+    for size in kind.sizes:
         x = torch.randn(size)
         torch.testing.assert_close(program.module()(x), model(x))
     ranges = sorted((int(bounds.lower), str(bounds.upper)) for bounds in program.range_constraints.values())
-    assert ranges == [(2, "int_oo"), (3, "int_oo"), (3, "int_oo")]
+    assert ranges == [(2, "int_oo"), *[(3, "int_oo")] * kind.axes]
 
 
-@both
-def test_named_sizes_with_bounds(Conv2d: Kind) -> None:
-    model = network(Conv2d)
-    sizes = ({0: Dim("batch", min=1, max=64), 2: Dim("height", min=8, max=512), 3: Dim("width", min=4, max=512)},)
-    program = export(model, (torch.randn(SIZES[0]),), dynamic_shapes=sizes)
-    for size in [*SIZES, (1, 3, 64, 65)]:
+@every
+def test_named_sizes_with_bounds(kind: Kind) -> None:
+    model = network(kind)
+    sides = {2 + axis: Dim(f"side{axis}", min=4, max=512) for axis in range(kind.axes)}
+    sizes = ({0: Dim("batch", min=1, max=64), **sides},)
+    program = export(model, (torch.randn(kind.sizes[0]),), dynamic_shapes=sizes)
+    for size in [*kind.sizes, (1, *kind.sizes[1][1:])]:
         x = torch.randn(size)
         torch.testing.assert_close(program.module()(x), model(x))
 
 
-@both
-def test_saved_and_loaded(Conv2d: Kind, tmp_path: Path) -> None:
-    model = network(Conv2d)
-    program = export(model, (torch.randn(SIZES[0]),), dynamic_shapes=ANY_SIZE)
+@every
+def test_saved_and_loaded(kind: Kind, tmp_path: Path) -> None:
+    model = network(kind)
+    program = export(model, (torch.randn(kind.sizes[0]),), dynamic_shapes=kind.any_size)
     torch.export.save(program, tmp_path / "program.pt2")
     loaded = torch.export.load(tmp_path / "program.pt2")
-    for size in SIZES:
+    for size in kind.sizes:
         x = torch.randn(size)
         torch.testing.assert_close(loaded.module()(x), model(x))
-    if Conv2d is polyconv.Conv2d:
+    if kind.ours:
         assert calls(loaded, ops.fprop) == 2
         assert calls(loaded.run_decompositions(), ops.fprop) == 2
 
 
-@both
-def test_exported_for_training(Conv2d: Kind) -> None:
+@every
+def test_exported_for_training(kind: Kind) -> None:
     """The program has gradients, and they are the model's."""
-    model, x = network(Conv2d), torch.randn(SIZES[0])
-    module = export(model, (x,), dynamic_shapes=ANY_SIZE).module()
+    model, x = network(kind), torch.randn(kind.sizes[0])
+    module = export(model, (x,), dynamic_shapes=kind.any_size).module()
     module(x).pow(2).sum().backward()
     model(x).pow(2).sum().backward()
     expected = {name: value.grad for name, value in model.named_parameters()}
@@ -94,15 +122,29 @@ def test_exported_for_training(Conv2d: Kind) -> None:
         torch.testing.assert_close(value.grad, expected[name])
 
 
-@both
-def test_a_shape_that_does_not_fit_is_refused_when_the_program_runs(Conv2d: Kind) -> None:
-    program = export(network(Conv2d), (torch.randn(SIZES[0]),), dynamic_shapes=ANY_SIZE)
+@every
+def test_a_shape_that_does_not_fit_is_refused_when_the_program_runs(kind: Kind) -> None:
+    program = export(network(kind), (torch.randn(kind.sizes[0]),), dynamic_shapes=kind.any_size)
     with pytest.raises((RuntimeError, AssertionError)):
-        program.module()(torch.randn(2, 3, 2, 2))
+        program.module()(torch.randn(2, 3, *(2 for _ in range(kind.axes))))
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_transposed_convolutions_of_any_size(axes: int, tmp_path: Path) -> None:
+    """What they compute is an input gradient, whose size follows from the program's input."""
+    kind = Kind(polyconv, axes)
+    model = getattr(polyconv, f"ConvTranspose{axes}d")(3, 4, 4, stride=2, padding=1, output_padding=1).eval()
+    program = export(model, (torch.randn(kind.sizes[0]),), dynamic_shapes=kind.any_size)
+    torch.export.save(program, tmp_path / "program.pt2")
+    loaded = torch.export.load(tmp_path / "program.pt2")
+    assert calls(loaded, ops.dgrad) == 1
+    for size in kind.sizes:
+        x = torch.randn(size)
+        torch.testing.assert_close(loaded.module()(x), model(x))
 
 
 def test_a_tolerance_of_its_own_is_exported_and_an_open_one_stays_open() -> None:
-    x = torch.randn(SIZES[0])
+    x = torch.randn(Kind(polyconv).sizes[0])
 
     def exported(conv: nn.Module) -> Any:
         (node,) = [node for node in export(conv, (x,)).graph.nodes if node.target is ops.fprop]
@@ -128,16 +170,16 @@ print("agrees")
 
 
 @both
-def test_an_ahead_of_time_package_in_a_fresh_process(Conv2d: Kind, tmp_path: Path) -> None:
+def test_an_ahead_of_time_package_in_a_fresh_process(kind: Kind, tmp_path: Path) -> None:
     """Compiled once for any size; the process that loads it has seen neither the model nor the compiler."""
-    model = network(Conv2d)
-    program = export(model, (torch.randn(SIZES[0]),), dynamic_shapes=ANY_SIZE)
+    model = network(kind)
+    program = export(model, (torch.randn(kind.sizes[0]),), dynamic_shapes=kind.any_size)
     torch.export.save(program, tmp_path / "program.pt2")
     path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "package.pt2"))
     package = torch._inductor.aoti_load_package(path)
     examples = []
     with torch.no_grad():
-        for size in SIZES:
+        for size in kind.sizes:
             x = torch.randn(size)
             examples.append((x, model(x)))
             torch.testing.assert_close(package(x), examples[-1][1], rtol=1e-4, atol=1e-5)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import sys
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from polyconv.plan import KernelSpec, Launch, Plan
+from polyconv.plan import DEVICES, KernelSpec, Launch, Plan, plan_cuda
 from polyconv.plan.plan import Work
 from polyconv.problem import Pass, Problem
+from polyconv.sheets import planned
 
 PATH = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu" / "table.py"
 PROBLEM = Problem.make(Pass.FPROP, (4, 8, 32, 32), (16, 8, 3, 3))
@@ -28,6 +31,15 @@ def table() -> ModuleType:
     sys.modules["gpu_table"] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def kernelbench() -> ModuleType:
+    sys.path.insert(0, str(PATH.parent))
+    try:
+        return importlib.import_module("kernelbench")
+    finally:
+        sys.path.remove(str(PATH.parent))
 
 
 def spec(symbol: str) -> KernelSpec:
@@ -85,3 +97,40 @@ def test_the_repository_s_figures_can_be_read(table: ModuleType) -> None:
     assert all(ms > 0 for ms in table.simulated().values())
     content = json.loads(table.SIMULATED.read_text(encoding="utf-8"))
     assert {"about", "simulator", "method", "uncertainty", "calibration", "results"} <= content.keys()
+
+
+# ---- KernelBench's
+
+
+@pytest.mark.parametrize("kind", list(Pass))
+def test_a_volume_is_its_pictures_each_as_often_as_it_runs(kernelbench: ModuleType, kind: Pass) -> None:
+    problem = Problem.make(kind, (2, 8, 6, 12, 12), (16, 8, 3, 3, 3), padding=(1,) * 6)
+    plan = planned(problem, lambda picture: plan_cuda(picture, DEVICES["v100"]))
+    parts = kernelbench.parts(plan)
+    assert sum(times for _, times in parts) == len(plan.cut.sheets)
+    multiplied = sum(times * part.problem.multiplications for part, times in parts)
+    assert multiplied == problem.multiplications * (6 + 2 * 5) // (6 * 3)  # a tap at the end meets one sheet fewer
+    apart = [] if kind is Pass.FPROP else [sheets for sheets in plan.cut.sheets if sheets.adds]
+    shape = {Pass.DGRAD: (5, 8, 12, 12), Pass.WGRAD: (16, 8, 3, 3)}.get(kind, ())
+    assert kernelbench.added_apart(plan) == len(apart) * prod(shape)
+    picture = plan_cuda(PROBLEM, DEVICES["v100"])
+    assert kernelbench.parts(picture) == [(picture, 1)]
+    assert kernelbench.added_apart(picture) == 0
+
+
+def test_the_page_compares_with_the_larger_limit(kernelbench: ModuleType, tmp_path: Path) -> None:
+    row = kernelbench.Row("kb54", "fprop", "a plan", 3, 2.0, 0.5, "DRAM", 3.0, 1.0)
+    other = replace(row, kind="wgrad", direct_ms=0.5)
+    kernelbench.save(tmp_path / "rows.json", {each.key: each for each in (row, other)})
+    assert list(kernelbench.load(tmp_path / "rows.json").values()) == [row, other]
+    text = kernelbench.page([row, other])
+    assert "Conv3d 16×3×64×64×64 to 64, kernel 3×3×3" in text
+    assert "| 3.00 | 1.00 | 1.50 |" in text
+    assert "| 0.50 | 1.00 | 0.50 |" in text
+    assert "| fprop | 1 | 1.50 | 1.50 | 1.50 |" in kernelbench.means([row, other])
+
+
+def test_the_repository_s_kernelbench_figures_can_be_read(kernelbench: ModuleType) -> None:
+    rows = kernelbench.load(kernelbench.FILE)
+    assert len({name for name, _ in rows}) <= 35
+    assert all(row.counted_ms >= row.added_ms for row in rows.values())

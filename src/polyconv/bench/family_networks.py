@@ -24,15 +24,21 @@ class Vocoder(nn.Module):
         for step in steps:
             self.longer.append(nn.ConvTranspose1d(c, c // 2, 2 * step, step, step // 2))
             c //= 2
-            self.blocks.append(nn.ModuleList(DilatedResiduals(c, kernel) for kernel in (3, 7, 11)))
+            self.blocks.append(Mean(DilatedResiduals(c, kernel) for kernel in (3, 7, 11)))
         self.write = nn.Conv1d(c, 1, 7, padding=3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.read(x)
         for longer, blocks in zip(self.longer, self.blocks, strict=True):
-            x = longer(F.leaky_relu(x, 0.1))
-            x = torch.stack([block(x) for block in blocks]).mean(0)  # type: ignore[union-attr]
+            x = blocks(longer(F.leaky_relu(x, 0.1)))
         return torch.tanh(self.write(F.leaky_relu(x)))
+
+
+class Mean(nn.ModuleList):
+    """Of what modules make of the same input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([module(x) for module in self]).mean(0)
 
 
 class DilatedResiduals(nn.Module):

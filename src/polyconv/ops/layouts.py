@@ -97,7 +97,7 @@ def transposed_layout(
     numbers = stride, padding, output_padding, groups, dilation, tolerance
     geometry, extents = normalise_transposed(x_shape[2:], w_shape[2:], *numbers, rank=rank)
     check_transposed(x_shape, w_shape, None if bias is None else _in_numbers(bias.shape), geometry.groups)
-    channels_last = any(suggests_channels_last(tensor.shape, tensor.stride()) for tensor in (x, w))
+    channels_last = suggests_channels_last(x_shape, x.stride()) or suggests_channels_last(w_shape, w.stride())
     return geometry, ((x_shape[0], w_shape[1] * geometry.groups, *extents), channels_last)
 
 

@@ -1,0 +1,221 @@
+"""What the plans for KernelBench's 35 convolutions cost a V100, counted as in ``table.py``. Needs no GPU.
+
+    python benchmarks/gpu/kernelbench.py           # what kernelbench.json lacks, and the page
+    python benchmarks/gpu/kernelbench.py --workload kb54 --passes fprop --anew   # some of them, once more
+    python benchmarks/gpu/kernelbench.py --render  # the page from kernelbench.json
+
+A convolution over three axes is the sum of its pictures' plans, each as often as it runs. A pass is in the file as soon
+as it is counted, so a run can be interrupted and taken up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import exp, log, prod
+from pathlib import Path
+
+from table import BEGIN, END, HERE, Counter, LaunchRow, markdown
+
+from polyconv import settings
+from polyconv.cuda.cache import KernelCache
+from polyconv.inspection import emulator
+from polyconv.inspection.counting import V100, CountingError
+from polyconv.measure import workloads
+from polyconv.measure.workloads import Workload
+from polyconv.plan import Plan, plan_cuda
+from polyconv.problem import Pass, Problem
+from polyconv.sheets import SheetPlan, planned, result_shape
+
+FILE, PAGE = HERE / "kernelbench.json", HERE / "kernelbench.md"
+ALL = "kernelbench,volumes"
+BYTES_ADDED = 12
+"""Per element of a sum that no kernel of ours adds: both are read, one is written."""
+ABOUT = (
+    "Counted by executing a sample of each distinct launch of the planned kernels (sm_70) in tools/gpu_emulator: "
+    f"lower bounds for {V100.sms} SMs, {V100.clock_mhz} MHz, {V100.dram_gbs:.0f} GB/s. Nothing here was measured."
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One pass of one problem. Times are in milliseconds."""
+
+    id: str
+    kind: str
+    plan: str
+    launches: int
+    counted_ms: float
+    """The sum of all launches' bounds, and of what is added apart."""
+    added_ms: float
+    """Of these: sums of pictures that PyTorch adds, at full bandwidth."""
+    bound_by: str
+    """The resource that binds the launches that take most of the time."""
+    direct_ms: float
+    """What the multiplications of a direct convolution take if nothing but the FP32 pipe takes time."""
+    moved_ms: float
+    """What reading both operands and writing the result once takes at full bandwidth."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.id, self.kind
+
+
+def count_pass(counter: Counter, workload: Workload, kind: Pass) -> Row:
+    """One pass, as the plans that run it, each as often as it runs."""
+    problem = workload.problem(kind).as_picture()
+    plan = planned(problem, lambda picture: plan_cuda(picture, V100, settings.current().workspace_bytes))
+    counted = [(row, times * row.times) for part, times in parts(plan) for row in counter.plan(part)]
+    added_ms = _transfer_ms(BYTES_ADDED * added_apart(plan))
+    return Row(
+        id=workload.id,
+        kind=str(kind),
+        plan=plan.name,
+        launches=sum(times for _, times in counted),
+        counted_ms=sum(times * row.counted_ms for row, times in counted) + added_ms,
+        added_ms=added_ms,
+        bound_by=binding(counted),
+        direct_ms=problem.multiplications / (V100.fp32_per_clock * V100.sms * V100.clock_mhz * 1e3),
+        moved_ms=_transfer_ms(must_move(problem)),
+    )
+
+
+def parts(plan: Plan | SheetPlan[Plan]) -> list[tuple[Plan, int]]:
+    """The plans of pictures, and how often each runs: one plan, once, unless there are three axes."""
+    if isinstance(plan, Plan):
+        return [(plan, 1)]
+    run = [sheets.problem for sheets in plan.cut.sheets]
+    return [(part, run.count(picture)) for picture, part in plan.plans.items()]
+
+
+def added_apart(plan: Plan | SheetPlan[Plan]) -> int:
+    """Elements that are computed in memory of their own and then added to others."""
+    if isinstance(plan, Plan):
+        return 0
+    return sum(prod(result_shape(sheets.problem)) for sheets in plan.cut.sheets if sheets.apart)
+
+
+def must_move(problem: Problem) -> int:
+    """Bytes of both operands and of the result."""
+    return problem.element_bytes * sum(map(prod, (problem.x_shape, problem.w_shape, problem.y_shape)))
+
+
+def binding(counted: Sequence[tuple[LaunchRow, int]]) -> str:
+    """The resource whose launches take most of the time."""
+    bound: dict[str, float] = {}
+    for row, times in counted:
+        bound[row.binding] = bound.get(row.binding, 0.0) + times * row.counted_ms
+    return max(bound, key=lambda name: bound[name])
+
+
+def _transfer_ms(moved: float) -> float:
+    return moved / (V100.dram_gbs * 1e6)
+
+
+# ---- output
+
+
+def save(path: Path, rows: Mapping[tuple[str, str], Row]) -> None:
+    content = {"about": ABOUT, "passes": [asdict(row) for row in rows.values()]}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def load(path: Path) -> dict[tuple[str, str], Row]:
+    if not path.is_file():
+        return {}
+    rows = (Row(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))["passes"])
+    return {row.key: row for row in rows}
+
+
+def page(rows: Sequence[Row]) -> str:
+    """One line per pass."""
+    lines = []
+    for row in rows:
+        (workload,) = workloads.find(row.id)
+        cells = [row.id, f"{workload.module} {in_words(workload)}", row.kind, row.plan, str(row.launches)]
+        cells += [_ms(row.counted_ms), row.bound_by, _ms(row.direct_ms), _ms(row.moved_ms)]
+        lines.append([*cells, f"{_limit(row) / row.counted_ms:.2f}"])
+    headers = ["", "module", "pass", "plan", "launches", "counted ms", "bound by"]
+    headers += ["direct limit ms", "bytes ms", "limit / counted"]
+    return markdown(headers, [4, 5, 7, 8, 9], lines)
+
+
+def in_words(workload: Workload) -> str:
+    """Its input and what is not PyTorch's default."""
+    options = {"stride": workload.stride, "padding": workload.padding, "dilation": workload.dilation}
+    usual = {"stride": 1, "padding": 0, "dilation": 1}
+    words = [f"{_by(workload.input)} to {workload.out_channels}", f"kernel {_by(workload.kernel)}"]
+    words += [f"{name} {_by(value)}" for name, value in options.items() if set(value) != {usual[name]}]
+    return ", ".join([*words, *([f"groups {workload.groups}"] if workload.groups > 1 else [])])
+
+
+def _by(extents: Sequence[int]) -> str:
+    return "×".join(map(str, extents))
+
+
+def means(rows: Sequence[Row]) -> str:
+    """Geometric means of limit / counted, per pass."""
+    lines = []
+    for kind in Pass:
+        ratios = [_limit(row) / row.counted_ms for row in rows if row.kind == kind]
+        if ratios:
+            mean = exp(sum(map(log, ratios)) / len(ratios))
+            lines.append([str(kind), str(len(ratios)), f"{mean:.2f}", f"{min(ratios):.2f}", f"{max(ratios):.2f}"])
+    return markdown(["pass", "problems", "limit / counted", "lowest", "highest"], [1, 2, 3, 4], lines)
+
+
+def _limit(row: Row) -> float:
+    """What no direct convolution can be faster than."""
+    return max(row.direct_ms, row.moved_ms)
+
+
+def _ms(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
+
+
+def write_page(path: Path, rows: Sequence[Row]) -> None:
+    text = path.read_text(encoding="utf-8")
+    for name, table in (("means", means(rows)), ("passes", page(rows))):
+        begin, end = BEGIN.format(name), END.format(name)
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n{table}\n{end}{rest.partition(end)[2]}"
+    path.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--workload", default=ALL, help=f"names and groups (default: {ALL})")
+    parser.add_argument("--passes", default="fprop,dgrad,wgrad", help="default: all three")
+    parser.add_argument("--anew", action="store_true", help="count what the file has, too")
+    parser.add_argument("--render", action="store_true", help="count nothing: write the page of what was counted")
+    args = parser.parse_args()
+    rows = load(FILE)
+    failed = 0
+    if not args.render:
+        gpu = emulator()
+        if gpu is None:
+            sys.exit("counted figures need the emulator: in a source checkout, pip install -e tools/gpu_emulator")
+        counter = Counter(gpu, KernelCache())
+        for workload in workloads.find(args.workload):
+            for kind in map(Pass, args.passes.split(",")):
+                if (workload.id, str(kind)) in rows and not args.anew:
+                    continue
+                try:
+                    row = count_pass(counter, workload, kind)
+                except CountingError as error:
+                    failed += 1
+                    print(f"{workload.id} {kind}: {error}", file=sys.stderr, flush=True)
+                    continue
+                rows[row.key] = row
+                save(FILE, dict(sorted(rows.items())))
+                print(f"{row.id} {kind}: {row.counted_ms:.3f} ms counted, {row.plan}", file=sys.stderr, flush=True)
+    write_page(PAGE, [rows[key] for key in sorted(rows)])
+    if failed:
+        sys.exit(f"{failed} passes could not be counted")
+
+
+if __name__ == "__main__":
+    main()
