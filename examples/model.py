@@ -1633,6 +1633,11 @@ static const char* direct_exchanged(const Call& c) {
 }
 constexpr Direction kGradient = {kGroupOutputs, kGroupInputs, kGradientH, kGradientW, direct_exchanged};
 
+// The end of what so many positions need of the image, of what a class of taps reads.
+static int read_end(const TapClass& taps, int step, int lattices, i64 count, i64 extent) {
+  return int(max(0ll, min(extent, taps.read_first + step * (count - 1 + lattices * (taps.taps - 1)) + 1)));
+}
+
 // Launches the four kernels, slab by slab: X and Y of a slab fit into the workspace.
 template <int kK>
 static const char* separable(const Call& c, const Direction& d) {
@@ -1681,9 +1686,6 @@ static const char* separable(const Call& c, const Direction& d) {
   f.source_row = int(c.x_row), f.source_column = int(c.x_column), f.vectors = by(vectors), f.pitch = by(pitch);
   f.channels = kGroups * chunks * kChannelChunk, f.channels_filled = by(chunks * kChannelChunk);
   f.source_channels = by(d.channels), f.channels_all = int(channels_all), f.tiles = by(tiles_h);
-  const auto read_end = [](const TapClass& taps, int step, int lattices, i64 count, i64 extent) {
-    return int(max(0ll, min(extent, taps.read_first + step * (count - 1 + lattices * (taps.taps - 1)) + 1)));
-  };
   const TapClass& down = d.classes_h[0];
   const int own = down.taps;
   t.tap_part_h[0] = {max(0, own), down.tap_first, down.tap_stride};

@@ -57,7 +57,7 @@ def test_is_short(name: str) -> None:
 
 def test_is_half_as_short_without_gradients() -> None:
     text = exported_file(named_model("kb80"), V100, forward_only=True)
-    assert len(text.splitlines()) <= 1080
+    assert len(text.splitlines()) <= 1082
     assert not re.search(r"weight_gradient|input_gradient|kGradientH|toom_wgrad|direct_weights", text)
 
 

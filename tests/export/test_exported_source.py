@@ -30,6 +30,15 @@ def test_compiles_without_a_warning(name: str, imported: Any, builds: Builds) ->
         assert not warnings_of(module, source)
 
 
+@pytest.mark.slow
+def test_tensor_cores_compile_without_a_warning(imported: Any, builds: Builds) -> None:
+    """What was chosen for a V100, and for other GPUs what is chosen without."""
+    module = imported("kb80", forward_only=True, tensor_cores=True)
+    (source,) = builds.sources
+    assert "on_tensor_cores(*call, kForward, [=] { return separable(*call, kForward); })" in source
+    assert not warnings_of(module, source)
+
+
 ARGUMENTS = {
     "groups and strides": {"in_channels": 6, "out_channels": 9, "kernel_size": (5, 3), "stride": (3, 2), "groups": 3},
     "a border": {"in_channels": 6, "out_channels": 32, "kernel_size": 3, "padding": 1, "padding_mode": "reflect"},

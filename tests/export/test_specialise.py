@@ -11,6 +11,7 @@ from polyconv.export.specialise import (
     folded,
     name_of,
     reachable,
+    simplified,
     split,
     tidied,
     with_fixed_parameters,
@@ -18,6 +19,7 @@ from polyconv.export.specialise import (
     without_aliases,
     without_assignments,
     without_settled_parameters,
+    without_unused,
     without_zero_members,
     wrapped,
 )
@@ -81,6 +83,7 @@ def test_a_name_in_a_comment_is_no_use_of_it() -> None:
 
 def test_split_outside_brackets() -> None:
     assert split("a, f(b, c), Pair<d, e>{g, h}, i[j, k]") == ["a", "f(b, c)", "Pair<d, e>{g, h}", "i[j, k]"]
+    assert split("a = b < c, d = e->f(g >> 2, h), i = 1 << j") == ["a = b < c", "d = e->f(g >> 2, h)", "i = 1 << j"]
 
 
 @pytest.mark.parametrize(
@@ -224,6 +227,17 @@ def test_aliases_of_settled_types_are_replaced() -> None:
     assert without_aliases(text, {"F45"}) == text
 
 
+def test_parameters_in_a_line_of_their_own_are_no_declaration() -> None:
+    text = """\
+__device__ void add(float* sums,
+                    const u32 (&first)[2], int units) {
+  sums[0] += first[0] * units;
+}
+"""
+    assert simplified(text, {}) == text
+    assert without_unused(text, text) == text
+
+
 def test_a_member_that_is_always_zero_is_replaced() -> None:
     block = "struct Block {\n  int tile, group;\n  Block(int n) {\n    tile = n;\n    group = 0;\n  }\n};\n"
     use = "int f(int n) {\n  const Block block(n);\n  return block.tile + block.group + other.group;\n}\n"
@@ -252,6 +266,7 @@ def test_quotients_by_numbers_are_divisions() -> None:
 def test_nothing_is_left_by_a_division_by_one() -> None:
     text = "y = p.tiles.quotient(x), z = x - y * p.tiles.divisor, u = (x - int(y * p.tiles.divisor)) * 3;"
     assert with_fixed_parameters(text, {"tiles": "1"}) == "y = x, z = 0, u = (0) * 3;"
+    assert with_fixed_parameters("z = place.x - y * p.tiles.divisor;", {"tiles": "1"}) == "z = 0;"
 
 
 def test_assignments_to_fixed_parameters_are_dropped() -> None:

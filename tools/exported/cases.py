@@ -78,6 +78,12 @@ FILES = (
     EXAMPLE,
     File("W1, forward only", "kb80 --forward-only", (Case((1, 32, 24, 40), W1, forward_only=True),)),
     File(
+        "W1, tensor cores",
+        "kb80 --tensor-cores",
+        # All rows of a picture's phase in one tile, and several.
+        (Case((2, 32, 12, 28), W1), Case((1, 32, 24, 40), W1, forward_only=True)),
+    ),
+    File(
         "W2",
         "kb63",
         (Case((2, 16, 8, 11), W2), Case((1, 16, 10, 18), W2, expanded=True)),

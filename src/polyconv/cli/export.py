@@ -40,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a Conv1d or Conv2d of yours, a Sequential of them, or a function that makes one; with --input",
     )
     parser.add_argument("--forward-only", action="store_true", help="leave the gradients out")
+    parser.add_argument(
+        "--tensor-cores", action="store_true", help="a V100's, at FP32 accuracy, where its plan says so; a longer file"
+    )
     add_arch_argument(parser, help="compile for these (sm_70,sm_80) if TORCH_CUDA_ARCH_LIST does not say what for")
     parser.add_argument("--class-name", default="ModelNew", metavar="NAME", help="of the module; default: ModelNew")
     parser.add_argument("--list", action="store_true", help="print the named convolutions and exit")
@@ -68,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
             _model(args),
             DEVICES[args.device],
             forward_only=args.forward_only,
+            tensor_cores=args.tensor_cores,
             arch=";".join(re.sub(r"sm_(\d+)(\d)", r"\1.\2", arch) for arch in args.archs or ()),
             class_name=args.class_name,
         )

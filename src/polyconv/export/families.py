@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
+from types import ModuleType
 
 from ..algebra.lattice import DenseAxis
 from ..plan import tensor, toom_wgrad_tensor
@@ -19,13 +20,16 @@ from ..plan.fused import FusedCandidate
 from ..plan.gather import roles
 from ..plan.separable import SeparableCandidate
 from ..plan.strips import COLUMNS, StripCandidate, StripWgradCandidate
+from ..plan.tensor import M8N8K4, TensorCandidate, headroom
 from ..plan.toom_wgrad import INTERLEAVES, ToomWgradCandidate, lattices
 from ..problem import Pass, Problem
 from .names import axis_name
 
-LAUNCHED = tuple(family for family in FAMILIES if family not in (tensor, toom_wgrad_tensor))
-"""Families that a file chooses from. The launches for tensor cores are not written in C++ yet, and what is left to the
-direct kernels of a file instead would be slower than the next best family."""
+ANYWHERE = tuple(family for family in FAMILIES if family not in (tensor, toom_wgrad_tensor))
+"""Families whose kernels run on every GPU that a file promises to run on."""
+LAUNCHED = (*ANYWHERE, tensor)
+"""Families that a file chooses from if tensor cores are wanted. The launches of the weight gradient on them are not
+written in C++ yet: left to the direct kernels of a file, it would be slower than by the next best family."""
 NAMES = {Pass.FPROP: "forward", Pass.DGRAD: "input_gradient", Pass.WGRAD: "weight_gradient"}
 
 
@@ -37,8 +41,9 @@ class Launching:
     """Texts in ``cuda/``, in this order."""
     call: str
     """An expression with ``*call``."""
-    candidate: CudaCandidate | None = None
-    """None: the direct kernels."""
+    candidates: tuple[CudaCandidate, ...] = ()
+    """Whose kernels it launches, beside the direct ones: what was chosen and, if that is for some GPUs alone, what is
+    for the others."""
     about: str = "by the direct kernels"
     """In words, for the file's docstring."""
     constants: tuple[tuple[str, str], ...] = ()
@@ -49,13 +54,15 @@ class Launching:
     """By parameter struct: its fields that the call itself has, so that it inherits from this, and what they are."""
 
 
-def chosen_for(problem: Problem, device: CudaDevice) -> CudaCandidate:
-    """What the planner chooses of the families that a file can launch."""
-    return choose(problem, device, families=LAUNCHED).chosen
+def chosen_for(problem: Problem, device: CudaDevice, families: tuple[ModuleType, ...] = ANYWHERE) -> CudaCandidate:
+    """What the planner chooses of these families."""
+    return choose(problem, device, families=families).chosen
 
 
 def launching(problem: Problem, chosen: CudaCandidate, device: CudaDevice) -> Launching:
     """The function for a pass of a convolution, given what the planner chose."""
+    if isinstance(chosen, TensorCandidate):
+        return _tensor(problem, chosen, device)
     if isinstance(chosen, SeparableCandidate) and (found := _separable(problem, chosen, device)):
         return found
     if isinstance(chosen, ToomWgradCandidate):
@@ -108,18 +115,61 @@ def _separable(problem: Problem, chosen: SeparableCandidate, device: CudaDevice)
     h, w = pair
     direction, constants = _direction(problem, h, w)
     segments = segments_of(chosen.h, h.taps), segments_of(chosen.w, w.taps)
-    room = weigh(chosen, problem, device, DEFAULT_WORKSPACE).workspace
-    resident = room if room < DEFAULT_WORKSPACE else 0
     axes = f"{axis_name(chosen.h)}, {axis_name(chosen.w)}"
-    arguments = f"{axes}, {chosen.k_tile}, {segments[0]}, {segments[1]}, {resident}"
+    arguments = f"{axes}, {chosen.k_tile}, {segments[0]}, {segments[1]}, {_resident(problem, chosen, device)}"
     parts = max(len(h.classes) * segments[0], len(w.classes))
     return Launching(
         ("taps", "direction", "separable"),
         f"separable<{arguments}>({direction})",
-        chosen,
+        (chosen,),
         f"{chosen.h} along H, {chosen.w} along W, one after the other; {chosen.k_tile} channels per block",
         constants,
         (("kMaxParts", str(parts)),),
+    )
+
+
+def _resident(problem: Problem, chosen: CudaCandidate, device: CudaDevice) -> int:
+    """Bytes of the slabs that are to stay in the L2, or 0: they are as large as the workspace."""
+    room = weigh(chosen, problem, device, DEFAULT_WORKSPACE).workspace
+    return room if room < DEFAULT_WORKSPACE else 0
+
+
+def _tensor(problem: Problem, chosen: TensorCandidate, device: CudaDevice) -> Launching:
+    """Where the instruction is not the GPU's own, what the planner chooses of the other families is launched.
+
+    m16n8k16 is not compiled for every GPU that a file promises to run on: there the others are all there is.
+    """
+    otherwise = launching(problem, chosen_for(problem, device), device)
+    pair = _only_pair(problem)
+    if pair is None or chosen.mma is not M8N8K4:
+        return otherwise
+    h, w = pair
+    direction, constants = _direction(problem, h, w)
+    mma, transforms, nested = chosen.mma, chosen.w.transforms(), chosen.w.tiles > 1
+    steps = mma.steps(chosen.w).replace("polyconv::", "").replace(chosen.w.struct, axis_name(chosen.w))
+    numbers = (
+        1 if nested else segments_of(chosen.w, w.taps),
+        headroom(transforms["input"], nested),
+        headroom(transforms["weights"], nested),
+        _resident(problem, chosen, device),
+        mma.generations[0],
+        mma.generations[-1],
+    )
+    arguments = f"{axis_name(chosen.w)}, {steps}, {', '.join(map(str, numbers))}"
+    error = chosen.error(problem, device.sms, DEFAULT_WORKSPACE)
+    gpus = " to ".join(dict.fromkeys(f"{arch // 10}.{arch % 10}" for arch in (mma.generations[0], mma.generations[-1])))
+    about = (
+        f"{chosen.w} along W on tensor cores, floats as two halves; expected error {error:.0e}\n"
+        f"on GPUs other than of compute capability {gpus}: {otherwise.about}"
+    )
+    return Launching(
+        tuple(dict.fromkeys(("taps", "direction", *otherwise.hosts, "tensor"))),
+        f"on_tensor_cores<{arguments}>({direction}, [=] {{ return {otherwise.call}; }})",
+        (chosen, *otherwise.candidates),
+        about,
+        tuple(dict.fromkeys((*constants, *otherwise.constants))),
+        (*otherwise.sizes, ("kTensorClasses", str(max(len(h.classes), len(w.classes))))),
+        otherwise.shared,
     )
 
 
@@ -134,7 +184,7 @@ def _toom_wgrad(problem: Problem, chosen: ToomWgradCandidate, device: CudaDevice
     return Launching(
         ("taps", "toom_wgrad"),
         f"toom_weight_gradient<{arguments}>(*call)",
-        chosen,
+        (chosen,),
         f"{chosen.h} along H, {chosen.w} along W, in its transposed form; {chosen.tile.name} channels per block",
         (*_axis_constants(h, w), *_tables("Forward", h, w), ("kMostPixels", most)),
         (("kMaxClasses", classes), ("kMaxTapClasses", classes)),
@@ -168,7 +218,7 @@ def _fused(problem: Problem, chosen: FusedCandidate) -> Launching | None:
     return Launching(
         ("taps", "direction", "fused"),
         f'fused_correlation<{rest.removesuffix(">")}, {axes}, {numbers}>({direction}, {body}, "{kernel}")',
-        chosen,
+        (chosen,),
         f"{chosen.h} along H, {chosen.w} along W, in one kernel; {tile.k} channels x {tile.columns} columns per block",
         constants,
     )
@@ -183,7 +233,7 @@ def _strips(problem: Problem, chosen: StripCandidate | StripWgradCandidate) -> L
     return Launching(
         ("strips",),
         f"strip_{NAMES[problem.kind]}<{h}, {w}, {chosen.stride}, {blocks}>(*call)",
-        chosen,
+        (chosen,),
         f"by summation, {h}x{w} taps in registers, a thread for each strip of a column",
         shared=(
             ("StripWgradParams", _STRIP_WGRAD_FIELDS | bias | partial)

@@ -30,12 +30,15 @@ def exported_file(
     device: CudaDevice,
     *,
     forward_only: bool = False,
+    tensor_cores: bool = False,
     arch: str = "",
     class_name: str = "ModelNew",
 ) -> str:
     """The text of a self-contained Python file: a module, its kernels, and nothing imported but torch.
 
-    ``arch`` is what ``TORCH_CUDA_ARCH_LIST`` is if the environment does not say; without it, the GPUs at hand.
+    With ``tensor_cores`` passes are computed on them, at FP32 accuracy, where the plan for a GPU of compute capability
+    7.0 is to; what runs on the others is in the file, too. ``arch`` is what ``TORCH_CUDA_ARCH_LIST`` is if the
+    environment does not say; without it, the GPUs at hand.
     """
     for layer in model.layers:
         if has_epilogue(layer.problem):
@@ -48,8 +51,9 @@ def exported_file(
     borders = any("padding_mode" in parameter for parameter in model.signature) or any(
         layer.problem.padding_mode is not PaddingMode.ZEROS for layer in model.layers
     )
+    kinds: tuple[Pass, ...] = () if forward_only else tuple(Pass)
     pairs = [
-        (layer, cuda_source(layer.problem, device, (layer.problem.kind,) if forward_only else tuple(Pass), borders))
+        (layer, cuda_source(layer.problem, device, kinds or (layer.problem.kind,), borders, tensor_cores))
         for layer in model.layers
     ]
     modules = [layer.module for layer in model.layers]
@@ -138,7 +142,10 @@ def _how(layer: Layer, source: CudaSource) -> str:
     for own, name in NAMES.items():
         kind = TRANSPOSED[own] if transposed else own
         if kind in source.launching:
-            lines.append(f"  {name.replace('_', ' '):<16} {source.launching[kind].about}")
+            head = f"  {name.replace('_', ' '):<16} "
+            for about in source.launching[kind].about.split("\n"):
+                lines.append(textwrap.fill(about, 117, initial_indent=head, subsequent_indent=" " * 21))
+                head = " " * 19
     return "\n".join(lines)
 
 

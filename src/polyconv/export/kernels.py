@@ -21,6 +21,7 @@ from .specialise import (
     name_of,
     reachable,
     simplified,
+    split,
     tidied,
     with_constant_arguments,
     with_fixed_parameters,
@@ -72,11 +73,14 @@ def cuda_texts(
     bodies = {re.sub(r"[<(].*", "", spec.body.removeprefix("polyconv::")): spec for spec in ascending}
     fixed = {struct: fields | shared.get(struct, {}) for struct, fields in fixed.items()}
     unassigned = {struct: {n: v for n, v in fields.items() if v != f"p.{n}"} for struct, fields in fixed.items()}
-    found = [_inheriting(part, shared) for part in with_functions_of_constants([*_headers(specs, fixed)])]
+    headers = [_inheriting(part, shared) for part in with_functions_of_constants([*_headers(specs, fixed)])]
+    found: list[str] = []
     for host in ("indices", "slices", direct, "host", *hosts):
         text = re.sub(rf"\b(?:{'|'.join(ones) or '(?!)'})\b", "1", (_TEXTS / f"{host}.cuh").read_text(encoding="utf-8"))
         found += [without_assignments(part, unassigned) for part in definitions(f"\n{text}")]
         found += definitions(constants) if host == "taps" else []
+    named = words("\n".join([*found, *calls.values()])) | {"Call", "MIN_BLOCKS"}
+    found = [*reachable(headers, named), *found]  # of what other files have, a template would have further arguments
     if not borders:
         found = [re.sub(r"\bkBorder\b", "0", part) for part in found]
     found = [_resized(part, sizes) for part in map(with_pragmas_in_line, found)]
@@ -192,13 +196,16 @@ def _without_epilogue(text: str, struct: str) -> str:
     text = re.sub(r", class Params>", ">", text)
     text = re.sub(r"\bconst Params& p\b", f"const {struct}& p", text)
     text = text.replace("EpilogueOf<Params>::kExists", "false")
-    return re.sub(r"\bfinished\(p, ((?:[^(),]|\([^()]*\)|\[[^\]]*\])+), [^()]*\)", r"\1", text)
+    while found := re.search(r"\bfinished\(", text):
+        end = closing(text, found.end() - 1)
+        text = text[: found.start()] + split(text[found.end() : end])[1] + text[end + 1 :]
+    return text
 
 
 def _resized(text: str, sizes: dict[str, str]) -> str:
     """Tables with as many places as the file uses, and the workspace that it allocates."""
     for name, size in sizes.items():
-        text = re.sub(rf"(constexpr \w+ {name} =) [^;]+", rf"\g<1> {size}", text)
+        text = re.sub(rf"((?:constexpr \w+|enum : int {{) {name} =) [^;}}]+?(?=;| }})", rf"\g<1> {size}", text)
     return text
 
 

@@ -18,15 +18,16 @@ from ..plan.cuda import DEFAULT_WORKSPACE
 from ..plan.plan import Launch
 from ..problem import Pass, Problem, Strides, channels_last_strides, contiguous_strides
 
-_NEVER = {"zero"}
-"""Fields that are the same always, and must not be known to the compiler."""
+_NEVER = {"zero", "first_plane", "first_row"}
+"""Fields that are not fixed even if all launches agree: a zero that must not be known to the compiler, and where a slab
+begins, which may be 0 until an image is large."""
 
 
 def variations(problem: Problem) -> Iterator[Problem]:
     """The same convolution on other tensors. What a file allocates itself is dense; what it is given may not be."""
     n, c, (height, width) = problem.batch, problem.in_channels, problem.in_size
     low, short = (dilation * (taps - 1) + 1 for dilation, taps in zip(problem.dilation, problem.kernel, strict=True))
-    smaller = [(1, low + 3, short + 5), (2, low + 40, short + 90)]
+    smaller = [(1, low + 3, short + 5), (2, low + 40, short + 90), (1, low + 300, short)]
     sizes = [(n, height, width), (n + 3, height + 13, 5 * width + 10), *smaller]
     wide = 1023 * problem.stride[1] + short - sum(problem.padding[2:])  # of 1024 outputs
     sizes.append((24, 517, 1024 if problem.kind is Pass.DGRAD else wide))  # many rows of whole vectors are written

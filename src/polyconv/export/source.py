@@ -11,7 +11,7 @@ from ..plan.device import CudaDevice
 from ..plan.plan import Launch
 from ..problem import Pass, Problem
 from . import parameters
-from .families import NAMES, Launching, chosen_for, launching
+from .families import ANYWHERE, LAUNCHED, NAMES, Launching, chosen_for, launching
 from .kernels import cuda_texts
 
 WORKSPACE = f"{DEFAULT_WORKSPACE >> 20} << 20"
@@ -29,15 +29,21 @@ class CudaSource:
     launching: dict[Pass, Launching]
 
 
-def cuda_source(problem: Problem, device: CudaDevice, kinds: Iterable[Pass], borders: bool = False) -> CudaSource:
+def cuda_source(
+    problem: Problem,
+    device: CudaDevice,
+    kinds: Iterable[Pass],
+    borders: bool = False,
+    tensor_cores: bool = False,
+) -> CudaSource:
     """The source for these passes of a convolution, which is given as its forward problem."""
+    families = LAUNCHED if tensor_cores else ANYWHERE
     functions: dict[Pass, Launching] = {}
     launches: list[Launch] = []
     for kind in kinds:
         of_pass = replace(problem, kind=kind)
-        functions[kind] = launching(of_pass, chosen_for(of_pass, device), device)
-        candidate = functions[kind].candidate
-        if candidate is not None:
+        functions[kind] = launching(of_pass, chosen_for(of_pass, device, families), device)
+        for candidate in functions[kind].candidates:
             launches += parameters.launches(candidate, of_pass)
     constants = dict(pair for one in functions.values() for pair in one.constants)
     direct, planned, calls = cuda_texts(

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 _OPENING, _CLOSING = "([{", ")]}"
+_ANGLES_OF_OPERATORS = re.compile(r"(?<=\s)(?:<<?|>>?)=?(?=\s)|->")
 
 
 def definitions(text: str) -> list[str]:
@@ -98,10 +99,12 @@ def _angle(text: str, opening: int) -> int:
 
 
 def split(text: str, separator: str = ",") -> list[str]:
-    """The parts between separators outside brackets."""
+    """The parts between separators outside brackets. Operators, between spaces, are none; nor are arrows."""
+    operators = {at for found in _ANGLES_OF_OPERATORS.finditer(text) for at in range(*found.span())}
     parts, depth, begin = [], 0, 0
     for at, character in enumerate(text):
-        depth = max(0, depth + (character in "<([{") - (character in ">)]}" and text[at - 1 : at + 1] != "->"))
+        if at not in operators:
+            depth = max(0, depth + (character in "<([{") - (character in ">)]}"))
         if character == separator and depth == 0:
             parts.append(text[begin:at].strip())
             begin = at + 1
@@ -260,7 +263,9 @@ def simplified(text: str, constants: Mapping[str, int]) -> str:
         if "::" in name and value in (0, 1):
             text = re.sub(rf"\b{name}\b", str(value), text)
     inside = "    " if re.search("^struct ", text, re.MULTILINE) else "  "
-    for kind, declared in re.findall(rf"^{inside} *(const(?:expr)?) (?:int|bool|i64|u32) ([^;]*);", text, re.MULTILINE):
+    for kind, declared in re.findall(
+        rf"^{inside} *(const(?:expr)?) (?:int|bool|i64|u32) (\w[^;{{]*);", text, re.MULTILINE
+    ):
         for part in split(declared):
             name, _, expression = part.partition(" = ")
             if (
@@ -338,7 +343,7 @@ def without_unused(text: str, everything: str) -> str:
     text = declared.sub(kept, text)
     made = re.search(r"\n\n  const \w+ (\w+)\(p\);\n\}\n$", text)  # at the end, where nothing is left to do with it
     text = text[: made.start()] + "\n}\n" if made else text
-    for several in re.findall(r"^ +const (?:int|i64|u32) ([^;]*,[^;]*);", text, re.MULTILINE):
+    for several in re.findall(r"^ +const (?:int|i64|u32) (\w[^;{]*,[^;{]*);", text, re.MULTILINE):
         for part in split(several):
             name = part.partition(" = ")[0]
             if len(re.findall(rf"\b{name}\b", scope)) == 1:
@@ -582,7 +587,7 @@ def with_fixed_parameters(text: str, fixed: Mapping[str, str]) -> str:
     for name, value in fixed.items():
         if value == "1":
             divisor = rf"p\.{name}\.divisor"
-            text = re.sub(rf"\w+ - (?:\w+ \* {divisor}|int\(\w+ \* {divisor}\)|\w+ \* int\({divisor}\))", "0", text)
+            text = re.sub(rf"[\w.]+ - (?:\w+ \* {divisor}|int\(\w+ \* {divisor}\)|\w+ \* int\({divisor}\))", "0", text)
         at = 0
         call = re.compile(rf"\bp\.{name}\.quotient\(")
         while found := call.search(text, at):

@@ -22,8 +22,9 @@ __device__ __forceinline__ void tensor_product(const Params& p) {
   using Product = typename Steps::Tile;
   using Mma = typename Steps::Mma;
   constexpr int kPoints = W::kPoints, kTiles = Product::kTiles;
-  extern __shared__ __align__(16) uint4 shared[];
-  float* const exchange = reinterpret_cast<float*>(shared);  // in the epilogue, over the stages
+  extern __shared__ __align__(16) float shared[];
+  uint4* const stages = reinterpret_cast<uint4*>(shared);
+  float* const exchange = shared;  // in the epilogue, over the stages
   const int stage = Steps::stage_quads(p);
   // Of nested segments, where the sums of the first tile lie: all of them behind everything else, or those of a fragment
   // behind the last tile's.
@@ -42,7 +43,7 @@ __device__ __forceinline__ void tensor_product(const Params& p) {
     const i64 steps = i64(kTensorPasses<W>) * p.chunks * p.taps_h * p.shifts;
     const uint4* from_u = p.u + ((i64(blockIdx.y) * p.k_tiles.divisor + k_tile) * kPoints + point) * steps * kTensorK +
                           Mma::row_of_a(lane);
-    Steps::sum_up(sum, other, p, shared + warp * 2 * stage, first_tile + warp * Product::kParked, from_v, from_u);
+    Steps::sum_up(sum, other, p, stages + warp * 2 * stage, first_tile + warp * Product::kParked, from_v, from_u);
   }
 
   // The written channels of a fragment at a time: the points meet in shared memory, go back along W, in place, and out in

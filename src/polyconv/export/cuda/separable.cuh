@@ -54,9 +54,6 @@ static const char* separable(const Call& c, const Direction& d) {
   f.channels = kGroups * chunks * kChannelChunk, f.channels_filled = by(chunks * kChannelChunk);
   f.source_channels = by(d.channels), f.classes_w = by(kClassesW), f.channels_all = int(channels_all);
   f.tiles = by(tiles_h);
-  const auto read_end = [](const TapClass& taps, int step, int lattices, i64 count, i64 extent) {
-    return int(max(0ll, min(extent, taps.read_first + step * (count - 1 + lattices * (taps.taps - 1)) + 1)));
-  };
   for (int part = 0; part < kPartsH; part++) {
     const TapClass& down = d.classes_h[part % kClassesH];
     const int skipped = part / kClassesH * H::kM;  // taps of the segments before
