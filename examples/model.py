@@ -1921,7 +1921,8 @@ class Conv2d(nn.Conv2d):
         self.sides = self.padding if all_sides else (top, bottom, left, right)
         sizes = (self.in_channels, self.out_channels, self.groups)
         sizes += (*self.kernel_size, *self.stride, *self.dilation)
-        self.source, self.geometry = source, (*sizes, *self.sides, self.bias is not None)
+        sizes += (*self.sides, self.bias is not None)
+        self.source, self.geometry = source, sizes
         _kernels(self.source, self.geometry)  # compiled now, so that the first batch does not wait
 
     def forward(self, x):
