@@ -292,7 +292,9 @@ def _without_declaration(text: str, name: str) -> str:
 
 def _without_single_turns(text: str, constants: Mapping[str, int]) -> str:
     """Loops of one turn, by what they do in it."""
-    head = re.compile(r"(?:#pragma unroll \d+(?: +//.*)?\n *|UNROLL )?for \(int (\w+) = ([^;]+); \1 < ([^;]+); \1\+\+\)\s*")
+    head = re.compile(
+        r"(?:#pragma unroll \d+(?: +//.*)?\n *|UNROLL )?for \(int (\w+) = ([^;]+); \1 < ([^;]+); \1\+\+\)\s*"
+    )
     at = 0
     while found := head.search(text, at):
         name, first, last = found.groups()
