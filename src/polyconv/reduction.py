@@ -18,10 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from .arguments import Geometry
 from .problem import Moves, PaddingMode, Pass, output_extent
 from .rounding import ceil_div
+
+if TYPE_CHECKING:
+    from .arguments import Geometry
 
 ORDINARY = 1024
 """A stride beyond this is extreme; so is a dilation or a padding beyond this and beyond the image."""
