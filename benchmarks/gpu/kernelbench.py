@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from math import exp, log, prod
 from pathlib import Path
 
-from table import BEGIN, END, HERE, Counter, LaunchRow, markdown
+from table import ABOUT, HERE, Counter, LaunchRow, as_ms, direct_ms, markdown, write_tables
 
 from polyconv import settings
 from polyconv.cuda.cache import KernelCache
@@ -34,10 +34,6 @@ FILE, PAGE = HERE / "kernelbench.json", HERE / "kernelbench.md"
 ALL = "kernelbench,volumes"
 BYTES_ADDED = 12
 """Per element of a sum that no kernel of ours adds: both are read, one is written."""
-ABOUT = (
-    "Counted by executing a sample of each distinct launch of the planned kernels (sm_70) in tools/gpu_emulator: "
-    f"lower bounds for {V100.sms} SMs, {V100.clock_mhz} MHz, {V100.dram_gbs:.0f} GB/s. Nothing here was measured."
-)
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,7 @@ def count_pass(counter: Counter, workload: Workload, kind: Pass) -> Row:
         counted_ms=sum(times * row.counted_ms for row, times in counted) + added_ms,
         added_ms=added_ms,
         bound_by=binding(counted),
-        direct_ms=problem.multiplications / (V100.fp32_per_clock * V100.sms * V100.clock_mhz * 1e3),
+        direct_ms=direct_ms(problem),
         moved_ms=_transfer_ms(must_move(problem)),
     )
 
@@ -87,8 +83,7 @@ def parts(plan: Plan | SheetPlan[Plan]) -> list[tuple[Plan, int]]:
     """The plans of pictures, and how often each runs: one plan, once, unless there are three axes."""
     if isinstance(plan, Plan):
         return [(plan, 1)]
-    run = [sheets.problem for sheets in plan.cut.sheets]
-    return [(part, run.count(picture)) for picture, part in plan.plans.items()]
+    return [(part, plan.times(picture)) for picture, part in plan.plans.items()]
 
 
 def added_apart(plan: Plan | SheetPlan[Plan]) -> int:
@@ -136,7 +131,7 @@ def page(rows: Sequence[Row]) -> str:
     for row in rows:
         (workload,) = workloads.find(row.id)
         cells = [row.id, f"{workload.module} {in_words(workload)}", row.kind, row.plan, str(row.launches)]
-        cells += [_ms(row.counted_ms), row.bound_by, _ms(row.direct_ms), _ms(row.moved_ms)]
+        cells += [as_ms(row.counted_ms), row.bound_by, as_ms(row.direct_ms), as_ms(row.moved_ms)]
         lines.append([*cells, f"{_limit(row) / row.counted_ms:.2f}"])
     headers = ["", "module", "pass", "plan", "launches", "counted ms", "bound by"]
     headers += ["direct limit ms", "bytes ms", "limit / counted"]
@@ -172,19 +167,6 @@ def _limit(row: Row) -> float:
     return max(row.direct_ms, row.moved_ms)
 
 
-def _ms(value: float) -> str:
-    return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
-
-
-def write_page(path: Path, rows: Sequence[Row]) -> None:
-    text = path.read_text(encoding="utf-8")
-    for name, table in (("means", means(rows)), ("passes", page(rows))):
-        begin, end = BEGIN.format(name), END.format(name)
-        before, _, rest = text.partition(begin)
-        text = f"{before}{begin}\n{table}\n{end}{rest.partition(end)[2]}"
-    path.write_text(text, encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workload", default=ALL, help=f"names and groups (default: {ALL})")
@@ -212,7 +194,8 @@ def main() -> None:
                 rows[row.key] = row
                 save(FILE, dict(sorted(rows.items())))
                 print(f"{row.id} {kind}: {row.counted_ms:.3f} ms counted, {row.plan}", file=sys.stderr, flush=True)
-    write_page(PAGE, [rows[key] for key in sorted(rows)])
+    listed = [rows[key] for key in sorted(rows)]
+    write_tables(PAGE, {"means": means(listed), "passes": page(listed)})
     if failed:
         sys.exit(f"{failed} passes could not be counted")
 

@@ -39,6 +39,10 @@ from polyconv.problem import Pass, Problem
 HERE = Path(__file__).resolve().parent
 SIMULATED = HERE / "simulated.json"
 BEGIN, END = "<!-- {}: begin -->", "<!-- {}: end -->"
+ABOUT = (
+    "Counted by executing a sample of each distinct launch of the planned kernels (sm_70) in tools/gpu_emulator: "
+    f"lower bounds for {V100.sms} SMs, {V100.clock_mhz} MHz, {V100.dram_gbs:.0f} GB/s. Nothing here was measured."
+)
 FP32 = "fp32 (fma pipe)"
 NEGLIGIBLE = 0.03
 """Share of a pass's counted time that may lack a simulated figure; such launches enter its sum as counted."""
@@ -167,6 +171,11 @@ def fingerprint(cubin: bytes) -> str:
     return hashlib.sha256(cubin).hexdigest()[:16]
 
 
+def direct_ms(problem: Problem) -> float:
+    """What the multiplications of a direct convolution take if nothing but the FP32 pipe takes time."""
+    return problem.multiplications / (V100.fp32_per_clock * V100.sms * V100.clock_mhz * 1e3)
+
+
 def count_pass(counter: Counter, workload: workloads.Workload, kind: Pass, cutlass: Cutlass | None) -> PassRow | None:
     """``None``, and a word about it, if a kernel of the plan faults: the others are still worth their figures."""
     problem = workload.problem(kind)
@@ -183,7 +192,7 @@ def count_pass(counter: Counter, workload: workloads.Workload, kind: Pass, cutla
         algorithm=plan.algorithm,
         workspace_mb=plan.workspace_bytes / 1e6,
         expected_error=plan.expected_error,
-        direct_ms=problem.multiplications / (V100.fp32_per_clock * V100.sms * V100.clock_mhz * 1e3),
+        direct_ms=direct_ms(problem),
         launches=launches,
         cutlass=cutlass.count(problem) if cutlass else None,
     )
@@ -259,7 +268,8 @@ def markdown(headers: Sequence[str], right: Iterable[int], rows: Iterable[Sequen
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [headers, rule, *rows])
 
 
-def _ms(value: float | None) -> str:
+def as_ms(value: float | None) -> str:
+    """Milliseconds as the tables have them; nothing for a figure that is not there."""
     if value is None:
         return ""
     return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
@@ -272,9 +282,9 @@ def summary(rows: Sequence[PassRow]) -> str:
         cutlass = [""] * 3
         if row.cutlass:
             least = min(tile.counted_ms for tile in row.cutlass.tiles)
-            cutlass = [_ms(least), _ms(simulated_cutlass_ms(row.cutlass)), _ms(row.cutlass.layout_ms)]
+            cutlass = [as_ms(least), as_ms(simulated_cutlass_ms(row.cutlass)), as_ms(row.cutlass.layout_ms)]
         cells = [row.workload, row.kind, row.algorithm, str(sum(launch.times for launch in row.launches))]
-        cells += [f"{row.workspace_mb:.0f}", _ms(row.counted_ms), _ms(simulated_pass_ms(row)), _ms(row.direct_ms)]
+        cells += [f"{row.workspace_mb:.0f}", as_ms(row.counted_ms), as_ms(simulated_pass_ms(row)), as_ms(row.direct_ms)]
         lines.append([*cells, f"{row.direct_ms / row.counted_ms:.2f}", *cutlass])
     headers = ["", "pass", "plan", "launches", "workspace MB", "counted ms", "simulated ms", "direct limit ms"]
     headers += ["limit / counted", "CUTLASS counted ms", "CUTLASS simulated ms", "its layout ms"]
@@ -289,16 +299,21 @@ def details(rows: Sequence[PassRow]) -> str:
             x, y, z = launch.grid
             cells = [row.workload, row.kind, launch.kernel, str(launch.times), f"{x} x {y} x {z}"]
             cells += [str(launch.registers), str(launch.shared_bytes), str(launch.blocks_per_sm or "")]
-            cells += [_ms(launch.counted_ms), launch.binding, f"{100 * launch.fp32_pipe:.0f} %"]
-            lines.append([*cells, f"{launch.dram_mb:.1f}", _ms(simulated_ms(launch))])
+            cells += [as_ms(launch.counted_ms), launch.binding, f"{100 * launch.fp32_pipe:.0f} %"]
+            lines.append([*cells, f"{launch.dram_mb:.1f}", as_ms(simulated_ms(launch))])
     headers = ["", "pass", "kernel", "launches", "grid", "registers", "shared B", "blocks/SM"]
     headers += ["counted ms each", "bound by", "FP32 pipe", "DRAM MB each", "simulated ms each"]
     return markdown(headers, [3, 5, 6, 7, 8, 10, 11, 12], lines)
 
 
 def write_readme(path: Path, rows: Sequence[PassRow]) -> None:
+    write_tables(path, {"summary": summary(rows), "launches": details(rows)})
+
+
+def write_tables(path: Path, tables: Mapping[str, str]) -> None:
+    """Into a page, each between the marks of its name."""
     text = path.read_text(encoding="utf-8")
-    for name, table in (("summary", summary(rows)), ("launches", details(rows))):
+    for name, table in tables.items():
         begin, end = BEGIN.format(name), END.format(name)
         before, _, rest = text.partition(begin)
         text = f"{before}{begin}\n{table}\n{end}{rest.partition(end)[2]}"
@@ -306,11 +321,7 @@ def write_readme(path: Path, rows: Sequence[PassRow]) -> None:
 
 
 def save(path: Path, rows: Sequence[PassRow]) -> None:
-    about = (
-        "Counted by executing a sample of each distinct launch of the planned kernels (sm_70) in tools/gpu_emulator: "
-        f"lower bounds for {V100.sms} SMs, {V100.clock_mhz} MHz, {V100.dram_gbs:.0f} GB/s. Nothing here was measured."
-    )
-    content = {"about": about, "passes": [{**asdict(row), "counted_ms": row.counted_ms} for row in rows]}
+    content = {"about": ABOUT, "passes": [{**asdict(row), "counted_ms": row.counted_ms} for row in rows]}
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
