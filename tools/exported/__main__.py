@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -38,14 +39,28 @@ HOST_MILLISECONDS = 0.35
 """What the forward of W1 may cost the host."""
 FIRST_MODEL, SECOND_PROCESS = 45.0, 3.0
 """Seconds of processors' time to the first model, in the process that builds and in one after it."""
-FAILED: list[str] = []
-"""Programs that did."""
+AT_ONCE = os.cpu_count() or 1
+"""Files that are checked side by side: mostly a single processor is at work, starting PyTorch or emulating."""
+START = time.perf_counter()
+
+
+class Report:
+    """What is to be said of one file, kept together: files are checked side by side."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.failed: list[str] = []
+        """Programs that did."""
+
+    def heading(self, text: str) -> None:
+        self.lines.append(f"--- {text} ({time.perf_counter() - START:.0f} s)\n")
 
 
 class Builds:
     """A Python with a CUDA build of PyTorch, the toolkit that builds for it, and a folder for what is built."""
 
     def __init__(self, python: Path, toolkit: Toolkit, arch: str, folder: Path) -> None:
+        self.report = Report()
         self._python, self._toolkit = python, toolkit
         self._variables = {
             **os.environ,
@@ -67,14 +82,14 @@ class Builds:
         self._start(program, arguments, variables)
 
     def _start(self, program: str, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
-        """Show what a program prints. A failure is counted, and the others run all the same."""
+        """Report what a program prints. A failure is counted, and the others run all the same."""
         command = [str(self._python), str(PROGRAMS / f"{program}.py"), *arguments]
         result = subprocess.run(command, env=variables, capture_output=True, text=True)
-        print(result.stdout, end="")
+        self.report.lines.append(result.stdout)
         if result.returncode != 0:
             last_lines = "\n".join(result.stderr.splitlines()[-40:])
-            print(f"{' '.join(command)}\n{last_lines}\n  FAILED: {program}", flush=True)
-            FAILED.append(program)
+            self.report.lines.append(f"{' '.join(command)}\n{last_lines}\n  FAILED: {program}\n")
+            self.report.failed.append(program)
 
 
 def export(file: File, folder: Path) -> Path:
@@ -87,28 +102,29 @@ def export(file: File, folder: Path) -> Path:
     return path
 
 
-def check(file: File, builds: Builds, folder: Path) -> None:
+def check(file: File, builds: Builds, folder: Path) -> Report:
     """Export a file, build it, and execute its cases."""
     path = export(file, folder)
-    heading(f"{file.name}: {len(path.read_text().splitlines())} lines, polyconv export {file.words}")
+    builds.report.heading(f"{file.name}: {len(path.read_text().splitlines())} lines, polyconv export {file.words}")
     for limit in (FIRST_MODEL, SECOND_PROCESS):
         builds.run("first_model", str(folder), str(limit))
     if file is EXAMPLE:
         for devices in DEVICES:
-            heading(f"{file.name}: the command itself, on a pretended {devices}")
+            builds.report.heading(f"{file.name}: the command itself, on a pretended {devices}")
             builds.run_pretended("the_command", str(folder), json.dumps(W1), devices=devices)
-        heading(f"{file.name}: the host's time, and how it behaves in its surroundings")
+        builds.report.heading(f"{file.name}: the host's time, and how it behaves in its surroundings")
         builds.run_pretended("host_time", str(folder), str(HOST_MILLISECONDS), caching=True)
         builds.run_pretended("surroundings", str(folder), devices="v100,v100", caching=True)
     for case in file.cases:
         for devices in DEVICES:
             arguments = ", other arguments" if case.arguments else ""
-            heading(f"{file.name}: {case.shape} on a pretended {devices}{arguments}")
+            builds.report.heading(f"{file.name}: {case.shape} on a pretended {devices}{arguments}")
             builds.run_pretended("computes", str(path), case.as_json(), devices=devices)
+    return builds.report
 
 
-def check_with_newest(folder: Path) -> None:
-    """Build the example with the newest CUDA build of PyTorch, as a user would."""
+def newest(folder: Path) -> Builds:
+    """The newest CUDA build of PyTorch, and the toolkit of this machine."""
     toolkit = Toolkit(Path(os.environ.get("CUDA_HOME", "/usr/local/cuda-13.0")))
     if not (toolkit.home / "bin" / "nvcc").exists():
         sys.exit(
@@ -117,17 +133,15 @@ def check_with_newest(folder: Path) -> None:
         )
     torch = os.environ.get("POLYCONV_CI_TORCH", "torch==2.12.1")
     python = torch_environment("torch-cuda-venv", (torch, "ninja", "numpy"))
-    arch = os.environ.get("TORCH_CUDA_ARCH_LIST", "7.5")
-    heading(f"{EXAMPLE.name} with {torch} for {arch}")
+    return Builds(python, toolkit, os.environ.get("TORCH_CUDA_ARCH_LIST", "7.5"), folder / "extensions")
+
+
+def check_with_newest(builds: Builds, folder: Path) -> Report:
+    """Build the example as a user would."""
+    builds.report.heading(f"{EXAMPLE.name} with the newest PyTorch")
     export(EXAMPLE, folder)
-    Builds(python, toolkit, arch, folder / "extensions").run("loads", str(folder))
-
-
-START = time.perf_counter()
-
-
-def heading(text: str) -> None:
-    print(f"--- {text} ({time.perf_counter() - START:.0f} s)", flush=True)
+    builds.run("loads", str(folder))
+    return builds.report
 
 
 def main(words: Sequence[str]) -> None:
@@ -138,21 +152,26 @@ def main(words: Sequence[str]) -> None:
     unknown = set(words) - {file.name for file in FILES}
     if unknown:
         sys.exit(f"no file {', '.join(map(repr, sorted(unknown)))}: python tools/exported --list names them")
-    heading("the toolchain: CUDA 11.8")
+    chosen = [file for file in FILES if file.name in words or (file.always and not words)]
     toolkit = cuda_11_8()
-    heading(f"the toolchain: {OLDEST}")
     python = torch_environment(
         "torch-cuda-venv-2.0.1", (OLDEST, "numpy<2", "ninja", "setuptools<81"), python_for(OLDEST)
     )
-    with tempfile.TemporaryDirectory() as scratch:
-        builds = Builds(python, toolkit, "7.0", Path(scratch) / "extensions")
-        for i, file in enumerate(FILES):
-            if file.name in words or (file.always and not words):
-                check(file, builds, Path(scratch) / str(i))
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(AT_ONCE) as pool:
+        folders = [Path(scratch) / str(i) for i in range(len(chosen) + 1)]
+        checks = [
+            pool.submit(check, file, Builds(python, toolkit, "7.0", folder / "extensions"), folder)
+            for file, folder in zip(chosen, folders, strict=False)
+        ]
         if not words:
-            check_with_newest(Path(scratch) / "newest")
-    heading(f"done, {len(FAILED)} failed")
-    sys.exit(bool(FAILED))
+            checks.append(pool.submit(check_with_newest, newest(folders[-1]), folders[-1]))
+        failed = 0
+        for each in checks:
+            report = each.result()
+            print("".join(report.lines), end="", flush=True)
+            failed += len(report.failed)
+    print(f"--- done, {failed} failed ({time.perf_counter() - START:.0f} s)")
+    sys.exit(bool(failed))
 
 
 main(sys.argv[1:])
