@@ -41,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="WORDS",
         type=_options.list_of(str),
         default=(),
-        help="measure layers of these kinds: depthwise,stem,transposed; family: over one axis, or transposed",
+        help="measure layers of these kinds: depthwise,stem,transposed; family: over one axis, or transposed; "
+        "pixels: dilated, asymmetric and long kernels",
     )
     _options.add_output_argument(parser, "the profile to add to (default: profile.json in the cache's folder)")
     _options.add_json_argument(parser, "what was measured")

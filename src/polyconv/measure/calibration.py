@@ -23,7 +23,7 @@ from ..cpu.processors import Kernel, Record, Spent
 from ..cpu.processors.profile import Place, place_of
 from ..cpu.weights import TransformedWeights
 from ..problem import IMAGE_CHANNELS, Pass, Problem
-from . import family_layers, layers, workloads
+from . import layers, more_layers, workloads
 from .limits import with_batch
 from .timing import interleaved
 from .workloads import Workload
@@ -52,7 +52,7 @@ def cases(most: float = MOST_MULTIPLICATIONS, only: Sequence[str] = ()) -> Itera
 def _candidates(most: float, only: Sequence[str]) -> list[Workload]:
     """Layers that are small enough; first those that are nobody's neighbours."""
     named = [with_batch(layer, 1) for layer in workloads.find("all")]
-    every = [*named, *family_layers.every(), *layers.sample(layers.every(), None)]
+    every = [*named, *more_layers.every(), *layers.sample(layers.every(), None)]
     problems = [(layer, layer.problem(Pass.FPROP)) for layer in every if layers.has_any(layers.described(layer), only)]
     return [layer for layer, one in problems if one.multiplications <= most and prod(one.w_shape) <= MOST_WEIGHTS]
 

@@ -18,15 +18,18 @@ from functools import lru_cache
 from math import dist, exp, log, log2, prod, sqrt
 
 from ...problem import Pass, Problem
+from .trend import Neighbour, plane_through
 
 CAUTION = 1.4
 """Doubts by which a kernel must be ahead of PyTorch's."""
-REACH = 0.7
+REACH = 1.0
 """How far a measured problem is heard, in the units of :func:`place_of`."""
-FAR = 4.0
+FAR = 3.0
 """From so many times that distance on, it is not heard at all."""
 MODEL_WEIGHT = 0.1
 """What the model's own word weighs beside measured problems, each of which weighs one where it lies."""
+TRENDS = (0, 1, 3, 4)
+"""Coordinates of :func:`place_of` along which errors may grow: channels in and out, images, the size of the map."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,22 +130,22 @@ class Profile:
         heard = self._heard(room, place).get(formula, [])
         if not heard:
             return prior
-        count = sum(weight for weight, _ in heard)
-        total = MODEL_WEIGHT + count
-        shift = (MODEL_WEIGHT * prior.shift + sum(weight * error for weight, error in heard)) / total
-        scatter = MODEL_WEIGHT * prior.doubt**2 + sum(weight * (error - shift) ** 2 for weight, error in heard)
-        # The shift is a mean of so many, and itself uncertain.
-        return Correction(shift, sqrt(scatter / total * (1.0 + min(count, 1.0 / count))))
+        count = sum(neighbour.weight for neighbour in heard)
+        shift, squares = plane_through(heard, prior.shift, MODEL_WEIGHT)
+        scatter = (MODEL_WEIGHT * prior.doubt**2 + squares) / (MODEL_WEIGHT + count)
+        # The shift is found from so many, and itself uncertain.
+        return Correction(shift, sqrt(scatter * (1.0 + min(count, 1.0 / count))))
 
-    def _listen(self, room: _Room, place: Place) -> dict[Formula, list[tuple[float, float]]]:
-        """What was measured near a place: weights and errors, by formula."""
-        found: dict[Formula, list[tuple[float, float]]] = {}
+    def _listen(self, room: _Room, place: Place) -> dict[Formula, list[Neighbour]]:
+        """What was measured near a place, by formula."""
+        found: dict[Formula, list[Neighbour]] = {}
         for there, errors in self._measured.get(room, ()):
             distance = dist(place, there) / REACH
             if distance < FAR:
                 weight = exp(-(distance**2) / 2.0)
+                steps = [there[axis] - place[axis] for axis in TRENDS]
                 for formula, error in errors:
-                    found.setdefault(formula, []).append((weight, error))
+                    found.setdefault(formula, []).append(Neighbour(weight, steps, error))
         return found
 
     def __str__(self) -> str:
@@ -176,6 +179,7 @@ def place_of(problem: Problem) -> Place:
         1.5 * _log(problem.kernel[1]),
         1.5 * _log(prod(problem.stride)),
         0.7 * _log(prod(problem.dilation)),
+        2.0 * (problem.out_size[0] == 1),  # a signal is no picture of as many pixels
     )
 
 

@@ -1,0 +1,49 @@
+"""The plane through measured errors, near a place."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from math import exp
+
+import pytest
+
+from polyconv.cpu.processors.trend import Neighbour, plane_through
+
+
+def neighbours(
+    count: int, error: Callable[[Sequence[float]], float], side: Callable[[float], float] = float
+) -> list[Neighbour]:
+    """Normally distributed about the place, or on one side of it."""
+    draw = random.Random(0)
+    found = []
+    for _ in range(count):
+        steps = [side(draw.gauss(0.0, 1.0)) for _ in range(4)]
+        found.append(Neighbour(exp(-sum(step**2 for step in steps) / 2.0), steps, error(steps)))
+    return found
+
+
+def test_a_trend_is_not_taken_for_scatter() -> None:
+    sloped = neighbours(300, lambda steps: 0.3 + 0.5 * steps[0] - 0.2 * steps[3])
+    height, squares = plane_through(sloped, expected=0.4, belief=0.1)
+    assert height == pytest.approx(0.3, abs=0.01)
+    assert squares / sum(one.weight for one in sloped) < 1e-3
+
+
+def test_neighbours_on_one_side_only() -> None:
+    """Their mean lies beside the truth; the plane goes on to where the question is."""
+    above = neighbours(300, lambda steps: 0.5 * steps[0], side=abs)
+    height, _ = plane_through(above, expected=0.0, belief=0.1)
+    mean = sum(one.weight * one.error for one in above) / sum(one.weight for one in above)
+    assert abs(height) < 0.2 * mean
+
+
+def test_one_neighbour_shows_no_slope() -> None:
+    height, squares = plane_through([Neighbour(0.5, [1.0, 0.0], 0.6)], expected=0.4, belief=0.1)
+    assert 0.4 < height < 0.6
+    assert squares < 0.5 * 0.2**2
+
+
+def test_nobody_near() -> None:
+    height, _ = plane_through([Neighbour(1e-6, [3.0, 3.0], 5.0)], expected=0.4, belief=0.1)
+    assert height == pytest.approx(0.4, abs=1e-3)
