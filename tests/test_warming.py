@@ -20,7 +20,6 @@ from polyconv.cuda.cache import KernelCache
 from polyconv.plan import KernelSpec, plan_cuda
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.gpu import VirtualGpu, record_only
-from virtual_gpu.process import build_driver
 
 SHAPE = (1, 8, 10, 12)
 
@@ -101,7 +100,7 @@ def _warm_and_step(folder: Path) -> str:
         planned.append(problem)
         return plan_cuda(problem, device)  # type: ignore[arg-type]
 
-    kept, compiled = KernelCache(build_driver() / "kernels"), []
+    kept, compiled = KernelCache(), []
 
     def compiler(spec: KernelSpec, arch: str) -> bytes:
         compiled.append(spec)
@@ -138,7 +137,7 @@ def test_kernels_are_compiled_side_by_side(tmp_path: Path) -> None:
 
 
 def _side_by_side(folder: Path) -> None:
-    kept, together = KernelCache(build_driver() / "kernels"), threading.Barrier(6)
+    kept, together = KernelCache(), threading.Barrier(6)
     lined_up: list[KernelSpec] = []
 
     def compiler(spec: KernelSpec, arch: str) -> bytes:
@@ -171,7 +170,7 @@ def _does_without(folder: Path) -> None:
 
 
 def _warm_without(model: nn.Module, folder: Path, then: Callable[[nn.Module], None] | None = None) -> None:
-    kept = KernelCache(build_driver() / "kernels")
+    kept = KernelCache()
 
     def compiler(spec: KernelSpec, arch: str) -> bytes:
         if spec.symbol == "gather_taps_64x32":

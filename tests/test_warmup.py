@@ -32,7 +32,6 @@ from polyconv.wanted import CLOSE, wanted_by
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.example import KERNELS, axpy_spec
 from virtual_gpu.gpu import VirtualGpu
-from virtual_gpu.process import build_driver
 
 SPEC, ARCH = axpy_spec(), "sm_70"
 
@@ -262,7 +261,7 @@ def warmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "small_net.py").write_text(MODEL)
     shape = ",".join(map(str, SHAPE))
     arguments = ["warmup", "small_net:network", "--input-shape", shape, "--arch", ARCH, "-o", "kernels", "--json"]
-    ran = command(*arguments, cwd=folder, POLYCONV_CACHE_DIR=str(build_driver() / "kernels"))
+    ran = command(*arguments, cwd=folder)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     assert found["folder"] == str(folder / "kernels")
@@ -300,7 +299,7 @@ def test_a_missing_kernel_is_an_error_with_the_command_that_makes_it(warmed: Pat
     message = str(raised.value)
     assert f"{symbol} for {ARCH}, wanted for a test, is not in the cache" in message
     (advice,) = re.findall(r"^    (polyconv warmup --kernels .*)$", message, re.MULTILINE)
-    ran = command(*shlex.split(advice)[1:], POLYCONV_CACHE_DIR=str(build_driver() / "kernels"))
+    ran = command(*shlex.split(advice)[1:])
     assert ran.returncode == 0, ran.stderr
     run_in_virtual_gpu(_every_kernel, [symbol], environment=serving(folder, tmp_path))
 

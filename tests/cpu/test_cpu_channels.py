@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from channel_cases import BORDERS, CASES, LAYOUTS, STRIDED, Case, cases, close, laid_out, poisoned
+from nightly import NIGHTLY
 from polyconv.cpu import native
 
 ALGORITHMS = range(4)
@@ -62,7 +63,7 @@ def test_edges(case: Case, instruction_set: str) -> None:
 WRITABLE = tuple(layout for layout in LAYOUTS if layout not in ("one scalar", "a row for all"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150 if NIGHTLY else 40, deadline=None)
 @given(
     case=st.one_of(cases(strided=False), cases(strided=True)),
     algorithm=st.sampled_from(ALGORITHMS),

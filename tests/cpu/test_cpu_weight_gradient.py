@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from channel_cases import CASES, LAYOUTS, STRIDED, Case, cases, close, laid_out, poisoned
+from nightly import NIGHTLY
 from polyconv.cpu import native
 
 DIRECT = 0
@@ -54,7 +55,7 @@ def test_accumulators_beyond_the_memory() -> None:
     check(Case((1, 700, 4, 4), 700, (3, 3), (1, 1, 1, 1)), 4)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150 if NIGHTLY else 40, deadline=None)
 @given(
     case=st.one_of(cases(strided=False), cases(strided=True)),
     algorithm=st.sampled_from(ALGORITHMS),

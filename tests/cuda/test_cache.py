@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from nightly import NIGHTLY
 from polyconv import once
 from polyconv.cuda.cache import KernelCache
 from polyconv.cuda.compile import OPTIONS, compile_kernel
@@ -26,7 +27,7 @@ from virtual_gpu.example import KERNELS, axpy_spec
 
 SPEC = axpy_spec()
 ARCH = "sm_70"
-PROCESSES = 64
+PROCESSES = 64 if NIGHTLY else 16
 
 
 class CountingCompiler:

@@ -19,7 +19,6 @@ from polyconv.cuda.first_use import Compilations, Compiled, Teller
 from polyconv.plan import KernelSpec
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.gpu import VirtualGpu
-from virtual_gpu.process import build_driver
 
 
 class Clock:
@@ -122,7 +121,7 @@ def _compile_and_listen(folder: Path) -> list[str]:
     before = first_use.logger.level
     first_use.logger.setLevel(logging.INFO)
     logger.addHandler(handler)
-    kept = KernelCache(build_driver() / "kernels")
+    kept = KernelCache()
 
     def compiler(spec: KernelSpec, arch: str) -> bytes:
         return kept.get(spec, arch)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from random import Random
-
 import pytest
 
-from nightly import NIGHTLY
+from nightly import NIGHTLY, sampled
 from other_nvrtc import nvrtc
 from polyconv.cuda.compile import flags, search_path
 from polyconv.cuda.cubin import kernel_info
@@ -32,7 +30,7 @@ def cases() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("version", "arch"), cases())
 def test_kernels_compile_without_spills(version: str, arch: str) -> None:
-    chosen = all_kernels(arch) if NIGHTLY else Random(version).sample(all_kernels(arch), SAMPLE)
+    chosen = sampled(all_kernels(arch), SAMPLE, version)
     compiler = nvrtc(version)
     options = [*flags(arch), *(f"--include-path={folder}" for folder in search_path())]
     found = [kernel_info(compiler.cubin(spec.source(), f"{spec.symbol}.cu", options)) for spec in chosen]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from nightly import sampled
 from polyconv.cuda import driver
 from polyconv.cuda.compile import compile_kernel, ptx_arch, supported_archs
 from polyconv.cuda.cubin import is_cubin
@@ -27,7 +28,7 @@ def on(model: str) -> dict[str, str]:
     return {"VIRTUAL_GPU_MODEL": model, "POLYCONV_TUNING_FILE": "off"}
 
 
-@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize("name", sampled(DEVICES, 5, "processes of their own"))
 def test_every_known_gpu_describes_itself_as_it_is_known(name: str) -> None:
     """What the driver says of it, and what is planned with where it is not: the same limits, the same speed."""
     known, read = DEVICES[name], run_in_virtual_gpu(describe, 0, environment=on(name))

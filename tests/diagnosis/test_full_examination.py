@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from commands import polyconv as command
-from nightly import nightly
+from nightly import NIGHTLY, nightly
 from polyconv import cli
 from polyconv.cli import doctor
 from polyconv.diagnosis import every_kernel, findings
@@ -26,6 +26,8 @@ from virtual_gpu.gpu import VirtualGpu
 
 VIRTUAL = (sys.executable, "-m", "virtual_gpu.doctor")
 TWO_GPUS = {"VIRTUAL_GPU_DEVICES": "2", "OMP_NUM_THREADS": "1"}
+IN_THE_ROUND = {name: one for name, one in EXAMINATIONS.items() if NIGHTLY or one.quick}
+"""Each takes a process of its own. Of the others, the parts are tried in one that they share; at night, in rounds."""
 
 
 # ---- what is examined
@@ -71,11 +73,11 @@ def test_a_full_round(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None
     assert run_in_virtual_gpu(_full, tmp_path / "report.json", timeout=580, environment=TWO_GPUS) == [0, 0]
     found = json.loads((tmp_path / "report.json").read_text())
     assert found["ok"]
-    assert found["complete"] == list(EXAMINATIONS)
+    assert found["complete"] == list(IN_THE_ROUND)
     verdicts = {
-        name: {one["verdict"] for one in found["results"] if one["examination"] == name} for name in EXAMINATIONS
+        name: {one["verdict"] for one in found["results"] if one["examination"] == name} for name in IN_THE_ROUND
     }
-    for name, examination in EXAMINATIONS.items():
+    for name, examination in IN_THE_ROUND.items():
         expected = {"not here"} if examination.needs is Needs.TORCH else {"ok"}
         assert verdicts[name] - {"not here"} == expected - {"not here"}, name
         assert verdicts[name] >= expected, name
@@ -89,7 +91,22 @@ def test_a_full_round(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None
 
 def _full(path: Path) -> list[int]:
     subject, examiner = VirtualSubject(VirtualGpu()), Examiner(command=VIRTUAL, sanitizer="")
-    return [doctor.examine_with(path, subject, examiner, EXAMINATIONS) for _ in range(2)]
+    return [doctor.examine_with(path, subject, examiner, IN_THE_ROUND) for _ in range(2)]
+
+
+def test_the_examinations_that_are_not_in_the_round() -> None:
+    found = run_in_virtual_gpu(_parts_of_the_others, timeout=300, environment=TWO_GPUS)
+    for name, answers in found.items():
+        assert {answer.verdict for answer in answers.values()} - {Verdict.NOT_HERE} == {Verdict.OK}, (name, answers)
+
+
+def _parts_of_the_others() -> dict[str, dict[str, Answer]]:
+    with VirtualGpu(execute) as gpu:
+        return {
+            name: {part: answered() for part, answered in one.parts(VirtualSubject(gpu)).items()}
+            for name, one in EXAMINATIONS.items()
+            if name not in IN_THE_ROUND and one.needs is not Needs.TORCH
+        }
 
 
 # ---- planted faults

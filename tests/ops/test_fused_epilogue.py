@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import polyconv
 from geometries import CASES, LAYOUTS, Case, cases, laid_out
+from nightly import sampled
 from polyconv import ops, reference
 from polyconv.arguments import Geometry, normalise
 from polyconv.backends import override
@@ -239,10 +241,12 @@ def test_fake_tensors_find_the_same_errors() -> None:
 # ---- the operator as PyTorch sees it
 
 
-@pytest.mark.parametrize("name", ["plain 3x3", "strided, odd remainder", "groups", "cropped", "channels_last"])
-@some_epilogue
-def test_opcheck(name: str, activation: str, residual: bool) -> None:
-    case = CASES[name]
+OPCHECKED = list(product(("plain 3x3", "strided, odd remainder", "groups", "cropped", "channels_last"), EPILOGUES))
+
+
+@pytest.mark.parametrize(("name", "epilogue"), sampled(OPCHECKED, 8, "opcheck"))
+def test_opcheck(name: str, epilogue: tuple[str, bool]) -> None:
+    case, (activation, residual) = CASES[name], epilogue
     x, w, bias, added = (None if t is None else t.requires_grad_() for t in operands(case, residual))
     geometry = normalise(case.w[2:], **case.kwargs)
     torch.library.opcheck(ops.fprop, (x, w, bias, *geometry, added, activation))

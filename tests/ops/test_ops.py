@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import polyconv
 from geometries import CASES, Case, cases
+from nightly import sampled
 from polyconv import ops
 from polyconv.arguments import Geometry, normalise, suggests_channels_last
 from polyconv.backends import override
@@ -42,8 +44,7 @@ def arguments(case: Case, requires_grad: bool = False) -> dict[str, tuple[Any, .
     }
 
 
-@pytest.mark.parametrize("name", OPCHECKED)
-@pytest.mark.parametrize("kind", ["fprop", "dgrad", "wgrad"])
+@pytest.mark.parametrize(("kind", "name"), sampled(product(("fprop", "dgrad", "wgrad"), OPCHECKED), 8, "opcheck"))
 def test_opcheck(kind: str, name: str) -> None:
     torch.library.opcheck(getattr(ops, kind), arguments(CASES[name], requires_grad=True)[kind])
 

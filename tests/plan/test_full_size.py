@@ -16,6 +16,7 @@ from torch import Tensor
 
 import gpu_emulator
 from emulate import V100, execute
+from nightly import nightly
 from polyconv.plan import Plan, plan_cuda
 from polyconv.plan.layout import GatherParams, WgradParams
 from polyconv.problem import Pass, Problem
@@ -97,7 +98,9 @@ def test_corner_blocks_of_the_gather(problem: Problem, kind: Pass) -> None:
                 assert (got - want).abs().max() <= 1e-4, (number, row)
 
 
-@pytest.mark.parametrize("problem", [W2, PAST_2_31], ids=["W2", "past 2^31 elements"])
+@pytest.mark.parametrize(
+    "problem", [pytest.param(W2, id="W2", marks=nightly), pytest.param(PAST_2_31, id="past 2^31 elements")]
+)
 def test_corner_blocks_of_the_weight_gradient(problem: Problem) -> None:
     problem = problem.for_pass(Pass.WGRAD)
     plan = plan_cuda(replace(problem, tolerance=0.0), V100)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from emulate import check, plan_of
 from machine_suites import Shape, explore
+from nightly import NIGHTLY
 from polyconv.plan import fused
 from polyconv.plan.fused import FusedCandidate, ResidentCandidate
 from polyconv.plan.gather import roles
@@ -15,7 +16,7 @@ from polyconv.problem import Pass
 
 pytestmark = pytest.mark.usefixtures("every_arch")
 KINDS = (Pass.FPROP, Pass.DGRAD)
-RANDOM_EACH = 50
+RANDOM_EACH = 50 if NIGHTLY else 8
 
 EDGES = {
     "one output": Shape((1, 1, 3, 3), 1, (3, 3)),

@@ -10,6 +10,7 @@ import torch
 import gpu_emulator
 from emulate import V100, check, cubin, plan_of, run_plan
 from machine_suites import EDGES, SUITES, Shape, explore, geometries_of, shapes
+from nightly import NIGHTLY
 from polyconv.inspection.counting import count_plan
 from polyconv.measure import workloads
 from polyconv.plan import gather, plan_cuda, pointwise_wgrad, strips
@@ -22,7 +23,8 @@ from polyconv.problem import Pass
 
 pytestmark = pytest.mark.usefixtures("every_arch")
 PASSES = tuple(Pass)
-RANDOM_PARTS, RANDOM_EACH = 4, 60
+AT_NIGHT = 4, 60
+RANDOM_PARTS, RANDOM_EACH = AT_NIGHT if NIGHTLY else (1, 20)
 NAMED = [pytest.param(shape, id=f"{suite}: {name}") for suite, cases in SUITES.items() for name, shape in cases.items()]
 
 
@@ -43,10 +45,11 @@ def test_random(kind: Pass, part: int) -> None:
     explore(shapes(), lambda shape: run(shape, kind), part=part, each=RANDOM_EACH)
 
 
-def test_the_suites_are_large_enough() -> None:
+def test_the_night_is_long_enough() -> None:
     """At least 300 different geometries for each pass."""
+    parts, each = AT_NIGHT
     drawn: set[Shape] = {param.values[0] for param in NAMED}  # type: ignore[misc]
-    drawn |= geometries_of(shapes(), parts=RANDOM_PARTS, each=RANDOM_EACH)
+    drawn |= geometries_of(shapes(), parts=parts, each=each)
     assert len(drawn) >= 300
 
 

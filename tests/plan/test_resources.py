@@ -6,21 +6,16 @@ import logging
 
 import pytest
 
-from nightly import NIGHTLY
+from compiled_kernels import compiled
 from polyconv.cuda.cache import KernelCache
 from polyconv.cuda.cubin import kernel_info
 from polyconv.plan import KernelSpec, all_kernels
 
-ARCHS = ("sm_70", "sm_80", "sm_90", "sm_100", "sm_120")
-
 
 @pytest.mark.parametrize(
-    ("arch", "spec"),
-    [pytest.param(arch, spec, id=f"{spec.symbol}-{arch}") for arch in ARCHS for spec in all_kernels(arch)],
+    ("spec", "arch"), [pytest.param(spec, arch, id=f"{spec.symbol}-{arch}") for spec, arch in compiled()]
 )
 def test_compiles_without_spills(spec: KernelSpec, arch: str, caplog: pytest.LogCaptureFixture) -> None:
-    if not NIGHTLY and spec.dtype != "float32" and arch not in ("sm_70", "sm_80"):
-        pytest.skip("half precision, for GPUs after those of the golden record: at night")
     with caplog.at_level(logging.INFO, logger="polyconv.cuda.compile"):
         info = kernel_info(KernelCache().get(spec, arch), spec.symbol)
     assert info.stack == 0, f"{info.stack} bytes of registers are spilled at {info.registers} registers"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from emulate import V100, check, plan_of, run_plan
 from machine_suites import EDGES, KERNELBENCH, Shape, explore, zero_bordered
+from nightly import NIGHTLY
 from polyconv.algebra.matrices import matrix
 from polyconv.algebra.segments import AxisScheme
 from polyconv.measure import workloads
@@ -23,7 +24,7 @@ from polyconv.problem import PaddingMode, Pass, Problem
 
 pytestmark = pytest.mark.usefixtures("every_arch")
 PASSES = (Pass.FPROP, Pass.DGRAD)
-RANDOM_PARTS, RANDOM_EACH = 4, 30
+RANDOM_PARTS, RANDOM_EACH = (4, 30) if NIGHTLY else (1, 10)
 LARGE = 2**26
 """A workspace that takes everything in one slab; of one byte, a slab is one row of tiles."""
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from emulate import NAN, V100, execute, fingerprint
 from machine_suites import EDGES, KERNELBENCH, Shape, explore, shapes
+from nightly import NIGHTLY
 from polyconv import reference
 from polyconv.plan import toom_wgrad
 from polyconv.plan.toom_wgrad import ToomWgradCandidate
@@ -19,7 +20,7 @@ from polyconv.problem import Pass, Problem
 from polyconv.scale import largest, scales
 
 pytestmark = pytest.mark.usefixtures("every_arch")
-RANDOM_PARTS, RANDOM_EACH = 4, 45
+RANDOM_PARTS, RANDOM_EACH = (4, 45) if NIGHTLY else (1, 12)
 SMS = 2
 MORE = {
     "three rows of tiles, five slices": Shape((5, 8, 12, 17), 8, (3, 3), padding=(1, 1, 1, 1)),

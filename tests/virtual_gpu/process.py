@@ -91,8 +91,7 @@ class _Child:
         with _environment(
             LD_LIBRARY_PATH=os.pathsep.join(filter(None, search)),
             PYTHONPATH=os.pathsep.join(filter(None, path)),
-            # Kept from run to run: an entry's name holds everything that could make it stale.
-            **{"POLYCONV_CACHE_DIR": str(folder / "kernels"), **environment},
+            **environment,
         ):
             self._process.start()
         other.close()

@@ -18,7 +18,6 @@ from virtual_gpu.gpu import VirtualGpu
 from virtual_gpu.process import build_driver
 
 DRIVER = build_driver()
-os.environ["POLYCONV_CACHE_DIR"] = str(DRIVER / "kernels")  # compiled once, not once per program
 os.environ["POLYCONV_STRICT"] = "on"  # a kernel that fails is an error, and no other one runs in its place
 ctypes.CDLL(str(DRIVER / "libcuda.so.1"))  # whoever asks for libcuda.so.1 from now on gets this one
 
