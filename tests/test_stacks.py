@@ -13,12 +13,13 @@ from torch import Tensor
 
 from any_volume import check, volumes
 from nightly import nightly
-from polyconv import reference
+from polyconv import choices, reference
 from polyconv.plan import DEVICES
 from polyconv.plan.volumes import plan_volume
 from polyconv.preference import Preference
 from polyconv.problem import Activation, PaddingMode, Pass, Problem
 from polyconv.readiness import Run
+from polyconv.sheets import NAME as SUM_OF_PICTURES
 from polyconv.stacking import stacked
 from polyconv.stacks import NAMES, Side, Stack, stack
 from polyconv.volumes import pictures_of
@@ -126,7 +127,6 @@ def test_a_stack_keeps_to_its_memory() -> None:
     ("problem", "why"),
     [
         (Problem.make(Pass.FPROP, (1, 4, 4, 8, 8), (4, 4, 1, 1, 1)), "no axis has more than one tap"),
-        (Problem.make(Pass.FPROP, (1, 4, 4, 8, 8), (4, 2, 3, 3, 3), groups=2), "one group"),
         (Problem.make(Pass.FPROP, (1, 4, 4, 8, 8), (4, 4, 3, 3, 3), w_strides=(0, 0, 0, 0, 0)), "repeat in memory"),
         (
             Problem.make(Pass.FPROP, (1, 4, 4, 8, 8), (4, 4, 3, 3, 3), padding=(1,) * 6, padding_mode="circular"),
@@ -157,12 +157,31 @@ def test_few_channels_are_stacked_on_a_gpu(kind: Pass) -> None:
     assert plan.cost_us > plan.pictures_cost
 
 
-@pytest.mark.parametrize("name", ["sum of pictures", *NAMES.values()])
+@pytest.mark.parametrize("name", [SUM_OF_PICTURES, *NAMES.values()])
 def test_a_way_can_be_preferred(name: str) -> None:
     problem = Problem.make(Pass.FPROP, (2, 16, 8, 32, 32), (32, 16, 3, 3, 3))
     plan = plan_volume(problem, DEVICES["v100"], prefer=Preference(name, "measured"))
     assert plan.choice == name
     assert plan.preference.startswith("measured")
+
+
+def test_a_measured_way_runs() -> None:
+    """Whatever the model thinks; and all three are there to be measured."""
+    run_in_virtual_gpu(_a_measured_way_runs)
+
+
+def _a_measured_way_runs() -> None:
+    problem = Problem.make(Pass.FPROP, (1, 8, 6, 12, 12), (8, 8, 3, 3, 3))
+    with VirtualGpu() as gpu:
+        backend = gpu.backend()
+        ways = backend.contenders(problem)
+        assert set(ways) <= {SUM_OF_PICTURES, *NAMES.values()}
+        assert len(ways) > 1
+        for way in ways:
+            with choices.Forced({backend.key(problem): way}):
+                plan = backend.plan(problem)
+                assert plan.choice == way
+                assert "asked for" in plan.explain()
 
 
 def test_the_gradient_of_a_plain_sum_is_not_copied() -> None:
@@ -183,6 +202,7 @@ ON_A_GPU = {
     "stride and dilation": Problem.make(
         Pass.FPROP, (1, 4, 9, 8, 9), (6, 4, 3, 3, 3), stride=(2, 2, 2), padding=(1,) * 6, dilation=(2, 2, 2)
     ),
+    "groups": Problem.make(Pass.FPROP, (2, 6, 5, 8, 9), (4, 3, 3, 3, 3), stride=(2, 1, 1), padding=(1,) * 6, groups=2),
     "channels_last": replace(PLAIN, stride=(2, 1, 2)).channels_last(),
     "one tap along the width": Problem.make(Pass.FPROP, (3, 3, 6, 9, 5), (12, 3, 3, 3, 1)),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
+from math import prod
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from .epilogue import apply_epilogue, begun, summed_per_channel
 from .problem import RESULTS, Activation, Pass, Problem
 from .readiness import Run
+from .rounding import ceil_div
 from .stacks import Block, Side, Stack, StackCall, StackedPhase
 
 
@@ -37,7 +39,7 @@ def _run_pictures(stack: Stack, runs: Mapping[Problem, Run], tensors: Mapping[st
     """Forward, or the gradient of the input."""
     memory = tensors[stack.side].new_empty(stack.room)
     for phase in stack.phases:
-        w = stacked_weights(tensors["w"], phase.taps, stack.axis, stack.side)
+        w = stacked_weights(tensors["w"], phase.taps, stack.axis, stack.side, stack.problem.groups)
         for block, views in _blocks(stack, phase, tensors, memory):
             for call, own in views:
                 runs[call.problem]({**own, "w": w, **({"bias": tensors["bias"]} if call.problem.bias else {})})
@@ -57,9 +59,9 @@ def _run_weight_gradient(stack: Stack, runs: Mapping[Problem, Run], tensors: Map
                 runs[call.problem]({**own, "dw": dw})
                 first = dw if first is None else first.add_(dw)
         assert first is not None
-        of_taps = _by_tap(first, len(phase.taps), stack.side)
-        for i, tap in enumerate(phase.taps):
-            tensors["dw"].select(2 + stack.axis, tap).copy_(of_taps[i])
+        apart = of_taps(first, len(phase.taps), stack.side, stack.problem.groups)
+        for tap, of_tap in zip(phase.taps, apart, strict=True):
+            tensors["dw"].select(2 + stack.axis, tap).copy_(of_tap)
 
 
 _Views = Iterator[tuple[StackCall, dict[str, Tensor]]]
@@ -75,7 +77,7 @@ def _blocks(
             for sheets, slots in _pieces(stack, block, tensors, memory):
                 slots.copy_(sheets)
             for zeros in block.zeros:
-                _slots(stack, block, memory)[:, zeros].zero_()
+                _slots(stack, block, memory, zeros).zero_()
         yield block, _views(stack, block, tensors, memory)
 
 
@@ -96,10 +98,17 @@ def _seen(tensor: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], call
     return tensor.as_strided(shape, strides, tensor.storage_offset() + call.plain)
 
 
-def _slots(stack: Stack, block: Block, memory: Tensor) -> Tensor:
-    """A stack: images, slots, and what a sheet is."""
-    shape = (len(block.images), block.slots, *stack.sheet)
-    return memory[: torch.Size(shape).numel()].view(shape)
+def _slots(stack: Stack, block: Block, memory: Tensor, slots: slice) -> Tensor:
+    """Some slots of a stack: images, slots, groups, and what a group has of a sheet."""
+    images, groups = len(block.images), stack.problem.groups
+    channels, *size = stack.sheet
+    own = memory[: images * block.slots * prod(stack.sheet)]
+    if groups == 1:
+        return own.view(images, block.slots, 1, channels, *size)[:, slots]
+    taps = block.apart  # pictures share no slot
+    first, tap = divmod(slots.start, taps)
+    pictures = own.view(images, -1, groups, taps, channels // groups, *size)
+    return pictures[:, first : ceil_div(slots.stop - tap, taps) : ceil_div(slots.step, taps), :, tap]
 
 
 def _pieces(
@@ -107,24 +116,27 @@ def _pieces(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Sheets of the tensor, and the slots that they have in the stack."""
     images = tensors[stack.side][block.images.start : block.images.stop].movedim(2 + stack.axis, 1)
-    slots = _slots(stack, block, memory)
     for piece in block.pieces:
-        yield images[:, piece.sheets], slots[:, piece.slots]
+        yield (
+            images[:, piece.sheets].unflatten(2, (stack.problem.groups, -1)),
+            _slots(stack, block, memory, piece.slots),
+        )
 
 
-def stacked_weights(w: Tensor, taps: tuple[int, ...], axis: int, side: Side) -> Tensor:
+def stacked_weights(w: Tensor, taps: tuple[int, ...], axis: int, side: Side, groups: int) -> Tensor:
     """Those of some taps, in the order of the stack's channels; dense, whatever the layout of ``w``."""
-    own, dim = [w.select(2 + axis, tap) for tap in taps], _DIM_OF_TAPS[side]
-    shape = own[0].shape
-    dense = w.new_empty(*shape[:dim], len(taps), *shape[dim:])  # left to itself, torch would keep the layout
-    return torch.stack(own, dim, out=dense).flatten(dim, dim + 1)
+    first, *others = (_grouped(w.select(2 + axis, tap), side, groups) for tap in taps)
+    dense = w.new_empty(first.shape[0], len(taps), *first.shape[1:])  # left to itself, torch would keep the layout
+    stacked = torch.stack([first, *others], 1, out=dense)
+    return stacked.flatten(1, 2) if side == "x" else stacked.flatten(0, 2)
 
 
-def _by_tap(dw: Tensor, taps: int, side: Side) -> Tensor:
-    """A gradient in the order of :func:`stacked_weights`, with the taps apart, and first."""
-    dim = _DIM_OF_TAPS[side]
-    return dw.reshape(*dw.shape[:dim], taps, -1, *dw.shape[dim + 1 :]).movedim(dim, 0)
+def of_taps(dw: Tensor, taps: int, side: Side, groups: int) -> Iterator[Tensor]:
+    """The reverse of :func:`stacked_weights`, tap by tap."""
+    across = dw.unflatten(1, (taps, -1)) if side == "x" else dw.unflatten(0, (groups, taps, -1))
+    yield from (one if side == "x" else one.flatten(0, 1) for one in across.unbind(1))
 
 
-_DIM_OF_TAPS: dict[Side, int] = {"x": 1, "y": 0}
-"""Of weights, before channels and taps are one: beside the channels that are stacked."""
+def _grouped(w: Tensor, side: Side, groups: int) -> Tensor:
+    """Weights of one tap, with what the taps are beside as the second dimension: channels, of input or output."""
+    return w if side == "x" else w.unflatten(0, (groups, -1))

@@ -9,9 +9,9 @@ channels become more. Either tensor can be stacked:
   a stride, sheets of the input with another rest have other taps (:func:`~polyconv.algebra.lattice.gradient_phases`).
 
 A pass that reads the stacked tensor reads a copy, sheet by sheet. Neighbouring pictures share sheets there: a picture
-begins a few sheets after the one before, and each sheet is copied once, unless dilation forbids it. A pass that writes
-the stacked tensor writes a stack, whose sheets are added up to the result. That is done a block at a time, so that the
-stack keeps to the memory that it is given. Numbers only; :mod:`polyconv.stacking` has the tensors.
+begins a few sheets after the one before, and each sheet is copied once, unless dilation or groups forbid it. A pass
+that writes the stacked tensor writes a stack, whose sheets are added up to the result. That is done a block at a time,
+so that the stack keeps to the memory that it is given. Numbers only; :mod:`polyconv.stacking` has the tensors.
 """
 
 from __future__ import annotations
@@ -57,10 +57,15 @@ class StackCall:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Pictures that are in the stack at the same time. A stack has a row of slots per image, and a sheet in each."""
+    """Pictures that are in the stack at the same time. A stack has a row of slots per image, and a sheet in each.
+
+    With groups, the slots of a picture lie group by group: what one group has of each, then the next group's.
+    """
 
     images: range
     slots: int
+    apart: int
+    """How many slots after the picture before a picture begins."""
     pieces: tuple[Piece, ...]
     """What lies where."""
     zeros: tuple[slice, ...]
@@ -162,8 +167,6 @@ def stack(problem: Problem, side: Side, room: int) -> Stack | str:
     several = [taps for taps in problem.kernel if taps > 1]
     if not several:
         return "no axis has more than one tap"
-    if problem.groups > 1:
-        return "sheets of one group do not lie side by side"
     axis = problem.kernel.index(min(several))
     along = Axis.of(problem, problem.in_size, problem.kernel, axis)
     if side == "y" and problem.padding_mode is not PaddingMode.ZEROS and max(along.before, along.after) > 0:
@@ -267,7 +270,7 @@ def _sheet_at(along: Axis, side: Side, place: int) -> int | None:
 
 def _blocks(part: Problem, axis: int, side: Side, along: Axis, phase: Phase, room: int) -> Iterator[Block]:
     """As many images as a stack of so many sheets has room for, or parts of an image; about the same number each."""
-    apart = _pictures_apart(phase, overlap=RESULTS[part.kind] != side)
+    apart = _pictures_apart(phase, overlap=RESULTS[part.kind] != side and part.groups == 1)
 
     def slots_for(count: int) -> int:
         return (count - 1) * apart + phase.taps
@@ -279,7 +282,7 @@ def _blocks(part: Problem, axis: int, side: Side, along: Axis, phase: Phase, roo
             cut, slots = phase.cut(own.start, len(own)), slots_for(len(own))
             pieces, zeros = _pieces(along, side, cut, apart, slots)
             calls = tuple(_calls(part, axis, side, cut, own_images, apart, slots))
-            yield Block(own_images, slots, pieces, zeros, calls)
+            yield Block(own_images, slots, apart, pieces, zeros, calls)
 
 
 def _pictures_apart(phase: Phase, *, overlap: bool) -> int:
