@@ -149,12 +149,12 @@ class Stack:
 
     def in_words(self) -> str:
         tensor = {"x": "input", "y": "output"}[self.side]
-        taps = max(len(phase.taps) for phase in self.phases)
+        *fewer, taps = sorted({len(phase.taps) for phase in self.phases})
         size = f"{self.stacked_elements * self.problem.element_bytes / 2**20:.1f} MiB"
         what = f"{size} of them are added up" if self.written else f"{size} are copied there"
         return (
             f"{len(self.calls)} problems across the {AXES[3][self.axis]}, with the sheets of the {tensor} that "
-            f"{taps} taps meet side by side, as {taps * self.sheet[0]} channels; {what}:"
+            f"{'up to ' if fewer else ''}{taps} taps meet side by side, as {taps * self.sheet[0]} channels; {what}:"
         )
 
 

@@ -19,11 +19,13 @@ from ..sheets import NAME as SUM_OF_PICTURES
 from ..sheets import cut
 from ..stacks import NAMES, stack
 from ..volumes import Parts, VolumePlan, planned_parts
-from .cost import DRAM_EFFICIENCY, LAUNCH_US
+from .cost import LAUNCH_US
 from .cuda import DEFAULT_WORKSPACE, plan_cuda
 from .device import CudaDevice
 from .plan import Plan
 
+BESIDE_EFFICIENCY = 0.7
+"""Share of the data-sheet bandwidth that PyTorch's copies and sums of strided sheets are taken to reach."""
 SECTOR_BYTES = 32
 """What the L2 delivers at least, however few of the bytes are wanted."""
 
@@ -118,7 +120,7 @@ def volume_us(plan: VolumePlan[Plan], device: CudaDevice) -> float:
         plan.times(picture) * max(own.cost_us, _scattered_us(picture, device)) for picture, own in plan.plans.items()
     )
     moved, launches = plan.parts.beside
-    return pictures + moved / (DRAM_EFFICIENCY * device.dram_gbs * 1e3) + launches * LAUNCH_US
+    return pictures + moved / (BESIDE_EFFICIENCY * device.dram_gbs * 1e3) + launches * LAUNCH_US
 
 
 def _scattered_us(picture: Problem, device: CudaDevice) -> float:
