@@ -187,5 +187,6 @@ def _any_volume_as_machine_code(kind: Pass) -> None:
 def _as_machine_code(problem: Problem) -> None:
     torch.manual_seed(0)
     with VirtualGpu() as gpu:
-        check(problem, gpu.backend().prepare)
+        backend = gpu.backend()
+        check(problem, lambda problem: backend.contender(problem, NAME))
         assert gpu.launches

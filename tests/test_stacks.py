@@ -220,6 +220,18 @@ def test_a_border_as_machine_code() -> None:
         run_in_virtual_gpu(_as_machine_code, replace(PLAIN, padding_mode=PaddingMode.REFLECT).for_pass(kind), "x")
 
 
+@pytest.mark.parametrize("kind", list(Pass), ids=str)
+def test_what_is_chosen_runs_as_machine_code(kind: Pass) -> None:
+    run_in_virtual_gpu(_what_is_chosen_runs, PLAIN.for_pass(kind))
+
+
+def _what_is_chosen_runs(problem: Problem) -> None:
+    torch.manual_seed(0)
+    with VirtualGpu() as gpu:
+        check(problem, gpu.backend().prepare)
+        assert gpu.launches
+
+
 @nightly
 @pytest.mark.parametrize("kind", list(Pass), ids=str)
 def test_any_volume_as_machine_code(kind: Pass) -> None:

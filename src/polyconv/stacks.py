@@ -174,7 +174,7 @@ def stack(problem: Problem, side: Side, room: int) -> Stack | str:
     tensors = {"x": (problem.x_shape, problem.x_strides), "y": (problem.y_shape, problem.y_strides)}
     w = problem.w_shape, problem.w_strides
     if not all(all_apart(*tensor) for tensor in (tensors[side], w)):
-        return "elements repeat in memory, which the error model cannot see of a copy"  # as those of an expanded tensor
+        return "elements repeat in memory, as in an expanded tensor, and the error model cannot see that of a copy"
     sheet_bytes = problem.element_bytes * prod(sheet_of(problem, axis, side))
     phases = phases_of(problem, axis, side)
     most = max(phase.taps for phase in phases)
@@ -219,9 +219,11 @@ def phases_of(problem: Problem, axis: int, side: Side) -> tuple[Phase, ...]:
 
 def stacked_picture(problem: Problem, axis: int, side: Side, taps: int) -> Problem:
     """The problem of one picture with so many sheets of a tensor in its place; strides are those of dense tensors."""
-    across = problem.across(axis)
-    in_channels, out_channels = (times * n for times, n in zip(_times(side, taps), _channels(problem), strict=True))
-    picture = replace(across, batch=1, in_channels=in_channels, out_channels=out_channels)
+    picture = replace(problem.across(axis), batch=1)
+    if side == "x":
+        picture = replace(picture, in_channels=taps * problem.in_channels)
+    else:
+        picture = replace(picture, out_channels=taps * problem.out_channels)
     x, w, y = map(contiguous_strides, (picture.x_shape, picture.w_shape, picture.y_shape))
     return replace(picture, x_strides=x, w_strides=w, y_strides=y)
 
@@ -230,14 +232,6 @@ def sheet_of(problem: Problem, axis: int, side: Side) -> tuple[int, ...]:
     """Channels and extents of one sheet."""
     across = problem.across(axis)
     return across.x_shape[1:] if side == "x" else across.y_shape[1:]
-
-
-def _channels(problem: Problem) -> tuple[int, int]:
-    return problem.in_channels, problem.out_channels
-
-
-def _times(side: Side, taps: int) -> tuple[int, int]:
-    return (taps, 1) if side == "x" else (1, taps)
 
 
 def _taps(phase: Phase) -> tuple[int, ...]:
