@@ -4,8 +4,8 @@
     python benchmarks/gpu/kernelbench.py --workload kb54 --passes fprop --anew   # some of them, once more
     python benchmarks/gpu/kernelbench.py --render  # the page from kernelbench.json
 
-A convolution over three axes is the sum of its pictures' plans, each as often as it runs. A pass is in the file as soon
-as it is counted, so a run can be interrupted and taken up.
+A convolution over three axes is its pictures' plans, each as often as it runs, and what PyTorch does beside them. A
+pass is in the file as soon as it is counted, so a run can be interrupted and taken up.
 """
 
 from __future__ import annotations
@@ -26,14 +26,12 @@ from polyconv.inspection import emulator
 from polyconv.inspection.counting import V100, CountingError
 from polyconv.measure import workloads
 from polyconv.measure.workloads import Workload
-from polyconv.plan import Plan, plan_cuda
+from polyconv.plan import Plan
+from polyconv.plan.volumes import CudaVolumePlan, planned
 from polyconv.problem import Pass, Problem
-from polyconv.sheets import SheetPlan, planned, result_shape
 
 FILE, PAGE = HERE / "kernelbench.json", HERE / "kernelbench.md"
 ALL = "kernelbench,volumes"
-BYTES_ADDED = 12
-"""Per element of a sum that no kernel of ours adds: both are read, one is written."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +43,9 @@ class Row:
     plan: str
     launches: int
     counted_ms: float
-    """The sum of all launches' bounds, and of what is added apart."""
-    added_ms: float
-    """Of these: sums of pictures that PyTorch adds, at full bandwidth."""
+    """The sum of all launches' bounds, and of what PyTorch does beside them."""
+    beside_ms: float
+    """Of these: what PyTorch copies and adds, at full bandwidth."""
     bound_by: str
     """The resource that binds the launches that take most of the time."""
     direct_ms: float
@@ -63,34 +61,32 @@ class Row:
 def count_pass(counter: Counter, workload: Workload, kind: Pass) -> Row:
     """One pass, as the plans that run it, each as often as it runs."""
     problem = workload.problem(kind).as_picture()
-    plan = planned(problem, lambda picture: plan_cuda(picture, V100, settings.current().workspace_bytes))
+    plan = planned(problem, V100, settings.current().workspace_bytes)
     counted = [(row, times * row.times) for part, times in parts(plan) for row in counter.plan(part)]
-    added_ms = _transfer_ms(BYTES_ADDED * added_apart(plan))
+    beside_ms = _transfer_ms(moved_beside(plan))
     return Row(
         id=workload.id,
         kind=str(kind),
         plan=plan.name,
         launches=sum(times for _, times in counted),
-        counted_ms=sum(times * row.counted_ms for row, times in counted) + added_ms,
-        added_ms=added_ms,
+        counted_ms=sum(times * row.counted_ms for row, times in counted) + beside_ms,
+        beside_ms=beside_ms,
         bound_by=binding(counted),
         direct_ms=direct_ms(problem),
         moved_ms=_transfer_ms(must_move(problem)),
     )
 
 
-def parts(plan: Plan | SheetPlan[Plan]) -> list[tuple[Plan, int]]:
+def parts(plan: Plan | CudaVolumePlan) -> list[tuple[Plan, int]]:
     """The plans of pictures, and how often each runs: one plan, once, unless there are three axes."""
     if isinstance(plan, Plan):
         return [(plan, 1)]
     return [(part, plan.times(picture)) for picture, part in plan.plans.items()]
 
 
-def added_apart(plan: Plan | SheetPlan[Plan]) -> int:
-    """Elements that are computed in memory of their own and then added to others."""
-    if isinstance(plan, Plan):
-        return 0
-    return sum(prod(result_shape(sheets.problem)) for sheets in plan.cut.sheets if sheets.apart)
+def moved_beside(plan: Plan | CudaVolumePlan) -> int:
+    """Bytes that no kernel of ours moves."""
+    return 0 if isinstance(plan, Plan) else plan.parts.beside[0]
 
 
 def must_move(problem: Problem) -> int:

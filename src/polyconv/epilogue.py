@@ -33,3 +33,8 @@ def summed_per_channel(grad: Tensor) -> Tensor:
 def with_bias(y: Tensor, bias: Tensor | None) -> Tensor:
     """An output filled with sums of nothing, and the bias."""
     return y.zero_() if bias is None else y.copy_(per_channel(bias, y.dim()).expand(y.shape))
+
+
+def begun(y: Tensor, bias: Tensor | None, residual: Tensor | None, activation: Activation) -> Tensor:
+    """An output of sums of nothing: bias, residual and activation."""
+    return apply_epilogue(with_bias(y, bias), residual, activation)

@@ -21,7 +21,6 @@ from .arguments import suggests_channels_last
 from .backends import backend_for
 from .functional import Kind
 from .problem import Pass, Problem, Strides
-from .sheets import planned
 from .stand_ins import mode_of, stand_in
 from .vouching import is_frozen
 
@@ -309,10 +308,9 @@ def _ask(problem: Problem, device: torch.device | CudaDevice) -> PassExplanation
     instead = f"{problem}\n  is computed, {' and '.join(ways)}, as\n" if ways else ""
     try:
         if not isinstance(device, torch.device):
-            from .plan import plan_cuda
+            from .plan.volumes import planned
 
-            plan = planned(runs, lambda picture: plan_cuda(picture, device))
-            return PassExplanation(problem, "cuda", instead + plan.explain())
+            return PassExplanation(problem, "cuda", instead + planned(runs, device).explain())
         backend = backend_for(device)
         return PassExplanation(problem, backend.name, instead + backend.explain(runs))
     except (RuntimeError, ImportError, OSError) as error:

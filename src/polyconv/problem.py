@@ -293,6 +293,24 @@ class Problem:
             y_strides=with_height(self.y_shape, self.y_strides),
         )
 
+    def across(self, axis: int) -> Problem:
+        """What is left without one of the axes: of a volume, a sheet."""
+
+        def without(numbers: tuple[int, ...], place: int = axis, count: int = 1) -> tuple[int, ...]:
+            return numbers[:place] + numbers[place + count :]
+
+        return replace(
+            self,
+            in_size=without(self.in_size),
+            kernel=without(self.kernel),
+            stride=without(self.stride),
+            padding=without(self.padding, 2 * axis, 2),
+            dilation=without(self.dilation),
+            x_strides=without(self.x_strides, 2 + axis),
+            w_strides=without(self.w_strides, 2 + axis),
+            y_strides=without(self.y_strides, 2 + axis),
+        )
+
     def why_not_pictures(self) -> str | None:
         """For kernels that know height and width alone: None if these are the axes, else what to say."""
         if self.rank == 2:

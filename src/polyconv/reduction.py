@@ -84,7 +84,11 @@ class Axis:
 
     def pixel(self, output: int, tap: int) -> int | None:
         """On which pixel a tap of an output lies; None where a zero stands."""
-        place, last = output * self.stride + tap * self.dilation - self.before, self.extent - 1
+        return self.pixel_at(output * self.stride + tap * self.dilation - self.before)
+
+    def pixel_at(self, place: int) -> int | None:
+        """Which pixel stands at a place, counted from the first one, border included; None where a zero stands."""
+        last = self.extent - 1
         if self.mode is PaddingMode.REPLICATE:
             return min(max(place, 0), last)
         if self.mode is PaddingMode.CIRCULAR:

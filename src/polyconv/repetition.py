@@ -28,7 +28,7 @@ def repetition_of(problem: Problem) -> Repetition:
         return _of_weight_gradient(problem)
     forward = problem.kind is Pass.FPROP
     strides, shape = (problem.x_strides, problem.x_shape) if forward else (problem.y_strides, problem.y_shape)
-    if _all_apart(shape, strides) and _all_apart(problem.w_shape, problem.w_strides):
+    if all_apart(shape, strides) and all_apart(problem.w_shape, problem.w_strides):
         return INDEPENDENT
     c, k = problem.channels_per_group
     k_stride, c_stride, *w_taps = problem.w_strides
@@ -49,7 +49,7 @@ def repetition_of(problem: Problem) -> Repetition:
 
 def _of_weight_gradient(problem: Problem) -> Repetition:
     x_strides, y_strides = problem.x_strides, problem.y_strides
-    if _all_apart(problem.x_shape, x_strides) and _all_apart(problem.y_shape, y_strides):
+    if all_apart(problem.x_shape, x_strides) and all_apart(problem.y_shape, y_strides):
         return INDEPENDENT
     extents = (problem.batch, *problem.out_size)
     x = (x_strides[0], *(step * stride for step, stride in zip(problem.stride, x_strides[2:], strict=True)))
@@ -82,7 +82,7 @@ def _one_number(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return all(stride == 0 or extent == 1 for extent, stride in zip(shape, strides, strict=True))
 
 
-def _all_apart(shape: Sequence[int], strides: Sequence[int]) -> bool:
+def all_apart(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether every element surely has a place of its own: each stride leaps over all that the smaller ones reach."""
     reach = 0
     for stride, extent in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1):
@@ -98,7 +98,7 @@ def times(extents: Sequence[int], *operands: Sequence[int]) -> float:
     Two elements have if the vector between them leads nowhere in any operand. Of a box of n elements along an axis,
     n - |v| pairs are v apart.
     """
-    if any(_all_apart(extents, strides) for strides in operands):
+    if any(all_apart(extents, strides) for strides in operands):
         return 1.0
     axes = sorted((n, *steps) for n, *steps in zip(extents, *operands, strict=True) if n > 1)
     free = prod(n for n, *steps in axes if not any(steps))

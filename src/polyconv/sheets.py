@@ -9,11 +9,11 @@ left out. Numbers only; :mod:`polyconv.summing` has the tensors.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 from .accuracy import error_of_additions
 from .problem import AXES, Activation, Pass, Problem, Shape, Strides, channels_last_strides, contiguous_strides
@@ -58,9 +58,12 @@ class Cut:
     """How often something is added to one element of the result, at most."""
 
     @property
-    def pictures(self) -> tuple[Problem, ...]:
-        """The problems, each once."""
-        return tuple(dict.fromkeys(sheets.problem for sheets in self.sheets))
+    def name(self) -> str:
+        return NAME
+
+    @property
+    def calls(self) -> tuple[Sheets, ...]:
+        return self.sheets
 
     @property
     def activates_apart(self) -> bool:
@@ -72,19 +75,24 @@ class Cut:
         """The elements of each result that is added to another."""
         return [prod(result_shape(sheets.problem)) for sheets in self.sheets if sheets.adds]
 
+    @property
+    def beside(self) -> tuple[int, int]:
+        """Of what is computed apart, and then added: bytes, and launches."""
+        added = [prod(result_shape(sheets.problem)) for sheets in self.sheets if sheets.apart]
+        return 3 * self.problem.element_bytes * sum(added), len(added)
+
     def predicted_error(self, errors: Iterable[float]) -> float:
         """From those of the pictures: each is relative to its own scale, and that of the sum is no smaller."""
         return max(errors) + error_of_additions(self.problem, self.additions)
+
+    def in_words(self) -> str:
+        adding = sum(one.adds for one in self.sheets)
+        return f"{len(self.sheets)} problems across the {AXES[3][self.axis]}, {adding} of them added to others:"
 
 
 def result_shape(problem: Problem) -> Shape:
     """Of what a pass computes."""
     return {Pass.FPROP: problem.y_shape, Pass.DGRAD: problem.x_shape, Pass.WGRAD: problem.w_shape}[problem.kind]
-
-
-def pictures_of(problem: Problem) -> tuple[Problem, ...]:
-    """What kernels are asked for in the place of a problem: itself, if it has two axes."""
-    return cut(problem).pictures if problem.rank == 3 else (problem,)
 
 
 @lru_cache(maxsize=1024)
@@ -188,17 +196,12 @@ def _sheets(problem: Problem, axis: int, meeting: _Meeting, *, adds: bool) -> Sh
     else:
         batch = problem.batch * length
     moved = (y,) if adds and kind is Pass.DGRAD else (x, y)  # what is computed apart begins where torch lets it begin
+    across = problem.across(axis)
     picture = replace(
-        problem,
+        across,
         batch=batch,
-        in_size=_without(problem.in_size, axis),
-        kernel=_without(problem.kernel, axis),
-        stride=_without(problem.stride, axis),
-        padding=problem.padding[: 2 * axis] + problem.padding[2 * axis + 2 :],
-        dilation=_without(problem.dilation, axis),
-        x_strides=_without((x_step, *problem.x_strides[1:]), 2 + axis),
-        w_strides=_without(problem.w_strides, 2 + axis),
-        y_strides=_without((y_step, *problem.y_strides[1:]), 2 + axis),
+        x_strides=(x_step, *across.x_strides[1:]),
+        y_strides=(y_step, *across.y_strides[1:]),
         vector_aligned=problem.vector_aligned and not any(begin * problem.element_bytes % 16 for begin in moved),
         bias=problem.bias and kind is Pass.FPROP and not adds,
         residual=kind is Pass.FPROP and (adds or problem.residual),
@@ -213,10 +216,6 @@ def _sheets(problem: Problem, axis: int, meeting: _Meeting, *, adds: bool) -> Sh
     return Sheets(picture, x, w, y, strides, adds)
 
 
-def _without(numbers: tuple[int, ...], place: int) -> tuple[int, ...]:
-    return numbers[:place] + numbers[place + 1 :]
-
-
 def _ranges(numbers: Sequence[int]) -> Iterator[range]:
     """Sorted numbers, as few ranges."""
     start = 0
@@ -224,81 +223,3 @@ def _ranges(numbers: Sequence[int]) -> Iterator[range]:
         if end == len(numbers) or numbers[end] != numbers[end - 1] + 1:
             yield range(numbers[start], numbers[end - 1] + 1)
             start = end
-
-
-# ---- plans
-
-
-class PicturePlan(Protocol):
-    """A plan of any backend for one problem of pictures."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def predicted_error(self) -> float: ...
-    @property
-    def cost(self) -> float: ...
-    def explain(self, *, verbose: bool = False) -> str: ...
-
-
-P = TypeVar("P", bound=PicturePlan)
-
-
-@dataclass(frozen=True, slots=True)
-class SheetPlan(Generic[P]):
-    """A problem over three axes, as the plans of its pictures."""
-
-    cut: Cut
-    plans: dict[Problem, P]
-    """By the problem; problems that differ in nothing have one plan."""
-
-    @property
-    def problem(self) -> Problem:
-        return self.cut.problem
-
-    @property
-    def choice(self) -> str:
-        return NAME
-
-    @property
-    def name(self) -> str:
-        return f"{NAME} ({', '.join(dict.fromkeys(plan.name for plan in self.plans.values()))})"
-
-    @property
-    def predicted_error(self) -> float:
-        return self.cut.predicted_error(plan.predicted_error for plan in self.plans.values())
-
-    @property
-    def cost(self) -> float:
-        """Of all pictures, in the planner's unit; not of what is added apart."""
-        return sum(self.plans[sheets.problem].cost for sheets in self.cut.sheets)
-
-    def times(self, problem: Problem) -> int:
-        """How often a problem of pictures is solved."""
-        return sum(one.problem == problem for one in self.cut.sheets)
-
-    def explain(self, *, verbose: bool = False) -> str:
-        """What is summed, and the plans of the pictures in their own words."""
-        error = f"predicted error {self.predicted_error:.1e}"
-        return "\n".join([str(self.problem), f"  runs {NAME}; {error}", *self.in_words(verbose=verbose)])
-
-    def in_words(self, *, verbose: bool = False) -> Iterator[str]:
-        """Lines that say what is summed."""
-        sheets = self.cut.sheets
-        adding = sum(one.adds for one in sheets)
-        yield f"  {len(sheets)} problems across the {AXES[3][self.cut.axis]}, {adding} of them added to others:"
-        for problem, plan in self.plans.items():
-            first, *others = plan.explain(verbose=verbose).splitlines()
-            yield f"    {self.times(problem)} times {first}"
-            yield from (f"    {line}" for line in others)
-
-
-def plan_sheets(problem: Problem, plan: Callable[[Problem], P]) -> SheetPlan[P]:
-    """The plan for a problem over three axes, from what plans its pictures."""
-    found = cut(problem)
-    return SheetPlan(found, {picture: plan(picture) for picture in found.pictures})
-
-
-def planned(problem: Problem, plan: Callable[[Problem], P]) -> P | SheetPlan[P]:
-    """The plan for a problem over two axes or three, from what plans pictures."""
-    return plan_sheets(problem, plan) if problem.rank == 3 else plan(problem)

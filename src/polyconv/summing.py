@@ -7,7 +7,7 @@ from math import prod
 
 from torch import Tensor
 
-from .epilogue import apply_epilogue, summed_per_channel, with_bias
+from .epilogue import apply_epilogue, begun, summed_per_channel
 from .problem import RESULTS, Activation, Pass, Problem, Shape, Strides
 from .readiness import Run
 from .sheets import Cut, Sheets, result_shape
@@ -73,7 +73,6 @@ def _begin(cut: Cut, gap: range, name: str, tensors: Mapping[str, Tensor]) -> No
     """What sums of nothing are, in a part of the result: zeros, or in a forward pass bias, residual and activation."""
     result, residual = tensors[name], tensors.get("residual")
     dim = 2 + cut.axis
-    part = with_bias(result.narrow(dim, gap.start, len(gap)), tensors.get("bias"))
-    if residual is not None or not cut.activates_apart:
-        added = None if residual is None else residual.narrow(dim, gap.start, len(gap))
-        apply_epilogue(part, added, Activation.NONE if cut.activates_apart else cut.problem.activation)
+    added = None if residual is None else residual.narrow(dim, gap.start, len(gap))
+    activation = Activation.NONE if cut.activates_apart else cut.problem.activation
+    begun(result.narrow(dim, gap.start, len(gap)), tensors.get("bias"), added, activation)

@@ -7,16 +7,17 @@ to the chosen one count as well. So do the choices of tuning files that are in f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from . import settings
 from .plan import DEVICES, CudaDevice, KernelSpec, Plan, PlanError, all_kernels, plan_cuda
 from .plan.cuda import candidates
 from .plan.device import why_too_old
+from .plan.volumes import CudaVolumePlan, plan_volume
 from .preference import Preference
 from .problem import Problem
-from .sheets import pictures_of
+from .volumes import pictures_of
 
 CLOSE = 1.3
 """A candidate counts if it is modelled to take at most so many times as long as the chosen one."""
@@ -42,19 +43,35 @@ def wanted_by(problems: Iterable[Problem], arch: str) -> Wanted:
 
     devices, workspace, measured = devices_of(arch), settings.current().workspace_bytes, _measured(arch)
     wanted = Wanted(arch)
-    for problem in (picture for asked in problems for picture in pictures_of(asked)):
+    for asked in problems:
         for device in devices:
             try:
-                plan = plan_cuda(problem, device, workspace)
+                pictures = _pictures(asked, device, workspace, measured.get(problem_key(asked), ()))
+                for problem in dict.fromkeys(pictures):
+                    plan = plan_cuda(problem, device, workspace)
+                    wanted.kernels.update(dict.fromkeys(plan.kernels))
+                    wanted.kernels.update(dict.fromkeys(_close_kernels(plan, device, workspace)))
+                    for choice in measured.get(problem_key(problem), ()):
+                        plan = plan_cuda(problem, device, workspace, _measured_choice(choice))
+                        wanted.kernels.update(dict.fromkeys(plan.kernels))
             except PlanError as error:
-                wanted.skipped[str(problem)] = str(error)
+                wanted.skipped[str(asked)] = str(error)
                 break
-            wanted.kernels.update(dict.fromkeys(plan.kernels))
-            wanted.kernels.update(dict.fromkeys(_close_kernels(plan, device, workspace)))
-            for choice in measured.get(problem_key(problem), ()):
-                plan = plan_cuda(problem, device, workspace, Preference(choice, "chosen by a tuning file"))
-                wanted.kernels.update(dict.fromkeys(plan.kernels))
     return wanted
+
+
+def _pictures(problem: Problem, device: CudaDevice, workspace: int, measured: Iterable[str]) -> Iterator[Problem]:
+    """What kernels may be asked for in the place of a problem: itself, if it has two axes."""
+    if problem.rank != 3:
+        yield problem
+        return
+    plan = plan_volume(problem, device, workspace)
+    for way in (*_close(plan), *measured):
+        yield from pictures_of(plan_volume(problem, device, workspace, _measured_choice(way)).parts)
+
+
+def _measured_choice(name: str) -> Preference:
+    return Preference(name, "chosen by a tuning file")
 
 
 def wanted_by_name(names: Sequence[str], arch: str) -> Wanted:
@@ -101,8 +118,13 @@ def _measured(arch: str) -> dict[str, list[str]]:
     return choices
 
 
+def _close(plan: Plan | CudaVolumePlan) -> set[str]:
+    """Candidates that may be chosen on a GPU that differs a little."""
+    return {c.name for c in plan.candidates if c.cost is not None and c.cost <= CLOSE * plan.cost_us}
+
+
 def _close_kernels(plan: Plan, device: CudaDevice, workspace: int) -> Iterable[KernelSpec]:
-    close = {c.name for c in plan.candidates if c.cost is not None and c.cost <= CLOSE * plan.cost_us}
+    close = _close(plan)
     for candidate in candidates(plan.problem):
         if candidate.name in close and candidate.refusal(plan.problem) is None:
             yield from (launch.kernel for launch in candidate.schedule(plan.problem, device.sms, workspace).launches)

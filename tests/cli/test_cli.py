@@ -289,19 +289,23 @@ def test_plan_takes_three_axes(device: str, capsys: pytest.CaptureFixture[str]) 
     (plan,) = json.loads(capsys.readouterr().out)
     assert plan["workload"] == "Conv3d"
     if device == "v100":
-        assert plan["algorithm"].startswith("sum of pictures (")
+        assert plan["algorithm"].startswith("stacked inputs (")
         assert (plan["across"], plan["device"]) == ("depth", "Tesla V100")
-        assert sum(picture["times"] for picture in plan["pictures"]) == 3 * 2, "a tap and an image are a problem each"
+        assert sum(picture["times"] for picture in plan["pictures"]) == 2, "an image is a problem"
+        assert {one["name"] for one in plan["candidates"] if one["rejected"]} == {"sum of pictures", "stacked outputs"}
         assert all(picture["launches"] for picture in plan["pictures"])
 
 
 def test_plan_of_a_volume_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of ``explain``: what is summed, and the plans of the pictures."""
+    """Those of ``explain``: what is stacked, the plans of the pictures, and why they are not summed."""
     assert cli.main([*BY_ARGUMENTS[:-1], "9", "9", "--device", "v100", "--pass", "fprop"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("Conv3d: fprop 2x8x20x9x9, 8 channels, kernel 3x3x3, bias\n  runs sum of pictures; ")
-    assert "\n  6 problems across the depth, 4 of them added to others:\n    2 times fprop 18x8x9x9" in said
-    assert "on Tesla V100" in said
+    assert said.startswith(
+        "Conv3d: fprop 2x8x20x9x9, 8 channels, kernel 3x3x3, bias\n  runs stacked inputs on Tesla V100: "
+    )
+    assert "\n  2 problems across the depth, with the sheets of the input that 3 taps meet side by side" in said
+    assert ":\n    2 times fprop 18x24x9x9" in said
+    assert "\n  not sum of pictures: estimated to take" in said
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,10 @@ import pytest
 
 from polyconv.plan import DEVICES, KernelSpec, Launch, Plan, plan_cuda
 from polyconv.plan.plan import Work
+from polyconv.plan.volumes import planned
+from polyconv.preference import Preference
 from polyconv.problem import Pass, Problem
-from polyconv.sheets import planned
+from polyconv.sheets import NAME, cut
 
 PATH = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu" / "table.py"
 PROBLEM = Problem.make(Pass.FPROP, (4, 8, 32, 32), (16, 8, 3, 3))
@@ -105,17 +107,18 @@ def test_the_repository_s_figures_can_be_read(table: ModuleType) -> None:
 @pytest.mark.parametrize("kind", list(Pass))
 def test_a_volume_is_its_pictures_each_as_often_as_it_runs(kernelbench: ModuleType, kind: Pass) -> None:
     problem = Problem.make(kind, (2, 8, 6, 12, 12), (16, 8, 3, 3, 3), padding=(1,) * 6)
-    plan = planned(problem, lambda picture: plan_cuda(picture, DEVICES["v100"]))
+    plan = planned(problem, DEVICES["v100"], prefer=Preference(NAME))
+    sheets = cut(problem).sheets
     parts = kernelbench.parts(plan)
-    assert sum(times for _, times in parts) == len(plan.cut.sheets)
+    assert sum(times for _, times in parts) == len(sheets)
     multiplied = sum(times * part.problem.multiplications for part, times in parts)
     assert multiplied == problem.multiplications * (6 + 2 * 5) // (6 * 3)  # a tap at the end meets one sheet fewer
-    apart = [] if kind is Pass.FPROP else [sheets for sheets in plan.cut.sheets if sheets.adds]
+    apart = [] if kind is Pass.FPROP else [one for one in sheets if one.adds]
     shape = {Pass.DGRAD: (5, 8, 12, 12), Pass.WGRAD: (16, 8, 3, 3)}.get(kind, ())
-    assert kernelbench.added_apart(plan) == len(apart) * prod(shape)
+    assert kernelbench.moved_beside(plan) == 12 * len(apart) * prod(shape)
     picture = plan_cuda(PROBLEM, DEVICES["v100"])
     assert kernelbench.parts(picture) == [(picture, 1)]
-    assert kernelbench.added_apart(picture) == 0
+    assert kernelbench.moved_beside(picture) == 0
 
 
 def test_the_page_compares_with_the_larger_limit(kernelbench: ModuleType, tmp_path: Path) -> None:
@@ -133,4 +136,4 @@ def test_the_page_compares_with_the_larger_limit(kernelbench: ModuleType, tmp_pa
 def test_the_repository_s_kernelbench_figures_can_be_read(kernelbench: ModuleType) -> None:
     rows = kernelbench.load(kernelbench.FILE)
     assert len({name for name, _ in rows}) <= 35
-    assert all(row.counted_ms >= row.added_ms for row in rows.values())
+    assert all(row.counted_ms >= row.beside_ms for row in rows.values())

@@ -48,6 +48,19 @@ class Phase:
             count=min(count, self.count - first),
         )
 
+    def forwards(self) -> Phase:
+        """The same with taps that read forward: those that run backwards, from the other end."""
+        if self.tap_step > 0 or not self.taps:
+            return self
+        last = self.taps - 1
+        return replace(
+            self,
+            read_first=self.read_first + last * self.tap_step,
+            tap_step=-self.tap_step,
+            tap_first=self.tap_first + last * self.tap_stride,
+            tap_stride=-self.tap_stride,
+        )
+
 
 def forward_phases(outputs: int, kernel: int, stride: int, dilation: int, before: int) -> tuple[Phase, ...]:
     """The single phase of a forward convolution with ``before`` elements of padding in front."""
@@ -128,15 +141,7 @@ def dense_axis(phase: Phase) -> DenseAxis:
     """A phase with taps forward and both sides of unit stride. One that meets no tap has no tap: it writes zeros."""
     if not phase.taps:
         return DenseAxis(phase.written_first, phase.written_step, phase.count, 1, 1, (TapClass(0, 0, 0, 0),))
-    if phase.tap_step < 0:
-        last = phase.taps - 1
-        phase = replace(
-            phase,
-            read_first=phase.read_first + last * phase.tap_step,
-            tap_step=-phase.tap_step,
-            tap_first=phase.tap_first + last * phase.tap_stride,
-            tap_stride=-phase.tap_stride,
-        )
+    phase = phase.forwards()
     common = gcd(phase.read_step, phase.tap_step)
     apart = phase.read_step // common
     classes = tuple(

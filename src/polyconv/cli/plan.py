@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings
 from ..console import print_json, progress
 from ..measure import workloads
-from ..plan import DEVICES, Plan, plan_cuda
+from ..plan import DEVICES, Plan
+from ..plan.volumes import CudaVolumePlan, planned
 from ..problem import AXES, Pass, Problem
-from ..select import by_cost
-from ..sheets import SheetPlan, planned
+from ..select import Candidate, by_cost
 from . import _options
 from ._convolution import add_convolution_arguments, convolution, given, option, problem_of
 
@@ -76,7 +77,7 @@ def _asked(args: argparse.Namespace) -> list[_Asked]:
     ]
 
 
-def _in_words(plan: Plan | SheetPlan[Plan] | CpuPlan, *, verbose: bool) -> str:
+def _in_words(plan: Plan | CudaVolumePlan | CpuPlan, *, verbose: bool) -> str:
     if isinstance(plan, Plan):
         return "\n".join([*plan.summary(), *_candidates(plan, verbose=verbose)])
     return plan.explain(verbose=verbose)
@@ -103,30 +104,32 @@ def _candidates(plan: Plan, *, verbose: bool) -> list[str]:
     return lines
 
 
-def _plan(problem: Problem, device: str) -> Plan | SheetPlan[Plan] | CpuPlan:
+def _plan(problem: Problem, device: str) -> Plan | CudaVolumePlan | CpuPlan:
     current = settings.current()
     problem = replace(problem, tolerance=current.tolerance).as_picture()
     if device == "cpu":
         from ..cpu.backend import CpuBackend  # here, because it imports torch
 
         return CpuBackend().plan(problem)  # with what tuning files say for this machine
-    return planned(problem, lambda picture: plan_cuda(picture, DEVICES[device], current.workspace_bytes))
+    return planned(problem, DEVICES[device], current.workspace_bytes)
 
 
-def _as_json(asked: _Asked, plan: Plan | SheetPlan[Plan] | CpuPlan) -> dict[str, Any]:
+def _as_json(asked: _Asked, plan: Plan | CudaVolumePlan | CpuPlan) -> dict[str, Any]:
     common = {"workload": asked.name, "id": asked.id, "pass": str(asked.kind)}
-    if isinstance(plan, SheetPlan):
-        return {**common, **_sheets_json(plan)}
+    if isinstance(plan, CudaVolumePlan):
+        return {**common, **_volume_json(plan)}
     return {**common, **(_cuda_json(plan) if isinstance(plan, Plan) else _cpu_json(plan))}
 
 
-def _sheets_json(plan: SheetPlan[Plan]) -> dict[str, Any]:
+def _volume_json(plan: CudaVolumePlan) -> dict[str, Any]:
     return {
-        "device": next(iter(plan.plans.values())).device,
+        "device": plan.device,
         "algorithm": plan.name,
-        "cost_us": plan.cost,
+        "cost_us": plan.cost_us,
         "expected_error": plan.predicted_error,
-        "across": AXES[3][plan.cut.axis],
+        "across": AXES[3][plan.parts.axis],
+        "how": plan.parts.in_words().rstrip(":"),
+        "candidates": _candidates_json(plan.candidates),
         "pictures": [
             {"problem": str(problem), "times": plan.times(problem), **_cuda_json(own)}
             for problem, own in plan.plans.items()
@@ -160,7 +163,9 @@ def _cuda_json(plan: Plan) -> dict[str, Any]:
             {"kernel": one.kernel.symbol, "grid": one.grid, "block": one.block, "dynamic_shared": one.dynamic_shared}
             for one in plan.launches
         ],
-        "candidates": [
-            {"name": c.name, "cost_us": c.cost, "rejected": c.rejected, "error": c.error} for c in plan.candidates
-        ],
+        "candidates": _candidates_json(plan.candidates),
     }
+
+
+def _candidates_json(candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
+    return [{"name": c.name, "cost_us": c.cost, "rejected": c.rejected, "error": c.error} for c in candidates]

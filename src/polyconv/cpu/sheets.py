@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from ..problem import Pass, Problem
 from ..readiness import Run
 from ..sheets import NAME as FORM
-from ..sheets import SheetPlan, plan_sheets
+from ..sheets import Cut, cut
 from ..summing import summed
+from ..volumes import VolumePlan, planned_parts
 from .candidates import CpuCandidate
 from .device import CpuDevice
 from .weights import TransformedWeights
@@ -31,24 +32,27 @@ DOUBT = 1.1
 class SheetCandidate(CpuCandidate):
     """With the plans of the pictures."""
 
-    plan: SheetPlan[CpuPlan] = field(kw_only=True)
+    cut: Cut = field(kw_only=True)
+    plan: VolumePlan[CpuPlan] = field(kw_only=True)
 
 
 def candidates(
     problem: Problem, device: CpuDevice, plan_picture: Callable[[Problem], CpuPlan]
 ) -> Iterator[SheetCandidate]:
     """The one way. Weights are transformed anew at each call: what is kept of a weight is kept for one problem."""
-    plan = plan_sheets(problem, plan_picture)
+    found = cut(problem)
+    plan = planned_parts(found, plan_picture)
     yield SheetCandidate(
         NAME,
         FORM,
         direct=all(part.chosen.direct for part in plan.plans.values()),
-        cycles=DOUBT * (plan.cost + ADDED_CYCLES[problem.kind] * sum(plan.cut.addends) / device.lanes),
+        cycles=DOUBT * (plan.pictures_cost + ADDED_CYCLES[problem.kind] * sum(found.addends) / device.lanes),
         error=plan.predicted_error,
+        cut=found,
         plan=plan,
     )
 
 
 def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
     assert isinstance(chosen, SheetCandidate)
-    return summed(chosen.plan.cut, {picture: plan.prepared(None) for picture, plan in chosen.plan.plans.items()})
+    return summed(chosen.cut, {picture: plan.prepared(None) for picture, plan in chosen.plan.plans.items()})

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,14 +28,17 @@ from ..plan.cost import resident_blocks
 from ..plan.cuda import plan_cuda
 from ..plan.device import why_too_old
 from ..plan.plan import Plan
+from ..plan.volumes import CudaVolumePlan, plan_volume, planned
 from ..preference import Preference
 from ..problem import Problem
 from ..readiness import Asked, Ready, Run
 from ..select import CONTENDERS, by_cost, worth_timing
-from ..sheets import NAME as SUM_OF_PICTURES
-from ..sheets import SheetPlan, cut, pictures_of, planned
+from ..sheets import Cut
+from ..stacking import stacked
+from ..stacks import Stack
 from ..summing import summed
 from ..tuning import Environment, problem_key
+from ..volumes import Parts, pictures_of
 from . import driver
 from .cache import KernelCache
 from .compile import cores
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
     from ..plan.device import CudaDevice
 
 Planner = Callable[[Problem, "CudaDevice"], Plan]
+P = TypeVar("P", Plan, CudaVolumePlan)
 
 _given_up: list[str] = []
 """Kernels that could not be used, on any GPU. Calls that were prepared with them are prepared again."""
@@ -144,18 +148,35 @@ class CudaBackend:
         """Plans that are yet to be prepared, and the description that they were made with."""
         self._teller = Teller(self._cache.compilations, description.arch, self._cache.folder)
 
-    def plan(self, problem: Problem, *, inference: bool = False) -> Plan | SheetPlan[Plan]:
+    def plan(self, problem: Problem, *, inference: bool = False) -> Plan | CudaVolumePlan:
         """What would run; makes no call to the compiler or the driver."""
-        return planned(problem, self._plan_picture)
+        if problem.rank == 3:
+            return self._plan_volume(problem).with_plans(self._plan_picture)
+        return self._plan_picture(problem)
 
     def _plan_picture(self, problem: Problem) -> Plan:
         return self._planner(problem, self.description)
 
+    def _plan_volume(self, problem: Problem) -> CudaVolumePlan:
+        """The way that is chosen; how its pictures are computed is for each of them to be chosen, too."""
+        return self._choose(problem, partial(plan_volume, problem, self.description))
+
+    def _pictures_of(self, problem: Problem) -> tuple[Problem, ...]:
+        """What kernels are asked for in the place of a problem: itself, if it has two axes."""
+        return pictures_of(self._plan_volume(problem).parts) if problem.rank == 3 else (problem,)
+
     def prepare(self, problem: Problem, *, inference: bool = False) -> Run:
         """Plan, compile and load: what is left for a run is to write addresses and to launch."""
         if problem.rank == 3:
-            return summed(cut(problem), {picture: self.prepare_picture(picture) for picture in pictures_of(problem)})
+            return self._prepare_parts(self._plan_volume(problem).parts)
         return self.prepare_picture(problem)
+
+    def _prepare_parts(self, parts: Parts) -> Run:
+        runs = {picture: self.prepare_picture(picture) for picture in pictures_of(parts)}
+        if isinstance(parts, Cut):
+            return summed(parts, runs)
+        assert isinstance(parts, Stack)
+        return stacked(parts, runs)
 
     def prepare_picture(self, problem: Problem) -> PreparedPlan:
         """The same for two axes: its launches can be looked at."""
@@ -168,7 +189,7 @@ class CudaBackend:
         """
         self._teller.tell()
         number, problems = epoch.now(), dict.fromkeys(problem for problem, _ in asked)
-        pictures = list(dict.fromkeys(picture for problem in problems for picture in pictures_of(problem)))
+        pictures = list(dict.fromkeys(picture for problem in problems for picture in self._pictures_of(problem)))
         began = time.perf_counter()
         self._planned = {(problem, number): (self.description, self._plan_picture(problem)) for problem in pictures}
         planned = time.perf_counter()
@@ -265,22 +286,18 @@ class CudaBackend:
 
     def candidates(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
         """The candidates that may run: the same, and as dear, whether the weight is kept or not."""
-        if problem.rank == 3:
-            return (SUM_OF_PICTURES,)
-        plan = plan_cuda(problem, self.description, settings.current().workspace_bytes)
+        plan = planned(problem, self.description, settings.current().workspace_bytes)
         return tuple(candidate.name for candidate in by_cost(plan.candidates))
 
     def contenders(self, problem: Problem, *, inference: bool = False, most: int = CONTENDERS) -> tuple[str, ...]:
         """PyTorch's convolution is none of them: it is not called on a CUDA tensor."""
-        if problem.rank == 3:
-            return (SUM_OF_PICTURES,)
-        plan = plan_cuda(problem, self.description, settings.current().workspace_bytes)
+        plan = planned(problem, self.description, settings.current().workspace_bytes)
         return tuple(worth_timing(plan.candidates, most, lambda name: name.partition("_")[0]))
 
     def contender(self, problem: Problem, name: str, *, inference: bool = False) -> Run:
-        if problem.rank == 3:
-            return self.prepare(problem)
         workspace = settings.current().workspace_bytes
+        if problem.rank == 3:
+            return self._prepare_parts(plan_volume(problem, self.description, workspace, Preference(name)).parts)
         return self._settled(
             lambda: plan_cuda(problem, self.description, workspace, Preference(name)), PreparedWeights()
         )
@@ -379,7 +396,9 @@ class CudaBackend:
         return bool(fewer)
 
     def _plan_or_choose(self, problem: Problem, device: CudaDevice) -> Plan:
+        return self._choose(problem, partial(plan_cuda, problem, device))
+
+    def _choose(self, problem: Problem, plan: Callable[[int, Preference | None], P]) -> P:
+        """What was measured or agreed upon, or else the planner's own choice, given the workspace."""
         workspace = settings.current().workspace_bytes
-        return choices.decide(
-            problem, False, self.environment(), lambda prefer: plan_cuda(problem, device, workspace, prefer)
-        )
+        return choices.decide(problem, False, self.environment(), partial(plan, workspace))

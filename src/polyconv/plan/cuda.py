@@ -28,7 +28,7 @@ from . import (
 from .candidates import CudaCandidate
 from .cost import tasks_us, why_not_on, worth_residing
 from .device import CudaDevice, why_too_old
-from .plan import KernelSpec, Plan, Task
+from .plan import KernelSpec, Plan, Task, direct_name
 
 DTYPES = ("float32", *HALF_DTYPES)
 """What tensors may be made of."""
@@ -95,7 +95,7 @@ def plan_within(
     return Plan(
         problem=problem,
         device=device.name,
-        algorithm=f"direct ({found.chosen.name})" if found.chosen.direct else found.chosen.name,
+        algorithm=direct_name(found.chosen.name) if found.chosen.direct else found.chosen.name,
         launches=schedule.launches,
         workspace_bytes=schedule.workspace_bytes,
         expected_error=found.weighed.error or 0.0,

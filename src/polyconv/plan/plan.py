@@ -217,6 +217,11 @@ class Schedule:
     """The first of these, if the first launches make them of ``w`` alone and no other launch writes to them."""
 
 
+def direct_name(candidate: str) -> str:
+    """What a plan calls a candidate that sums the products of the definition."""
+    return f"direct ({candidate})"
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The launches that solve a problem, in order, and why they were chosen."""
@@ -243,6 +248,11 @@ class Plan:
     @property
     def name(self) -> str:
         return self.algorithm
+
+    @property
+    def direct(self) -> bool:
+        """Whether it sums the products of the definition."""
+        return self.algorithm == direct_name(self.choice)
 
     @property
     def predicted_error(self) -> float:

@@ -1,0 +1,89 @@
+"""Convolutions over three axes as hypothesis draws them, and how one is checked against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from hypothesis import assume
+from hypothesis import strategies as st
+from torch import Tensor
+
+from polyconv import reference
+from polyconv.ops import runs_as
+from polyconv.problem import Activation, PaddingMode, Pass, Problem
+from polyconv.readiness import Run
+
+
+@st.composite
+def volumes(draw: st.DrawFn) -> Problem:
+    """A forward pass over three axes, any layout and border; the other passes follow from it."""
+    mode = draw(st.sampled_from([PaddingMode.ZEROS, PaddingMode.ZEROS, *PaddingMode]))
+    groups, c, k, batch = (
+        draw(st.integers(1, 2)),
+        draw(st.integers(1, 4)),
+        draw(st.integers(1, 4)),
+        draw(st.integers(1, 4)),
+    )
+    axes = []
+    for _ in range(3):
+        kernel, stride, dilation = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
+        before, after = draw(st.integers(0, 3)), draw(st.integers(0, 3))
+        least = max(1, dilation * (kernel - 1) + 1 - before - after)
+        if mode is not PaddingMode.ZEROS:
+            least = max(least, before + 1, after + 1)
+        axes.append((draw(st.integers(least, least + 4)), kernel, stride, dilation, before, after))
+    size, kernels, stride, dilation, before, after = zip(*axes, strict=True)
+    problem = Problem.make(
+        Pass.FPROP,
+        (batch, groups * c, *size),
+        (groups * k, c, *kernels),
+        stride=stride,
+        padding=tuple(side for pair in zip(before, after, strict=True) for side in pair),
+        dilation=dilation,
+        groups=groups,
+        padding_mode=mode,
+        bias=draw(st.booleans()),
+        residual=draw(st.booleans()),
+        activation=draw(st.sampled_from([Activation.NONE, Activation.RELU])),
+    )
+    assume(runs_as(problem) is problem)  # what sees no pixel never comes this far
+    return problem.channels_last() if draw(st.booleans()) else problem
+
+
+def check(problem: Problem, prepare: Callable[[Problem], Run]) -> None:
+    tensors, expected = operands(problem)
+    outputs = {name: torch.full_like(dense(value, problem), float("nan")) for name, value in expected.items()}
+    given = {**{name: value.float() for name, value in tensors.items()}, **outputs}
+    prepare(problem)(given)
+    for name, exact in expected.items():
+        allowed = 1e-4 * (exact.square().mean().sqrt() + exact.abs())
+        assert ((given[name].double() - exact).abs() <= allowed).all(), name
+
+
+def dense(value: Tensor, problem: Problem) -> Tensor:
+    last = problem.x_strides[1] == 1 and value.dim() == 5
+    return value.float().contiguous(memory_format=torch.channels_last_3d if last else torch.contiguous_format)
+
+
+def operands(problem: Problem) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What a pass reads and what it should write, in the layout of the problem."""
+    x, w, y, residual = (
+        torch.randn(shape).as_strided(shape, strides).double()
+        for shape, strides in (
+            (problem.x_shape, problem.x_strides),
+            (problem.w_shape, problem.w_strides),
+            (problem.y_shape, problem.y_strides),
+            (problem.y_shape, problem.y_strides),
+        )
+    )
+    bias = torch.randn(problem.out_channels).double()
+    if problem.kind is Pass.FPROP:
+        given = {"x": x, "w": w}
+        given |= ({"bias": bias} if problem.bias else {}) | ({"residual": residual} if problem.residual else {})
+        added = given.get("bias"), given.get("residual"), str(problem.activation)
+        return given, {"y": reference.with_epilogue(problem, x, w, *added)}
+    if problem.kind is Pass.DGRAD:
+        return {"y": y, "w": w}, {"x": reference.dgrad(problem, y, w, problem.x_shape)}
+    dw, db = reference.wgrad(problem, x, y, problem.w_shape)
+    return {"x": x, "y": y}, {"dw": dw, **({"db": db} if problem.bias else {})}
