@@ -15,7 +15,7 @@ from any_volume import check, volumes
 from nightly import nightly
 from polyconv import choices, reference
 from polyconv.plan import DEVICES
-from polyconv.plan.volumes import plan_volume
+from polyconv.plan.volumes import plan_volume, volume_us
 from polyconv.preference import Preference
 from polyconv.problem import Activation, PaddingMode, Pass, Problem
 from polyconv.readiness import Run
@@ -143,7 +143,7 @@ def test_what_cannot_be_stacked(problem: Problem, why: str) -> None:
 # ---- who runs it
 
 
-@pytest.mark.parametrize("kind", list(Pass))
+@pytest.mark.parametrize("kind", [Pass.FPROP, Pass.DGRAD])
 def test_few_channels_are_stacked_on_a_gpu(kind: Pass) -> None:
     """And the plan says so, and why nothing else runs."""
     problem = Problem.make(kind, (16, 3, 64, 64, 64), (64, 3, 3, 3, 3))
@@ -182,6 +182,17 @@ def _a_measured_way_runs() -> None:
                 plan = backend.plan(problem)
                 assert plan.choice == way
                 assert "asked for" in plan.explain()
+
+
+def test_a_stack_has_to_be_ahead() -> None:
+    """The sum needs no memory, so what the model can hardly tell apart is summed."""
+    problem = Problem.make(Pass.FPROP, (8, 48, 66, 66, 66), (48, 48, 3, 3, 3))
+    device = DEVICES["v100"]
+    summed, stack_of_inputs = (
+        plan_volume(problem, device, prefer=Preference(n)) for n in (SUM_OF_PICTURES, NAMES["x"])
+    )
+    assert volume_us(stack_of_inputs, device) < volume_us(summed, device) < stack_of_inputs.cost_us
+    assert plan_volume(problem, device).choice == SUM_OF_PICTURES
 
 
 def test_the_gradient_of_a_plain_sum_is_not_copied() -> None:
