@@ -26,6 +26,14 @@ struct Mma884 {
     return (lane >> 2 & 3) * 4 + (lane & 2) + (i & 1) + (i & 4) * 4;
   }
 
+  // The product alone.
+  static __device__ __forceinline__ void multiply(float (&sum)[kSums], uint2 a, uint2 b) {
+    asm volatile(
+        "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%0,%1,%2,%3,%4,%5,%6,%7},{%8,%9},{%10,%11},"
+        "{%12,%12,%12,%12,%12,%12,%12,%12};"
+        : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3]), "=f"(sum[4]), "=f"(sum[5]), "=f"(sum[6]), "=f"(sum[7])
+        : "r"(a.x), "r"(a.y), "r"(b.x), "r"(b.y), "f"(0.f));
+  }
   static __device__ __forceinline__ void multiply_add(float (&sum)[kSums], uint2 a, uint2 b) {
     asm volatile(
         "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%0,%1,%2,%3,%4,%5,%6,%7},{%8,%9},{%10,%11},"

@@ -17,6 +17,19 @@
 
 namespace polyconv {
 
+// The points of two neighbouring units, `apart` floats from point to point, transformed back.
+template <class W>
+__device__ __forceinline__ void inverse_of_two(const float* at, int apart, float (&out)[2][W::kM]) {
+  float points[2][W::kPoints];
+#pragma unroll
+  for (int point = 0; point < W::kPoints; point++) {
+    const float2 two = *reinterpret_cast<const float2*>(at + point * apart);
+    points[0][point] = two.x, points[1][point] = two.y;
+  }
+  W::output(points[0], out[0]);
+  W::output(points[1], out[1]);
+}
+
 template <class W, class Steps, class Params>
 __device__ __forceinline__ void tensor_product(const Params& p) {
   using Product = typename Steps::Tile;
@@ -40,7 +53,7 @@ __device__ __forceinline__ void tensor_product(const Params& p) {
     const typename Product::Place place(p, min(tile_block * kTiles + warp / kPoints, u32(p.tiles) - 1));
     const uint4* from_v = p.v + (place.of_v * kTensorPasses<W> * p.chunks * kPoints + point) * p.positions +
                           i64(place.row_group) * p.rows * p.pitch + lane;
-    const i64 steps = i64(kTensorPasses<W>) * p.chunks * p.taps_h * p.shifts;
+    const i64 steps = i64(kTensorPasses<W>) * p.chunks * p.taps;
     const uint4* from_u = p.u + ((i64(blockIdx.y) * p.k_tiles.divisor + k_tile) * kPoints + point) * steps * kTensorK +
                           Mma::row_of_a(lane);
     Steps::sum_up(sum, other, p, stages + warp * 2 * stage, first_tile + warp * Product::kParked, from_v, from_u);
@@ -50,8 +63,18 @@ __device__ __forceinline__ void tensor_product(const Params& p) {
   // rows.
   const u32 thread = fresh_thread(), warp = thread / 32;
   constexpr int kStores = kTiles * kTensorUnits * W::kOutputs / Product::kThreads;  // of a thread and channel
-  int region[kStores], unit[kStores], exponent[kStores];
-  i64 to[kStores];
+  // Each lane has the scales and the bias of one filter of the tile: a row asks its lane, not memory. Of several tiles,
+  // stores may belong to different images.
+  constexpr int kScales = kTiles == 1 ? 1 : kStores;
+  static_assert(kTensorK == 32, "a filter of the tile to a lane");
+  const u32 first_filter = blockIdx.y * p.outputs + k_tile * kTensorK;
+  const u32 own_filter = min(first_filter + thread % 32, (blockIdx.y + 1) * p.outputs - 1);
+  const int of_filter = -scale_exponent(p.largest_filters[own_filter], p.headroom_filters);
+  const float own_bias = p.bias ? p.bias[own_filter] : 0.f;
+  float own_scales[kScales][2];
+  const float* from[kStores];
+  float* to[kStores];
+  int unit[kStores];
   bool wanted[kStores];
 #pragma unroll
   for (int store = 0; store < kStores; store++) {
@@ -67,16 +90,23 @@ __device__ __forceinline__ void tensor_product(const Params& p) {
     const int w = phase_w + p.dilation_w * int(unit_group * p.units * W::kOutputs + q);
     wanted[store] =
         tile < u32(p.tiles) && int(row) < p.rows && phase_w < p.dilation_w && h < p.count_h && w < p.count_w;
-    region[store] = (of_block * kPoints + q % W::kOutputs) * (Product::kNested ? kFirst : Product::kExchange);
-    unit[store] = row * p.columns.divisor + q / W::kOutputs * p.phases.divisor + phase;
-    to[store] = place.image * p.written_batch + i64(p.written_first_h + h * p.written_step_h) * p.written_row +
+    from[store] = (Product::kNested ? first_tile : exchange) +
+                  (of_block * kPoints + q % W::kOutputs) * (Product::kNested ? kFirst : Product::kExchange);
+    unit[store] = wanted[store] ? row * p.columns.divisor + q / W::kOutputs * p.phases.divisor + phase : 0;
+    to[store] = p.written + first_filter * p.written_channel + place.image * p.written_batch +
+                i64(p.written_first_h + h * p.written_step_h) * p.written_row +
                 i64(p.written_first_w + w * p.written_step_w) * p.written_column;
-    const u32* largest = p.largest_sources + (place.image * p.groups + blockIdx.y) * kMagnitudeParts;
-    exponent[store] = -scale_exponent(largest_part(largest), p.headroom_sources);
+    if (store < kScales) {
+      const u32* largest = p.largest_sources + (place.image * p.groups + blockIdx.y) * kMagnitudeParts;
+      // In two steps, neither of which leaves the range of a float if the result does not.
+      const int both = of_filter - scale_exponent(largest_part(largest), p.headroom_sources), half = both / 2;
+      own_scales[store][0] = power_of_two(half), own_scales[store][1] = power_of_two(both - half);
+    }
   }
 #pragma unroll
   for (int m = 0; m < Product::kFragments; m++) {
-    __syncthreads();
+    // Where the results of a fragment lie among parked sums, the next one's sums may come before they are stored.
+    if (m == 0 || !Steps::kParks) __syncthreads();
 #pragma unroll
     for (int n = 0; n < Product::kStrips; n++)
 #pragma unroll
@@ -87,48 +117,45 @@ __device__ __forceinline__ void tensor_product(const Params& p) {
           *reinterpret_cast<float2*>(first_tile + place) = make_float2(other[m][n][i], other[m][n][i + 1]);
       }
     __syncthreads();
-    float* const first_sums = first_tile + (Steps::kParks ? m * Mma::kRows * kTensorUnits : 0);
-    constexpr int kInverses = kTiles * Mma::kRows * kTensorUnits / Product::kThreads;  // of a thread
+    const int fragment = Steps::kParks ? m * Mma::kRows * kTensorUnits : 0;  // where its results begin
+    constexpr int kPairs = Mma::kRows * kTensorUnits / 2, kInverses = kTiles * kPairs / Product::kThreads;
 #pragma unroll
     for (int item = 0; item < kInverses; item++) {
-      const u32 number = thread + item * Product::kThreads, of_block = number / (Mma::kRows * kTensorUnits);
-      const u32 at = number % (Mma::kRows * kTensorUnits);
+      const u32 number = thread + item * Product::kThreads, of_block = number / kPairs, at = number % kPairs * 2;
       float* last = exchange + of_block * kPoints * Product::kExchange + at;
-      float points[kPoints], out[W::kM];
-#pragma unroll
-      for (int point = 0; point < kPoints; point++) points[point] = last[point * Product::kExchange];
-      W::output(points, out);
+      float out[2][W::kM];
+      inverse_of_two<W>(last, Product::kExchange, out);
       if constexpr (Product::kNested) {
-        float* first = first_sums + at;
-        float before[W::kM];
+        float* first = first_tile + fragment + at;
+        float before[2][W::kM];
+        inverse_of_two<W>(first, kFirst, before);
 #pragma unroll
-        for (int point = 0; point < kPoints; point++) points[point] = first[point * kFirst];
-        W::output(points, before);
-#pragma unroll
-        for (int i = 0; i < W::kM; i++) first[i * kFirst] = before[i], first[(W::kM + i) * kFirst] = out[i];
+        for (int i = 0; i < W::kM; i++) {
+          *reinterpret_cast<float2*>(first + i * kFirst) = make_float2(before[0][i], before[1][i]);
+          *reinterpret_cast<float2*>(first + (W::kM + i) * kFirst) = make_float2(out[0][i], out[1][i]);
+        }
       } else {
 #pragma unroll
-        for (int i = 0; i < W::kM; i++) last[i * Product::kExchange] = out[i];
+        for (int i = 0; i < W::kM; i++)
+          *reinterpret_cast<float2*>(last + i * Product::kExchange) = make_float2(out[0][i], out[1][i]);
       }
     }
     __syncthreads();
-    const float* results = Product::kNested ? first_sums : exchange;
-#pragma unroll 1
+#pragma unroll 4
     for (int row = 0; row < Mma::kRows; row++) {
-      const int k = k_tile * kTensorK + m * Mma::kRows + row;
-      if (k >= p.outputs) break;
-      const u32 filter = blockIdx.y * p.outputs + k;
-      const int of_filter = -scale_exponent(p.largest_filters[filter], p.headroom_filters);
-      const float bias = p.bias ? p.bias[filter] : 0.f;
+      const int of_tile = m * Mma::kRows + row;
+      if (int(k_tile * kTensorK) + of_tile >= p.outputs) break;
+      const float bias = __shfl_sync(~0u, own_bias, of_tile);
+      float scales[kScales][2];
 #pragma unroll
-      for (int store = 0; store < kStores; store++)
-        if (wanted[store]) {
-          const float value = results[region[store] + row * kTensorUnits + (unit[store] ^ Product::swap(row))];
-          // In two steps, neither of which leaves the range of a float if the result does not.
-          const int both = exponent[store] + of_filter, half = both / 2;
-          float* y = p.written + filter * p.written_channel + to[store];
-          *y = finished(p, fmaf(value * power_of_two(half), power_of_two(both - half), bias), y);
-        }
+      for (int i = 0; i < 2 * kScales; i++) scales[i / 2][i % 2] = __shfl_sync(~0u, own_scales[i / 2][i % 2], of_tile);
+#pragma unroll
+      for (int store = 0; store < kStores; store++) {
+        const float(&scale)[2] = scales[kScales == 1 ? 0 : store];
+        const float value = from[store][fragment + row * kTensorUnits + (unit[store] ^ Product::swap(row))];
+        if (wanted[store]) *to[store] = finished(p, fmaf(value * scale[0], scale[1], bias), to[store]);
+        to[store] += p.written_channel;
+      }
     }
   }
 }

@@ -42,6 +42,7 @@ struct TensorStepsK16 {
   static constexpr int kChunks = Tile::kChunks, kFragments = Tile::kFragments, kStrips = Tile::kStrips;
   static constexpr bool kNested = Tile::kNested, kParks = false;
   static constexpr int kAtOnce = 2;  // strips
+  static constexpr int kStepsPerFlush = 1;
 
   // A fragment's rows: two per lane.
   struct Rows {
@@ -100,7 +101,7 @@ struct TensorStepsK16 {
   // The main loop: all passes, chunks and taps of a warp's point. `other`: of nested segments, the first tile's sums.
   static __device__ __forceinline__ void sum_up(Sums& sum, Sums& other, const TensorProductParams& p, uint4* stages,
                                                 float*, const uint4* from_v, const uint4* from_u) {
-    const int lane = threadIdx.x % 32, pitch = chunk_pitch(p), taps = p.taps_h * p.shifts;
+    const int lane = threadIdx.x % 32, pitch = chunk_pitch(p);
     const int units = p.rows * p.columns.divisor;
     u32 first[kStrips / 2];
 #pragma unroll
@@ -118,7 +119,7 @@ struct TensorStepsK16 {
 
     Tile::clear(sum);
     Rows a[kFragments], next_a[kFragments];
-    from_u += Mma::quad(lane) * taps * kTensorK;
+    from_u += Mma::quad(lane) * p.taps * kTensorK;
     load_u(a, from_u);
     load_v(stages);
     int stages_left = kTensorPasses<W> * p.chunks / kChunks, stage = 0;
@@ -136,12 +137,12 @@ struct TensorStepsK16 {
         }
         int shift = 0;
 #pragma unroll 1
-        for (int tap = 1; tap <= taps; tap++) {
+        for (int tap = 1; tap <= p.taps; tap++) {
           // The last step brings itself once more.
-          if (tap < taps) {
+          if (tap < p.taps) {
             from_u += kTensorK;
           } else if (stages_left > 0) {
-            from_u += ((kChunks - 1) * taps + 1) * kTensorK;
+            from_u += ((kChunks - 1) * p.taps + 1) * kTensorK;
           }
           load_u(next_a, from_u);
           step(sum, a, at, first, units);

@@ -25,11 +25,12 @@ struct TensorProductParams {
   FastDivisor phases;   // of a tile
   FastDivisor stretch;  // positions of a row of a tile
   int rows, units;      // of a tile
-  int groups, outputs, chunks, taps_h, shifts;
-  int pitch, stage;     // quads of a row of V; of what a tile reads of a chunk
-  int next_tap_row;     // quads from behind the last shift of a tap row to the first of the next
-  int positions;        // quads of a point of a chunk of V
-  int steps_per_flush;  // of m8n8k4
+  int groups, outputs, chunks, shifts;
+  int taps;          // of a chunk: tap rows * shifts
+  int pitch, stage;  // quads of a row of V; of what a tile reads of a chunk
+  int next_tap_row;  // quads from behind the last shift of a tap row to the first of the next
+  int positions;     // quads of a point of a chunk of V
+  int last_tap;      // quads from the first tap to the last
   int dilation_w;
   int count_h, count_w;  // positions
   int written_first_h, written_step_h, written_first_w, written_step_w;

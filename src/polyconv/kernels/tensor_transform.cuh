@@ -52,13 +52,13 @@ __device__ __forceinline__ void tensor_transform(const TensorTransformParams& p)
   const int step_w = p.read_step_w * p.dilation_w;
   const int q_h = p.first_row + row;
 
-  float points[kPasses][W::kPoints][kTensorChannels];
+  // All channels first, then one pass after another: a pass needs few registers beside them.
+  float in[kTensorChannels][W::kSpan];
 #pragma unroll
   for (int i = 0; i < kTensorChannels; i++) {
     const int channel = blockIdx.z * kTensorChannels + i;
-    float in[W::kSpan];
 #pragma unroll
-    for (int j = 0; j < W::kSpan; j++) in[j] = 0.f;
+    for (int j = 0; j < W::kSpan; j++) in[i][j] = 0.f;
     if (channel < p.channels_all) {
       const u32 by_class = p.source_channels.quotient(channel), of_h = p.classes_w.quotient(by_class);
       const TensorSource h = p.class_h[of_h], w = p.class_w[by_class - of_h * p.classes_w.divisor];
@@ -72,32 +72,34 @@ __device__ __forceinline__ void tensor_transform(const TensorTransformParams& p)
         const i64 next = i64(step_w) * p.source_column;
 #pragma unroll
         for (int j = 0; j < W::kSpan; j++, at_w += step_w, from += next)
-          if (at_w >= 0 && at_w < w.read_end) in[j] = *from * scale;
+          if (at_w >= 0 && at_w < w.read_end) in[i][j] = *from * scale;
       }
-    }
-#pragma unroll
-    for (int turn = 0; turn < kPasses; turn++) {
-      float tile[W::kPoints], out[W::kPoints];
-#pragma unroll
-      for (int j = 0; j < W::kPoints; j++) {
-        if constexpr (kPasses == 1) {
-          tile[j] = in[j];
-        } else {
-          const float middle = in[j + W::kM];
-          tile[j] = turn == 0 ? middle : in[j + (turn - 1) * 2 * W::kM] - middle;
-        }
-      }
-      W::input(tile, out);
-#pragma unroll
-      for (int j = 0; j < W::kPoints; j++) points[turn][j][i] = out[j];
     }
   }
   uint4* v = p.v + ((i64(blockIdx.y) * kPasses * p.chunks + blockIdx.z) * W::kPoints) * p.positions + position;
 #pragma unroll
-  for (int turn = 0; turn < kPasses; turn++)
+  for (int turn = 0; turn < kPasses; turn++) {
+    float points[W::kPoints][kTensorChannels];
 #pragma unroll
-    for (int point = 0; point < W::kPoints; point++)
-      v[(i64(turn) * p.chunks * W::kPoints + point) * p.positions] = split(points[turn][point]);
+    for (int i = 0; i < kTensorChannels; i++) {
+      float tile[W::kPoints], out[W::kPoints];
+#pragma unroll
+      for (int j = 0; j < W::kPoints; j++) {
+        if constexpr (kPasses == 1) {
+          tile[j] = in[i][j];
+        } else {
+          const float middle = in[i][j + W::kM];
+          tile[j] = turn == 0 ? middle : in[i][j + (turn - 1) * 2 * W::kM] - middle;
+        }
+      }
+      W::input(tile, out);
+#pragma unroll
+      for (int j = 0; j < W::kPoints; j++) points[j][i] = out[j];
+    }
+#pragma unroll
+    for (int point = 0; point < W::kPoints; point++) v[i64(point) * p.positions] = split(points[point]);
+    v += i64(p.chunks) * W::kPoints * p.positions;
+  }
 }
 
 }  // namespace polyconv

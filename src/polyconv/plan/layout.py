@@ -380,9 +380,7 @@ class TensorProductParams(Params):
         *_fields(FastDivisor, "k_tiles row_groups column_groups phase_groups dilation_h"),
         ("planes", c_int32),
         *_fields(FastDivisor, "columns phases stretch"),
-        *_fields(
-            c_int32, "rows units groups outputs chunks taps_h shifts pitch stage next_tap_row positions steps_per_flush"
-        ),
+        *_fields(c_int32, "rows units groups outputs chunks shifts taps pitch stage next_tap_row positions last_tap"),
         *_fields(c_int32, "dilation_w count_h count_w"),
         *_fields(c_int32, "written_first_h written_step_h written_first_w written_step_w"),
     ]

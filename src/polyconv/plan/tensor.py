@@ -108,7 +108,7 @@ class MatrixInstruction:
         return QUAD * (stage if self.chunks == 1 else self.chunks * ((stage + 1 | 3) - 1))
 
 
-M8N8K4 = MatrixInstruction("884", "", 8, 4, 5, range(70, 71), SplitProducts(VOLTA, shift=0), parks=True)
+M8N8K4 = MatrixInstruction("884", "", 8, 4, 4, range(70, 71), SplitProducts(VOLTA, shift=0), parks=True)
 M16N8K16 = MatrixInstruction("16816", "k16_", 16, 16, 1, range(80, 120), SplitProducts(AMPERE, shift=0), parks=False)
 """Not for sm_120 and later: there FP32 units keep up with tensor cores that sum in FP32, and nested segments spill."""
 INSTRUCTIONS = M8N8K4, M16N8K16
@@ -141,7 +141,7 @@ def transform_kernel(w: ToomAxis) -> KernelSpec:
         w,
         symbol=symbol,
         threads=TRANSFORM_THREADS,
-        min_blocks=3,
+        min_blocks=5,
         generations=GENERATIONS,
     )
 
@@ -158,6 +158,7 @@ def product_kernel(w: ToomAxis, mma: MatrixInstruction = M8N8K4) -> KernelSpec:
         threads=THREADS,
         generations=mma.generations,
         facts={
+            f"{mma.steps(w)}::kStepsPerFlush": mma.steps_per_flush,
             f"{tile}::kThreads": THREADS,
             f"{tile}::kTiles": WARPS // w.points,
             f"{tile}::kChunks": mma.chunks,
@@ -612,9 +613,10 @@ def _product(problem: Problem, r: Roles, chain: Chain, plane: int, planes: int, 
     p.row_groups, p.column_groups, p.phase_groups = row_groups, cut.column_groups, cut.phase_groups
     p.columns, p.phases, p.stretch = cut.columns, cut.phases, cut.columns * chain.along_w.outputs
     p.rows, p.units = cut.rows, cut.units
-    p.taps_h, p.shifts = chain.taps_h, chain.shifts
+    p.shifts, p.taps = chain.shifts, chain.taps_h * chain.shifts
     p.pitch, p.stage, p.positions = cut.pitch, cut.stage, chain.plane_quads(row_groups)
-    p.next_tap_row, p.steps_per_flush = cut.pitch - chain.shifts * cut.phases, chain.mma.steps_per_flush
+    p.next_tap_row = cut.pitch - chain.shifts * cut.phases
+    p.last_tap = (chain.taps_h - 1) * cut.pitch + (chain.shifts - 1) * cut.phases
     p.dilation_h, p.dilation_w = h.dilation, w.dilation
     p.count_h, p.count_w = h.count, w.count
     p.written_first_h, p.written_step_h = h.written_first, h.written_step

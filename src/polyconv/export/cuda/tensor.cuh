@@ -140,8 +140,10 @@ static const char* on_tensor_cores(const Call& c, const Direction& d, const Othe
   g.dilation_h = by(kLatticesH), g.dilation_w = kLatticesW;
   g.columns = by(columns), g.phases = by(cut.phases), g.stretch = by(columns * W::kOutputs);
   g.rows = cut.rows, g.units = cut.units, g.groups = kGroups, g.outputs = d.outputs;
-  g.chunks = int(chunks), g.taps_h = taps_h, g.shifts = kShifts, g.pitch = cut.pitch, g.stage = cut.stage;
-  g.next_tap_row = cut.pitch - kShifts * cut.phases, g.count_h = int(c.out_height), g.count_w = int(c.out_width);
+  g.chunks = int(chunks), g.shifts = kShifts, g.taps = taps_h * kShifts, g.pitch = cut.pitch, g.stage = cut.stage;
+  g.next_tap_row = cut.pitch - kShifts * cut.phases;
+  g.last_tap = (taps_h - 1) * cut.pitch + (kShifts - 1) * cut.phases;
+  g.count_h = int(c.out_height), g.count_w = int(c.out_width);
   for (i64 plane = 0; plane < planes; plane += slab_planes) {
     for (i64 first = 0; first < cut.row_groups; first += slab_rows) {
       const i64 n = min(slab_planes, planes - plane), row_groups = min(slab_rows, cut.row_groups - first);
