@@ -16,7 +16,7 @@ from polyconv import reference
 from polyconv.export import ExportError, convolution_model, exported_file
 from polyconv.inspection.counting import count_plan
 from polyconv.measure.workloads import find
-from polyconv.plan import all_kernels, fused, gather, plan_cuda, separable, strips, tensor
+from polyconv.plan import all_kernels, fused, fused_tensor, gather, plan_cuda, separable, strips, tensor
 from polyconv.plan.candidates import CudaCandidate
 from polyconv.plan.cost import bound_us
 from polyconv.plan.depthwise import DepthwiseCandidate
@@ -112,7 +112,7 @@ def _every() -> Iterator[tuple[CudaCandidate, Shape]]:
         for taps in kernels:
             shape = Shape((2, c, 21, 13), c, taps, (stride, stride), (2, 1, 3, 0), groups=c, layout=layout)
             yield strips.StripCandidate(taps, stride, lanes, scatters=False), shape
-    for way in fused.CANDIDATES:
+    for way in (*fused.CANDIDATES, fused_tensor.CANDIDATE):
         yield from ((way, shape) for shape in (SMALL_3X3, EVEN_3X3, DILATED_3X3))
     for h in separable.H_AXES:
         for w in (separable.F23, separable.F45):
@@ -170,7 +170,7 @@ def test_launches_of_a_large_gemm(most: int, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("every_arch")
-@pytest.mark.parametrize("way", [fused.CANDIDATES[0], fused.CANDIDATES[-1]], ids=lambda way: way.name)
+@pytest.mark.parametrize("way", [*fused.CANDIDATES[::4], fused_tensor.CANDIDATE], ids=lambda way: way.name)
 def test_channels_split_between_blocks(way: fused.FusedCandidate) -> None:
     run(Shape((1, 6, 9, 33), 130, (3, 3), padding=(1, 1, 1, 1)), SILU, True, way)
 

@@ -6,17 +6,22 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
+import emulate
 from emulate import check, plan_of
 from machine_suites import Shape, explore
 from nightly import NIGHTLY
-from polyconv.plan import fused
+from polyconv.plan import fused, fused_tensor
 from polyconv.plan.fused import FusedCandidate, ResidentCandidate
 from polyconv.plan.gather import roles
 from polyconv.problem import Pass
 
 pytestmark = pytest.mark.usefixtures("every_arch")
 KINDS = (Pass.FPROP, Pass.DGRAD)
+WAYS = *fused.CANDIDATES, fused_tensor.CANDIDATE
 RANDOM_EACH = 50 if NIGHTLY else 8
+RANDOM_PARTS = 4 if NIGHTLY else 1
+
+by_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 
 EDGES = {
     "one output": Shape((1, 1, 3, 3), 1, (3, 3)),
@@ -46,11 +51,18 @@ EDGES = {
 """The last two only as gradients: a forward convolution with a stride reads with one."""
 
 
+def skip_elsewhere(way: FusedCandidate) -> None:
+    """Tests of tensor cores of another generation than the one that is executed."""
+    if not way.kernel.runs_on(emulate.arch):
+        pytest.skip(f"not for {emulate.arch}")
+
+
 def taken(way: FusedCandidate, shape: Shape, kind: Pass) -> bool:
     """Whether the way takes the problem; if so, its result is within the prediction and the tolerance.
 
     Problems with more channels than stay in shared memory must be refused, and count as taken.
     """
+    skip_elsewhere(way)
     x, w, bias, dy = shape.tensors()
     problem = shape.problem(kind, x, w, dy)
     refused = way.refusal(problem)
@@ -63,16 +75,17 @@ def taken(way: FusedCandidate, shape: Shape, kind: Pass) -> bool:
     return True
 
 
-@pytest.mark.parametrize("way", fused.CANDIDATES, ids=lambda way: way.name)
+@by_way
 @pytest.mark.parametrize("name", EDGES)
 def test_named(name: str, way: FusedCandidate) -> None:
     torch.manual_seed(0)
     assert [taken(way, EDGES[name], kind) for kind in KINDS] == [not name.startswith("strided"), True]
 
 
-@pytest.mark.parametrize("way", fused.CANDIDATES, ids=lambda way: way.name)
+@by_way
 def test_several_tiles_of_channels_per_block(way: FusedCandidate) -> None:
     """On one multiprocessor a block goes through all written channels; the resident one begins anywhere."""
+    skip_elsewhere(way)
     torch.manual_seed(0)
     shape = Shape((1, 3, 42, 130), 70, (3, 3))
     x, w, bias, dy = shape.tensors()
@@ -107,13 +120,14 @@ def shapes(draw: st.DrawFn) -> Shape:
     )
 
 
+@pytest.mark.parametrize("part", range(RANDOM_PARTS))
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("way", fused.CANDIDATES, ids=lambda way: way.name)
-def test_random(way: FusedCandidate, kind: Pass) -> None:
+@by_way
+def test_random(way: FusedCandidate, kind: Pass, part: int) -> None:
     def runs(shape: Shape) -> None:
         assert taken(way, shape, kind)
 
-    explore(shapes(), runs, part=KINDS.index(kind), each=RANDOM_EACH)
+    explore(shapes(), runs, part=KINDS.index(kind) + len(KINDS) * part, each=RANDOM_EACH)
 
 
 REFUSED = {
@@ -129,4 +143,4 @@ REFUSED = {
 def test_refusals(reason: str) -> None:
     shape, kind = REFUSED[reason]
     x, w, _, dy = shape.tensors()
-    assert {way.refusal(shape.problem(kind, x, w, dy)) for way in fused.CANDIDATES} == {reason}
+    assert {way.refusal(shape.problem(kind, x, w, dy)) for way in WAYS} == {reason}

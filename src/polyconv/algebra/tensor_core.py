@@ -69,12 +69,15 @@ class SplitProducts:
     """Significant ones of a part: 11 of FP16, 8 of bfloat16."""
     shift: int = 11
     """Binary orders by which ``lo`` is scaled up. With 0 it loses bits where operands differ by more than 2^17."""
+    small_first: bool = False
+    """Whether a sum takes all its small products before the first large one, and not step by step."""
 
     @property
     def accumulated(self) -> int:
         """Products of parts that one accumulator takes for a product of operands. What was scaled up has one of its
-        own, whose roundings are as much smaller as it is scaled."""
-        return 1 if self.parts == 1 or self.shift else 3
+        own, whose roundings are as much smaller as it is scaled; small products that all come first meet a sum that is
+        as small."""
+        return 1 if self.parts == 1 or self.shift or self.small_first else 3
 
     def operands(self, spread: float) -> float:
         """What is lost of both operands of a product, in mean square, a rounding to nearest of float32 being 1.

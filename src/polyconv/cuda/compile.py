@@ -75,7 +75,7 @@ def compile_kernel(spec: KernelSpec, arch: str, *, include_dirs: Iterable[str | 
 
 
 SLOWEST = (
-    *("toom_wgrad_tensor", "toom_wgrad", "fused", "fused_resident"),
+    *("toom_wgrad_tensor", "toom_wgrad", "fused", "fused_resident", "fused_tensor"),
     *("gather_gemm", "wgrad_gemm", "pointwise_wgrad", "half_gemm"),
 )
 """Stems of the kernels that NVRTC takes long for, the longest first: one that begins last is waited for by all."""

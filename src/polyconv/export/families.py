@@ -11,7 +11,7 @@ from math import prod
 from types import ModuleType
 
 from ..algebra.lattice import DenseAxis
-from ..plan import tensor, toom_wgrad_tensor
+from ..plan import fused_tensor, tensor, toom_wgrad_tensor
 from ..plan.candidates import CudaCandidate
 from ..plan.chain import segments_of
 from ..plan.cuda import DEFAULT_WORKSPACE, FAMILIES, choose, weigh
@@ -25,11 +25,12 @@ from ..plan.toom_wgrad import INTERLEAVES, ToomWgradCandidate, lattices
 from ..problem import Pass, Problem
 from .names import axis_name
 
-ANYWHERE = tuple(family for family in FAMILIES if family not in (tensor, toom_wgrad_tensor))
+ANYWHERE = tuple(family for family in FAMILIES if family not in (tensor, toom_wgrad_tensor, fused_tensor))
 """Families whose kernels run on every GPU that a file promises to run on."""
 LAUNCHED = (*ANYWHERE, tensor)
-"""Families that a file chooses from if tensor cores are wanted. The launches of the weight gradient on them are not
-written in C++ yet: left to the direct kernels of a file, it would be slower than by the next best family."""
+"""Families that a file chooses from if tensor cores are wanted. The launches of the weight gradient and of the fused
+kernel on them are not written in C++ yet: left to the direct kernels of a file, they would be slower than by the next
+best family."""
 NAMES = {Pass.FPROP: "forward", Pass.DGRAD: "input_gradient", Pass.WGRAD: "weight_gradient"}
 
 

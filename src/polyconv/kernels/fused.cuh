@@ -166,9 +166,10 @@ __device__ __forceinline__ constexpr int grouped_point(int group, int i) {
   return group < H::kPoints / 2 - 1 ? 1 + 2 * group + i : i * (H::kPoints - 1);
 }
 
-// Points kFirst to kLast - 1 of a group, for one unit: rows of the patch to v[point][unit].
-template <class Tile, int kGroup, int kFirst, int kLast>
-__device__ __forceinline__ void transform_points(const float* patch, float* v) {
+// Points kFirst to kLast - 1 of a group, for one unit, from rows of the patch. `use` is given every point along H, with
+// those along W.
+template <class Tile, int kGroup, int kFirst, int kLast, class Use>
+__device__ __forceinline__ void transform_rows(const float* patch, Use use) {
   using H = typename Tile::H;
   using W = typename Tile::W;
   constexpr int kWidth = (W::kSpan + W::kM - 1) / W::kM * W::kM;
@@ -203,9 +204,18 @@ __device__ __forceinline__ void transform_points(const float* patch, float* v) {
     const int point = grouped_point<H>(kGroup, i);
     float points[W::kPoints];
     W::input(along_h[point], points);
+    use(point, points);
+  }
+}
+
+// The same, to v[point][unit].
+template <class Tile, int kGroup, int kFirst, int kLast>
+__device__ __forceinline__ void transform_points(const float* patch, float* v) {
+  using W = typename Tile::W;
+  transform_rows<Tile, kGroup, kFirst, kLast>(patch, [&](int point, const float (&points)[W::kPoints]) {
 #pragma unroll
     for (int j = 0; j < W::kPoints; j++) v[(point * W::kPoints + j) * Tile::kPitchV] = points[j];
-  }
+  });
 }
 
 template <class Tile, int kGroup>

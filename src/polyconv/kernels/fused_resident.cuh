@@ -34,7 +34,8 @@ struct ResidentTile {
   static constexpr int kSliceK = kParts * kLanesK;  // channels of a slice: one of each lane's
   static constexpr int kSlice = kSliceK * kUnits;   // of one point along W and one row
   static constexpr int kMeeting = H::kM * W::kPoints * kSlice;
-  static constexpr int kTogether = 4;  // blocks that begin with the same tile of channels
+  static constexpr int kTogether = 4;    // blocks that begin with the same tile of channels
+  static constexpr bool kSwaps = false;  // whether sums meet with the halves of every second row swapped
   static_assert(kUnits == 32, "a lane of the inverse transform has one unit");
   static_assert(kChunk * kPatch <= kMeeting, "the patch is staged where the sums meet");
   static_assert(kWarps % H::kM == 0, "a warp writes one row of every unit");
@@ -109,9 +110,10 @@ struct ResidentStore {
   }
 
   // One slice of a tile of channels, of which `k_left` exist from this warp's first on. All channels of a warp take
-  // each step together, so that the latencies of shared memory are met once.
-  template <class Params>
-  __device__ __forceinline__ void write(const Params& p, float* meeting, int k_left) const {
+  // each step together, so that the latencies of shared memory are met once. `undo` is given the outputs of a unit of
+  // channel number n: what is left to do with them.
+  template <class Params, class Undo>
+  __device__ __forceinline__ void write(const Params& p, float* meeting, int k_left, Undo undo) const {
     using H = typename Tile::H;
     using W = typename Tile::W;
     const int thread = fresh_thread(), lane = thread % 32, warp = thread / 32, first = warp / H::kM;
@@ -120,9 +122,12 @@ struct ResidentStore {
     float points[kEach][W::kPoints];
 #pragma unroll
     for (int n = 0; n < kEach; n++)
-      if (exists(n, first))
+      if (exists(n, first)) {
+        const float* from = mine;
+        if constexpr (Tile::kSwaps) from = meeting + opaque_index(own + (lane ^ (first + n * kStep) % 2 * 16));
 #pragma unroll
-        for (int w = 0; w < W::kPoints; w++) points[n][w] = mine[w * Tile::kSlice + n * kStep * Tile::kUnits];
+        for (int w = 0; w < W::kPoints; w++) points[n][w] = from[w * Tile::kSlice + n * kStep * Tile::kUnits];
+      }
     __syncwarp();
     float* const stage = meeting + opaque_index(own + lane / Tile::kUnitsW * (kAcross * Tile::kSlice) +
                                                 lane % Tile::kUnitsW / 8 * Tile::kSlice + lane % 8 * W::kM);
@@ -131,6 +136,7 @@ struct ResidentStore {
       if (exists(n, first)) {
         float y[W::kM];
         W::output(points[n], y);
+        undo(n, y);
         store4(stage + n * kStep * Tile::kUnits, make_float4(y[0], y[1], y[2], y[3]));
       }
     __syncwarp();
@@ -282,7 +288,8 @@ __device__ __forceinline__ void fused_resident(const Params& p) {
       for (int h = 0; h < H::kM; h++)
         store4(sums_to + h * W::kPoints * Tile::kSlice, make_float4(rows[0][h], rows[1][h], rows[2][h], rows[3][h]));
       __syncthreads();
-      store.write(p, meeting, k_left - i - int(fresh_thread()) / (32 * H::kM) * Tile::kThreadK);
+      store.write(p, meeting, k_left - i - int(fresh_thread()) / (32 * H::kM) * Tile::kThreadK,
+                  [](int, float (&)[W::kM]) {});
       store.corner += p.written_channel;
       __syncthreads();
     }

@@ -71,15 +71,28 @@ __device__ __forceinline__ float from_half(u32 bits) {
   return value;
 }
 
-// Four channels: x and y have hi, z and w lo, two halves each.
-__device__ __forceinline__ uint4 split(const float (&values)[kTensorChannels]) {
-  u32 hi[4], lo[4];
+// Values in pairs: two halves each of hi and of lo.
+template <int kCount>
+__device__ __forceinline__ void split(const float (&values)[kCount], u32 (&hi_pairs)[kCount / 2],
+                                      u32 (&lo_pairs)[kCount / 2]) {
+  u32 hi[kCount], lo[kCount];
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
+  for (int i = 0; i < kCount; i++) {
     hi[i] = to_half(values[i]);
     lo[i] = to_half(values[i] - from_half(hi[i]));
   }
-  return make_uint4(hi[0] | hi[1] << 16, hi[2] | hi[3] << 16, lo[0] | lo[1] << 16, lo[2] | lo[3] << 16);
+#pragma unroll
+  for (int i = 0; i < kCount / 2; i++) {
+    hi_pairs[i] = hi[2 * i] | hi[2 * i + 1] << 16;
+    lo_pairs[i] = lo[2 * i] | lo[2 * i + 1] << 16;
+  }
+}
+
+// Four channels: x and y have hi, z and w lo, two halves each.
+__device__ __forceinline__ uint4 split(const float (&values)[kTensorChannels]) {
+  u32 hi[2], lo[2];
+  split(values, hi, lo);
+  return make_uint4(hi[0], hi[1], lo[0], lo[1]);
 }
 
 }  // namespace polyconv

@@ -55,13 +55,14 @@ EFFICIENCY = {
     "wgrad_gemm": 0.85,
     "half_gemm": 0.6,
     "fused": 0.5,
+    "fused_tensor": 0.55,
     "toom_wgrad": 0.5,
     "toom_wgrad_tensor": 0.5,
     "tensor_product": 0.75,
 }
 """Share of its bound that a kernel reaches where arithmetic, issue slots or shared memory bind, by stem: simulated;
 tensor_product by a coarse model of one block on a V100, and taken to be the same on newer GPUs; toom_wgrad_tensor is
-taken to reach what toom_wgrad does."""
+taken to reach what toom_wgrad does; fused_tensor such that it compares with fused_resident as in simulation."""
 OTHER_EFFICIENCY = 0.8
 IN_THE_WAY = 0.05
 """Share of the other resources' time that adds to the scarcest one's: of two equal bounds, the leaner kernel wins."""

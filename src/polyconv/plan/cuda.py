@@ -14,6 +14,7 @@ from ..select import PlanError, Selection, select
 from . import (
     depthwise,
     fused,
+    fused_tensor,
     gather,
     pointwise_wgrad,
     separable,
@@ -42,6 +43,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     pointwise_wgrad,
     separable,
     fused,
+    fused_tensor,
     toom_wgrad,
     toom_wgrad_tensor,
     tensor,

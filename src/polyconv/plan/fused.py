@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import ClassVar
 
 from ..accuracy import error_of
 from ..algebra.lattice import DenseAxis
@@ -61,6 +62,10 @@ class FusedCandidate:
     w: ToomAxis
     tile: FusedTile
     direct = False
+    params: ClassVar[type[FusedParams]] = FusedParams
+    weights_params: ClassVar[type[FusedWeightsParams]] = FusedWeightsParams
+    channels_together: ClassVar[int] = 1
+    """Channels that a block of the weights' kernel makes."""
 
     @property
     def name(self) -> str:
@@ -93,11 +98,21 @@ class FusedCandidate:
         sizes = t.lanes_k, t.lanes_u, t.thread_k, t.thread_u, t.each, t.chunk, t.meet
         return self._instance("fused", "FusedTile", sizes, "2 * {tile}::kBuffer + {tile}::kExchange")
 
-    def _instance(self, function: str, tile: str, sizes: tuple[int, ...], shared: str) -> KernelSpec:
+    def _tile_cpp(self, struct: str, sizes: tuple[int, ...]) -> str:
+        return f"polyconv::{struct}<{', '.join((self.h.cpp, self.w.cpp, *map(str, sizes)))}>"
+
+    def _instance(
+        self,
+        function: str,
+        struct: str,
+        sizes: tuple[int, ...],
+        shared: str,
+        generations: Sequence[int] = range(1000),
+    ) -> KernelSpec:
         """``shared``: the floats of shared memory as the header counts them."""
-        tile = f"polyconv::{tile}<{', '.join((self.h.cpp, self.w.cpp, *map(str, sizes)))}>"
+        tile = self._tile_cpp(struct, sizes)
         return KernelSpec.of(
-            FusedParams,
+            self.params,
             function,
             tile,
             symbol=self.name,
@@ -111,6 +126,7 @@ class FusedCandidate:
                 f"{tile}::kColumns": self.tile.columns,
                 f"4 * ({shared.format(tile=tile)})": self.shared,
             },
+            generations=generations,
         )
 
     @cached_property
@@ -177,6 +193,10 @@ class FusedCandidate:
             yield self._weights_task(problem, r, pair.h, pair.w, pair.times)
             yield self._convolve_task(problem, r, pair.h, pair.w, sms, pair.times)
 
+    def weights_at(self, problem: Problem) -> int:
+        """Where the transformed weights begin in the workspace."""
+        return 0
+
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         """For every pair of phases its transformed weights and its convolution."""
         r = roles(problem)
@@ -184,7 +204,7 @@ class FusedCandidate:
         # One channel of slack: the kernel's last loads go past the last one, and their values are not used.
         each = 4 * (problem.groups * k_tiles * channels + 1) * self.tile.k * self.points
         found: list[Launch] = []
-        at = 0
+        at = self.weights_at(problem)
         for h, w in r.pairs:
             found.append(self._weights(problem, r, h, w, at))
             found.append(self._convolve(problem, r, h, w, at, sms))
@@ -192,13 +212,14 @@ class FusedCandidate:
         return Schedule(tuple(found), at, at if problem.kind is Pass.FPROP else 0)  # which has one pair of phases
 
     def _weights_task(self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, times: int = 1) -> Task:
-        grid = (ceil_div(r.outputs, self.tile.k), round_up(r.channels, self.tile.chunk), problem.groups)
+        channels = round_up(r.channels, self.tile.chunk) // self.channels_together
+        grid = (ceil_div(r.outputs, self.tile.k), channels, problem.groups)
         blocks = grid[0] * grid[1] * grid[2]
-        moved = 4 * blocks * self.tile.k * (self.points + h.taps * w.taps)
+        moved = 4 * blocks * self.channels_together * self.tile.k * (self.points + h.taps * w.taps)
         return Task(self.weights_kernel, grid, Work(blocks, blocks, blocks, moved), times)
 
     def _weights(self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, at: int) -> Launch:
-        p = FusedWeightsParams(channels=r.channels, outputs=r.outputs)
+        p = self.weights_params(channels=r.channels, outputs=r.outputs)
         p.w_group = problem.channels_per_group[1] * problem.w_strides[0]
         p.w_output, p.w_channel = r.w_output, r.w_channel
         p.w_row, p.w_column = problem.w_strides[2:]
@@ -221,7 +242,7 @@ class FusedCandidate:
         return task_with_epilogue(problem, task, prod(problem.y_shape))
 
     def _convolve(self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, at: int, sms: int) -> Launch:
-        p = FusedParams(channels=r.channels, channels_padded=round_up(r.channels, self.tile.chunk), outputs=r.outputs)
+        p = self.params(channels=r.channels, channels_padded=round_up(r.channels, self.tile.chunk), outputs=r.outputs)
         p.source_batch, p.source_channel, p.source_row, p.source_column = r.source_strides
         p.written_batch, p.written_channel, p.written_row, p.written_column = r.written_strides
         p.source_height, p.source_width = r.source_size
@@ -256,6 +277,12 @@ class ResidentCandidate(FusedCandidate):
 
     channels: int = 16
     """As many as fit."""
+    floats_of_shared: ClassVar[str] = "{tile}::kChannels * {tile}::kV + {tile}::kMeeting"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Template arguments of its tile, behind the algorithms."""
+        return self.tile.columns, self.channels
 
     @property
     def name(self) -> str:
@@ -269,8 +296,7 @@ class ResidentCandidate(FusedCandidate):
 
     @cached_property
     def kernel(self) -> KernelSpec:
-        sizes, shared = (self.tile.columns, self.channels), "{tile}::kChannels * {tile}::kV + {tile}::kMeeting"
-        return self._instance("fused_resident", "ResidentTile", sizes, shared)
+        return self._instance("fused_resident", "ResidentTile", self.sizes, self.floats_of_shared)
 
     def refusal(self, problem: Problem) -> str | None:
         refused = super().refusal(problem)

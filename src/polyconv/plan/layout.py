@@ -313,6 +313,10 @@ class FusedParams(Params):
     ]
 
 
+class FusedTensorParams(FusedParams):
+    _fields_ = [("largest_filters", pointer), *_fields(c_int32, "headroom_sources headroom_filters")]
+
+
 class FusedTaps(Params):
     _fields_ = _fields(c_int32, "taps tap_first tap_stride")
 
@@ -324,6 +328,10 @@ class FusedWeightsParams(Params):
         *_fields(c_int32, "channels outputs"),
         *_fields(FusedTaps, "h w_taps"),
     ]
+
+
+class FusedTensorWeightsParams(FusedWeightsParams):
+    _fields_ = [("largest", pointer), ("headroom", c_int32)]
 
 
 TENSOR_CLASSES = 16

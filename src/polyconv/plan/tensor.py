@@ -332,7 +332,7 @@ class Places(NamedTuple):
 def places(problem: Problem, way: TensorCandidate) -> Places:
     """The same for all phases of a problem, one after another, so that they share the magnitudes."""
     r = gather.roles(problem)
-    weights = round_up(4 * problem.groups * r.outputs, 256)
+    weights = filters_bytes(problem)
     largest = max(_chain(problem, kind.h, kind.w, way).weight_bytes for kind in r.kinds)
     images = weights + round_up(largest, 256)
     return Places(weights, images, images + 4 * problem.batch * problem.groups * PARTS)
@@ -382,7 +382,7 @@ class TensorCandidate:
         for number, kind in enumerate(gather.roles(problem).kinds):
             chain = _chain(problem, kind.h, kind.w, self)
             if number == 0:
-                yield _filters_task(problem, chain)
+                yield filters_task(problem)
                 yield _images_task(problem, chain)
             yield replace(_weights_task(problem, chain), times=kind.times)
             left = workspace - places(problem, self).source
@@ -399,7 +399,7 @@ class TensorCandidate:
         for number, (h, w) in enumerate(r.pairs):
             chain = _chain(problem, h, w, self)
             if number == 0:
-                found.append(_filters(problem, r, chain))
+                found.append(filters(problem))
             found.append(_weights(problem, r, chain))
             if number == 0:
                 found.append(_images(problem, r, chain))
@@ -486,16 +486,24 @@ def candidates(problem: Problem) -> Iterator[TensorCandidate]:
 # ------------------------------------------------------------------------------------------------------------- launches
 
 
-def _filters_task(problem: Problem, chain: Chain) -> Task:
-    filters = chain.groups * chain.outputs
+def filters_task(problem: Problem) -> Task:
+    """The largest magnitude of every filter."""
+    filters = problem.groups * gather.roles(problem).outputs
     read = 4 * prod(problem.w_shape)
     return Task(MAGNITUDE, (1, filters, 1), Work(filters, filters, ceil_div(read, 4 * THREADS), read))
 
 
-def _filters(problem: Problem, r: Roles, chain: Chain) -> Launch:
+def filters(problem: Problem) -> Launch:
+    """They are left at the beginning of the workspace."""
+    r = gather.roles(problem)
     strides = problem.channels_per_group[1] * problem.w_strides[0], r.w_output
     every = zip((r.channels, *problem.kernel), (r.w_channel, *problem.w_strides[2:]), strict=True)
-    return magnitude(_filters_task(problem, chain), "w", strides, chain.outputs, tuple(every), 0)
+    return magnitude(filters_task(problem), "w", strides, r.outputs, tuple(every), 0)
+
+
+def filters_bytes(problem: Problem) -> int:
+    """Of these magnitudes, with what brings the next thing to the beginning of a line."""
+    return round_up(4 * problem.groups * gather.roles(problem).outputs, 256)
 
 
 def _images_task(problem: Problem, chain: Chain) -> Task:
