@@ -3,6 +3,8 @@ kernel of the same scheme. Edges and random geometries are those of the other fu
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from polyconv import reference
 from polyconv.measure import workloads
 from polyconv.plan import fused, plan_cuda
 from polyconv.plan.fused import FusedCandidate
-from polyconv.plan.fused_tensor import CANDIDATE
+from polyconv.plan.fused_tensor import CANDIDATE, FLIGHT, PRODUCTS
 from polyconv.problem import Activation, Pass, Problem
 from polyconv.scale import largest, scales
 
@@ -78,6 +80,14 @@ def test_infinities_stay_in_their_tile() -> None:
     assert far[:, :, :, 8:].all()
     expected = reference.with_epilogue(problem, x, w, None, None, Activation.NONE)
     assert torch.allclose(y[far].double(), expected[far], rtol=1e-4, atol=1e-4)
+
+
+def test_small_products_first_are_cut_less() -> None:
+    """By the model: a sum of eight channels is cut twice at the size of the large products, and not six times."""
+    step_by_step = replace(PRODUCTS, small_first=False)
+    assert PRODUCTS.accumulated == 1
+    assert step_by_step.accumulated == 3
+    assert PRODUCTS.shrinkage(FLIGHT) * 3 == pytest.approx(step_by_step.shrinkage(FLIGHT))
 
 
 def test_w2_runs_it() -> None:
