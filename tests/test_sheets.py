@@ -24,6 +24,7 @@ from polyconv.preference import Preference
 from polyconv.problem import Activation, PaddingMode, Pass, Problem
 from polyconv.reduction import Axis
 from polyconv.sheets import NAME, cut
+from polyconv.volumes import scattered_bytes
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.gpu import VirtualGpu
 
@@ -56,6 +57,16 @@ def test_any_volume_on_the_cpu(problem: Problem, kind: Pass) -> None:
 
 
 # ---- who runs it
+
+
+def test_a_width_that_is_cut_across_is_dear() -> None:
+    """No two elements of such a picture lie side by side; in channels_last those of a pixel do."""
+    flat = Problem.make("fprop", (1, 3, 64, 64, 10), (64, 3, 3, 3, 1))
+    (sheets,) = {one.problem for one in cut(flat).sheets}
+    assert scattered_bytes(sheets, 64) == 40 * 10 * (3 * 64 * 64 + 64 * 62 * 62)
+    (sheets,) = {one.problem for one in cut(flat.channels_last()).sheets}
+    assert scattered_bytes(sheets, 64) == 0
+    assert CpuBackend().plan(flat).chosen.name != SHEETS
 
 
 def test_a_kernel_of_one_tap_across_an_axis_needs_no_sums() -> None:

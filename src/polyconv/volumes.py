@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Generic, Protocol, TypeVar
 
-from .problem import Problem
+from .problem import Problem, Shape, Strides
 
 
 class PictureCall(Protocol):
@@ -114,3 +115,15 @@ def planned_parts(parts: Parts, plan: Callable[[Problem], P]) -> VolumePlan[P]:
 def pictures_of(parts: Parts) -> tuple[Problem, ...]:
     """The problems of pictures, each once."""
     return tuple(dict.fromkeys(call.problem for call in parts.calls))
+
+
+def scattered_bytes(picture: Problem, most: int) -> int:
+    """What memory moves for elements that have no neighbours, each in the ``most`` bytes that are moved at once."""
+    tensors = ((picture.x_shape, picture.x_strides), (picture.y_shape, picture.y_strides))
+    return sum(prod(shape) * min(most, _apart(shape, strides) * picture.element_bytes) for shape, strides in tensors)
+
+
+def _apart(shape: Shape, strides: Strides) -> int:
+    """How far apart all elements of an image are, at least; 0 if some lie side by side. Images come one by one."""
+    nearest = min((stride for extent, stride in zip(shape[1:], strides[1:], strict=True) if extent > 1), default=1)
+    return nearest if nearest > 1 else 0

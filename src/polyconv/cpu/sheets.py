@@ -11,7 +11,7 @@ from ..readiness import Run
 from ..sheets import NAME as FORM
 from ..sheets import Cut, cut
 from ..summing import summed
-from ..volumes import VolumePlan, planned_parts
+from ..volumes import VolumePlan, planned_parts, scattered_bytes
 from .candidates import CpuCandidate
 from .device import CpuDevice
 from .weights import TransformedWeights
@@ -23,6 +23,10 @@ NAME = "sheets"
 
 ADDED_CYCLES = {Pass.FPROP: 10.0, Pass.DGRAD: 20.0, Pass.WGRAD: 20.0}
 """Cycles per vector that is added to others: a kernel reads it once more, or it is written, read and added."""
+
+LINE_BYTES = 64
+SCATTERED_CYCLES = 0.4
+"""Per byte of cache lines of which one element is used: a tensor whose width is cut across has no two side by side."""
 
 DOUBT = 1.1
 """By how much the estimate has to be ahead: of PyTorch's convolutions over three axes only a few were measured."""
@@ -42,11 +46,13 @@ def candidates(
     """The one way. Weights are transformed anew at each call: what is kept of a weight is kept for one problem."""
     found = cut(problem)
     plan = planned_parts(found, plan_picture)
+    added = ADDED_CYCLES[problem.kind] * sum(found.addends) / device.lanes
+    scattered = SCATTERED_CYCLES * sum(plan.times(each) * scattered_bytes(each, LINE_BYTES) for each in plan.plans)
     yield SheetCandidate(
         NAME,
         FORM,
         direct=all(part.chosen.direct for part in plan.plans.values()),
-        cycles=DOUBT * (plan.pictures_cost + ADDED_CYCLES[problem.kind] * sum(found.addends) / device.lanes),
+        cycles=DOUBT * (plan.pictures_cost + added + scattered),
         error=plan.predicted_error,
         cut=found,
         plan=plan,

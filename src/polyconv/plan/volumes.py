@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
 
 from ..preference import Preference
-from ..problem import Problem, Shape, Strides
+from ..problem import Problem
 from ..select import Candidate, PlanError, select, why_not
 from ..sheets import NAME as SUM_OF_PICTURES
 from ..sheets import cut
 from ..stacks import NAMES, stack
-from ..volumes import Parts, VolumePlan, planned_parts
+from ..volumes import Parts, VolumePlan, planned_parts, scattered_bytes
 from .cost import LAUNCH_US
 from .cuda import DEFAULT_WORKSPACE, plan_cuda
 from .device import CudaDevice
@@ -127,13 +126,5 @@ def volume_us(plan: VolumePlan[Plan], device: CudaDevice) -> float:
 
 
 def _scattered_us(picture: Problem, device: CudaDevice) -> float:
-    """What the L2 takes for the elements of tensors that have no neighbours: where the width is cut across."""
-    tensors = ((picture.x_shape, picture.x_strides), (picture.y_shape, picture.y_strides))
-    sectors = sum(prod(shape) * _apart_bytes(shape, strides, picture.element_bytes) for shape, strides in tensors)
-    return sectors / (device.l2_gbs * 1e3)
-
-
-def _apart_bytes(shape: Shape, strides: Strides, size: int) -> int:
-    """What is moved of the L2 for one element, of a tensor whose elements are all that far apart; 0 if they are not."""
-    nearest = min((stride for extent, stride in zip(shape, strides, strict=True) if extent > 1), default=1)
-    return min(SECTOR_BYTES, nearest * size) if nearest > 1 else 0
+    """What the L2 takes for elements that have no neighbours: where the width is cut across."""
+    return scattered_bytes(picture, SECTOR_BYTES) / (device.l2_gbs * 1e3)
