@@ -156,6 +156,7 @@ def test_every_family_and_pass_is_tried_on_a_gpu() -> None:
         "pointwise_wgrad": gradient,
         "separable": both,
         "fused": both,
+        "fused_tensor": both,
         "toom_wgrad": gradient,
         "toom_wgrad_tensor": gradient,
         "tensor": both,

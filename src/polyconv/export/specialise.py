@@ -225,6 +225,9 @@ def with_values(text: str, constants: Mapping[str, int], used: str) -> str:
     """Constants of a struct as numbers, those that nothing uses left out, as many in a line as fit."""
     lines: list[str] = []
     for line in text.split("\n"):
+        flag = re.match(r"\s+static constexpr bool (\w+) =", line)
+        if flag and len(re.findall(rf"\b{flag.group(1)}\b", used)) == 1:
+            continue
         found = re.fullmatch(r"(\s+)static constexpr int ([^;]*);(?:  //.*)?", line)
         parts = [part.partition(" = ")[::2] for part in split(found.group(2))] if found else []
         values = {name: evaluated(value, constants) for name, value in parts}

@@ -112,7 +112,7 @@ struct ResidentStore {
   // One slice of a tile of channels, of which `k_left` exist from this warp's first on. All channels of a warp take
   // each step together, so that the latencies of shared memory are met once. `undo` is given the outputs of a unit of
   // channel number n: what is left to do with them.
-  template <class Params, class Undo>
+  template <class Undo, class Params>
   __device__ __forceinline__ void write(const Params& p, float* meeting, int k_left, Undo undo) const {
     using H = typename Tile::H;
     using W = typename Tile::W;
