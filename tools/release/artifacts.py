@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
-SDIST_LIMIT = 1_800_000
+SDIST_LIMIT = 2_000_000
 """Bytes. The sources, the record of plans and the profiles are less; what is more is something that slipped in."""
 
 SDIST_HAS = (
