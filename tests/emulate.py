@@ -16,7 +16,7 @@ from polyconv.algebra.error import TYPICAL, Magnitudes
 from polyconv.cuda.cache import KernelCache
 from polyconv.plan import DEVICES, KernelSpec, Launch, Plan, plan_cuda
 from polyconv.plan.candidates import CudaCandidate
-from polyconv.problem import Pass, Problem
+from polyconv.problem import Activation, Pass, Problem
 from polyconv.scale import largest, scales
 
 V100, A100 = DEVICES["v100"], DEVICES["a100"]
@@ -160,3 +160,15 @@ def check(
         )
         assert found <= plan.expected_error, words
     return reports
+
+
+def error_in_scales(
+    way: CudaCandidate, x: Tensor, w: Tensor, padding: tuple[int, int, int, int]
+) -> tuple[float, float]:
+    """The largest error of a forward pass in units of its map's scale, and what was predicted."""
+    problem = Problem.make("fprop", tuple(x.shape), tuple(w.shape), padding=padding)
+    y = torch.full(problem.y_shape, torch.nan)
+    plan = plan_of(problem, way)
+    run_plan(plan, {"x": x, "w": w, "y": y})
+    expected = reference.with_epilogue(problem, x, w, None, None, Activation.NONE)
+    return largest((y.double() - expected).abs(), scales(problem, {"x": x, "w": w})["y"]), plan.expected_error
