@@ -151,7 +151,7 @@ __device__ __forceinline__ void tensor_product(const Params& p) {
       for (int i = 0; i < 2 * kScales; i++) scales[i / 2][i % 2] = __shfl_sync(~0u, own_scales[i / 2][i % 2], of_tile);
 #pragma unroll
       for (int store = 0; store < kStores; store++) {
-        const float(&scale)[2] = scales[kScales == 1 ? 0 : store];
+        const auto& scale = scales[kScales == 1 ? 0 : store];
         const float value = from[store][fragment + row * kTensorUnits + (unit[store] ^ Product::swap(row))];
         if (wanted[store]) *to[store] = finished(p, fmaf(value * scale[0], scale[1], bias), to[store]);
         to[store] += p.written_channel;
