@@ -580,7 +580,8 @@ def without_zero_members(texts: list[str]) -> list[str]:
 
 
 def _without_member(text: str, struct: str | None, member: str) -> str:
-    objects = "|".join([rf"{struct}\(\w+\)", *re.findall(rf"\b{struct} (\w+)\(", text)])
+    named = re.findall(rf"\b{struct}(?:<[\w, ]+>)?&? (\w+)(?=[(,)])", text)
+    objects = "|".join([rf"{struct}\(\w+\)", *named])
     return re.sub(rf"\b(?:{objects})\.{member}\b", "0", text)
 
 

@@ -29,6 +29,7 @@ static const char* fused_correlation(const Call& c, const Direction& d, void (*k
   // A block walks over as many tiles of written channels as still leave enough blocks to fill the device.
   const i64 wanted = 4ll * kBlocks * attribute(cudaDevAttrMultiProcessorCount);
   const i64 each = ceil_div(k_tiles, min(k_tiles, ceil_div(wanted, positions * kGroups)));
+  const i64 splits = ceil_div(k_tiles, each);
   FusedParams p{};
   p.source = c.x, p.weights = c.workspace, p.bias = c.bias, p.written = c.y;
   p.source_batch = c.x_batch, p.source_channel = c.x_channel;
@@ -42,9 +43,9 @@ static const char* fused_correlation(const Call& c, const Direction& d, void (*k
   p.pairs = kLatticesW == 1 && c.out_width % 2 == 0 && reinterpret_cast<i64>(c.y) % 8 == 0;
   p.source_height = int(c.height), p.source_width = int(c.width);
   p.channels = d.channels, p.channels_padded = int(channels), p.outputs = d.outputs;
-  p.k_tiles = int(k_tiles), p.k_tiles_each = int(each), p.k_splits = by(ceil_div(k_tiles, each));
+  p.k_tiles = int(k_tiles), p.k_tiles_each = int(each), p.k_splits = by(splits);
   p.h = {0, 1, d.classes_h->read_first, kReadStepH, int(c.out_height), by(kLatticesH), by(tiles_h)};
   p.w = {0, 1, d.classes_w->read_first, kReadStepW, int(c.out_width), by(kLatticesW), by(tiles_w)};
-  kernel<<<dim3(positions * p.k_splits.divisor, kGroups), Tile::kThreads, kShared, c.stream>>>(p);
+  kernel<<<dim3(positions * splits, kGroups), Tile::kThreads, kShared, c.stream>>>(p);
   return failed(name);
 }
