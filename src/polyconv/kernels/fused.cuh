@@ -74,6 +74,10 @@ struct FusedTile {
   static_assert(kPoints >= 32 / kUnitsW * H::kM, "a warp's rows of outputs fit where its points were");
 };
 
+__device__ __forceinline__ int fused_position(const FusedAxis& axis, int residue, int q) {
+  return residue + int(axis.dilation.divisor) * q;
+}
+
 // Where a block works: its image, first positions and residues along both axes, its tiles of written channels.
 template <class Tile>
 struct FusedBlock {
@@ -94,13 +98,15 @@ struct FusedBlock {
     first_h = h * Tile::kRows;
     first_w = w * Tile::kColumns;
   }
+
+  // Residues of the dilation differ in length; the grid is made for the longest.
+  __device__ __forceinline__ bool is_outside(const FusedParams& p) const {
+    return fused_position(p.h, residue_h, first_h) >= p.h.count || fused_position(p.w, residue_w, first_w) >= p.w.count;
+  }
 };
 
 __device__ __forceinline__ int fused_read(const FusedAxis& axis, int residue, int q) {
   return axis.read_first + axis.read_step * (residue + int(axis.dilation.divisor) * q);
-}
-__device__ __forceinline__ int fused_position(const FusedAxis& axis, int residue, int q) {
-  return residue + int(axis.dilation.divisor) * q;
 }
 
 // Brings the block's patch of the source to shared memory, one channel at a time; zeros outside the image. A thread has
@@ -438,10 +444,7 @@ __device__ __forceinline__ void fused(const Params& p) {
   extern __shared__ __align__(16) float shared[];
   float* const exchange = shared + 2 * Tile::kBuffer;
   const FusedBlock<Tile> block(p, blockIdx.x, blockIdx.y);
-  // Residues of the dilation differ in length; the grid is made for the longest.
-  if (fused_position(p.h, block.residue_h, block.first_h) >= p.h.count ||
-      fused_position(p.w, block.residue_w, block.first_w) >= p.w.count)
-    return;
+  if (block.is_outside(p)) return;
 
   const FusedPlace<Tile> start(threadIdx.x);
   PatchLoader<Tile> patch(p, block);

@@ -211,10 +211,7 @@ __device__ __forceinline__ void fused_resident(const Params& p) {
   extern __shared__ __align__(16) float shared[];
   float* const meeting = shared + Tile::kChannels * Tile::kV;
   const FusedBlock<Tile> block(p, blockIdx.x, blockIdx.y);
-  // Residues of the dilation differ in length; the grid is made for the longest.
-  if (fused_position(p.h, block.residue_h, block.first_h) >= p.h.count ||
-      fused_position(p.w, block.residue_w, block.first_w) >= p.w.count)
-    return;
+  if (block.is_outside(p)) return;
 
   // Blocks begin with different tiles of channels, so that at any time all weights are in use and stay in the L2 cache,
   // whatever is written meanwhile. Neighbours begin with the same one: what they write lies side by side.

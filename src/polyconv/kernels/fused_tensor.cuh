@@ -186,10 +186,7 @@ __device__ __forceinline__ void fused_tensor(const Params& p) {
   uint4* const quads = reinterpret_cast<uint4*>(shared);
   float* const meeting = shared + Tile::kChannels * Tile::kV;
   const FusedBlock<Tile> block(p, blockIdx.x, blockIdx.y);
-  // Residues of the dilation differ in length; the grid is made for the longest.
-  if (fused_position(p.h, block.residue_h, block.first_h) >= p.h.count ||
-      fused_position(p.w, block.residue_w, block.first_w) >= p.w.count)
-    return;
+  if (block.is_outside(p)) return;
 
   // Blocks begin with different tiles of channels, as in fused_resident.cuh.
   const u32 turn = blockIdx.x / Tile::kTogether % p.k_tiles_each;

@@ -25,18 +25,11 @@ __device__ __forceinline__ void fused_tensor_weights(const FusedTensorWeightsPar
 #pragma unroll
   for (int n = 0; n < kTensorChannels; n++) {
     const int c = blockIdx.y * kTensorChannels + n;
-    const float* from = p.w + i64(blockIdx.z) * p.w_group + k * p.w_output + c * p.w_channel;
 #pragma unroll
     for (int i = 0; i < H::kLongest; i++) {
       float taps[W::kLongest], points[W::kPoints];
 #pragma unroll
-      for (int j = 0; j < W::kLongest; j++) {
-        const bool used = k < p.outputs && c < p.channels && i < p.h.taps && j < p.w_taps.taps;
-        taps[j] = used ? from[(p.h.tap_first + i * p.h.tap_stride) * p.w_row +
-                              (p.w_taps.tap_first + j * p.w_taps.tap_stride) * p.w_column] *
-                             scale
-                       : 0.f;
-      }
+      for (int j = 0; j < W::kLongest; j++) taps[j] = scale * fused_weight(p, blockIdx.z, k, c, i, j);
       W::weights(taps, points);
 #pragma unroll
       for (int j = 0; j < W::kPoints; j++) along_w[j][n][i] = points[j];

@@ -23,22 +23,24 @@ struct FusedWeightsParams {
   FusedTaps h, w_taps;
 };
 
+// One weight of a filter k of a group, and zero beyond its filters, channels and taps.
+__device__ __forceinline__ float fused_weight(const FusedWeightsParams& p, int group, int k, int c, int i, int j) {
+  if (k >= p.outputs || c >= p.channels || i >= p.h.taps || j >= p.w_taps.taps) return 0.f;
+  const float* from = p.w + i64(group) * p.w_group + k * p.w_output + c * p.w_channel;
+  return from[(p.h.tap_first + i * p.h.tap_stride) * p.w_row +
+              (p.w_taps.tap_first + j * p.w_taps.tap_stride) * p.w_column];
+}
+
 template <class H, class W, int kLanesPoint, int kEach, int kLanesK, int kThreadK>
 __device__ __forceinline__ void fused_weights(const FusedWeightsParams& p) {
   constexpr int kPoints = H::kPoints * W::kPoints, kK = kLanesK * kThreadK, kLine = kLanesPoint * kLanesK * 4;
   const int k = blockIdx.x * kK + threadIdx.x, c = blockIdx.y;
-  const float* from = p.w + i64(blockIdx.z) * p.w_group + k * p.w_output + c * p.w_channel;
   float along_w[W::kPoints][H::kLongest];
 #pragma unroll
   for (int i = 0; i < H::kLongest; i++) {
     float taps[W::kLongest], points[W::kPoints];
 #pragma unroll
-    for (int j = 0; j < W::kLongest; j++) {
-      const bool used = k < p.outputs && c < p.channels && i < p.h.taps && j < p.w_taps.taps;
-      taps[j] = used ? from[(p.h.tap_first + i * p.h.tap_stride) * p.w_row +
-                            (p.w_taps.tap_first + j * p.w_taps.tap_stride) * p.w_column]
-                     : 0.f;
-    }
+    for (int j = 0; j < W::kLongest; j++) taps[j] = fused_weight(p, blockIdx.z, k, c, i, j);
     W::weights(taps, points);
 #pragma unroll
     for (int j = 0; j < W::kPoints; j++) along_w[j][i] = points[j];
