@@ -401,7 +401,8 @@ def _one_as_machine_code(case: Case) -> None:
     with VirtualGpu() as gpu, override("cpu", gpu.backend()):
         z = case.ours(*tensors)
         found = [z, *torch.autograd.grad(z, tensors, dy.float())]
-        assert gpu.launches
+        # Where no tap meets an element, there is nothing to launch: all is zero.
+        assert gpu.launches or not any(map(torch.any, expected))
     for one, other in zip(found, expected, strict=True):
         allowed = 1e-4 * (other.square().mean().sqrt() + other.abs())
         assert ((one.double() - other).abs() <= allowed).all(), case

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_options.list_of(str),
         default=(),
         help="measure layers of these kinds: depthwise,stem,transposed; family: over one axis, or transposed; "
-        "pixels: dilated, asymmetric and long kernels",
+        "pixels: dilated, asymmetric and long kernels; photographs: large pictures, with --most 1.4e10",
     )
     _options.add_output_argument(parser, "the profile to add to (default: profile.json in the cache's folder)")
     _options.add_json_argument(parser, "what was measured")
@@ -79,7 +79,7 @@ def _calibrate(path: Path, args: argparse.Namespace) -> int:
     from ..backends import backend_for
     from ..cpu.processors import Section, check, update
     from ..machine import processor_model
-    from ..measure.calibration import cases, measure, within
+    from ..measure.calibration import cases, measured
 
     check(path)
     records: list[Record] = []
@@ -87,10 +87,10 @@ def _calibrate(path: Path, args: argparse.Namespace) -> int:
     with progress() as shown, torch.no_grad():
         shown.expect(round(args.seconds))
         try:
-            for gone, problems in within(args.seconds, cases(args.most, args.only)):
-                records += map(measure, problems)
-                while shown.done < gone:
-                    shown.step(f"{problems[0]}")
+            for gone, layer in measured(args.seconds, cases(args.most, args.only)):
+                records += layer
+                while shown.done < min(gone, args.seconds):
+                    shown.step(f"{layer[0].problem}")
         except KeyboardInterrupt:  # keep what is there
             status = INTERRUPTED
     if not records:

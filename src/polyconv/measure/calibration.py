@@ -198,11 +198,11 @@ def _call(problem: Problem, trial: _Trial, tensors: Mapping[str, Tensor]) -> Cal
     return call
 
 
-def within(seconds: float, every: Iterable[list[Problem]]) -> Iterator[tuple[float, list[Problem]]]:
-    """As many of these layers as the time allows, each with the seconds that are gone."""
+def measured(seconds: float, every: Iterable[list[Problem]]) -> Iterator[tuple[float, list[Record]]]:
+    """As many of these layers as the time allows, each with the seconds that are gone by then."""
     began = time.monotonic()
     for problems in every:
-        gone = time.monotonic() - began
-        if gone >= seconds:
+        if time.monotonic() - began >= seconds:
             return
-        yield gone, problems
+        records = [measure(problem) for problem in problems]
+        yield time.monotonic() - began, records

@@ -31,7 +31,7 @@ class _Layer(NamedTuple):
 
 @lru_cache(maxsize=1)
 def every() -> tuple[Workload, ...]:
-    """All of them, one signal or image each: ``family/vocoder/4``, ``pixels/unet/2``."""
+    """All of them, one signal or image each: ``family/vocoder/4``, ``pixels/unet/2``, ``photographs/1``."""
     networks = {
         "family/vocoder": _vocoder(),
         "family/demucs": _demucs(),
@@ -49,6 +49,7 @@ def every() -> tuple[Workload, ...]:
         "pixels/restoration": _restoration(),
         "pixels/spectrogram": _spectrogram(),
         "pixels/large-kernels": _large_kernels(),
+        "photographs": _photographs(),
     }
     return tuple(
         _workload(f"{network}/{number}", layer)
@@ -201,6 +202,35 @@ def _large_kernels() -> Iterator[_Layer]:
         yield _same(c, (side, side), c, kernel)._replace(depthwise=True)
     yield _same(256, (28, 28), 256, (5, 51))._replace(depthwise=True)
     yield _same(128, (56, 56), 128, (13, 13))._replace(depthwise=True)
+
+
+def _photographs() -> Iterator[_Layer]:
+    """First and last layers of networks on whole photographs, which do not fit into any cache."""
+    for c, side in (
+        (16, 512),
+        (16, 1024),
+        (32, 512),
+        (32, 1024),
+        (48, 512),
+        (64, 256),
+        (64, 512),
+        (96, 384),
+        (128, 256),
+    ):
+        yield _same(c, (side, side), c, (3, 3))
+    for c, side, k in ((64, 512, 32), (128, 256, 64), (3, 512, 32), (3, 512, 64), (64, 512, 3)):
+        yield _same(c, (side, side), k, (3, 3))
+    for c, side, dilation in ((32, 512, 2), (64, 256, 4), (64, 512, 8)):
+        yield _same(c, (side, side), c, (3, 3), (dilation, dilation))
+    for c, side, k, kernel in (
+        (1, 512, 64, (9, 9)),
+        (64, 512, 32, (5, 5)),
+        (16, 512, 32, (5, 9)),
+        (48, 512, 48, (3, 5)),
+    ):
+        yield _same(c, (side, side), k, kernel)
+    for c, side in ((32, 512), (96, 256)):
+        yield _same(c, (side, side), c, (3, 3))._replace(depthwise=True)
 
 
 def _workload(name: str, layer: _Layer) -> Workload:
