@@ -386,6 +386,15 @@ def test_layers_of_some_kinds_can_be_asked_for() -> None:
     assert not list(calibration.cases(only=("no such layer",)))
 
 
+def test_of_one_channel_the_output_says_the_layout() -> None:
+    """The input lies alike in both. A file has both problems, and knows them again."""
+    layers = calibration.cases(only=("photographs",), most=2e9)
+    (gray,) = (problems for problems in layers if problems[0].in_channels == 1)
+    assert [is_channels_last(p) for p in gray] == [False, True] * 2
+    (read,) = file.parse(file.text([section(*(record(1.0, p) for p in gray))]).encode(), "p.json")
+    assert [r.problem for r in read.records] == gray
+
+
 def test_signals_and_transposed_convolutions_are_among_them() -> None:
     """A signal as the picture that kernels are given, in its one layout; a file has it and knows it again."""
     signals = list(calibration.cases(only=("vocoder",), most=1e9))

@@ -163,7 +163,10 @@ def _room(problem: Problem) -> _Room:
 
 
 def is_channels_last(problem: Problem) -> bool:
-    return problem.x_strides[1] == 1 and problem.in_channels > 1
+    """By the input; by the output, if the input has one channel and so lies alike in both layouts."""
+    if problem.in_channels > 1:
+        return problem.x_strides[1] == 1
+    return problem.y_strides[1] == 1 and problem.out_channels > 1
 
 
 def place_of(problem: Problem) -> Place:
