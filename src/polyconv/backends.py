@@ -7,7 +7,7 @@ interchangeable.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -16,7 +16,7 @@ import torch
 from .blocks import Block, Stack
 from .forking import whole
 from .importing import imported
-from .problem import Problem
+from .problem import Pass, Problem
 from .readiness import Asked, Ready, Run
 from .select import CONTENDERS
 
@@ -82,6 +82,12 @@ class Backend(Protocol):
         """What runs a problem by the candidate of that name, whatever was decided for it: one side of a race.
 
         What it prepares of a weight is its own, and is gone with it.
+        """
+
+    def head_start(self, problem: Problem, ahead: Mapping[Pass, float], *, inference: bool = False) -> float:
+        """Seconds that it costs to get to a kernel of polyconv's, where PyTorch's is called as a program calls it.
+
+        ``ahead``: seconds by which a kernel was ahead of PyTorch's in other passes of the same layer.
         """
 
     def key(self, problem: Problem, *, inference: bool = False) -> str:

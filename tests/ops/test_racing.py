@@ -29,7 +29,7 @@ from polyconv.backends import Run, backend_for
 from polyconv.cpu import aten, native
 from polyconv.cpu.backend import CpuBackend
 from polyconv.ops import calls, racing
-from polyconv.problem import Problem
+from polyconv.problem import Pass, Problem
 from polyconv.scale import largest, scales
 from polyconv.select import CONTENDERS
 from polyconv.tuning import problem_key
@@ -132,6 +132,29 @@ def test_the_fastest_wins_and_stays(timed: Timed) -> None:
     for _ in range(3):
         call(x, w)
     assert len(timed.ran) == ran
+
+
+@pytest.mark.parametrize(("ours", "wins"), [(7e-5, False), (5e-5, True)])
+def test_what_it_costs_to_get_to_a_kernel_counts(timed: Timed, ours: float, wins: bool) -> None:
+    """The clock runs only while a contender computes; PyTorch's is called directly, once it has won."""
+    x, w = tensors()
+    timed.seconds = lambda name: 1e-4 if name.endswith(aten.NAME) else ours
+    call_until_decided(x, w)
+    assert timed.plan(problem_of(x, w), inference=True).choice.endswith(aten.NAME) is not wins
+
+
+@pytest.mark.parametrize(("ours", "wins"), [(1.85e-3, False), (1.7e-3, True)])
+def test_a_layer_that_is_trained_is_decided_as_a_whole(timed: Timed, ours: float, wins: bool) -> None:
+    """One pass of polyconv's takes all three through Python: they have to be worth it together."""
+    x, w = (tensor.requires_grad_() for tensor in tensors())
+    dy = torch.randn(X)
+    timed.seconds = lambda name: 2e-3 if name.endswith(aten.NAME) else ours
+    before = -1
+    while before != racing.turns():
+        before = racing.turns()
+        polyconv.conv2d(x, w, padding=1).backward(dy)
+    plans = [timed.plan(problem_of(x, w).for_pass(kind)) for kind in Pass]
+    assert [plan.choice.endswith(aten.NAME) for plan in plans] == [not wins] * 3
 
 
 def test_explain_says_that_it_was_raced() -> None:
@@ -449,7 +472,7 @@ with torch.no_grad():
         polyconv.conv2d(x, w, padding=1)
 print(racing.turns())
 from polyconv.backends import backend_for
-from polyconv.problem import Problem
+from polyconv.problem import Pass, Problem
 problem = Problem.make("fprop", x.shape, w.shape, padding=(1, 1, 1, 1))
 print(backend_for(x.device).plan(problem, inference=True).explain())
 """

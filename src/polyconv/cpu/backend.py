@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from ..readiness import Asked, Ready, Run
 from ..select import CONTENDERS, by_cost, worth_timing
 from ..tuning import Environment, problem_key
 from . import aten, native
-from .planner import CpuPlan, plan_cpu
+from .planner import CLOCK, CpuPlan, head_start, here, plan_cpu
 from .weights import TransformedWeights
 
 if TYPE_CHECKING:
@@ -48,6 +48,10 @@ class CpuBackend:
     def contender(self, problem: Problem, name: str, *, inference: bool = False) -> Run:
         plan = plan_cpu(problem, inference=inference, prefer=Preference(name))
         return plan.prepared(TransformedWeights())
+
+    def head_start(self, problem: Problem, ahead: Mapping[Pass, float], *, inference: bool = False) -> float:
+        cycles = {kind: seconds * CLOCK for kind, seconds in ahead.items()}
+        return head_start(problem, here(), inference, cycles) / CLOCK
 
     def key(self, problem: Problem, *, inference: bool = False) -> str:
         return problem_key(problem, kept_weights=_may_keep_weights(problem, inference))

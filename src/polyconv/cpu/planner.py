@@ -6,7 +6,7 @@ the preference. Nothing is timed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp, prod
@@ -38,6 +38,9 @@ out of the caches."""
 MIXED_CYCLES = 900e3
 """What it costs beside that, once, if any pass of a layer whose gradients are recorded is polyconv's: then all three go
 through Python instead of C++. All passes together have to be worth it. Measured alike."""
+
+CLOCK = 2.5e9
+"""Cycles per second of the cores on which all this was measured."""
 
 CHECK_CYCLES, CHECK_BYTES = 8e3, 8.0
 """What it costs to find out whether a weight is still the one whose transform was kept: a call, bytes per cycle."""
@@ -181,14 +184,25 @@ def _offered_here(problem: Problem, device: CpuDevice) -> tuple[CpuCandidate, ..
 
 
 def _costs(problem: Problem, device: CpuDevice, inference: bool) -> Costs:
-    """Where gradients are recorded, a pass pays what the others of its layer do not gain of :data:`MIXED_CYCLES`."""
     costs = Costs(ran_for(problem), device, inference)
-    if inference or device.profile is None:
-        return costs
+    return costs if device.profile is None else replace(costs, call=head_start(problem, device, inference, {}))
+
+
+def head_start(problem: Problem, device: CpuDevice, inference: bool, ahead: Mapping[Pass, float]) -> float:
+    """Cycles that it costs to get to a kernel of polyconv's: by so many PyTorch's is ahead before it computes anything.
+
+    Where gradients are recorded, a pass pays what the others of its layer do not gain of :data:`MIXED_CYCLES`.
+    ``ahead``: cycles by which a kernel of polyconv's was measured to be ahead of PyTorch's, in other passes.
+    """
+    if inference:
+        return OWN_CALL_CYCLES
     image = problem.in_channels <= IMAGE_CHANNELS
     others = [kind for kind in Pass if kind is not problem.kind and not (kind is Pass.DGRAD and image)]
-    paid = sum(_gain(problem.another_pass(kind), device) for kind in others)
-    return replace(costs, call=RECORDED_CYCLES + max(0.0, MIXED_CYCLES - paid))
+    paid = sum(
+        max(0.0, ahead[kind] - RECORDED_CYCLES) if kind in ahead else _gain(problem.another_pass(kind), device)
+        for kind in others
+    )
+    return RECORDED_CYCLES + max(0.0, MIXED_CYCLES - paid)
 
 
 @lru_cache(maxsize=4096)

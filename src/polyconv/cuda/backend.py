@@ -30,7 +30,7 @@ from ..plan.device import why_too_old
 from ..plan.plan import Plan
 from ..plan.volumes import CudaVolumePlan, plan_volume, planned
 from ..preference import Preference
-from ..problem import Problem
+from ..problem import Pass, Problem
 from ..readiness import Asked, Ready, Run
 from ..select import CONTENDERS, by_cost, worth_timing
 from ..sheets import Cut
@@ -301,6 +301,9 @@ class CudaBackend:
         return self._settled(
             lambda: plan_cuda(problem, self.description, workspace, Preference(name)), PreparedWeights()
         )
+
+    def head_start(self, problem: Problem, ahead: Mapping[Pass, float], *, inference: bool = False) -> float:
+        return 0.0  # PyTorch's convolution is no contender here
 
     def key(self, problem: Problem, *, inference: bool = False) -> str:
         return problem_key(problem)

@@ -38,7 +38,8 @@ ROUNDS, MORE_ROUNDS = 5, 10
 SHORT = 1e-3
 """Seconds. Of short calls a larger share is chance, and more of them are soon done."""
 DRAW = 1.02
-"""PyTorch's convolution wins where the best is not faster than so many times: what is left to it has no overhead."""
+"""PyTorch's convolution wins where the best is not faster than so many times: what is left to it has no overhead. Nor
+does the best win where it gains less than that overhead, which the backend knows."""
 LONGEST = 100
 """Calls after which a race ends however it stands: it has one weight, and new ones may come with every call."""
 
@@ -54,10 +55,14 @@ def clock() -> float:
 class Race:
     """One problem, in one environment."""
 
-    def __init__(self, backend: Backend, environment: Environment, key: str, names: tuple[str, ...]) -> None:
+    def __init__(
+        self, backend: Backend, environment: Environment, key: str, problem: Problem, *, inference: bool
+    ) -> None:
+        names = backend.contenders(problem, inference=inference)
         self._backend = backend
         self._key = key
         self._environment = environment
+        self._problem, self._inference = problem, inference
         self._usual = names[0]
         """What the cost model chose."""
         self._torchs = next((name for name in names if name.endswith(", ATen")), None)
@@ -176,7 +181,7 @@ class Race:
             choices.remember(self._environment, {self._key: self._usual}, "raced in vain, for new weights")
             return
         winner, torchs = min(running, key=best.__getitem__), self._torchs
-        if torchs is not None and best.get(torchs, inf) <= DRAW * best[winner]:
+        if torchs is not None and best.get(torchs, inf) <= max(DRAW * best[winner], best[winner] + self._head_start()):
             winner = torchs
         elif best.get(self._usual, inf) <= self._standings.spread(winner, self._usual) * best[winner]:
             winner = self._usual  # nothing that was measured speaks against it
@@ -184,6 +189,26 @@ class Race:
 
         self.entry = Entry(winner, best, best.get(torchs) if torchs else None)
         choices.remember(self._environment, {self._key: winner}, _in_words(winner, best))
+
+    def _head_start(self) -> float:
+        """What the clock did not see: the way to a kernel of polyconv's, in view of what the other passes gain."""
+        ahead = {}
+        if not self._inference:
+            passes = [race for race in list(_races.values()) if race._layer == self._layer and race is not self]
+            ahead = {race._problem.kind: gained for race in passes if (gained := race._ahead) is not None}
+        return self._backend.head_start(self._problem, ahead, inference=self._inference)
+
+    @property
+    def _layer(self) -> tuple[Environment, bool, Problem]:
+        """The same for all passes of a layer that is trained."""
+        return self._environment, self._inference, self._problem.as_picture().another_pass(Pass.FPROP)
+
+    @property
+    def _ahead(self) -> float | None:
+        """Seconds by which the best of polyconv's is ahead of PyTorch's, so far; None where that is not known."""
+        best = dict(self._standings.best)
+        torchs = best.pop(self._torchs, None) if self._torchs else None
+        return torchs - min(best.values()) if best and torchs is not None else None
 
 
 def _in_words(winner: str, best: dict[str, float]) -> str:
@@ -212,7 +237,7 @@ def entered(backend: Backend, problem: Problem, usual: Run, *, inference: bool) 
     with whole:
         race = _races.get(place)
         if race is None or race.ended:
-            race = _races[place] = Race(backend, *place, backend.contenders(problem, inference=inference))
+            race = _races[place] = Race(backend, *place, problem, inference=inference)
     return partial(race.run, problem, inference, usual)
 
 
