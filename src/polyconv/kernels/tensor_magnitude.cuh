@@ -20,44 +20,55 @@ struct TensorMagnitudeParams {
   FastDivisor inner_slots, extent[2];  // the first has all elements where the same stride leads to all of them
 };
 
-// The largest of every so-many-th element of a slot, whose elements begin at `from`. Behind another kernel a block may be
-// alone on its multiprocessor, so that a thread asks for many elements before it looks at the first; past the last
-// element it asks for that once more.
-template <bool kOneRun>
-__device__ __forceinline__ u32 largest_of(const TensorMagnitudeParams& p, const float* from, u32 first, u32 apart) {
-  constexpr int kLoads = 16;
+// The largest of so many elements of a slot, by a thread of each 256 neighbours: kLoads of them are asked for before the
+// first is looked at. Past the last element that is asked for once more.
+template <bool kOneRun, int kLoads>
+__device__ __forceinline__ u32 largest_of(const TensorMagnitudeParams& p, const float* from, u32 first, u32 end) {
+  float values[kLoads];
+#pragma unroll
+  for (int i = 0; i < kLoads; i++) {
+    const u32 at = min(first + i * 256, end - 1);
+    if constexpr (kOneRun) {
+      values[i] = from[at * p.stride[0]];
+    } else {
+      const u32 row = p.extent[0].quotient(at), plane = p.extent[1].quotient(row);
+      values[i] = from[(at - row * p.extent[0].divisor) * p.stride[0] +
+                       (row - plane * p.extent[1].divisor) * p.stride[1] + plane * p.stride[2]];
+    }
+  }
   u32 found = 0;
-#pragma unroll 1
-  for (; first < p.elements; first += kLoads * apart) {
-    float values[kLoads];
 #pragma unroll
-    for (int i = 0; i < kLoads; i++) {
-      const u32 at = min(first + i * apart, p.elements - 1);
-      if constexpr (kOneRun) {
-        values[i] = from[at * p.stride[0]];
-      } else {
-        const u32 row = p.extent[0].quotient(at), plane = p.extent[1].quotient(row);
-        values[i] = from[(at - row * p.extent[0].divisor) * p.stride[0] +
-                         (row - plane * p.extent[1].divisor) * p.stride[1] + plane * p.stride[2]];
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kLoads; i++) {
-      const u32 bits = __float_as_uint(values[i]) & 0x7fffffffu;
-      if (bits < 0x7f800000u) found = max(found, bits);
-    }
+  for (int i = 0; i < kLoads; i++) {
+    const u32 bits = __float_as_uint(values[i]) & 0x7fffffffu;
+    if (bits < 0x7f800000u) found = max(found, bits);
   }
   return found;
 }
 
-// One part of so many of a slot, by a block of eight warps.
+// The largest of a thread's elements. Behind another kernel a block may be alone on its multiprocessor, so that it takes
+// many loads at a time to keep the memory busy; few for what is left, and for small images.
+template <bool kOneRun>
+__device__ __forceinline__ u32 largest_of_all(const TensorMagnitudeParams& p, const float* from, u32 first, u32 end) {
+  constexpr int kMany = 16, kFew = 4;
+  u32 found = 0;
+#pragma unroll 1
+  for (; first + (kMany - 1) * 256 < end; first += kMany * 256)
+    found = max(found, largest_of<kOneRun, kMany>(p, from, first, end));
+#pragma unroll 1
+  for (; first < end; first += kFew * 256) found = max(found, largest_of<kOneRun, kFew>(p, from, first, end));
+  return found;
+}
+
+// One part of so many of a slot, by a block of eight warps: neighbours in memory, so that blocks need not run at once to
+// read it in long runs.
 __device__ __forceinline__ void find_magnitude(const TensorMagnitudeParams& p, u32 slot, u32 part, u32 parts,
                                                u32* of_warps) {
   const u32 outer = p.inner_slots.quotient(slot), inner = slot - outer * p.inner_slots.divisor;
   const float* from = p.source + outer * p.outer_stride + inner * p.inner_stride;
-  const u32 first = part * blockDim.x + threadIdx.x, apart = parts * blockDim.x;
-  u32 found = p.extent[0].divisor == p.elements ? largest_of<true>(p, from, first, apart)
-                                                : largest_of<false>(p, from, first, apart);
+  const u32 each = (p.elements + parts * 256 - 1) / (parts * 256) * 256;
+  const u32 first = part * each + threadIdx.x, end = min((part + 1) * each, p.elements);
+  u32 found = p.extent[0].divisor == p.elements ? largest_of_all<true>(p, from, first, end)
+                                                : largest_of_all<false>(p, from, first, end);
 #pragma unroll
   for (int lanes = 16; lanes > 0; lanes /= 2) found = max(found, __shfl_xor_sync(~0u, found, lanes));
   if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = found;
