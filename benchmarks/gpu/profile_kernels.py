@@ -41,7 +41,8 @@ ENOUGH = 8
 
 
 def problems() -> list[Problem]:
-    """Small images with the channels, kernels and strides of real layers."""
+    """Small images with the channels, kernels and strides of real layers; first a larger one, for kernels that ask for
+    many elements at once."""
 
     def make(
         n: int, c: int, size: tuple[int, int], k: int, kernel: tuple[int, int], groups: int = 1, **more
@@ -49,6 +50,7 @@ def problems() -> list[Problem]:
         return Problem.make(Pass.FPROP, (n, c, *size), (k, c // groups, *kernel), groups=groups, bias=True, **more)
 
     found = [
+        make(1, 32, (200, 260), 32, (3, 3), padding=(1, 1, 1, 1)),
         make(1, 32, (14, 300), 64, (5, 9), padding=(2, 2, 4, 4)),
         make(1, 32, (40, 66), 64, (5, 9), padding=(2, 2, 4, 4), dilation=(2, 3)),
         make(1, 16, (40, 66), 128, (3, 3)),

@@ -202,6 +202,14 @@ def test_a_sample_stands_for_every_block(grid: tuple[int, int, int], most: int) 
         assert len(per_layer) == grid[2]
 
 
+def test_blocks_behind_the_others_have_a_sample_of_their_own() -> None:
+    chosen = sample((100, 2, 1), 10, 30)
+    for blocks, number in ((range(70), 140), (range(70, 100), 60)):
+        alike = [weight for (x, _, _), weight in chosen if x in blocks]
+        assert len(alike) <= 10
+        assert sum(alike) == pytest.approx(number)
+
+
 @pytest.mark.parametrize(
     "problem",
     [

@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import strategies as st
 
-from emulate import A100, V100, check, plan_of
+from emulate import A100, NAN, V100, check, plan_of, run_plan
 from machine_suites import Shape, explore, geometries_of, zero_bordered
 from nightly import NIGHTLY
 from polyconv.measure import workloads
-from polyconv.plan import CudaDevice, tensor
+from polyconv.plan import CudaDevice, gather, tensor
 from polyconv.plan.separable import DIRECT, F23, F45, F45_NESTED
 from polyconv.plan.tensor import INSTRUCTIONS, M8N8K4, M16N8K16, MatrixInstruction, TensorCandidate
 from polyconv.plan.toom import ToomAxis
@@ -108,6 +109,88 @@ def test_slabs_of_w1_fit_the_workspace(kind: Pass) -> None:
     problem = workloads.find("W1")[0].problem(kind)
     for workspace in (LARGE, 2**28):
         assert TensorCandidate(F45_NESTED).schedule(problem, V100.sms, workspace).workspace_bytes <= workspace
+
+
+# ---- Magnitudes that blocks behind a product find
+
+
+def cut_problem(kind: Pass, shape: Shape, way: TensorCandidate, planes: int) -> tuple[Problem, int]:
+    """A problem, and a workspace whose slabs have so many planes; of none, one row group of a plane."""
+    x, w, _, dy = shape.tensors()
+    problem = shape.problem(kind, x, w, dy)
+    chain = first_chain(problem, way)
+    return problem, tensor.places(problem, way).source + chain.source_bytes(planes, chain.tiled.row_groups)
+
+
+def first_chain(problem: Problem, way: TensorCandidate) -> tensor.Chain:
+    h, w = next(iter(gather.roles(problem).pairs))
+    return tensor.Chain(problem, h, w, way)
+
+
+SEVERAL_IMAGES = {
+    "row groups of a plane": (Shape((3, 8, 20, 9), 9, (3, 3), padding=(1, 1, 1, 1), dilation=(2, 1)), 0),
+    "planes of two images": (Shape((3, 16, 7, 9), 16, (2, 3), dilation=(3, 2), groups=2), 2),
+    "several phases, channels last": (Shape((2, 8, 9, 8), 8, (3, 3), (2, 2), layout="channels_last"), 1),
+    "windows of larger tensors": (Shape((3, 8, 6, 7), 8, (3, 3), layout="sliced"), 1),
+}
+
+
+@pytest.mark.parametrize("kind", PASSES, ids=str)
+@pytest.mark.parametrize("name", SEVERAL_IMAGES)
+@by_both
+def test_images_of_later_slabs_are_scaled_as_those_of_the_first(mma: MatrixInstruction, name: str, kind: Pass) -> None:
+    """Images of very different magnitudes, from a workspace full of NaN: the results are those of one slab, bit by
+    bit, and a second run gives them again."""
+    (shape, planes), way = SEVERAL_IMAGES[name], TensorCandidate(F23, mma)
+    x, w, bias, dy = shape.tensors()
+    for image in range(shape.x[0]):
+        x[image] *= 2.0 ** (9 * image)
+        dy[image] *= 2.0 ** (-7 * image)
+    problem, workspace = cut_problem(kind, shape, way, planes)
+    buffers = {"x": x, "w": w, "bias": bias, "y": dy}
+    written, strides, size = (
+        ("y", problem.y_strides, problem.y_shape) if kind is Pass.FPROP else ("x", problem.x_strides, problem.x_shape)
+    )
+    results = []
+    for room in (LARGE, workspace, workspace):
+        plan = plan_of(problem, way, workspace=room)
+        behind = sum(launch.work.behind for launch in plan.launches)
+        assert (behind > 0) == (room == workspace)
+        result = torch.empty_strided(size, strides).fill_(NAN)
+        run_plan(plan, {**buffers, written: result})
+        results.append(result)
+    assert not results[0].isnan().any()
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+@pytest.mark.parametrize("dilation", [1, 2, 5])
+@pytest.mark.parametrize("planes", [0, 1, 2, 3, 4, 11])
+def test_magnitudes_are_known_before_they_are_needed(planes: int, dilation: int, batch: int) -> None:
+    """Each part is found once; the images of the first slab, and no others, beforehand."""
+    way = TensorCandidate(F23)
+    shape = Shape((batch, 8, 50, 40), 8, (3, 3), padding=(2, 2, 2, 2), dilation=(dilation, 1))
+    problem, workspace = cut_problem(Pass.FPROP, shape, way, planes)
+    chain, left = first_chain(problem, way), workspace - tensor.places(problem, way).source
+    known = chain.parts_beforehand(left)
+    assert known == tensor.PARTS * -(-chain.slab(left)[0] // dilation)
+    found = []
+    for slab in chain.slabs(left, known):
+        assert slab.known == known
+        assert known >= chain.parts_until(slab.plane + slab.planes)
+        known += slab.found
+        found.append(slab.found)
+    assert known == tensor.PARTS * batch
+    assert max(found) - min(found[: len(found) // 2], default=0) <= tensor.PARTS * max(1, planes)
+    if planes == 0 and batch > 1:
+        assert min(found[: len(found) // 2]) > 0, "every slab has its share, until all are known"
+
+
+def test_what_fits_one_slab_has_its_magnitudes_found_at_once() -> None:
+    problem = Problem.make("fprop", (4, 8, 30, 30), (8, 8, 3, 3))
+    launches = TensorCandidate(F23).schedule(problem, V100.sms, LARGE).launches
+    assert [launch.grid for launch in launches if launch.kernel is tensor.MAGNITUDE] == [(1, 8, 1), (128, 4, 1)]
+    assert all(launch.work.behind == 0 for launch in launches)
 
 
 @pytest.mark.parametrize("dilation", [1, 2, 3, 7, 33, 65, 200])

@@ -18,7 +18,7 @@ from ..plan.cuda import DEFAULT_WORKSPACE
 from ..plan.plan import Launch
 from ..problem import Pass, Problem, Strides, channels_last_strides, contiguous_strides
 
-_NEVER = {"zero", "first_plane", "first_row"}
+_NEVER = {"zero", "first_plane", "first_row", "first_part"}
 """Fields that are not fixed even if all launches agree: a zero that must not be known to the compiler, and where a slab
 begins, which may be 0 until an image is large."""
 

@@ -54,8 +54,10 @@ def emulator() -> ModuleType | None:
         return None
 
 
-def sample(grid: Dim3, most: int) -> list[tuple[Dim3, float]]:
+def sample(grid: Dim3, most: int, behind: int = 0) -> list[tuple[Dim3, float]]:
     """Which blocks to execute, at most about ``most``, and how many blocks each one stands for.
+
+    The last blocks along x, ``behind`` of them, do other work than those before: they have a sample of their own.
 
     The z dimension often holds different work (a phase of a strided gradient with its own number of taps), so each z
     has a sample of its own where ``most`` allows. Within it the very last block, the only one that may be cut off at
@@ -64,6 +66,10 @@ def sample(grid: Dim3, most: int) -> list[tuple[Dim3, float]]:
     tiles at the edges of the image and in each channel tile appear in the sample as often as in the launch.
     """
     x, y, z = grid
+    if behind:
+        own = x - behind
+        others = [((own + at, row, layer), weight) for (at, row, layer), weight in sample((behind, y, z), most)]
+        return sample((own, y, z), most) + others
     layers = z if 2 * z <= most else 1
     blocks = x * y * z // layers
     chosen: list[tuple[Dim3, float]] = []
@@ -128,18 +134,28 @@ Execute = Callable[[list[Dim3]], Any]
 """Runs these blocks of a launch and returns the emulator's report."""
 
 
-def count(grid: Dim3, execute: Execute, *, dram_bytes: float, whole: int = WHOLE, device: CudaDevice = V100) -> Counted:
+def count(
+    grid: Dim3,
+    execute: Execute,
+    *,
+    dram_bytes: float,
+    whole: int = WHOLE,
+    device: CudaDevice = V100,
+    behind: int = 0,
+) -> Counted:
     """Count a launch: whole if it is about ``whole`` warp instructions or less, else by a sample of its blocks.
+
+    Of these the last ``behind`` along x do other work than those before.
 
     ``dram_bytes`` is the traffic that memory sees if everything is read and written once. A sample cannot tell it (its
     blocks share sectors with neighbours that are not run); a launch that runs whole counts its own.
     """
     total = math.prod(grid)
-    middle: Dim3 = (grid[0] // 2, grid[1] // 2, grid[2] // 2)
+    middle: Dim3 = ((grid[0] - behind) // 2, grid[1] // 2, grid[2] // 2)
     each = max(1, execute([middle]).issue_slots)
     most = total if total * each <= whole else min(MOST_BLOCKS, max(FEWEST_BLOCKS, SAMPLED // each))
     by_weight: dict[float, list[Dim3]] = {}
-    for block, weight in sample(grid, most):
+    for block, weight in sample(grid, most, behind):
         by_weight.setdefault(weight, []).append(block)
     cycles: dict[str, float] = {}
     issued = ffma = 0.0
@@ -176,7 +192,8 @@ def count_plan(gpu: Any, plan: Plan, cubins: Mapping[KernelSpec, bytes], main: K
         whole = WHOLE if launch.kernel == main else WHOLE_BESIDE
         try:
             device = COUNTED[gpu.resources(cubins[launch.kernel], launch.kernel.symbol).chip.arch]
-            known[same] = count(launch.grid, some, dram_bytes=launch.work.dram_bytes, whole=whole, device=device)
+            moved, behind = launch.work.dram_bytes, launch.work.behind
+            known[same] = count(launch.grid, some, dram_bytes=moved, whole=whole, device=device, behind=behind)
         except gpu.ToolchainError as error:
             raise EmulatorError(str(error)) from error
         except (gpu.Fault, gpu.LaunchError) as error:

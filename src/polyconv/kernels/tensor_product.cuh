@@ -5,7 +5,10 @@
 // points have several tiles to a block. Nothing is shared between warps in the main loop, which is the one of the matrix
 // instruction: TensorStepsK4 or TensorStepsK16.
 //
-// Grid: x = (tiles of positions / tiles of a block) * k tiles + k tile, y = group of the convolution.
+// Blocks behind those of the product find parts of the magnitudes of images that later slabs are made of: the tensor
+// cores bind the product, its last wave is seldom full, and it leaves most of the memory's bandwidth to others.
+//
+// Grid: x = (tiles of positions / tiles of a block) * k tiles + k tile, then parts; y = group of the convolution.
 // Shared: double buffers [warp][2][stage], in the epilogue [warp][rows of a fragment][64 units]; behind them, where
 // segments are nested, as much for the sums of the first tile, or all of them [warp][32 written channels][64 units],
 // where they are parked in the main loop.
@@ -38,6 +41,12 @@ __device__ __forceinline__ void tensor_product(const Params& p) {
   extern __shared__ __align__(16) float shared[];
   uint4* const stages = reinterpret_cast<uint4*>(shared);
   float* const exchange = shared;  // in the epilogue, over the stages
+  if (blockIdx.x >= p.blocks) {
+    const u32 number = p.first_part + blockIdx.x - p.blocks, image = number / kMagnitudeParts;
+    find_magnitude(p.behind, image * p.groups + blockIdx.y, number % kMagnitudeParts, kMagnitudeParts,
+                   reinterpret_cast<u32*>(shared));
+    return;
+  }
   const int stage = Steps::stage_quads(p);
   // Of nested segments, where the sums of the first tile lie: all of them behind everything else, or those of a fragment
   // behind the last tile's.

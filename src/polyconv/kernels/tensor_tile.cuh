@@ -4,6 +4,7 @@
 #pragma once
 
 #include "tensor_layout.cuh"
+#include "tensor_magnitude.cuh"
 
 namespace polyconv {
 
@@ -34,6 +35,9 @@ struct TensorProductParams {
   int dilation_w;
   int count_h, count_w;  // positions
   int written_first_h, written_step_h, written_first_w, written_step_w;
+  u32 blocks;  // along x: those behind them find magnitudes, from this part on, counted over all images
+  u32 first_part;
+  TensorMagnitudeParams behind;
 };
 
 template <class W, class Mma_>

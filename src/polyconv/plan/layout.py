@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_int32, c_int64, c_uint32, c_uint64
+from dataclasses import replace
 from typing import Any
 
 from ..algebra.lattice import Phase
@@ -391,6 +392,8 @@ class TensorProductParams(Params):
         *_fields(c_int32, "rows units groups outputs chunks shifts taps pitch stage next_tap_row positions last_tap"),
         *_fields(c_int32, "dilation_w count_h count_w"),
         *_fields(c_int32, "written_first_h written_step_h written_first_w written_step_w"),
+        *_fields(c_uint32, "blocks first_part"),
+        ("behind", TensorMagnitudeParams),
     ]
 
 
@@ -450,3 +453,11 @@ def slots(struct: type[ctypes.Structure], **buffers: str | tuple[str, int] | Non
             where, offset = buffer if isinstance(buffer, tuple) else (buffer, 0)
             found.append(PointerSlot(getattr(struct, name).offset, where, offset))
     return tuple(found)
+
+
+def slots_within(
+    struct: type[ctypes.Structure], name: str, of_field: tuple[PointerSlot, ...]
+) -> tuple[PointerSlot, ...]:
+    """The pointers of a struct that is a field of another."""
+    start = getattr(struct, name).offset
+    return tuple(replace(slot, offset=start + slot.offset) for slot in of_field)

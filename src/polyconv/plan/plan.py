@@ -154,6 +154,9 @@ class Work:
     """Of the memory traffic, what a launch of a slab leaves for another in the workspace: none, if that stays in L2."""
     slab_bytes: int = 0
     """What lies in the workspace meanwhile, of all launches of the slab."""
+    behind: int = 0
+    """Of the blocks along x, the last so many, which do something else. Of it only the memory traffic is in the other
+    figures: such blocks fill what the others leave free."""
 
 
 @dataclass(frozen=True, slots=True)

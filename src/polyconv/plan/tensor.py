@@ -3,11 +3,13 @@
 Every operand is split into two halves, and three products of halves make one of floats. Along H nothing is transformed;
 along W a fast algorithm saves multiplications. Five kernels: the largest magnitudes of images and of filters, by which
 both are scaled; the weights and the source, transformed along W and split; and the product, which writes the result.
-The split source takes memory, so planes of an image are worked off in slabs that fit the workspace.
+The split source takes memory, so planes of an image are worked off in slabs that fit the workspace. Of the images only
+the first slab's have their magnitudes found beforehand: the others' are found by blocks behind those of the products.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -37,7 +39,7 @@ from .layout import (
     TensorWeightsParams,
     int32,
 )
-from .plan import KernelSpec, Launch, Schedule, Task, Work
+from .plan import KernelSpec, Launch, PointerSlot, Schedule, Task, Work
 from .separable import DIRECT, F23, F45, F45_NESTED, axis_refusal, fitted, read_end
 from .toom import ToomAxis
 
@@ -60,6 +62,7 @@ FEWEST_CHANNELS = 8
 """Of a group, on both sides: with fewer, most of what the tensor cores multiply is zeros."""
 
 W_AXES = (DIRECT, F23, F45, F45_NESTED)
+Slots = tuple[PointerSlot, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +251,21 @@ def _tilings(rows: int, units: int, dilation: int, taps_h: int, shifts: int) -> 
                 yield Tiling(tall, phases, each, *groups, pitch, stage)
 
 
+class Slab(NamedTuple):
+    """What is worked off by a transform and a product: whole planes, or row groups of one."""
+
+    plane: int
+    """The first."""
+    planes: int
+    first: int
+    """Row group."""
+    row_groups: int
+    known: int
+    """Parts of the magnitudes of images that are known before its product: those of its own images, at least."""
+    found: int
+    """Parts that blocks behind its product find, for the slabs after it."""
+
+
 class Chain:
     """The sizes of one chain of launches: one pair of phases of the lattice."""
 
@@ -311,12 +329,33 @@ class Chain:
             row_groups = row_groups - max(1, row_groups // 32)
         return 1, ceil_div(whole, ceil_div(whole, row_groups))
 
-    def slabs(self, left: int) -> Iterator[tuple[int, int, int, int]]:
-        """First plane, planes, first row group, row groups of each slab."""
+    def slabs(self, left: int, known: int) -> Iterator[Slab]:
+        """That so many bytes hold each, if so many parts of the magnitudes are known before the first.
+
+        What the next slab needs is found behind a product, and what those after it need in step with the planes that
+        are done, so that every product has its share.
+        """
         planes, row_groups = self.slab(left)
+        whole = self.tiled.row_groups
+        parts, beforehand = PARTS * self.batch, known
         for plane in range(0, self.planes, planes):
-            for first in range(0, self.tiled.row_groups, row_groups):
-                yield plane, min(planes, self.planes - plane), first, min(row_groups, self.tiled.row_groups - first)
+            last = min(plane + planes, self.planes)
+            for first in range(0, whole, row_groups):
+                end = min(first + row_groups, whole)
+                next_last = last if end < whole else min(last + planes, self.planes)
+                in_step = beforehand + ceil_div(PARTS * ((last - 1) * whole + end), self.h.dilation * whole)
+                wanted = max(self.parts_until(next_last), in_step)
+                found = max(0, min(parts, wanted) - known)
+                yield Slab(plane, last - plane, first, end - first, known, found)
+                known += found
+
+    def parts_until(self, plane: int) -> int:
+        """Of the magnitudes of the images that the planes before this one are of."""
+        return PARTS * ceil_div(plane, self.h.dilation)
+
+    def parts_beforehand(self, left: int) -> int:
+        """Of the magnitudes of the images of the first slab."""
+        return self.parts_until(self.slab(left)[0])
 
 
 class Places(NamedTuple):
@@ -379,34 +418,40 @@ class TensorCandidate:
         return None
 
     def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
+        left = workspace - places(problem, self).source
         for number, kind in enumerate(gather.roles(problem).kinds):
             chain = _chain(problem, kind.h, kind.w, self)
-            if number == 0:
-                yield filters_task(problem)
-                yield _images_task(problem, chain)
             yield replace(_weights_task(problem, chain), times=kind.times)
-            left = workspace - places(problem, self).source
-            for (planes, row_groups), times in _alike(chain, left).items():
-                yield replace(_transform_task(problem, chain, planes, row_groups), times=kind.times * times)
-                yield replace(_product_task(problem, chain, planes, row_groups), times=kind.times * times)
+            knowing = kind.times  # chains that find all magnitudes of images known: all but the first
+            if number == 0:
+                knowing -= 1
+                beforehand = chain.parts_beforehand(left)
+                yield filters_task(problem)
+                yield _images_task(problem, chain, beforehand)
+                yield from _slab_tasks(problem, chain, left, beforehand, 1)
+            if knowing:
+                yield from _slab_tasks(problem, chain, left, PARTS * chain.batch, knowing)
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         """The launches. A workspace that is too small for one row of tiles is exceeded by what that takes."""
         r = gather.roles(problem)
         found: list[Launch] = []
         at = places(problem, self)
+        left = workspace - at.source
         used = 0
         for number, (h, w) in enumerate(r.pairs):
             chain = _chain(problem, h, w, self)
+            known = PARTS * chain.batch
             if number == 0:
                 found.append(filters(problem))
             found.append(_weights(problem, r, chain))
             if number == 0:
-                found.append(_images(problem, r, chain))
-            for plane, planes, first, row_groups in chain.slabs(workspace - at.source):
-                used = max(used, at.source + chain.source_bytes(planes, row_groups))
-                found.append(_transform(problem, r, chain, plane, planes, first, row_groups))
-                found.append(_product(problem, r, chain, plane, planes, first, row_groups))
+                known = chain.parts_beforehand(left)
+                found.append(_images(problem, r, chain, known))
+            for slab in chain.slabs(left, known):
+                used = max(used, at.source + chain.source_bytes(slab.planes, slab.row_groups))
+                found.append(_transform(problem, r, chain, slab))
+                found.append(_product(problem, r, chain, slab))
         # A forward pass has one chain; of several, each writes over the weights of the last.
         return Schedule(tuple(found), used, at.images if problem.kind is Pass.FPROP else 0)
 
@@ -414,23 +459,15 @@ class TensorCandidate:
         return _error(problem, self)
 
 
-def _alike(chain: Chain, left: int) -> dict[tuple[int, int], int]:
-    """Slabs by their sizes, and how many there are of each."""
-    planes, row_groups = chain.slab(left)
-    found = {}
-    for of_planes, times in _pieces(chain.planes, planes):
-        for of_rows, each in _pieces(chain.tiled.row_groups, row_groups):
-            found[of_planes, of_rows] = times * each
-    return found
-
-
-def _pieces(whole: int, piece: int) -> Iterator[tuple[int, int]]:
-    """What a whole is cut into: sizes, and how many there are of each."""
-    times, rest = divmod(whole, piece)
-    if times:
-        yield piece, times
-    if rest:
-        yield rest, 1
+def _slab_tasks(problem: Problem, chain: Chain, left: int, known: int, times: int) -> Iterator[Task]:
+    """Of all slabs of so many chains that are alike; slabs that are alike are one task."""
+    slabs = Counter((slab.planes, slab.row_groups, slab.found) for slab in chain.slabs(left, known))
+    transforms: Counter[tuple[int, int]] = Counter()
+    for (planes, row_groups, found), each in slabs.items():
+        transforms[planes, row_groups] += each
+        yield replace(_product_task(problem, chain, planes, row_groups, found), times=times * each)
+    for (planes, row_groups), each in transforms.items():
+        yield replace(_transform_task(problem, chain, planes, row_groups), times=times * each)
 
 
 @lru_cache(maxsize=1024)
@@ -506,35 +543,60 @@ def filters_bytes(problem: Problem) -> int:
     return round_up(4 * problem.groups * gather.roles(problem).outputs, 256)
 
 
-def _images_task(problem: Problem, chain: Chain) -> Task:
-    blocks = PARTS * chain.batch * chain.groups
-    elements = chain.batch * chain.groups * chain.channels * prod(gather.roles(problem).source_size)
+def _read_for(problem: Problem, chain: Chain, parts: int) -> int:
+    """Bytes, for so many parts of the magnitudes of images, of all groups."""
+    image = 4 * chain.groups * chain.channels * prod(gather.roles(problem).source_size)
+    return ceil_div(parts * image, PARTS)
+
+
+def _images_task(problem: Problem, chain: Chain, parts: int) -> Task:
+    blocks, read = parts * chain.groups, _read_for(problem, chain, parts)
     return Task(
         MAGNITUDE,
-        (PARTS, chain.batch * chain.groups, 1),
-        Work(blocks, blocks, ceil_div(elements, THREADS), 4 * elements),
+        (PARTS, parts // PARTS * chain.groups, 1),
+        Work(blocks, blocks, ceil_div(read, 4 * THREADS), read),
     )
 
 
-def _images(problem: Problem, r: Roles, chain: Chain) -> Launch:
+def _images(problem: Problem, r: Roles, chain: Chain, parts: int) -> Launch:
+    """Those that are found before the first slab: so many parts, of whole images."""
+    p, slots = _image_magnitudes(problem, r, chain)
+    return _images_task(problem, chain, parts).launch(bytes(p), slots)
+
+
+def _image_magnitudes(problem: Problem, r: Roles, chain: Chain) -> tuple[TensorMagnitudeParams, Slots]:
     strides = r.source_strides[0], r.channels * r.source_strides[1]
     every = zip((r.channels, *r.source_size), r.source_strides[1:], strict=True)
-    at = places(problem, chain.way).images
-    return magnitude(_images_task(problem, chain), r.source, strides, chain.groups, tuple(every), at)
+    return magnitude_params(r.source, strides, chain.groups, tuple(every), places(problem, chain.way).images)
 
 
 def magnitude(
     task: Task, source: str, strides: tuple[int, int], inner: int, axes: tuple[tuple[int, int], ...], at: int
 ) -> Launch:
-    """``axes``: extents and strides of the elements of a slot. Neighbours in memory are walked over first."""
-    near = sorted(((n, abs(step), step) for n, step in axes), key=lambda axis: axis[1])
+    """All magnitudes of a tensor, by a launch of their own."""
+    p, slots = magnitude_params(source, strides, inner, axes, at)
+    return task.launch(bytes(p), slots)
+
+
+def magnitude_params(
+    source: str, strides: tuple[int, int], inner: int, axes: tuple[tuple[int, int], ...], at: int
+) -> tuple[TensorMagnitudeParams, Slots]:
+    """``axes``: extents and strides of the elements of a slot. Neighbours in memory are walked over first, and axes
+    that continue each other there are one."""
+    near: list[tuple[int, int]] = []
+    for n, step in sorted(((n, step) for n, step in axes if n > 1), key=lambda axis: abs(axis[1])):
+        if near and step == near[-1][0] * near[-1][1]:
+            near[-1] = n * near[-1][0], near[-1][1]
+        else:
+            near.append((n, step))
     p = TensorMagnitudeParams(outer_stride=strides[0], inner_stride=strides[1], inner_slots=inner)
-    p.elements = prod(n for n, _, _ in near)
-    for number, (_, _, step) in enumerate(near):
+    p.elements = prod(n for n, _ in axes)
+    near += [(1, 0)] * (3 - len(near))
+    for number, (_, step) in enumerate(near):
         p.stride[number] = step
-    for number, (n, _, _) in enumerate(near[:2]):
+    for number, (n, _) in enumerate(near[:2]):
         p.extent[number] = FastDivisor.of(n)
-    return task.launch(bytes(p), layout.slots(TensorMagnitudeParams, source=source, largest=("workspace", at)))
+    return p, layout.slots(TensorMagnitudeParams, source=source, largest=("workspace", at))
 
 
 def _weights_task(problem: Problem, chain: Chain) -> Task:
@@ -570,10 +632,9 @@ def _transform_task(problem: Problem, chain: Chain, planes: int, row_groups: int
     return Task(transform_kernel(chain.along_w), grid, work)
 
 
-def _transform(
-    problem: Problem, r: Roles, chain: Chain, plane: int, planes: int, first: int, row_groups: int
-) -> Launch:
+def _transform(problem: Problem, r: Roles, chain: Chain, slab: Slab) -> Launch:
     h, w, cut = chain.h, chain.w, chain.tiled
+    plane, planes, first, row_groups, *_ = slab
     p = TensorTransformParams(channels_all=chain.channels_all, chunks=chain.chunks, groups=chain.groups)
     p.headroom = headroom(chain.along_w.transforms()["input"], chain.nested)
     p.place("source", r.source_strides, r.source)
@@ -593,24 +654,32 @@ def _transform(
     return _transform_task(problem, chain, planes, row_groups).launch(bytes(p), slots)
 
 
-def _product_task(problem: Problem, chain: Chain, planes: int, row_groups: int) -> Task:
+def _product_blocks(chain: Chain, planes: int, row_groups: int) -> int:
+    """Of a group."""
+    tiles = planes * row_groups * chain.tiled.column_groups
+    return ceil_div(tiles, WARPS // chain.along_w.points) * chain.k_tiles
+
+
+def _product_task(problem: Problem, chain: Chain, planes: int, row_groups: int, found: int) -> Task:
     cut = chain.tiled
-    tiles = planes * row_groups * cut.column_groups
-    grid = int32(ceil_div(tiles, WARPS // chain.along_w.points) * chain.k_tiles, "the number of tiles"), chain.groups, 1
+    own = _product_blocks(chain, planes, row_groups)
+    grid = int32(own + found, "the number of tiles"), chain.groups, 1
     share = planes * row_groups / (chain.planes * cut.row_groups)
     result = round(chain.batch * chain.groups * chain.outputs * chain.h.count * chain.w.count * share)
-    blocks, passed = prod(grid), chain.slab_bytes(planes, row_groups)
+    blocks, passed = own * chain.groups, chain.slab_bytes(planes, row_groups)
+    moved = passed + 4 * result + _read_for(problem, chain, found)
     task = Task(
         product_kernel(chain.along_w, chain.mma),
         grid,
-        Work(blocks, blocks, blocks * chain.steps, passed + 4 * result, passed_bytes=passed, slab_bytes=passed),
+        Work(blocks, blocks, blocks * chain.steps, moved, passed_bytes=passed, slab_bytes=passed, behind=found),
         dynamic_shared=chain.shared_bytes(),
     )
     return task_with_epilogue(problem, task, result)
 
 
-def _product(problem: Problem, r: Roles, chain: Chain, plane: int, planes: int, first: int, row_groups: int) -> Launch:
+def _product(problem: Problem, r: Roles, chain: Chain, slab: Slab) -> Launch:
     h, w, cut = chain.h, chain.w, chain.tiled
+    plane, planes, first, row_groups, known, found = slab
     transforms = chain.along_w.transforms()
     p = TensorProductParams(groups=chain.groups, outputs=chain.outputs, chunks=chain.chunks)
     p.headroom_sources = headroom(transforms["input"], chain.nested)
@@ -639,4 +708,9 @@ def _product(problem: Problem, r: Roles, chain: Chain, plane: int, planes: int, 
         written=r.written,
         bias=r.bias,
     )
-    return with_epilogue(problem, _product_task(problem, chain, planes, row_groups).launch(bytes(p), slots))
+    p.blocks = _product_blocks(chain, planes, row_groups)
+    if found:
+        p.first_part = known
+        p.behind, of_behind = _image_magnitudes(problem, r, chain)
+        slots += layout.slots_within(TensorProductParams, "behind", of_behind)
+    return with_epilogue(problem, _product_task(problem, chain, planes, row_groups, found).launch(bytes(p), slots))

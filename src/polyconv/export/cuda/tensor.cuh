@@ -124,15 +124,21 @@ static const char* on_tensor_cores(const Call& c, const Direction& d, const Othe
   m.source = c.x, m.largest = of_images;
   m.outer_stride = c.x_batch, m.inner_stride = d.channels * c.x_channel, m.inner_slots = by(kGroups);
   m.elements = u32(d.channels * c.height * c.width);
-  m.extent[0] = by(channels_last ? d.channels : c.width), m.extent[1] = by(channels_last ? c.width : c.height);
+  const i64 nearest = channels_last ? d.channels : c.width, next_axis = channels_last ? c.width : c.height;
   m.stride[0] = channels_last ? c.x_channel : c.x_column, m.stride[1] = channels_last ? c.x_column : c.x_row;
   m.stride[2] = channels_last ? c.x_row : c.x_channel;
-  tensor_magnitude<<<dim3(kMagnitudeParts, images), 256, 0, c.stream>>>(m);
+  const bool one_run = m.stride[1] == nearest * m.stride[0] && m.stride[2] == next_axis * m.stride[1];
+  m.extent[0] = by(one_run ? m.elements : nearest), m.extent[1] = by(next_axis);
+  // Before the first slab comes its own images' turn; blocks behind a product find the parts that the next slab needs, and
+  // those for later ones in step with the planes that are done.
+  const auto parts_until = [&](i64 plane) { return kMagnitudeParts * ceil_div(plane, kLatticesH); };
+  const i64 beforehand = parts_until(slab_planes);
+  tensor_magnitude<<<dim3(kMagnitudeParts, beforehand / kMagnitudeParts * kGroups), 256, 0, c.stream>>>(m);
   if (const char* error = failed("tensor_magnitude")) return error;
 
   TensorProductParams g{};
   g.v = f.v, g.u = t.u, g.largest_sources = of_images, g.largest_filters = of_filters;
-  g.bias = c.bias, g.written = c.y;
+  g.bias = c.bias, g.written = c.y, g.behind = m;
   g.written_channel = c.out_height * c.out_width, g.written_batch = kGroups * d.outputs * g.written_channel;
   g.written_row = int(c.out_width), g.written_column = 1, g.written_step_h = 1, g.written_step_w = 1;
   g.headroom_sources = kHeadroomSources, g.headroom_filters = kHeadroomFilters;
@@ -144,19 +150,26 @@ static const char* on_tensor_cores(const Call& c, const Direction& d, const Othe
   g.next_tap_row = cut.pitch - kShifts * cut.phases;
   g.last_tap = (taps_h - 1) * cut.pitch + (kShifts - 1) * cut.phases;
   g.count_h = int(c.out_height), g.count_w = int(c.out_width);
+  i64 known = beforehand;
   for (i64 plane = 0; plane < planes; plane += slab_planes) {
     for (i64 first = 0; first < cut.row_groups; first += slab_rows) {
-      const i64 n = min(slab_planes, planes - plane), row_groups = min(slab_rows, cut.row_groups - first);
-      const i64 tiles = n * row_groups * column_groups;
+      const i64 last = min(plane + slab_planes, planes), end = min(first + slab_rows, i64(cut.row_groups));
+      const i64 n = last - plane, row_groups = end - first, tiles = n * row_groups * column_groups;
+      const i64 next_last = end < cut.row_groups ? last : min(last + slab_planes, planes);
+      const i64 done = (last - 1) * cut.row_groups + end;
+      const i64 in_step = beforehand + ceil_div(kMagnitudeParts * done, i64(kLatticesH) * cut.row_groups);
+      const i64 found = min(max(parts_until(next_last), in_step), parts_until(planes)) - known;
       f.first_plane = g.first_plane = int(plane), f.first_row = g.first_row = int(first * cut.rows);
       f.planes = by(n), g.planes = int(n), f.positions = u32(positions(row_groups)), g.positions = int(f.positions);
       g.tiles = int(tiles), g.row_groups = by(row_groups);
       const dim3 of_transform(ceil_div(f.positions, 128), kGroups * n * column_groups, chunks);
       tensor_transform<W><<<of_transform, 128, 0, c.stream>>>(f);
       if (const char* error = failed("tensor_transform")) return error;
-      const dim3 of_product(ceil_div(tiles, Tile::kTiles) * k_tiles, kGroups);
+      g.blocks = u32(ceil_div(tiles, Tile::kTiles) * k_tiles), g.first_part = u32(known);
+      const dim3 of_product(g.blocks + found, kGroups);
       tensor_product<W, Steps><<<of_product, Tile::kThreads, shared, c.stream>>>(g);
       if (const char* error = failed("tensor_product")) return error;
+      known += found;
     }
   }
   return nullptr;
