@@ -2,8 +2,9 @@
 //
 // A thread makes one column of one row for a chunk of channels, all passes and points. Neighbouring threads write
 // neighbouring quads; what they read lies in short runs, and the rest of a sector is soon asked for by a neighbour.
-// Grid: x covers the (row, column) of a group of columns, y = (group * planes + plane) * column groups + column group,
-// z = chunk.
+// Grid: x = part * column groups + column group, where a part is as many (row, column) of a group of columns as a block
+// has threads; y = group * planes + plane; z = chunk. So blocks that run together read whole rows of the image, of which
+// neighbouring groups of columns share the ends.
 #pragma once
 
 #include "tensor_layout.cuh"
@@ -36,13 +37,11 @@ struct TensorTransformParams {
 template <class W>
 __device__ __forceinline__ void tensor_transform(const TensorTransformParams& p) {
   constexpr int kPasses = kTensorPasses<W>;
-  u32 rest = p.column_groups.quotient(blockIdx.y);
-  const u32 column_group = blockIdx.y - rest * p.column_groups.divisor;
-  const u32 group = p.planes.quotient(rest), plane = p.first_plane + rest - group * p.planes.divisor;
+  const u32 part = p.column_groups.quotient(blockIdx.x);
+  const u32 column_group = blockIdx.x - part * p.column_groups.divisor;
+  const u32 group = p.planes.quotient(blockIdx.y), plane = p.first_plane + blockIdx.y - group * p.planes.divisor;
   const u32 image = p.dilation_h.quotient(plane), phase_h = plane - image * p.dilation_h.divisor;
-  const float scale = scale_of(largest_part(p.largest + (image * p.groups + group) * kMagnitudeParts), p.headroom);
-  const u32 position = blockIdx.x * blockDim.x + threadIdx.x;
-  if (position >= p.positions) return;
+  const u32 position = part * blockDim.x + threadIdx.x;
 
   const u32 row = p.pitch.quotient(position), column = position - row * p.pitch.divisor;
   const u32 unit = p.phases.quotient(column), unit_group = p.phase_groups.quotient(column_group);
@@ -52,14 +51,15 @@ __device__ __forceinline__ void tensor_transform(const TensorTransformParams& p)
   const int step_w = p.read_step_w * p.dilation_w;
   const int q_h = p.first_row + row;
 
-  // All channels first, then one pass after another: a pass needs few registers beside them.
+  // All channels first, then one pass after another: a pass needs few registers beside them. The scale is asked for last,
+  // so that nothing waits for it before the source is under way.
   float in[kTensorChannels][W::kSpan];
 #pragma unroll
   for (int i = 0; i < kTensorChannels; i++) {
     const int channel = blockIdx.z * kTensorChannels + i;
 #pragma unroll
     for (int j = 0; j < W::kSpan; j++) in[i][j] = 0.f;
-    if (channel < p.channels_all) {
+    if (channel < p.channels_all && position < p.positions) {
       const u32 by_class = p.source_channels.quotient(channel), of_h = p.classes_w.quotient(by_class);
       const TensorSource h = p.class_h[of_h], w = p.class_w[by_class - of_h * p.classes_w.divisor];
       const int at_h = h.read_first + p.read_step_h * int(phase_h + p.dilation_h.divisor * q_h);
@@ -72,11 +72,19 @@ __device__ __forceinline__ void tensor_transform(const TensorTransformParams& p)
         const i64 next = i64(step_w) * p.source_column;
 #pragma unroll
         for (int j = 0; j < W::kSpan; j++, at_w += step_w, from += next)
-          if (at_w >= 0 && at_w < w.read_end) in[i][j] = *from * scale;
+          if (at_w >= 0 && at_w < w.read_end) in[i][j] = *from;
       }
     }
   }
-  uint4* v = p.v + ((i64(blockIdx.y) * kPasses * p.chunks + blockIdx.z) * W::kPoints) * p.positions + position;
+  const float scale = scale_of(largest_part(p.largest + (image * p.groups + group) * kMagnitudeParts), p.headroom);
+  if (position >= p.positions) return;
+#pragma unroll
+  for (int i = 0; i < kTensorChannels; i++)
+#pragma unroll
+    for (int j = 0; j < W::kSpan; j++) in[i][j] *= scale;
+
+  const i64 of_v = i64(blockIdx.y) * p.column_groups.divisor + column_group;
+  uint4* v = p.v + ((of_v * kPasses * p.chunks + blockIdx.z) * W::kPoints) * p.positions + position;
 #pragma unroll
   for (int turn = 0; turn < kPasses; turn++) {
     float points[W::kPoints][kTensorChannels];

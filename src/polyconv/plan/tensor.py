@@ -54,6 +54,8 @@ PARTS = 128
 WARPS = 8
 QUAD = 16
 """Bytes of four channels, split."""
+SECTOR = 2
+"""Quads of a sector. A point of V begins with one, so that warps store whole sectors."""
 MOST_STAGE = 128
 """Quads of a chunk that a tile reads, at most: four per lane."""
 THREADS = 256
@@ -296,8 +298,8 @@ class Chain:
         return self.cut
 
     def plane_quads(self, row_groups: int) -> int:
-        """Of one point of one chunk of one column group of V."""
-        return (row_groups * self.tiled.rows + self.taps_h - 1) * self.tiled.pitch
+        """Of one point of one chunk of one column group of V, in whole sectors: nobody reads what fills the last."""
+        return round_up((row_groups * self.tiled.rows + self.taps_h - 1) * self.tiled.pitch, SECTOR)
 
     def source_bytes(self, planes: int, row_groups: int) -> int:
         """V of a slab."""
@@ -315,8 +317,8 @@ class Chain:
 
     @property
     def most_planes(self) -> int:
-        """That a grid has room for: planes, groups and column groups are blocks along one of its axes."""
-        return MOST_GROUPS // (self.groups * self.tiled.column_groups)
+        """That a grid has room for: planes and groups are blocks along one of its axes."""
+        return MOST_GROUPS // self.groups
 
     def slab(self, left: int) -> tuple[int, int]:
         """Planes, and row groups of each, that so many bytes hold: whole planes, or part of one, but a row group."""
@@ -411,7 +413,6 @@ class TensorCandidate:
                 or chain.plane_quads(chain.tiled.row_groups)
                 * (chain.tiled.column_groups * chain.passes * chain.chunks * self.w.points)
                 >= DIVIDEND_LIMIT
-                or chain.most_planes == 0
                 or chain.chunks > MOST_GROUPS
             ):
                 return "too many tiles"
@@ -624,7 +625,7 @@ def _weights(problem: Problem, r: Roles, chain: Chain) -> Launch:
 def _transform_task(problem: Problem, chain: Chain, planes: int, row_groups: int) -> Task:
     r, cut = gather.roles(problem), chain.tiled
     across = ceil_div(chain.plane_quads(row_groups), TRANSFORM_THREADS)
-    grid = across, chain.groups * planes * cut.column_groups, chain.chunks
+    grid = across * cut.column_groups, chain.groups * planes, chain.chunks
     share = planes * row_groups / (chain.planes * cut.row_groups)
     read = round(4 * chain.batch * chain.groups * chain.channels * prod(r.source_size) * share)
     blocks, passed, slab = prod(grid), chain.source_bytes(planes, row_groups), chain.slab_bytes(planes, row_groups)

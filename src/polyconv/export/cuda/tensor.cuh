@@ -56,7 +56,9 @@ static const char* on_tensor_cores(const Call& c, const Direction& d, const Othe
   const i64 steps = kGroups * k_tiles * kPoints * kPasses * chunks * taps_h * kShifts;
   const i64 at_u = aligned(4 * filters), at_images = at_u + aligned(16 * (steps + 1) * kTensorK);
   const i64 at_v = at_images + 4 * images * kMagnitudeParts;
-  const auto positions = [&](i64 row_groups) { return (row_groups * cut.rows + taps_h - 1) * cut.pitch; };
+  const auto positions = [&](i64 row_groups) {  // in whole sectors
+    return ceil_div((row_groups * cut.rows + taps_h - 1) * cut.pitch, 2) * 2;
+  };
   const i64 plane_points = column_groups * kPasses * chunks * kPoints;
   const auto plane_bytes = [&](i64 row_groups) { return aligned(16 * kGroups * plane_points * positions(row_groups)); };
   i64 room = kWorkspace - at_v;
@@ -65,7 +67,7 @@ static const char* on_tensor_cores(const Call& c, const Direction& d, const Othe
   }
 
   // As many planes as fit, or as many rows of one, in slabs of about the same size.
-  const i64 most_planes = min(kMostBlocks / (kGroups * column_groups), room / plane_bytes(cut.row_groups));
+  const i64 most_planes = min(kMostBlocks / kGroups, room / plane_bytes(cut.row_groups));
   const i64 slab_planes = ceil_div(planes, ceil_div(planes, max(1ll, min(planes, most_planes))));
   i64 slab_rows = cut.row_groups;
   while (slab_rows > 1 && plane_bytes(slab_rows) > room) slab_rows -= max(1ll, slab_rows / 32);
@@ -73,9 +75,8 @@ static const char* on_tensor_cores(const Call& c, const Direction& d, const Othe
   const int stage = Tile::kChunks == 1 ? cut.stage : Tile::kChunks * ((cut.stage + 1 | 3) - 1);
   const int exchanged_floats = (Tile::kNested && !Steps::kParks ? 2 : 1) * Tile::kExchange;
   const int shared = 4 * Tile::kWarps * (max(8 * stage, exchanged_floats) + (Steps::kParks ? Tile::kParked : 0));
-  if (plane_bytes(slab_rows) > room || max(max(filters, images), kGroups * column_groups) > kMostBlocks ||
-      chunks > kMostBlocks || max(c.x_row, c.x_column) >= 0x7fffffff ||
-      max(d.channels, d.outputs) * c.height * c.width >= 0x7fffffff ||
+  if (plane_bytes(slab_rows) > room || max(max(filters, images), chunks) > kMostBlocks ||
+      max(c.x_row, c.x_column) >= 0x7fffffff || max(d.channels, d.outputs) * c.height * c.width >= 0x7fffffff ||
       cut.row_groups * column_groups * planes >= 0x0fffffff || plane_points * positions(cut.row_groups) >= 0x7fffffff ||
       !allow_shared(tensor_product<W, Steps>, shared))
     return otherwise();
@@ -162,7 +163,7 @@ static const char* on_tensor_cores(const Call& c, const Direction& d, const Othe
       f.first_plane = g.first_plane = int(plane), f.first_row = g.first_row = int(first * cut.rows);
       f.planes = by(n), g.planes = int(n), f.positions = u32(positions(row_groups)), g.positions = int(f.positions);
       g.tiles = int(tiles), g.row_groups = by(row_groups);
-      const dim3 of_transform(ceil_div(f.positions, 128), kGroups * n * column_groups, chunks);
+      const dim3 of_transform(ceil_div(f.positions, 128) * column_groups, kGroups * n, chunks);
       tensor_transform<W><<<of_transform, 128, 0, c.stream>>>(f);
       if (const char* error = failed("tensor_transform")) return error;
       g.blocks = u32(ceil_div(tiles, Tile::kTiles) * k_tiles), g.first_part = u32(known);
