@@ -134,11 +134,11 @@ def test_the_fastest_wins_and_stays(timed: Timed) -> None:
     assert len(timed.ran) == ran
 
 
-@pytest.mark.parametrize(("ours", "wins"), [(7e-5, False), (5e-5, True)])
+@pytest.mark.parametrize(("ours", "wins"), [(1.3e-4, False), (1.0e-4, True)])
 def test_what_it_costs_to_get_to_a_kernel_counts(timed: Timed, ours: float, wins: bool) -> None:
     """The clock runs only while a contender computes; PyTorch's is called directly, once it has won."""
     x, w = tensors()
-    timed.seconds = lambda name: 1e-4 if name.endswith(aten.NAME) else ours
+    timed.seconds = lambda name: 2e-4 if name.endswith(aten.NAME) else ours
     call_until_decided(x, w)
     assert timed.plan(problem_of(x, w), inference=True).choice.endswith(aten.NAME) is not wins
 

@@ -35,6 +35,10 @@ where gradients are recorded: PyTorch computes both in one call, which spares it
 Measured not in a loop, where it is a quarter of that, but as in a network, whose other layers push Python's objects
 out of the caches."""
 
+RACED_CALL_CYCLES = 200e3
+"""The first of these for a race, whose clock runs only inside of kernels: where other layers have used all caches, it
+was two to four times as much. Estimates are cautious anyhow, times are not."""
+
 MIXED_CYCLES = 900e3
 """What it costs beside that, once, if any pass of a layer whose gradients are recorded is polyconv's: then all three go
 through Python instead of C++. All passes together have to be worth it. Measured alike."""
@@ -185,21 +189,25 @@ def _offered_here(problem: Problem, device: CpuDevice) -> tuple[CpuCandidate, ..
 
 def _costs(problem: Problem, device: CpuDevice, inference: bool) -> Costs:
     costs = Costs(ran_for(problem), device, inference)
-    return costs if device.profile is None else replace(costs, call=head_start(problem, device, inference, {}))
+    return costs if device.profile is None else replace(costs, call=head_start(problem, device, inference))
 
 
-def head_start(problem: Problem, device: CpuDevice, inference: bool, ahead: Mapping[Pass, float]) -> float:
+def head_start(
+    problem: Problem, device: CpuDevice, inference: bool, ahead: Mapping[Pass, float] | None = None
+) -> float:
     """Cycles that it costs to get to a kernel of polyconv's: by so many PyTorch's is ahead before it computes anything.
 
     Where gradients are recorded, a pass pays what the others of its layer do not gain of :data:`MIXED_CYCLES`.
-    ``ahead``: cycles by which a kernel of polyconv's was measured to be ahead of PyTorch's, in other passes.
+    ``ahead``: in a race, cycles by which a kernel of polyconv's is ahead of PyTorch's in other passes.
     """
     if inference:
-        return OWN_CALL_CYCLES
+        return OWN_CALL_CYCLES if ahead is None else RACED_CALL_CYCLES
     image = problem.in_channels <= IMAGE_CHANNELS
     others = [kind for kind in Pass if kind is not problem.kind and not (kind is Pass.DGRAD and image)]
     paid = sum(
-        max(0.0, ahead[kind] - RECORDED_CYCLES) if kind in ahead else _gain(problem.another_pass(kind), device)
+        max(0.0, ahead[kind] - RECORDED_CYCLES)
+        if ahead and kind in ahead
+        else _gain(problem.another_pass(kind), device)
         for kind in others
     )
     return RECORDED_CYCLES + max(0.0, MIXED_CYCLES - paid)
