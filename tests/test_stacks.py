@@ -186,7 +186,7 @@ def _a_measured_way_runs() -> None:
 
 def test_a_stack_has_to_be_ahead() -> None:
     """The sum needs no memory, so what the model can hardly tell apart is summed."""
-    problem = Problem.make(Pass.FPROP, (8, 48, 66, 66, 66), (48, 48, 3, 3, 3))
+    problem = Problem.make(Pass.FPROP, (8, 48, 50, 50, 50), (48, 48, 3, 3, 3))
     device = DEVICES["v100"]
     summed, stack_of_inputs = (
         plan_volume(problem, device, prefer=Preference(n)) for n in (SUM_OF_PICTURES, NAMES["x"])

@@ -67,7 +67,7 @@ static const char* on_tensor_cores(const Call& c, const Direction& d, const Othe
   }
 
   // As many planes as fit, or as many rows of one, in slabs of about the same size.
-  const i64 most_planes = min(kMostBlocks / kGroups, room / plane_bytes(cut.row_groups));
+  const i64 most_planes = min(i64(kMostBlocks / kGroups), room / plane_bytes(cut.row_groups));
   const i64 slab_planes = ceil_div(planes, ceil_div(planes, max(1ll, min(planes, most_planes))));
   i64 slab_rows = cut.row_groups;
   while (slab_rows > 1 && plane_bytes(slab_rows) > room) slab_rows -= max(1ll, slab_rows / 32);
