@@ -41,6 +41,8 @@ FIRST_MODEL, SECOND_PROCESS = 45.0, 3.0
 """Seconds of processors' time to the first model, in the process that builds and in one after it."""
 AT_ONCE = os.cpu_count() or 1
 """Files that are checked side by side: mostly a single processor is at work, starting PyTorch or emulating."""
+WORKSPACE = "kWorkspace = 64 << 20;"
+"""As every file has it."""
 START = time.perf_counter()
 
 
@@ -99,6 +101,10 @@ def export(file: File, folder: Path) -> Path:
     command = [sys.executable, "-m", "polyconv_cli", "export", *file.words.split(), "-o", str(path)]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
     subprocess.run(command, env=variables, check=True, stderr=subprocess.DEVNULL)
+    if file.workspace:
+        text = path.read_text()
+        assert WORKSPACE in text
+        path.write_text(text.replace(WORKSPACE, f"kWorkspace = {file.workspace};"))
     return path
 
 

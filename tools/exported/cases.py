@@ -34,6 +34,8 @@ class File:
     words: str
     """Of ``polyconv export``."""
     cases: tuple[Case, ...]
+    workspace: int = 0
+    """Bytes, in the place of the file's own 64 MiB: cuts what is small enough to be executed into slabs."""
     always: bool = True
     """Whether it is among those that are built if none is named: a sample of those that are alike."""
 
@@ -121,6 +123,13 @@ FILES = (
         "kb80 --tensor-cores",
         # All rows of a picture's phase in one tile, and several.
         (Case((2, 32, 12, 28), W1), Case((1, 32, 24, 40), W1, forward_only=True)),
+    ),
+    File(
+        "W1, tensor cores, slabs",
+        "kb80 --tensor-cores",
+        (Case((3, 32, 12, 28), W1),),  # two planes of an image, or more, in each
+        workspace=1_200_000,
+        always=False,
     ),
     File(
         "W2",
