@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -37,6 +37,7 @@ from polyconv.tuning import problem_key
 if not native.is_available():
     pytest.skip(str(native.why_absent()), allow_module_level=True)
 
+T = TypeVar("T")
 X, W = (2, 16, 24, 28), (16, 16, 3, 3)
 MOST_CONTENDERS = CONTENDERS + 4
 """And the best of each engine."""
@@ -87,13 +88,17 @@ def call(x: Tensor, w: Tensor) -> Tensor:
         return polyconv.conv2d(x, w, padding=1)
 
 
-def call_until_decided(x: Tensor, w: Tensor) -> list[Tensor]:
+def until_decided(once: Callable[[], T]) -> list[T]:
     """All results. The last was no part of a race."""
     found, before = [], -1
     while before != racing.turns():
         before = racing.turns()
-        found.append(call(x, w))
+        found.append(once())
     return found
+
+
+def call_until_decided(x: Tensor, w: Tensor) -> list[Tensor]:
+    return until_decided(lambda: call(x, w))
 
 
 def tensors() -> tuple[Tensor, Tensor]:
@@ -149,10 +154,7 @@ def test_a_layer_that_is_trained_is_decided_as_a_whole(timed: Timed, ours: float
     x, w = (tensor.requires_grad_() for tensor in tensors())
     dy = torch.randn(X)
     timed.seconds = lambda name: 2e-3 if name.endswith(aten.NAME) else ours
-    before = -1
-    while before != racing.turns():
-        before = racing.turns()
-        polyconv.conv2d(x, w, padding=1).backward(dy)
+    until_decided(lambda: polyconv.conv2d(x, w, padding=1).backward(dy))
     plans = [timed.plan(problem_of(x, w).for_pass(kind)) for kind in Pass]
     assert [plan.choice.endswith(aten.NAME) for plan in plans] == [not wins] * 3
 
@@ -160,10 +162,7 @@ def test_a_layer_that_is_trained_is_decided_as_a_whole(timed: Timed, ours: float
 def test_explain_says_that_it_was_raced() -> None:
     conv, x = polyconv.Conv2d(16, 16, 3, padding=1), torch.randn(X)
     with polyconv.benchmark(), torch.no_grad():
-        before = -1
-        while before != racing.turns():
-            before = racing.turns()
-            conv(x)
+        until_decided(lambda: conv(x))
         text = str(polyconv.explain(conv, x))
     assert "the winner of a race in this process (" in text
     assert " ms by " in text
@@ -261,10 +260,7 @@ def test_all_passes_of_training_are_raced(timed: Timed) -> None:
     timed.seconds = lambda name: 2.0 if name.endswith(aten.NAME) else 1.0
     dy = torch.randn(X)
     expected = torch.autograd.grad(theirs(x), [x, *theirs.parameters()], dy)
-    before = -1
-    while before != racing.turns():
-        before = racing.turns()
-        found = torch.autograd.grad(conv(x), [x, *conv.parameters()], dy)
+    for found in until_decided(lambda: torch.autograd.grad(conv(x), [x, *conv.parameters()], dy)):
         for mine, other in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=2e-3)
     raced = [key for _, key in racing._races]
@@ -472,7 +468,7 @@ with torch.no_grad():
         polyconv.conv2d(x, w, padding=1)
 print(racing.turns())
 from polyconv.backends import backend_for
-from polyconv.problem import Pass, Problem
+from polyconv.problem import Problem
 problem = Problem.make("fprop", x.shape, w.shape, padding=(1, 1, 1, 1))
 print(backend_for(x.device).plan(problem, inference=True).explain())
 """

@@ -63,6 +63,8 @@ class Race:
         self._key = key
         self._environment = environment
         self._problem, self._inference = problem, inference
+        self._layer = environment, inference, problem.as_picture().another_pass(Pass.FPROP)
+        """The same for all passes of a layer that is trained."""
         self._usual = names[0]
         """What the cost model chose."""
         self._torchs = next((name for name in names if name.endswith(", ATen")), None)
@@ -197,11 +199,6 @@ class Race:
             passes = [race for race in list(_races.values()) if race._layer == self._layer and race is not self]
             ahead = {race._problem.kind: gained for race in passes if (gained := race._ahead) is not None}
         return self._backend.head_start(self._problem, ahead, inference=self._inference)
-
-    @property
-    def _layer(self) -> tuple[Environment, bool, Problem]:
-        """The same for all passes of a layer that is trained."""
-        return self._environment, self._inference, self._problem.as_picture().another_pass(Pass.FPROP)
 
     @property
     def _ahead(self) -> float | None:
