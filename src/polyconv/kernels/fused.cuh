@@ -106,7 +106,7 @@ struct FusedBlock {
 };
 
 __device__ __forceinline__ int fused_read(const FusedAxis& axis, int residue, int q) {
-  return axis.read_first + axis.read_step * (residue + int(axis.dilation.divisor) * q);
+  return axis.read_first + axis.read_step * fused_position(axis, residue, q);
 }
 
 // Brings the block's patch of the source to shared memory, one channel at a time; zeros outside the image. A thread has
