@@ -1,6 +1,7 @@
 """Everything about the package is in pyproject.toml; this adds the native parts to a wheel.
 
-These are the CPU kernels, and what launches the kernels of a GPU, for which nothing of CUDA need be installed.
+These are the CPU kernels; what launches the kernels of a GPU, for which nothing of CUDA need be installed; and the way of
+a module to PyTorch's convolution.
 
 They are built by csrc/build.py, as they are for development, where an x86-64 machine has a C++20 compiler, Highway's
 headers (Debian: libhwy-dev) and torch:
@@ -9,7 +10,7 @@ headers (Debian: libhwy-dev) and torch:
 
 and the wheel then serves that torch version and later ones, and every Python from 3.10 on. Where one of them is missing
 (in an isolated build there is no torch) the wheel is pure Python, and says so. POLYCONV_BUILD_NATIVE=1 makes a missing
-part an error, POLYCONV_BUILD_NATIVE=0 leaves both out.
+part an error, POLYCONV_BUILD_NATIVE=0 leaves all out.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def native() -> dict[str, Any]:
     return {
         # The sources are csrc/build.py's to know.
         "ext_modules": [
-            Extension(f"polyconv.{part}._native", sources=[], py_limited_api=True) for part in ("cpu", "cuda")
+            Extension(f"polyconv.{part}._native", sources=[], py_limited_api=True) for part in ("cpu", "cuda", "ops")
         ],
         "cmdclass": {"build_ext": BuildNative},
         "options": {"bdist_wheel": {"py_limited_api": "cp310"}},

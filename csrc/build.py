@@ -1,7 +1,8 @@
 """Builds the native parts: ``python csrc/build.py`` in place, for development; setup.py for a wheel.
 
-The results are what an editable installation imports: ``src/polyconv/cpu/_native.abi3.so``, the CPU kernels, and
-``src/polyconv/cuda/_native.abi3.so``, which launches those of a GPU and needs nothing of CUDA to be built. A build that
+The results are what an editable installation imports: ``src/polyconv/cpu/_native.abi3.so``, the CPU kernels;
+``src/polyconv/cuda/_native.abi3.so``, which launches those of a GPU and needs nothing of CUDA to be built;
+``src/polyconv/ops/_native.abi3.so``, the way of a module to PyTorch's convolution. A build that
 counts cycles, or that reports its own mistakes (``csrc/sanitize.py`` runs Python with it), stays elsewhere. A source is
 compiled again when its contents changed, those of a header that it includes, or the command. Times of files do not
 matter, so objects survive a change of branch and back, and serve a copy of the sources elsewhere.
@@ -27,7 +28,7 @@ import torch
 from torch.utils.cpp_extension import include_paths
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("cpu", "cuda")
+PARTS = ("cpu", "cuda", "ops")
 """Folders in csrc/ and in the package: from the one, a module of the other is built."""
 LARGE = ("tile_lanes", "channel_lanes")
 """Folders whose sources take the compiler longest: many schemes, for each instruction set."""

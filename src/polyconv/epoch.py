@@ -21,12 +21,11 @@ T = TypeVar("T", bound=Hashable)
 _modules = sys.modules
 _sources: list[Callable[[], Hashable]] = []
 _numbers = itertools.count(1)
-_number = 0
-"""Of the state that was seen last; 0 since it changed."""
+seen: list[Any] = [0, None]
+"""The number of the state that was seen last, 0 since it changed; and the process group, None where there was none. It
+is not kept alive, a program may destroy it: it is known by a weak reference. ``ops/left.py`` reads both."""
 _change = object()
 """Another one after each change."""
-_joined: weakref.ref[Any] | None = None
-"""The process group that was seen last. It is not kept alive: a program may destroy it."""
 _group_changes = 0
 
 
@@ -46,36 +45,35 @@ def now() -> int:
     """The number of the state in force. Cheap: asked on every call, so the group is looked up without a call."""
     c10d: Any = _modules.get("torch.distributed.distributed_c10d")
     group_now = None if c10d is None else c10d._world._default_pg
-    if group_now is not None or _joined is not None:
+    if group_now is not None or seen[1] is not None:
         _look_at(group_now)
-    return _number or _settle()
+    return seen[0] or _settle()
 
 
 def changed() -> None:
     """To be said before and after a change, in ``with whole``: nobody else learns a number of the state meanwhile."""
-    global _number, _change
+    global _change
     _change = object()
-    _number = 0
+    seen[0] = 0
 
 
 def _look_at(group_now: Any) -> None:
     """A process group comes and goes without a word to anyone."""
-    global _joined, _group_changes
-    if group_now is None or _joined is None or _joined() is not group_now:
+    global _group_changes
+    if group_now is None or seen[1] is None or seen[1]() is not group_now:
         with whole:
-            _joined = None if group_now is None else weakref.ref(group_now)
+            seen[1] = None if group_now is None else weakref.ref(group_now)
             _group_changes = next(_numbers)
             changed()
 
 
 def _settle() -> int:
-    global _number
     with whole:
         while True:
             change = _change
             number = _number_of((_group_changes, *(source() for source in _sources)))
             if _change is change:  # else the block that somebody forgot ended meanwhile, in this thread
-                _number = number
+                seen[0] = number
                 return number
 
 

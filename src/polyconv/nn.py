@@ -12,14 +12,14 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn.modules.conv import _ConvNd
 
 from .arguments import Extent, Padding, activation_name
 from .exchange import check_qconfig, refuse_scripting
 from .functional import by_operator, transposed_by_operator
-from .ops import shortcut
-from .ops.shortcut import again
+from .ops import left, shortcut
+from .ops.left import again
 from .settings import checked_tolerance
 from .vouching import is_frozen
 
@@ -35,7 +35,7 @@ class Convolution(_ConvNd):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "qconfig":
             check_qconfig(value)
-        shortcut.forget_left(self)
+        left.forget(id(self))  # what the module does may be something else from now on
         super().__setattr__(name, value)
 
     __prepare_scriptable__ = refuse_scripting
@@ -91,6 +91,8 @@ class _Forward(Convolution):
         Tools that wrap a module's forward keep this method, bound to the module, whatever class the module has later:
         so it asks no more of ``_conv_forward`` than torch's has, unless it was given more.
         """
+        if residual is None and not is_dynamo_compiling() and (y := again(self, input)) is not None:
+            return y
         own: dict[str, Any] = self._parameters
         try:  # where torch looks last for an attribute, after half a microsecond
             weight, bias = own["weight"], own["bias"]
@@ -98,8 +100,6 @@ class _Forward(Convolution):
             weight, bias = self.weight, self.bias
         if residual is not None:
             return self._conv_forward(input, weight, bias, residual)
-        if not is_compiling() and (y := again(self, input, weight, bias)) is not None:
-            return y
         return self._conv_forward(input, weight, bias)
 
     def _conv_forward(
@@ -152,13 +152,13 @@ class _Transposed(Convolution):
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """``output_size`` says how large the output is to be, where the stride leaves that open."""
+        if output_size is None and not is_dynamo_compiling() and (y := again(self, input)) is not None:
+            return y
         own: dict[str, Any] = self._parameters
         try:  # where torch looks last for an attribute, after half a microsecond
             weight, bias = own["weight"], own["bias"]
         except KeyError:  # made anew before each call: a parametrisation, a hook
             weight, bias = self.weight, self.bias
-        if output_size is None and not is_compiling() and (y := again(self, input, weight, bias)) is not None:
-            return y
         if self.padding_mode != "zeros":
             raise ValueError(f"Only `zeros` padding mode is supported for {type(self).__name__}")
         rank, output_padding = len(self.kernel_size), self.output_padding

@@ -25,7 +25,7 @@ from polyconv.bench.contests import Contest, Failure
 from polyconv.bench.passes import Options
 from polyconv.bench.passes import contests as passes
 from polyconv.bench.rows import Row, geometric_mean, means
-from polyconv.cli import bench as command
+from polyconv.cli import _isa
 from polyconv.cpu import native
 from polyconv.cpu.planner import plan_cpu
 from polyconv.machine import processor_name
@@ -543,20 +543,20 @@ def test_variables_start_the_command_anew(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(environment.os, "execve", execve)
     monkeypatch.delenv(environment.HUGE_PAGES, raising=False)
     monkeypatch.setattr(sys, "argv", ["pytest"])
-    command._set_up(None)
+    _isa.set_up("bench", environment.wanted(None), None)
     assert started == []
     monkeypatch.setattr(sys, "argv", ["polyconv", "bench"])
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "polyconv", "bench"])
     with pytest.raises(StartedError):
-        command._set_up(None)
+        _isa.set_up("bench", environment.wanted(None), None)
     program, arguments, variables = started[-1]
     assert (program, arguments) == (sys.executable, ["python", "-m", "polyconv", "bench"])
     assert variables[environment.HUGE_PAGES] == "1"
     monkeypatch.setenv(environment.HUGE_PAGES, "0")
-    command._set_up(None)
+    _isa.set_up("bench", environment.wanted(None), None)
     assert len(started) == 1
     with pytest.raises(StartedError):
-        command._set_up("avx2")
+        _isa.set_up("bench", environment.wanted("avx2"), "avx2")
     assert started[-1][2]["ONEDNN_MAX_CPU_ISA"] == "AVX2"
     assert started[-1][2]["ATEN_CPU_CAPABILITY"] == "avx2"
     assert started[-1][2][environment.HUGE_PAGES] == "0"

@@ -307,13 +307,22 @@ def test_without_measurements_only_a_large_advantage_counts() -> None:
 
 def test_the_passes_of_a_layer_pay_for_python_together() -> None:
     every = [Problem.make(kind, (1, 64, 20, 20), (64, 64, 3, 3), padding=(1, 1, 1, 1)) for kind in Pass]
-    one, all_three = device(0.3, every[2]), device(0.3, *every)
+    one, all_three = (replace(found, cores=1) for found in (device(0.3, every[2]), device(0.3, *every)))
     gains = [planner._gain(problem, all_three) for problem in every]
     assert max(gains) < planner.MIXED_CYCLES < sum(gains)
     assert planner._gain(every[2], one) == gains[2] > 0.0
     assert {plan_cpu(problem, one).chosen.engine for problem in every} == {aten.NAME}
     assert aten.NAME not in {plan_cpu(problem, all_three).chosen.engine for problem in every}
     assert plan_cpu(replace(every[2], batch=8), one).chosen.engine != aten.NAME
+
+
+def test_cores_that_wait_for_python_are_counted() -> None:
+    """Twice the cores compute in half the time, and the way to a kernel takes as long as before."""
+    few, many = (replace(device(0.3, PROBLEM), cores=cores) for cores in (1, 8))
+    ahead = dict.fromkeys(Pass, 0.0)
+    for inference in (False, True):
+        one, eight = (planner.head_start(PROBLEM, cores, inference, ahead) for cores in (few, many))
+        assert eight == 8 * one
 
 
 def test_what_is_alone_needs_no_advantage() -> None:

@@ -298,6 +298,36 @@ def test_one_weight_takes_part_in_inference(timed: Timed) -> None:
     assert racing.turns() == 4, "the first is gone"
 
 
+def test_one_contender_at_a_time_keeps_what_it_makes_of_a_large_weight(
+    timed: Timed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed.seconds = lambda _: 1.0
+    x, w = tensors()
+    for large in (False, True):
+        monkeypatch.setattr(racing, "LARGE", w.numel() + (not large))
+        racing._races.clear()
+        calls.known.clear()
+        call(x, w)
+        (race,) = racing._races.values()
+        kept = []
+        while not race.ended:
+            kept.append(len(race._runs))
+            call(x, w)
+        assert max(kept) == (1 if large else len(race._standings.running))
+        assert len(race._standings.samples[race._usual]) == racing.ROUNDS
+        choices.forget(choices._measured.entries[-1])
+
+
+def test_who_drops_out_keeps_nothing(timed: Timed) -> None:
+    x, w = tensors()
+    timed.seconds = lambda name: 1.0 if name.endswith(aten.NAME) else 9.0
+    call(x, w)
+    (race,) = racing._races.values()
+    while len(race._standings.running) > 1:
+        call(x, w)
+        assert {name for _, name in race._runs} <= set(race._standings.running)
+
+
 def test_a_new_weight_in_every_call_ends_the_race(timed: Timed) -> None:
     x, _ = tensors()
     weights = [torch.randn(W) for _ in range(2)]

@@ -25,6 +25,7 @@ SDIST_HAS = (
     "csrc/build.py",
     "csrc/cpu/torch/convolution.cc",
     "csrc/cuda/module.cc",
+    "csrc/ops/module.cc",
     "pyproject.toml",
     "setup.py",
     "src/polyconv/__init__.py",
@@ -41,8 +42,9 @@ NEVER_PACKED = ("*.so", "*.o", "*.d", "*.key", "*.pyc", "*.cubin", "*.ptx", "*.p
 KERNELS = "polyconv/cpu/_native.abi3.so"
 """The CPU kernels, in the wheel that has them."""
 
-MODULES = (KERNELS, "polyconv/cuda/_native.abi3.so")
-"""With what launches the kernels of a GPU: it asks for nothing of torch's, nor of CUDA's."""
+MODULES = (KERNELS, "polyconv/cuda/_native.abi3.so", "polyconv/ops/_native.abi3.so")
+"""With what launches the kernels of a GPU and what calls PyTorch's convolution: these ask for nothing of torch's, nor
+of CUDA's."""
 
 LIBRARIES = frozenset(
     {

@@ -18,9 +18,13 @@ ISAS: dict[str, dict[str, str]] = {
 
 def wanted(isa: str | None) -> dict[str, str]:
     """The variables that a benchmark wants and that are not set so. Whoever has set the pages has his way."""
-    variables = {} if HUGE_PAGES in os.environ else {HUGE_PAGES: "1"}
-    limits = ISAS[isa] if isa is not None else {}
-    return variables | {name: value for name, value in limits.items() if os.environ.get(name) != value}
+    return ({} if HUGE_PAGES in os.environ else {HUGE_PAGES: "1"}) | limits(isa)
+
+
+def limits(isa: str | None) -> dict[str, str]:
+    """Those that limit PyTorch to an instruction set and are not set so."""
+    variables = ISAS[isa] if isa is not None else {}
+    return {name: value for name, value in variables.items() if os.environ.get(name) != value}
 
 
 def start_anew(variables: Mapping[str, str]) -> None:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..bench import environment
 from ..bench.cases import Cases, Layout, Mode
-from ..bench.environment import HUGE_PAGES, ISAS
+from ..bench.environment import HUGE_PAGES
 from ..console import print_json, progress
 from ..measure import workloads
 from ..measure.layers import SEED
 from ..problem import Pass, Word
-from . import _options
+from . import _isa, _options
 
 if TYPE_CHECKING:
     from ..bench.contests import Contest
@@ -80,11 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "resnet,depthwise; of networks, family: those with convolutions over one axis or three, or transposed",
     )
     _options.add_device_argument(parser, ["cpu"], "cpu", "where to run")
-    parser.add_argument(
-        "--isa",
-        choices=list(ISAS),
-        help="limit PyTorch and polyconv to this instruction set, as on a processor that has no better one",
-    )
+    _isa.add_isa_argument(parser)
     _options.add_pass_argument(parser)
     parser.set_defaults(passes=None)
     _add_words(parser, "--mode", "modes", Mode)
@@ -140,7 +136,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
-    _set_up(args.isa)
+    _isa.set_up("bench", environment.wanted(args.isa), args.isa)
+    from ..cpu import native
+
+    if not native.is_available():
+        print("polyconv bench: no native kernels in this installation, PyTorch's run for ours, too", file=sys.stderr)
     from ..bench import plot, record
     from ..bench.contests import outstanding
 
@@ -250,25 +250,6 @@ def _check(args: argparse.Namespace) -> None:
     if args.resume and args.output is None:
         raise _options.UsageError("--resume needs the file of the run that is taken up: -o FILE")
     _options.check_writable(args.output, args.plot)
-
-
-def _set_up(isa: str | None) -> None:
-    """Start this command anew where variables have to be set before PyTorch is loaded; then limit our own kernels."""
-    variables = environment.wanted(isa)
-    if variables and sys.argv[1:2] == ["bench"]:  # and not a call of main() from another program
-        environment.start_anew(variables)
-    limits = {name: value for name, value in variables.items() if name != HUGE_PAGES}
-    if limits:
-        setting = " ".join(f"{name}={value}" for name, value in limits.items())
-        raise _options.UsageError(
-            f"--isa {isa} has to be known before PyTorch is loaded; set {setting} and start again"
-        )
-    from ..cpu import native
-
-    if not native.is_available():
-        print("polyconv bench: no native kernels in this installation, PyTorch's run for ours, too", file=sys.stderr)
-    elif isa is not None:
-        native.instruction_set(isa)
 
 
 def _add_words(parser: argparse.ArgumentParser, option: str, name: str, words: type[Word]) -> None:

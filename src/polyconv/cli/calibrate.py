@@ -9,8 +9,9 @@ from math import exp, log
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..bench import environment
 from ..console import print_json, print_table, progress
-from . import INTERRUPTED, _options
+from . import INTERRUPTED, _isa, _options
 
 if TYPE_CHECKING:
     from ..cpu.processors import Record, Section
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure layers of these kinds: depthwise,stem,transposed; family: over one axis, or transposed; "
         "pixels: dilated, asymmetric and long kernels; photographs: large pictures, with --most 1.4e10",
     )
+    _isa.add_isa_argument(parser)
     _options.add_output_argument(parser, "the profile to add to (default: profile.json in the cache's folder)")
     _options.add_json_argument(parser, "what was measured")
     _options.add_examples(
@@ -52,11 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "polyconv calibrate --only depthwise",
         "polyconv calibrate --only family --most 5e8 --seconds 300",
         "polyconv calibrate --seconds 600 -o profile.json",
+        "polyconv calibrate --isa avx2",
         about=ABOUT,
     )
 
 
 def run(args: argparse.Namespace) -> int:
+    _isa.set_up("calibrate", environment.limits(args.isa), args.isa)
     from ..cpu import native
     from ..cpu.processors import ProfileError, own_file
 

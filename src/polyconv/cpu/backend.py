@@ -50,8 +50,10 @@ class CpuBackend:
         return plan.prepared(TransformedWeights())
 
     def head_start(self, problem: Problem, ahead: Mapping[Pass, float], *, inference: bool = False) -> float:
-        cycles = {kind: seconds * CLOCK for kind, seconds in ahead.items()}
-        return head_start(problem, here(), inference, cycles) / CLOCK
+        device = here()
+        per_second = CLOCK * device.cores
+        cycles = {kind: seconds * per_second for kind, seconds in ahead.items()}
+        return head_start(problem, device, inference, cycles) / per_second
 
     def key(self, problem: Problem, *, inference: bool = False) -> str:
         return problem_key(problem, kept_weights=_may_keep_weights(problem, inference))

@@ -197,26 +197,26 @@ def head_start(
 ) -> float:
     """Cycles that it costs to get to a kernel of polyconv's: by so many PyTorch's is ahead before it computes anything.
 
-    Where gradients are recorded, a pass pays what the others of its layer do not gain of :data:`MIXED_CYCLES`.
-    ``ahead``: in a race, cycles by which a kernel of polyconv's is ahead of PyTorch's in other passes.
+    One core goes there while all others wait: what is compared is the work of all of them. Where gradients are
+    recorded, a pass pays what the others of its layer do not gain of :data:`MIXED_CYCLES`. ``ahead``: in a race, cycles
+    by which a kernel of polyconv's is ahead of PyTorch's in other passes.
     """
     if inference:
-        return OWN_CALL_CYCLES if ahead is None else RACED_CALL_CYCLES
+        return device.cores * (OWN_CALL_CYCLES if ahead is None else RACED_CALL_CYCLES)
+    recorded = device.cores * RECORDED_CYCLES
     image = problem.in_channels <= IMAGE_CHANNELS
     others = [kind for kind in Pass if kind is not problem.kind and not (kind is Pass.DGRAD and image)]
     paid = sum(
-        max(0.0, ahead[kind] - RECORDED_CYCLES)
-        if ahead and kind in ahead
-        else _gain(problem.another_pass(kind), device)
+        max(0.0, ahead[kind] - recorded) if ahead and kind in ahead else _gain(problem.another_pass(kind), device)
         for kind in others
     )
-    return RECORDED_CYCLES + max(0.0, MIXED_CYCLES - paid)
+    return recorded + max(0.0, device.cores * MIXED_CYCLES - paid)
 
 
 @lru_cache(maxsize=4096)
 def _gain(problem: Problem, device: CpuDevice) -> float:
     """Cycles by which polyconv's best kernel for a pass is ahead of PyTorch's, probably; 0 where it is not."""
-    costs = Costs(ran_for(problem), device, False, RECORDED_CYCLES)
+    costs = Costs(ran_for(problem), device, False, device.cores * RECORDED_CYCLES)
     able = [
         candidate
         for candidate in _offered_here(problem, device)

@@ -43,6 +43,10 @@ does the best win where it gains less than that overhead, which the backend know
 LONGEST = 100
 """Calls after which a race ends however it stands: it has one weight, and new ones may come with every call."""
 
+LARGE = 2**20
+"""Elements of a weight from which on what a contender prepares of it is let go after each of its timed calls, and made
+anew, untimed, before the next: all that contenders for all layers prepare is many times what a network will keep."""
+
 _races: dict[tuple[Environment, str], Race] = {}
 """All that were begun, by where and what."""
 
@@ -102,6 +106,12 @@ class Race:
         if counted:
             with whole:
                 self._settle()
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """What was prepared for those who dropped out, or have to prepare it anew."""
+        staying = self._warm.intersection(self._standings.running)
+        self._runs = {(problem, name): run for (problem, name), run in self._runs.items() if name in staying}
 
     def _next(self, one_weight: bool, tensors: MutableMapping[str, Tensor]) -> tuple[str, bool] | None:
         """Whose turn it is, and whether the call counts; None where it is no part of the race."""
@@ -115,11 +125,13 @@ class Race:
         if self.calls > LONGEST:
             self._end()
             return None
-        new = next((name for name in self._standings.running if name not in self._warm), None)
-        if new is not None:
-            self._warm.add(new)
-            return new, False
-        return self._standings.next, True
+        name = self._standings.next
+        if name not in self._warm:
+            self._warm.add(name)
+            return name, False
+        if one_weight and tensors["w"].numel() >= LARGE:
+            self._warm.discard(name)
+        return name, True
 
     def _has_weight(self, w: Tensor) -> bool:
         """Whether this is the weight that takes part. When that is gone, the next takes its place."""

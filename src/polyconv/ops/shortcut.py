@@ -12,8 +12,7 @@ its derivative is PyTorch's, too, and nothing stands between.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from operator import is_
 from typing import Any, NamedTuple, cast
 
@@ -28,6 +27,7 @@ from ..cpu.aten import CONVOLUTIONS, backward_arguments
 from ..epilogue import apply_epilogue, summed_per_channel
 from ..problem import Activation, Problem
 from ..vouching import vouched
+from . import left
 from .calls import Call, are_left_to_torch, known, recall, remember
 from .derivatives import Gradients, dgrad_gradients, fprop_gradients
 from .execution import compute_dgrad, compute_fprop, compute_wgrad, describe_dgrad, describe_fprop, describe_wgrad
@@ -79,16 +79,16 @@ class ShortCall(Call):
         self.place: int = 1 if following is None else following.place + 1
         transposed = output_padding is not None
         passes = [] if self.run is None else list((_transposed_passes if transposed else _passes)(self, x, w))
-        left = bool(passes) and are_left_to_torch(passes, x.device, inference=inference)
-        if self.run is not None and not left:
+        is_left = bool(passes) and are_left_to_torch(passes, x.device, inference=inference)
+        if self.run is not None and not is_left:
             self.run = awaited(backend_for(x.device), map(Problem.as_picture, passes[1:]), self.run)
         self.torchs = (_TRANSPOSED if transposed else CONVOLUTIONS)[problem.rank]
         stride, padding, dilation = map(_for_torch, (geometry.stride, geometry.padding[::2], geometry.dilation))
         self.left_to_torch: tuple[Any, ...] | None = None
         """What PyTorch's convolution is called with; None where something else runs in any of the passes."""
-        if left and output_padding is not None:
+        if is_left and output_padding is not None:
             self.left_to_torch = (stride, padding, _for_torch(output_padding), geometry.groups, dilation)
-        elif left:
+        elif is_left:
             self.left_to_torch = (stride, padding, dilation, geometry.groups)
 
     def gradients(
@@ -138,10 +138,10 @@ class Backward(NamedTuple):
         if want_w:
             wgrad = recall(wgrad_problem, describe_wgrad(grad, x, _layout_of(w), want_bias, geometry), device)
         x_left, w_left = (_is_left(found, device) for found in (dgrad, wgrad))
-        left: tuple[Any, ...] | None = None
+        torchs: tuple[Any, ...] | None = None
         if x_left or w_left:
-            left = backward_arguments(call.problem, (x_left, w_left, w_left and want_bias))
-        return cls(None if x_left else dgrad, None if w_left else wgrad, left)
+            torchs = backward_arguments(call.problem, (x_left, w_left, w_left and want_bias))
+        return cls(None if x_left else dgrad, None if w_left else wgrad, torchs)
 
 
 def _is_left(call: Call | None, device: torch.device) -> bool:
@@ -268,7 +268,7 @@ def convolve(
         if residual is not None or activation is not None:
             return apply_epilogue(y, residual, call.problem.activation)
         if module is not None:
-            _remember_left(module, number, graded, w, bias, call)
+            left.remember(module, number, graded, w, bias, call.fits, call.torchs, call.left_to_torch)
         return y
     return compute_fprop(call, x, w, bias, residual) if call.inference else _record(call, x, w, bias, residual)
 
@@ -325,7 +325,7 @@ def transpose(
         remember(key, number, call)
     if call.left_to_torch is not None:
         if module is not None:
-            _remember_left(module, number, graded, w, bias, call)
+            left.remember(module, number, graded, w, bias, call.fits, call.torchs, call.left_to_torch)
         return call.torchs(x, w, bias, *call.left_to_torch)
     return compute_dgrad(call, x, w, bias) if call.inference else _record_transposed(call, x, w, bias)
 
@@ -340,69 +340,6 @@ def _fitting(
             break
         call = call.following
     return call
-
-
-# ---- modules that are left to torch
-
-
-class Left(NamedTuple):
-    """The last call of a module that was left to PyTorch's convolution: where it comes again, nothing is looked up.
-
-    A module keeps it no longer than it lives, and not with its attributes: copies and pickles know nothing of it. It is
-    forgotten when an attribute of the module is set.
-    """
-
-    module: weakref.ref[torch.nn.Module]
-    number: int
-    graded: bool
-    frozen: bool
-    biased: bool
-    fits: Callable[..., bool]
-    torchs: Callable[..., Tensor]
-    arguments: tuple[Any, ...]
-
-
-left: dict[int, Left] = {}
-"""By the ``id`` of the module."""
-
-
-def _remember_left(
-    module: torch.nn.Module, number: int, graded: bool, w: Tensor, bias: Tensor | None, call: ShortCall
-) -> None:
-    key = id(module)
-    while_it_lives = weakref.ref(module, lambda _: left.pop(key, None))
-    assert call.left_to_torch is not None
-    how = call.fits, call.torchs, call.left_to_torch
-    left[key] = Left(while_it_lives, number, graded, id(w) in vouched, bias is not None, *how)
-
-
-def forget_left(module: torch.nn.Module) -> None:
-    """What the module does may be something else from now on."""
-    left.pop(id(module), None)
-
-
-def again(module: torch.nn.Module, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor | None:
-    """The output of PyTorch's convolution, if the module's last call was left to it and this is the same; else None.
-
-    Between two convolutions of a network the caches are emptied of Python's own objects, and each one that is asked
-    costs as much as hundreds of instructions: so as few as possible are. Nobody who watches calls is looked for, since
-    PyTorch's convolution shows itself to all of them.
-    """
-    found = left.get(id(module))
-    if found is None:
-        return None
-    _, number, graded, frozen, biased, fits, torchs, arguments = found
-    if number != epoch.now() or graded is not _is_grad_enabled() or frozen is not (id(w) in vouched):
-        return None
-    if biased:
-        if bias is None or x.is_nested or w.is_nested or bias.is_nested or not fits(x, w, bias):
-            return None
-    elif bias is not None or x.is_nested or w.is_nested or not fits(x, w):
-        return None
-    return torchs(x, w, bias, *arguments)
-
-
-# ----
 
 
 def _want_gradient(*tensors: Tensor | None) -> bool:

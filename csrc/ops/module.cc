@@ -1,0 +1,237 @@
+// The module polyconv.ops._native: calls of modules that are left to PyTorch, as polyconv/ops/left.py has them. It knows
+// nothing of torch but names of attributes, and gives a call that it is not sure of back to Python, without a word.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <memory>
+#include <new>
+#include <unordered_map>
+#include <utility>
+
+namespace polyconv {
+namespace {
+
+// A reference of its own.
+class Owned {
+ public:
+  explicit Owned(PyObject* object = nullptr) : object_(object) {}
+  Owned(Owned&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+  Owned& operator=(Owned&& other) noexcept {
+    std::swap(object_, other.object_);
+    return *this;
+  }
+  ~Owned() { Py_XDECREF(object_); }
+
+  static Owned To(PyObject* borrowed) {
+    Py_XINCREF(borrowed);
+    return Owned(borrowed);
+  }
+
+  PyObject* get() const { return object_; }
+  PyObject* release() { return std::exchange(object_, nullptr); }
+
+ private:
+  PyObject* object_;
+};
+
+// The last call of a module. Shared with whoever is making it: Python code that runs meanwhile may forget it.
+struct Call {
+  Owned while_it_lives;
+  Owned number;
+  bool graded;
+  bool vouched;
+  bool biased;
+  Owned fits;
+  Owned torchs;
+  Owned arguments;
+};
+
+using Calls = std::unordered_map<const void*, std::shared_ptr<const Call>>;
+
+struct LeftObject {
+  PyObject head;
+  // By the address of the module.
+  Calls* calls;
+  // What was seen last of the state: its number, and a weak reference to the process group or None.
+  PyObject* seen;
+  PyObject* vouched;
+  PyObject* is_grad_enabled;
+};
+
+struct Names {
+  PyObject* parameters = PyUnicode_InternFromString("_parameters");
+  PyObject* weight = PyUnicode_InternFromString("weight");
+  PyObject* bias = PyUnicode_InternFromString("bias");
+  PyObject* is_nested = PyUnicode_InternFromString("is_nested");
+  PyObject* c10d = PyUnicode_InternFromString("torch.distributed.distributed_c10d");
+  PyObject* world = PyUnicode_InternFromString("_world");
+  PyObject* group = PyUnicode_InternFromString("_default_pg");
+};
+
+const Names& TheNames() {
+  static const Names names;
+  return names;
+}
+
+LeftObject* AsLeft(PyObject* object) {
+  return reinterpret_cast<LeftObject*>(object);
+}
+
+PyObject* New(PyTypeObject* type, PyObject* arguments, PyObject*) {
+  PyObject *seen, *vouched, *is_grad_enabled;
+  if (!PyArg_ParseTuple(arguments, "O!O!O", &PyList_Type, &seen, &PyDict_Type, &vouched, &is_grad_enabled)) {
+    return nullptr;
+  }
+  PyObject* self = PyType_GenericAlloc(type, 0);
+  if (self == nullptr) return nullptr;
+  auto* left = AsLeft(self);
+  left->seen = Owned::To(seen).release();
+  left->vouched = Owned::To(vouched).release();
+  left->is_grad_enabled = Owned::To(is_grad_enabled).release();
+  left->calls = new (std::nothrow) Calls();
+  if (left->calls == nullptr) {
+    Py_DECREF(self);
+    return PyErr_NoMemory();
+  }
+  return self;
+}
+
+void Delete(PyObject* object) {
+  auto* left = AsLeft(object);
+  delete left->calls;
+  Py_XDECREF(left->seen);
+  Py_XDECREF(left->vouched);
+  Py_XDECREF(left->is_grad_enabled);
+  PyTypeObject* type = Py_TYPE(object);
+  PyObject_Free(object);
+  Py_DECREF(type);
+}
+
+PyObject* Remember(PyObject* object, PyObject* arguments) {
+  PyObject *key, *while_it_lives, *number, *fits, *torchs, *more;
+  int graded, vouched, biased;
+  if (!PyArg_ParseTuple(arguments, "O!OOpppOOO!", &PyLong_Type, &key, &while_it_lives, &number, &graded, &vouched,
+                        &biased, &fits, &torchs, &PyTuple_Type, &more)) {
+    return nullptr;
+  }
+  const void* module = PyLong_AsVoidPtr(key);
+  if (module == nullptr) return nullptr;
+  try {
+    auto call =
+        std::make_shared<const Call>(Call{Owned::To(while_it_lives), Owned::To(number), graded != 0, vouched != 0,
+                                          biased != 0, Owned::To(fits), Owned::To(torchs), Owned::To(more)});
+    (*AsLeft(object)->calls)[module].swap(call);  // what was there before ends with the block, when the new one stands
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* Forget(PyObject* object, PyObject* key) {
+  const void* module = PyLong_AsVoidPtr(key);
+  if (PyErr_Occurred()) return nullptr;
+  const auto forgotten = AsLeft(object)->calls->extract(module);
+  Py_RETURN_NONE;
+}
+
+bool Is(PyObject* expected, Owned found) {
+  return found.get() == expected;
+}
+
+// Whether the process group is the one that was seen last. It comes and goes without a word to anyone.
+bool IsSameGroup(PyObject* seen) {
+  const Names& names = TheNames();
+  PyObject* c10d = PyDict_GetItemWithError(PyImport_GetModuleDict(), names.c10d);
+  if (c10d == nullptr) return seen == Py_None;  // not in every build of PyTorch
+  const Owned world(PyObject_GetAttr(c10d, names.world));
+  if (world.get() == nullptr) return false;
+  const Owned group(PyObject_GetAttr(world.get(), names.group));
+  if (group.get() == Py_None || seen == Py_None) return group.get() == seen;
+  return group.get() != nullptr && PyWeakref_GetObject(seen) == group.get();
+}
+
+bool IsVouched(PyObject* vouched, PyObject* weight) {
+  if (PyDict_Size(vouched) == 0) return false;
+  const Owned key(PyLong_FromVoidPtr(weight));
+  return key.get() != nullptr && PyDict_GetItemWithError(vouched, key.get()) != nullptr;
+}
+
+// What PyTorch's convolution is called with, if a call is the one that is remembered. None and no exception if not.
+Owned Arguments(const LeftObject& left, const Call& call, PyObject* module, PyObject* x) {
+  const Names& names = TheNames();
+  if (PyList_GetItem(left.seen, 0) != call.number.get() || !IsSameGroup(PyList_GetItem(left.seen, 1))) return Owned();
+  if (!Is(call.graded ? Py_True : Py_False, Owned(PyObject_CallObject(left.is_grad_enabled, nullptr)))) return Owned();
+  const Owned parameters(PyObject_GetAttr(module, names.parameters));
+  if (parameters.get() == nullptr || !PyDict_Check(parameters.get())) return Owned();
+  const Owned weight = Owned::To(PyDict_GetItemWithError(parameters.get(), names.weight));
+  const Owned bias = Owned::To(PyDict_GetItemWithError(parameters.get(), names.bias));
+  if (weight.get() == nullptr || bias.get() == nullptr) return Owned();  // made anew before each call
+  if (call.biased == (bias.get() == Py_None) || call.vouched != IsVouched(left.vouched, weight.get())) return Owned();
+  PyObject* const tensors[] = {x, weight.get(), bias.get()};
+  const Py_ssize_t count = call.biased ? 3 : 2;
+  const Owned looked_at(PyTuple_New(count));
+  if (looked_at.get() == nullptr) return Owned();
+  for (Py_ssize_t i = 0; i < count; i++) {
+    if (!Is(Py_False, Owned(PyObject_GetAttr(tensors[i], names.is_nested)))) return Owned();
+    PyTuple_SetItem(looked_at.get(), i, Owned::To(tensors[i]).release());
+  }
+  if (!Is(Py_True, Owned(PyObject_CallObject(call.fits.get(), looked_at.get())))) return Owned();
+  const Py_ssize_t more = PyTuple_Size(call.arguments.get());
+  Owned all(PyTuple_New(3 + more));
+  if (all.get() == nullptr) return Owned();
+  for (Py_ssize_t i = 0; i < 3 + more; i++) {
+    PyObject* argument = i < 3 ? tensors[i] : PyTuple_GetItem(call.arguments.get(), i - 3);
+    PyTuple_SetItem(all.get(), i, Owned::To(argument).release());
+  }
+  return all;
+}
+
+PyObject* Again(PyObject* object, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 2) {
+    PyErr_SetString(PyExc_TypeError, "again(module, x)");
+    return nullptr;
+  }
+  const auto* left = AsLeft(object);
+  const auto found = left->calls->find(arguments[0]);
+  if (found == left->calls->end()) Py_RETURN_NONE;
+  const std::shared_ptr<const Call> call = found->second;
+  const Owned all = Arguments(*left, *call, arguments[0], arguments[1]);
+  if (all.get() == nullptr) {
+    PyErr_Clear();  // whatever it was, Python will find it and say it in words
+    Py_RETURN_NONE;
+  }
+  return PyObject_CallObject(call->torchs.get(), all.get());
+}
+
+Py_ssize_t Length(PyObject* object) {
+  return static_cast<Py_ssize_t>(AsLeft(object)->calls->size());
+}
+
+PyMethodDef methods[] = {{"remember", &Remember, METH_VARARGS,
+                          "remember(key, while_it_lives, number, graded, vouched, biased, fits, torchs, arguments)"},
+                         {"forget", &Forget, METH_O, "forget(key)"},
+                         {"again", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&Again)), METH_FASTCALL,
+                          "again(module, x): the output, or None."},
+                         {nullptr, nullptr, 0, nullptr}};
+
+PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(&New)},
+                       {Py_tp_dealloc, reinterpret_cast<void*>(&Delete)},
+                       {Py_tp_methods, methods},
+                       {Py_mp_length, reinterpret_cast<void*>(&Length)},
+                       {Py_tp_doc, const_cast<char*>("Left(seen, vouched, is_grad_enabled)")},
+                       {0, nullptr}};
+
+PyType_Spec spec = {"polyconv.ops._native.Left", sizeof(LeftObject), 0, Py_TPFLAGS_DEFAULT, slots};
+
+}  // namespace
+}  // namespace polyconv
+
+extern "C" PyMODINIT_FUNC PyInit__native() {
+  static PyModuleDef definition = {
+      PyModuleDef_HEAD_INIT, "_native", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+  PyObject* module = PyModule_Create(&definition);
+  PyObject* type = module == nullptr ? nullptr : PyType_FromSpec(&polyconv::spec);
+  if (type == nullptr || PyModule_AddObjectRef(module, "Left", type) != 0) Py_CLEAR(module);
+  Py_XDECREF(type);
+  return module;
+}

@@ -1,0 +1,227 @@
+"""The last call of a module that was left to PyTorch: made again without a question, unless anything is different."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+import polyconv
+from entered import entered
+from polyconv import choices, epoch
+from polyconv.ops import left
+from polyconv.vouching import vouched
+
+SIZE = (2, 8, 9, 11)
+
+AGAIN = "polyconv.ops.shortcut.convolve"
+"""Entered where the last call does not serve."""
+
+
+@pytest.fixture(autouse=True, params=["native", "in Python"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to ask."""
+    kind = left.Left if request.param == "in Python" else left._kind()
+    if request.param == "native" and kind is left.Left:
+        pytest.skip("this installation has no native code")
+    memory = kind(epoch.seen, vouched, torch.is_grad_enabled)
+    monkeypatch.setattr(left, "_left", memory)
+    monkeypatch.setattr(left, "forget", memory.forget)
+    monkeypatch.setattr("polyconv.nn.again", memory.again)
+
+
+def left_to_torch(**options: Any) -> tuple[polyconv.Conv2d, Tensor]:
+    """A module whose last call was left to torch. Half precision has no other plan, whatever is in force."""
+    conv = polyconv.Conv2d(8, 8, **{"kernel_size": 3, "dtype": torch.bfloat16, **options})
+    x = torch.randn(SIZE, dtype=torch.bfloat16)
+    conv(x)
+    assert AGAIN not in entered(lambda: conv(x))
+    return conv, x
+
+
+def double(x: Tensor) -> Tensor:
+    return torch.cat([x, x], 3)
+
+
+OTHERS: dict[str, Callable[[polyconv.Conv2d, Tensor], Tensor]] = {
+    "a larger image": lambda _, x: double(x),
+    "another layout": lambda _, x: x.contiguous(memory_format=torch.channels_last),
+    "a gradient": lambda _, x: x.clone().requires_grad_(),
+    "other strides": lambda _, x: double(x)[..., ::2],
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_other_tensors_are_looked_up(other: Callable[[polyconv.Conv2d, Tensor], Tensor]) -> None:
+    conv, x = left_to_torch()
+    x = other(conv, x)
+    assert AGAIN in entered(lambda: conv(x))
+    assert torch.equal(conv(x), F.conv2d(x, conv.weight, conv.bias))
+
+
+ATTRIBUTES = {"stride": (2, 2), "padding": (1, 1), "dilation": (2, 2), "padding_mode": "reflect", "tolerance": 0.5}
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_another_attribute_is_seen(name: str) -> None:
+    conv, x = left_to_torch()
+    setattr(conv, name, ATTRIBUTES[name])
+    assert AGAIN in entered(lambda: conv(x))
+    if name in ("stride", "padding", "dilation"):
+        assert torch.equal(conv(x), F.conv2d(x, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation))
+
+
+def test_an_activation_is_seen() -> None:
+    conv, x = left_to_torch()
+    conv.activation = "relu"
+    assert float(conv(x).min()) == 0.0
+
+
+def test_another_state_of_settings_is_seen() -> None:
+    conv, x = left_to_torch()
+    with polyconv.tolerance(0.5):
+        assert AGAIN in entered(lambda: conv(x))
+    with torch.no_grad():
+        assert AGAIN in entered(lambda: conv(x))
+    polyconv.freeze(conv)
+    with torch.no_grad():
+        conv(x)
+        polyconv.unfreeze(conv)
+        assert AGAIN in entered(lambda: conv(x))
+
+
+def test_another_weight_is_used() -> None:
+    conv, x = left_to_torch()
+    conv.weight = nn.Parameter(torch.zeros_like(conv.weight))
+    assert conv.bias is not None
+    assert torch.equal(conv(x), conv.bias[None, :, None, None].expand_as(conv(x)))
+
+
+def test_a_copy_and_a_pickle_know_nothing_of_it() -> None:
+    conv, x = left_to_torch()
+    for twin in (copy.deepcopy(conv), pickle.loads(pickle.dumps(conv))):
+        assert AGAIN in entered(lambda twin=twin: twin(x))  # type: ignore[misc]
+    assert set(vars(conv)) == set(vars(nn.Conv2d(8, 8, 3)))
+
+
+def test_it_is_forgotten_with_the_module() -> None:
+    conv, _ = left_to_torch()
+    known = len(left._left)
+    del conv
+    gc.collect()
+    assert len(left._left) == known - 1
+
+
+def test_a_subclass_that_changes_the_weight_has_its_way() -> None:
+    class Doubled(polyconv.Conv2d):
+        def _conv_forward(self, input: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+            return super()._conv_forward(input, 2 * weight, *rest)
+
+    conv = Doubled(8, 8, 3, bias=False, dtype=torch.bfloat16)
+    x = torch.randn(SIZE, dtype=torch.bfloat16)
+    for _ in range(3):
+        assert torch.equal(conv(x), F.conv2d(x, 2 * conv.weight))
+
+
+def test_a_method_that_was_set_has_its_way() -> None:
+    conv, x = left_to_torch(bias=False)
+    ours = conv._conv_forward
+    conv._conv_forward = lambda x, weight, *rest: ours(x, 2 * weight, *rest)  # type: ignore[method-assign]
+    for _ in range(3):
+        assert torch.equal(conv(x), F.conv2d(x, 2 * conv.weight))
+
+
+def test_a_bias_that_was_taken_away_is_missed() -> None:
+    conv, x = left_to_torch()
+    conv._parameters["bias"] = None
+    assert torch.equal(conv(x), F.conv2d(x, conv.weight))
+
+
+def test_forward_mode_sees_it() -> None:
+    conv, x = left_to_torch()
+    found = torch.func.jvp(conv, (x,), (x,))[1]
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(conv(forward_ad.make_dual(x, x))).tangent
+    assert torch.equal(found, F.conv2d(x, conv.weight))
+    assert tangent is not None
+    assert torch.equal(tangent, found)
+
+
+def test_someone_who_looks_on_sees_it() -> None:
+    conv, x = left_to_torch()
+    with choices.watched() as seen:
+        conv(x)
+    assert seen
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert AGAIN in entered(lambda: conv(x))
+
+
+def test_other_values_than_tensors_are_complained_about_as_ever() -> None:
+    conv, _ = left_to_torch()
+    for wrong in (None, [1.0], "x"):
+        with pytest.raises((TypeError, AttributeError, RuntimeError)) as first:
+            conv(wrong)  # type: ignore[arg-type]
+        fresh = copy.deepcopy(conv)
+        with pytest.raises(first.type):
+            fresh(wrong)  # type: ignore[arg-type]
+
+
+def test_a_nested_tensor_is_none_of_its_business() -> None:
+    conv, x = left_to_torch()
+    nested = torch.nested.nested_tensor([x[0], x[1]])
+    assert AGAIN in entered(lambda: _attempt(conv, nested))
+
+
+def _attempt(conv: polyconv.Conv2d, x: Tensor) -> None:
+    with contextlib.suppress(RuntimeError, NotImplementedError, TypeError):
+        conv(x)
+
+
+def test_a_weight_of_another_shape_is_looked_at() -> None:
+    conv, x = left_to_torch()
+    conv.weight.data = torch.randn(8, 8, 5, 5, dtype=torch.bfloat16)
+    assert AGAIN in entered(lambda: conv(x))
+
+
+def test_a_weight_that_is_made_anew_is_used() -> None:
+    conv, x = left_to_torch()
+    nn.utils.parametrize.register_parametrization(conv, "bias", nn.Tanh())
+    for _ in range(3):
+        assert torch.equal(conv(x), F.conv2d(x, conv.weight, conv.bias))
+
+
+def test_a_process_group_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    c10d = pytest.importorskip("torch.distributed.distributed_c10d")
+    conv, x = left_to_torch()
+
+    class Group:
+        """As little of one as is asked of it."""
+
+        def size(self) -> int:
+            return 1
+
+    group = Group()
+    monkeypatch.setattr(c10d._world, "_default_pg", group, raising=False)
+    assert "polyconv.ops.shortcut.convolve" in entered(lambda: _attempt(conv, x))
+
+
+def test_it_may_be_forgotten_while_it_is_made() -> None:
+    conv, x = left_to_torch()
+
+    class Forgetful(Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            conv.stride = (1, 1)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    for _ in range(3):
+        assert torch.equal(conv(x.as_subclass(Forgetful)).as_subclass(Tensor), conv(x))
