@@ -90,6 +90,9 @@ class Backend(Protocol):
         ``ahead``: seconds by which a kernel was ahead of PyTorch's in other passes of the same layer.
         """
 
+    def give_back(self) -> None:
+        """Return memory to the system that contenders took and have no more use for."""
+
     def key(self, problem: Problem, *, inference: bool = False) -> str:
         """By which what was measured for a problem is found again."""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import commands
 import polyconv
 from nightly import sampled
 from polyconv import once, settings
@@ -451,6 +452,13 @@ def test_the_command_does_not_overwrite_another_file(tmp_path: Path, capsys: pyt
     path.write_text("[]")
     assert main(["calibrate", "--seconds", "1", "-o", str(path)]) == 1
     assert "It was not overwritten" in capsys.readouterr().err
+
+
+def test_calibrate_for_a_lesser_processor(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    ran = commands.polyconv("calibrate", "--isa", "sse4", "--seconds", "1", "-o", str(path), "--json")
+    assert ran.returncode == 0, ran.stderr
+    assert ", sse4, " in json.loads(ran.stdout)["processor"]
 
 
 def test_single_taps_with_a_stride_on_few_channels_do_not_end_the_process() -> None:

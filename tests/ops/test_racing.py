@@ -62,6 +62,10 @@ class Timed(CpuBackend):
         self.seconds = seconds
         self.now = 0.0
         self.ran: list[str] = []
+        self.given_back = 0
+
+    def give_back(self) -> None:
+        self.given_back += 1
 
     def contender(self, problem: Problem, name: str, *, inference: bool = False) -> Run:
         run = super().contender(problem, name, inference=inference)
@@ -326,6 +330,19 @@ def test_who_drops_out_keeps_nothing(timed: Timed) -> None:
     while len(race._standings.running) > 1:
         call(x, w)
         assert {name for _, name in race._runs} <= set(race._standings.running)
+        assert timed.given_back == race.ended
+
+
+def test_a_matrix_that_is_written_as_a_convolution_is_not_raced(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = tensors()
+    backend, problem = CpuBackend(), problem_of(x, w)
+    assert len(backend.contenders(problem)) > 1
+    monkeypatch.setattr("polyconv.cpu.backend.MOST_WEIGHTS", w.numel() - 1)
+    assert backend.contenders(problem) == (backend.plan(problem).name,)
+
+
+def test_memory_is_given_back() -> None:
+    CpuBackend().give_back()
 
 
 def test_a_new_weight_in_every_call_ends_the_race(timed: Timed) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING
 
 from .. import choices, epoch
@@ -20,6 +22,11 @@ from .weights import TransformedWeights
 
 if TYPE_CHECKING:
     from ..console import Progress
+
+
+MOST_WEIGHTS = 2**25
+"""Elements of a weight up to which candidates are timed. A larger one is a matrix that is written as a convolution, as
+in a VGG: there is nothing to gain, and each candidate would take as many hundreds of megabytes once more."""
 
 
 class CpuBackend:
@@ -43,6 +50,8 @@ class CpuBackend:
 
     def contenders(self, problem: Problem, *, inference: bool = False, most: int = CONTENDERS) -> tuple[str, ...]:
         plan = plan_cpu(problem, inference=inference)
+        if prod(problem.w_shape) > MOST_WEIGHTS:
+            return (plan.name,)
         return tuple(worth_timing(plan.candidates, most, _engine, always=aten.NAME))
 
     def contender(self, problem: Problem, name: str, *, inference: bool = False) -> Run:
@@ -54,6 +63,12 @@ class CpuBackend:
         per_second = CLOCK * device.cores
         cycles = {kind: seconds * per_second for kind, seconds in ahead.items()}
         return head_start(problem, device, inference, cycles) / per_second
+
+    def give_back(self) -> None:
+        """What torch freed lies between what it did not: glibc returns such pages only when it is asked to."""
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
     def key(self, problem: Problem, *, inference: bool = False) -> str:
         return problem_key(problem, kept_weights=_may_keep_weights(problem, inference))

@@ -305,6 +305,9 @@ class CudaBackend:
     def head_start(self, problem: Problem, ahead: Mapping[Pass, float], *, inference: bool = False) -> float:
         return 0.0  # PyTorch's convolution is no contender here
 
+    def give_back(self) -> None:
+        """PyTorch's allocator has it, for whoever wants it next."""
+
     def key(self, problem: Problem, *, inference: bool = False) -> str:
         return problem_key(problem)
 

@@ -189,6 +189,7 @@ class Race:
         """Let what was found be a choice of this process."""
         self.ended = True
         self._runs.clear()
+        self._backend.give_back()
         best = self._standings.best
         running = [name for name in self._standings.running if name in best]
         if not running:  # no weight came twice: what the cost model chose stays
