@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "../module_of_one_type.h"
 #include "launches.h"
 
 namespace polyconv {
@@ -201,11 +202,5 @@ PyType_Spec spec = {"polyconv.cuda._native.Launches", sizeof(LaunchesObject), 0,
 }  // namespace polyconv
 
 extern "C" PyMODINIT_FUNC PyInit__native() {
-  static PyModuleDef definition = {
-      PyModuleDef_HEAD_INIT, "_native", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
-  PyObject* module = PyModule_Create(&definition);
-  PyObject* type = module == nullptr ? nullptr : PyType_FromSpec(&polyconv::spec);
-  if (type == nullptr || PyModule_AddObjectRef(module, "Launches", type) != 0) Py_CLEAR(module);
-  Py_XDECREF(type);
-  return module;
+  return polyconv::ModuleOfOneType(polyconv::spec, "Launches");
 }

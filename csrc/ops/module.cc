@@ -8,6 +8,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "../module_of_one_type.h"
+
 namespace polyconv {
 namespace {
 
@@ -227,11 +229,5 @@ PyType_Spec spec = {"polyconv.ops._native.Left", sizeof(LeftObject), 0, Py_TPFLA
 }  // namespace polyconv
 
 extern "C" PyMODINIT_FUNC PyInit__native() {
-  static PyModuleDef definition = {
-      PyModuleDef_HEAD_INIT, "_native", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
-  PyObject* module = PyModule_Create(&definition);
-  PyObject* type = module == nullptr ? nullptr : PyType_FromSpec(&polyconv::spec);
-  if (type == nullptr || PyModule_AddObjectRef(module, "Left", type) != 0) Py_CLEAR(module);
-  Py_XDECREF(type);
-  return module;
+  return polyconv::ModuleOfOneType(polyconv::spec, "Left");
 }
