@@ -14,8 +14,10 @@ import argparse
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from math import isclose
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -137,11 +139,15 @@ def code_key(spec: KernelSpec, arch: str) -> str:
 def code_hash(spec: KernelSpec, arch: str, known: str | None) -> str:
     """Names a compiled kernel: its machine code, its registers, the layout of its parameters.
 
-    NVRTC orders the instructions of a few kernels differently while other threads compile, too. So what is in the cache
-    and is not what is known is compiled once more, alone: then it does the same each time.
+    NVRTC orders the instructions of a few kernels differently while other threads compile, too, and now and then after
+    it compiled many others. So what is in the cache and is not what is known is compiled once more, by a process that
+    does nothing else: then it does the same each time.
     """
     found = _hash(KernelCache().get(spec, arch))
-    return found if found == known else _hash(compile_kernel(spec, arch))
+    if found == known:
+        return found
+    with ProcessPoolExecutor(1, get_context("spawn")) as alone:
+        return _hash(alone.submit(compile_kernel, spec, arch).result())
 
 
 def _hash(cubin: bytes) -> str:
