@@ -3,10 +3,11 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include <memory>
+#include <algorithm>
+#include <functional>
 #include <new>
-#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "../module_of_one_type.h"
 
@@ -17,8 +18,9 @@ namespace {
 class Owned {
  public:
   explicit Owned(PyObject* object = nullptr) : object_(object) {}
+  Owned(const Owned& other) : object_(other.object_) { Py_XINCREF(object_); }
   Owned(Owned&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
-  Owned& operator=(Owned&& other) noexcept {
+  Owned& operator=(Owned other) noexcept {
     std::swap(object_, other.object_);
     return *this;
   }
@@ -36,9 +38,8 @@ class Owned {
   PyObject* object_;
 };
 
-// The last call of a module. Shared with whoever is making it: Python code that runs meanwhile may forget it.
+// The last call of a module.
 struct Call {
-  Owned while_it_lives;
   Owned number;
   bool graded;
   bool vouched;
@@ -48,12 +49,16 @@ struct Call {
   Owned arguments;
 };
 
-using Calls = std::unordered_map<const void*, std::shared_ptr<const Call>>;
+struct Remembered {
+  const void* module;
+  Owned while_it_lives;
+  Call call;
+};
 
 struct LeftObject {
   PyObject head;
-  // By the address of the module.
-  Calls* calls;
+  // In the order of the modules' addresses: few cache lines are read to find one of some hundreds.
+  std::vector<Remembered>* calls;
   // What was seen last of the state: its number, and a weak reference to the process group or None.
   PyObject* seen;
   PyObject* vouched;
@@ -79,6 +84,16 @@ LeftObject* AsLeft(PyObject* object) {
   return reinterpret_cast<LeftObject*>(object);
 }
 
+// Where the call of a module is, or would be.
+std::vector<Remembered>::iterator Find(LeftObject& left, const void* module) {
+  return std::lower_bound(left.calls->begin(), left.calls->end(), module,
+                          [](const Remembered& one, const void* at) { return std::less<>()(one.module, at); });
+}
+
+bool IsAt(const LeftObject& left, std::vector<Remembered>::iterator found, const void* module) {
+  return found != left.calls->end() && found->module == module;
+}
+
 PyObject* New(PyTypeObject* type, PyObject* arguments, PyObject*) {
   PyObject *seen, *vouched, *is_grad_enabled;
   if (!PyArg_ParseTuple(arguments, "O!O!O", &PyList_Type, &seen, &PyDict_Type, &vouched, &is_grad_enabled)) {
@@ -90,7 +105,7 @@ PyObject* New(PyTypeObject* type, PyObject* arguments, PyObject*) {
   left->seen = Owned::To(seen).release();
   left->vouched = Owned::To(vouched).release();
   left->is_grad_enabled = Owned::To(is_grad_enabled).release();
-  left->calls = new (std::nothrow) Calls();
+  left->calls = new (std::nothrow) std::vector<Remembered>();
   if (left->calls == nullptr) {
     Py_DECREF(self);
     return PyErr_NoMemory();
@@ -118,11 +133,18 @@ PyObject* Remember(PyObject* object, PyObject* arguments) {
   }
   const void* module = PyLong_AsVoidPtr(key);
   if (module == nullptr) return nullptr;
+  LeftObject& left = *AsLeft(object);
+  Remembered now{
+      module,
+      Owned::To(while_it_lives),
+      {Owned::To(number), graded != 0, vouched != 0, biased != 0, Owned::To(fits), Owned::To(torchs), Owned::To(more)}};
   try {
-    auto call =
-        std::make_shared<const Call>(Call{Owned::To(while_it_lives), Owned::To(number), graded != 0, vouched != 0,
-                                          biased != 0, Owned::To(fits), Owned::To(torchs), Owned::To(more)});
-    (*AsLeft(object)->calls)[module].swap(call);  // what was there before ends with the block, when the new one stands
+    const auto found = Find(left, module);
+    if (IsAt(left, found, module)) {
+      std::swap(*found, now);  // what was there before ends with the function, when the new one stands
+    } else {
+      left.calls->insert(found, std::move(now));
+    }
   } catch (const std::bad_alloc&) {
     return PyErr_NoMemory();
   }
@@ -132,7 +154,12 @@ PyObject* Remember(PyObject* object, PyObject* arguments) {
 PyObject* Forget(PyObject* object, PyObject* key) {
   const void* module = PyLong_AsVoidPtr(key);
   if (PyErr_Occurred()) return nullptr;
-  const auto forgotten = AsLeft(object)->calls->extract(module);
+  LeftObject& left = *AsLeft(object);
+  const auto found = Find(left, module);
+  if (IsAt(left, found, module)) {
+    const Remembered forgotten = std::move(*found);  // ends when it is out of the list
+    left.calls->erase(found);
+  }
   Py_RETURN_NONE;
 }
 
@@ -193,16 +220,16 @@ PyObject* Again(PyObject* object, PyObject* const* arguments, Py_ssize_t count) 
     PyErr_SetString(PyExc_TypeError, "again(module, x)");
     return nullptr;
   }
-  const auto* left = AsLeft(object);
-  const auto found = left->calls->find(arguments[0]);
-  if (found == left->calls->end()) Py_RETURN_NONE;
-  const std::shared_ptr<const Call> call = found->second;
-  const Owned all = Arguments(*left, *call, arguments[0], arguments[1]);
+  LeftObject& left = *AsLeft(object);
+  const auto found = Find(left, arguments[0]);
+  if (!IsAt(left, found, arguments[0])) Py_RETURN_NONE;
+  const Call call = found->call;  // a copy: Python code that runs meanwhile may forget it
+  const Owned all = Arguments(left, call, arguments[0], arguments[1]);
   if (all.get() == nullptr) {
     PyErr_Clear();  // whatever it was, Python will find it and say it in words
     Py_RETURN_NONE;
   }
-  return PyObject_CallObject(call->torchs.get(), all.get());
+  return PyObject_CallObject(call.torchs.get(), all.get());
 }
 
 Py_ssize_t Length(PyObject* object) {
