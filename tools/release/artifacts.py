@@ -137,7 +137,8 @@ def check_module(path: Path) -> None:
         raise UnfitError(
             f"{path.name} looks for libraries in {searched}, which is a place of the machine that built it"
         )
-    newest = max((int(major), int(minor)) for major, minor in re.findall(r"Name: GLIBC_(\d+)\.(\d+)", text))
+    versions = re.findall(r"Name: GLIBC_(\d+)\.(\d+)", text)
+    newest = max(((int(major), int(minor)) for major, minor in versions), default=(0, 0))  # a small module needs none
     if newest > NEWEST_GLIBC:
         symbol = f"GLIBC_{newest[0]}.{newest[1]}"
         raise UnfitError(
