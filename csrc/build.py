@@ -2,10 +2,10 @@
 
 The results are what an editable installation imports: ``src/polyconv/cpu/_native.abi3.so``, the CPU kernels;
 ``src/polyconv/cuda/_native.abi3.so``, which launches those of a GPU and needs nothing of CUDA to be built;
-``src/polyconv/ops/_native.abi3.so``, the way of a module to PyTorch's convolution. A build that
-counts cycles, or that reports its own mistakes (``csrc/sanitize.py`` runs Python with it), stays elsewhere. A source is
-compiled again when its contents changed, those of a header that it includes, or the command. Times of files do not
-matter, so objects survive a change of branch and back, and serve a copy of the sources elsewhere.
+``src/polyconv/ops/_native.abi3.so``, the way of a module to PyTorch's convolution. A build that counts cycles, or that
+reports its own mistakes (``csrc/sanitize.py`` runs Python with it), stays elsewhere. A source is compiled again when
+its contents changed, those of a header that it includes, or the command. Times of files do not matter, so objects
+survive a change of branch and back, and serve a copy of the sources elsewhere.
 
     POLYCONV_BUILD_DIR  where the objects are kept; build/ beside csrc/ if absent
     MAX_JOBS            how many compilers run at a time; as many as there are cores if absent

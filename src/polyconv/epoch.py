@@ -23,7 +23,7 @@ _sources: list[Callable[[], Hashable]] = []
 _numbers = itertools.count(1)
 seen: list[Any] = [0, None]
 """The number of the state that was seen last, 0 since it changed; and the process group, None where there was none. It
-is not kept alive, a program may destroy it: it is known by a weak reference. ``ops/left.py`` reads both."""
+is not kept alive, a program may destroy it: it is known by a weak reference. ``csrc/ops`` reads both."""
 _change = object()
 """Another one after each change."""
 _group_changes = 0

@@ -17,9 +17,8 @@ from torch.autograd import forward_ad
 
 import polyconv
 from entered import entered
-from polyconv import choices, epoch
+from polyconv import choices
 from polyconv.ops import left
-from polyconv.vouching import vouched
 
 SIZE = (2, 8, 9, 11)
 
@@ -30,10 +29,9 @@ AGAIN = "polyconv.ops.shortcut.convolve"
 @pytest.fixture(autouse=True, params=["native", "in Python"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways to ask."""
-    kind = left.Left if request.param == "in Python" else left._kind()
-    if request.param == "native" and kind is left.Left:
+    memory = left.Left() if request.param == "in Python" else left._empty()
+    if request.param == "native" and isinstance(memory, left.Left):
         pytest.skip("this installation has no native code")
-    memory = kind(epoch.seen, vouched, torch.is_grad_enabled)
     monkeypatch.setattr(left, "_left", memory)
     monkeypatch.setattr(left, "forget", memory.forget)
     monkeypatch.setattr("polyconv.nn.again", memory.again)

@@ -62,7 +62,8 @@ def test_a_module_is_torchs_own(mode: str, layer: str) -> None:
         ours(x)
         found = entered(lambda: ours(x))
         assert found[0] == "polyconv.nn.forward"
-        assert all(name.startswith("polyconv.ops.left.") for name in found[1:])  # none, where there is native code
+        in_python = {"polyconv.ops.left.again", "polyconv.ops.left.<genexpr>", "polyconv.epoch.now"}
+        assert set(found[1:]) in (set(), in_python)  # nothing, where there is native code
         y, z = theirs(x), ours(x)
         assert torch.equal(y, z)
         assert y.stride() == z.stride()

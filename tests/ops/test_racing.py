@@ -337,7 +337,7 @@ def test_a_matrix_that_is_written_as_a_convolution_is_not_raced(monkeypatch: pyt
     x, w = tensors()
     backend, problem = CpuBackend(), problem_of(x, w)
     assert len(backend.contenders(problem)) > 1
-    monkeypatch.setattr("polyconv.cpu.backend.MOST_WEIGHTS", w.numel() - 1)
+    monkeypatch.setattr("polyconv.cpu.backend.LARGEST_TIMED_WEIGHT", w.numel() - 1)
     assert backend.contenders(problem) == (backend.plan(problem).name,)
 
 

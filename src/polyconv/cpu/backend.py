@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..console import Progress
 
 
-MOST_WEIGHTS = 2**25
+LARGEST_TIMED_WEIGHT = 2**25
 """Elements of a weight up to which candidates are timed. A larger one is a matrix that is written as a convolution, as
 in a VGG: there is nothing to gain, and each candidate would take as many hundreds of megabytes once more."""
 
@@ -50,7 +50,7 @@ class CpuBackend:
 
     def contenders(self, problem: Problem, *, inference: bool = False, most: int = CONTENDERS) -> tuple[str, ...]:
         plan = plan_cpu(problem, inference=inference)
-        if prod(problem.w_shape) > MOST_WEIGHTS:
+        if prod(problem.w_shape) > LARGEST_TIMED_WEIGHT:
             return (plan.name,)
         return tuple(worth_timing(plan.candidates, most, _engine, always=aten.NAME))
 

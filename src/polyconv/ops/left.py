@@ -11,7 +11,6 @@ Nobody who watches calls is looked for, since PyTorch's convolution shows itself
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable
 from importlib import import_module
@@ -50,13 +49,8 @@ class Left:
     A call is kept no longer than its module lives, and not with its attributes: copies and pickles know nothing of it.
     """
 
-    def __init__(
-        self, seen: list[Any], vouched: dict[int, weakref.ref[Any]], is_grad_enabled: Callable[[], bool]
-    ) -> None:
+    def __init__(self) -> None:
         self._calls: dict[int, LastCall] = {}
-        self._seen = seen
-        self._vouched = vouched
-        self._is_grad_enabled = is_grad_enabled
 
     def remember(self, key: int, *call: Any) -> None:
         """By the ``id`` of a module, the fields of a :class:`LastCall`."""
@@ -74,13 +68,13 @@ class Left:
         if found is None:
             return None
         try:
-            if found.number is not self._seen[0] or not self._is_same_group(self._seen[1]):
+            if found.number != epoch.now():
                 return None
             weight, bias = module._parameters["weight"], module._parameters["bias"]
             tensors = (x, weight, bias) if found.biased else (x, weight)
             if (
-                found.graded is not self._is_grad_enabled()
-                or found.vouched is not (id(weight) in self._vouched)
+                found.graded is not torch.is_grad_enabled()
+                or found.vouched is not (id(weight) in vouched)
                 or found.biased is (bias is None)
                 or any(tensor.is_nested for tensor in tensors)  # type: ignore[union-attr]
                 or not found.fits(*tensors)
@@ -90,21 +84,17 @@ class Left:
             return None
         return found.torchs(x, weight, bias, *found.arguments)
 
-    @staticmethod
-    def _is_same_group(seen: weakref.ref[Any] | None) -> bool:
-        c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")  # not in every build of PyTorch
-        group = None if c10d is None else c10d._world._default_pg
-        return group is seen if group is None or seen is None else seen() is group
 
-
-def _kind() -> Any:
+def _empty() -> Any:
+    """By native code, where there is some. It is given what the other one imports."""
     try:
-        return import_module(_MODULE).Left
+        native = import_module(_MODULE)
     except ImportError:
-        return Left
+        return Left()
+    return native.Left(epoch.seen, vouched, torch.is_grad_enabled)
 
 
-_left = _kind()(epoch.seen, vouched, torch.is_grad_enabled)
+_left = _empty()
 
 again: Callable[[torch.nn.Module, Tensor], Tensor | None] = _left.again
 forget: Callable[[int], None] = _left.forget
