@@ -2,12 +2,13 @@
 
 A compiled kernel is code, so a file with one is taken only if nobody could have written it but this process's user,
 root, or somebody who was trusted by name. Owner and permissions are asked of what was opened, never of a path: a path
-may lead elsewhere a moment later. The rule is ssh's for its keys, but for two things that ssh refuses and that harm
-nobody here:
+may lead elsewhere a moment later. The rule is ssh's for its keys: neither the group nor others may have the right to
+write. No group is exempt. Which processes have a group cannot be known: the group file does not list the users whose
+primary group it is, and the user database does not list the arbitrary users that OpenShift starts in root's group.
+The group's bits also cover access control lists, whose mask they are.
 
-- A group that has no member but the owner. With the mask 002, which several distributions give to people who have such
-  a group, whatever they copy or check out can be written by it.
-- A folder with the sticky bit, such as ``/tmp``: others may add to it, but what they add is theirs, and refused.
+One thing is allowed that ssh refuses: a folder with the sticky bit, such as ``/tmp``. Others may add to it, but what
+they add is theirs, and refused.
 
 The folders above are not asked. Who can write one can put another folder in the place of ours; but that one is theirs,
 and refused, or one of ours that they could not write.
@@ -53,17 +54,4 @@ def check(status: os.stat_result, path: Path, trusted: Collection[int]) -> None:
 def _others_can_write(status: os.stat_result) -> bool:
     if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
         return False
-    by_group = status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid, status.st_uid)
-    return bool(by_group or status.st_mode & stat.S_IWOTH)
-
-
-def _is_private(group: int, user: int) -> bool:
-    """Whether a group is a user's own: it has the user's name, and no other member. Debian's ssh asks the same."""
-    import grp
-    import pwd
-
-    try:
-        name, found = pwd.getpwuid(user).pw_name, grp.getgrgid(group)
-    except KeyError:  # nobody knows who is in it
-        return False
-    return found.gr_name == name and set(found.gr_mem) <= {name}
+    return bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import grp
 import json
 import os
-import pwd
 import shutil
 import stat
 import subprocess
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +30,7 @@ from polyconv.diagnosis import findings
 from polyconv.files import Folder, read_file, replace_whole
 from polyconv.trust import UntrustedError
 from polyconv.tuning import Environment, Tuning
-from strangers import STRANGER, give_away, public_folder, stranger
+from strangers import STRANGER, give_away, overwrite_as_group_member, public_folder, stranger
 from virtual_gpu.example import KERNELS, axpy_spec
 
 SPEC, OTHER = axpy_spec(), axpy_spec(64)
@@ -221,16 +218,8 @@ def test_an_entry_under_another_ones_name_is_refused(folder: Path, entry: Path) 
 # ---- permissions
 
 
-def private_group(monkeypatch: pytest.MonkeyPatch, *, group: str = "me", members: tuple[str, ...] = ()) -> None:
-    monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="me"))
-    monkeypatch.setattr(grp, "getgrgid", lambda _: SimpleNamespace(gr_name=group, gr_mem=list(members)))
-
-
 @pytest.mark.parametrize("mode", [0o777, 0o707, 0o775, 0o730])
-def test_a_folder_that_others_can_write_is_refused_in_words(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, mode: int
-) -> None:
-    private_group(monkeypatch, group="everybody")
+def test_a_folder_that_others_can_write_is_refused_in_words(folder: Path, mode: int) -> None:
     folder.chmod(mode)
     before = sorted(folder.rglob("*"))
     with warnings.catch_warnings(record=True) as caught:
@@ -266,35 +255,70 @@ def test_the_sticky_bit_is_enough_for_a_folder_and_nothing_for_a_file(folder: Pa
     assert ask(folder, b"compiled again")[0] == b"compiled again"
 
 
-@pytest.mark.parametrize("members", [(), ("me",)])
-def test_a_group_of_the_owner_alone_may_write(
-    folder: Path, entry: Path, monkeypatch: pytest.MonkeyPatch, members: tuple[str, ...]
-) -> None:
-    """What the mask 002 makes of a folder, on machines where everybody has a group."""
-    for path in (folder, *folder.rglob("*")):
-        path.chmod(0o775 if path.is_dir() else 0o664)
-    private_group(monkeypatch, members=members)
-    assert ask(folder, EVIL) == (OURS, [])
+def planted_by_group_member(entry: Path) -> None:
+    """Overwrite an entry's files in place, in a process that has nothing in common with the owner but the group."""
+    meta = json.loads((entry / "meta.json").read_text())
+    overwrite_as_group_member(
+        {
+            entry / "kernel.cubin": EVIL,
+            entry / "meta.json": json.dumps({**meta, "cubin": entries.sha256(EVIL)}).encode(),
+        }
+    )
 
 
-@pytest.mark.parametrize(("group", "members"), [("us", ()), ("me", ("me", "you")), ("me", ("you",))])
-def test_a_group_of_others_may_not(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, group: str, members: tuple[str, ...]
-) -> None:
-    folder.chmod(0o770)
-    private_group(monkeypatch, group=group, members=members)
-    with pytest.raises(UntrustedError, match="mode 0770"):
+@pytest.mark.parametrize("folders", [0o755, 0o775])
+def test_a_cache_of_the_owners_group_is_not_run(folders: int) -> None:
+    """The group file names no other member of root's group; a process may be in it all the same."""
+    with public_folder() as home:
+        folder = home / "cache"
+        ask(folder)
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(folders if path.is_dir() else 0o664)
+        planted_by_group_member(new_cache(folder).entry(SPEC, ARCH))
+        found, told = ask(folder)
+        assert found == OURS
+        assert [f"chmod go-w {folder}" in words for words in told] == [True]
+
+
+@pytest.mark.parametrize("folders", [0o755, 0o775])
+def test_a_bundle_of_the_owners_group_is_not_run(folders: int) -> None:
+    with public_folder() as home:
+        bundle = home / "kernels"
+        writer = BundleWriter(bundle, new_cache(home / "machine"))
+        writer.add(SPEC, ARCH)
+        writer.finish(["a test"])
+        for path in (bundle, *bundle.rglob("*")):
+            path.chmod(folders if path.is_dir() else 0o664)
+        (entry,) = entries.folders(bundle)
+        manifest = json.loads((bundle / "manifest.json").read_text())
+        manifest["kernels"][entry.name]["cubin"] = entries.sha256(EVIL)
+        planted_by_group_member(entry)
+        overwrite_as_group_member({bundle / "manifest.json": json.dumps(manifest).encode()})
+        with pytest.raises(MissingKernelError, match="chmod go-w"):
+            served(bundle, home)
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o720])
+def test_no_group_may_write_not_even_the_owners_own(folder: Path, mode: int) -> None:
+    """No database lists the users whose primary group it is, so no group is known to have one member."""
+    folder.chmod(mode)
+    with pytest.raises(UntrustedError, match=rf"mode {mode:04o}\): chmod go-w"):
         entries.check_folder(folder)
 
 
-def test_a_group_that_nobody_knows_may_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(number: int) -> None:
-        raise KeyError(number)
-
-    folder.chmod(0o770)
-    monkeypatch.setattr(grp, "getgrgid", unknown)
-    with pytest.raises(UntrustedError, match="mode 0770"):
-        entries.check_folder(folder)
+@pytest.mark.parametrize("mask", [0, 0o002, 0o022, 0o077])
+def test_a_cache_works_whatever_the_mask(tmp_path: Path, mask: int) -> None:
+    """Distributions where everybody has a group of their own set the mask 002."""
+    before = os.umask(mask)
+    try:
+        assert ask(tmp_path / "a" / "cache") == (OURS, [])
+        assert ask(tmp_path / "a" / "cache", EVIL) == (OURS, [])
+        writer = BundleWriter(tmp_path / "b" / "kernels", new_cache(tmp_path / "a" / "cache"))
+        writer.add(SPEC, ARCH)
+        writer.finish(["a test"])
+        assert served(tmp_path / "b" / "kernels", tmp_path) == OURS
+    finally:
+        os.umask(before)
 
 
 def test_what_polyconv_makes_is_not_for_others_whatever_the_mask(tmp_path: Path) -> None:
