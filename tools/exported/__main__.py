@@ -36,7 +36,7 @@ OLDEST = "torch==2.0.1"
 DEVICES = ("v100", "t4")
 """96 and 64 KiB of shared memory: what does not fit the second must take another way."""
 HOST_MILLISECONDS = 0.35
-"""What the forward of W1 may cost the host."""
+"""What the forward of W1 may cost the host, in processors' time."""
 FIRST_MODEL, SECOND_PROCESS = 45.0, 3.0
 """Seconds of processors' time to the first model, in the process that builds and in one after it."""
 AT_ONCE = os.cpu_count() or 1

@@ -1,6 +1,9 @@
 """What the exported W1 costs the host: launches that do nothing, at the full size.
 
-host_time.py FOLDER_OF_MODEL_PY LIMIT      fails if the forward takes more than LIMIT milliseconds
+    host_time.py FOLDER_OF_MODEL_PY LIMIT      fails if the forward takes more than LIMIT milliseconds
+
+Judged is the processors' time of this process, all of its threads: the time that passes also has what other processes
+of the machine take.
 """
 
 from __future__ import annotations
@@ -16,14 +19,14 @@ from pretended_cuda import counts, describe_kernels
 
 
 def best(call: Callable[[], object], calls: int) -> float:
-    """Milliseconds of a call: the best of a few rows of calls."""
+    """Milliseconds of the processors' time that a call takes: the best of a few rows of calls."""
     call()
     found = []
     for _ in range(10):
-        start = time.perf_counter()
+        start = time.process_time()
         for _ in range(calls):
             call()
-        found.append((time.perf_counter() - start) / calls)
+        found.append((time.process_time() - start) / calls)
     return min(found) * 1e3
 
 
@@ -52,7 +55,7 @@ def main(folder: str, limit: str) -> None:
 
     waits = counts().synchronisations
     forward_time, both_time = best(forward, 50), best(both, 20)
-    print(f"  forward: {launches(forward)} launches, {forward_time:.3f} ms of the host's time (at most {limit})")
+    print(f"  forward: {launches(forward)} launches, {forward_time:.3f} ms of the host's processors (at most {limit})")
     print(f"  forward and backward: {launches(both)} launches, {both_time:.3f} ms")
     print(f"  with Python's lock held: {counts().launches_with_gil} of {counts().launches} launches")
     assert counts().synchronisations == waits, "the file waits for the GPU"
@@ -60,4 +63,5 @@ def main(folder: str, limit: str) -> None:
     assert counts().launches_with_gil == 0, "the file launches with Python's lock held: other threads stand still"
 
 
-main(*sys.argv[1:])
+if __name__ == "__main__":
+    main(*sys.argv[1:])
