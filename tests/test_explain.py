@@ -10,6 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import polyconv
 from polyconv.backends import override
+from polyconv.cpu import native
+from polyconv.cpu.planner import plan_cpu
+from polyconv.measure.workloads import find
 from polyconv.plan import DEVICES
 from polyconv.problem import Pass
 from recording import Recorder
@@ -144,3 +147,13 @@ def test_a_convolution_by_its_arguments_on_any_known_gpu() -> None:
         assert all(DEVICES[name].name in str(one) for one in explained.convolutions[0].passes)
     x, w = torch.empty(8, 64, 56, 56), torch.empty(64, 64, 3, 3)
     assert str(explained) == str(polyconv.explain(polyconv.conv2d, x, w, padding=1, device=name))
+
+
+@pytest.mark.parametrize(("capability", "expected"), [("AVX512", "avx512"), ("AVX2", "avx2"), ("DEFAULT", "sse4")])
+def test_without_native_kernels_the_instruction_set_is_atens(
+    monkeypatch: pytest.MonkeyPatch, capability: str, expected: str
+) -> None:
+    monkeypatch.setattr(native, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    (workload,) = find("W1")
+    assert f" on {expected}: " in plan_cpu(workload.problem(Pass.FPROP)).explain()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import polyconv.cuda.compile as compile_module
 from polyconv.cuda import CompileError
 from polyconv.cuda.compile import compile_kernel, compiler_id, flags, in_threads, kernels_dir
 from polyconv.cuda.cubin import kernel_info
@@ -105,6 +106,30 @@ def test_the_compiler_is_known_by_its_build() -> None:
     build, version = compiler_id().split()
     assert build.startswith("CL-")
     assert version.count(".") == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "header", "expected"),
+    [
+        ((13, 4), "Build ID: CL-38855100\n// Cuda compilation tools, release 13.4, V13.4.92", "CL-38855100 13.4"),
+        ((13, 2), "Build ID: UNKNOWN\n// Cuda compilation tools, release 13.2, V13.2.86", "13.2.86"),
+        ((13, 2), "Build ID: UNKNOWN\n// Cuda compilation tools, release 13.2, V13.2.51", "13.2.51"),
+        ((13, 2), "", "13.2"),
+    ],
+)
+def test_a_compiler_without_a_build_is_known_by_its_release(
+    monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], header: str, expected: str
+) -> None:
+    """NVRTC 13.2 writes UNKNOWN: its patch releases must neither share a cache's entries nor be called so."""
+    from cuda.bindings import nvrtc
+
+    monkeypatch.setattr(nvrtc, "nvrtcVersion", lambda: (0, *version))
+    monkeypatch.setattr(compile_module, "_ptx", lambda *_: f"//\n// Compiler {header}\n".encode())
+    compiler_id.cache_clear()
+    try:
+        assert compiler_id() == expected
+    finally:
+        compiler_id.cache_clear()
 
 
 def test_device_headers_include_neither_torch_nor_std() -> None:

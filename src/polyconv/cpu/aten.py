@@ -90,6 +90,12 @@ def _runs_in_onednn(dtype: str) -> bool:
     return torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled() and bool(supported and supported())
 
 
+def instruction_set() -> str:
+    """The instruction set that ATen's kernels use here, by the native kernels' name for it."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    return {"AVX512": "avx512", "AVX2": "avx2"}.get(capability, "sse4")
+
+
 def why_alone(problem: Problem) -> str:
     """Why nothing of polyconv's own can run a problem."""
     if problem.dtype not in ("float32", "float64"):

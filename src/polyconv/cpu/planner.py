@@ -228,7 +228,7 @@ def _gain(problem: Problem, device: CpuDevice) -> float:
 
 def here() -> CpuDevice:
     """The processor that runs this, as it is set up now: as many cores as PyTorch's pool has threads."""
-    instruction_set = native.instruction_set() if native.is_available() else "sse4"
+    instruction_set = native.instruction_set() if native.is_available() else aten.instruction_set()
     threads = torch.get_num_threads()
     return replace(this_machine(instruction_set), cores=threads, profile=in_force(instruction_set, threads))
 

@@ -113,15 +113,18 @@ def flags(arch: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def compiler_id() -> str:
-    """NVRTC's exact build, such as ``CL-36037853 12.9``.
+    """NVRTC's exact build, such as ``CL-36037853 12.9``, or its release, ``13.2.86``, where it does not name a build.
 
-    ``nvrtcVersion`` alone says 12.9 for every patch release of 12.9, and these generate different code. The build
-    number is written only into the PTX, so an empty program is compiled to read it (30 ms, once per process).
+    ``nvrtcVersion`` alone says 12.9 for every patch release of 12.9, and these generate different code. Build and
+    release are written only into the PTX, so an empty program is compiled to read them (30 ms, once per process). The
+    releases of 13.2 have ``UNKNOWN`` in the place of the build.
     """
     major, minor = _checked(_nvrtc().nvrtcVersion())
     text = _ptx("", "empty.cu", [], io.StringIO()).decode()
-    build = text.partition("Compiler Build ID:")[2].partition("\n")[0].strip()
-    return f"{build or 'unknown'} {major}.{minor}"
+    if build := re.search(r"Compiler Build ID: (CL-\d+)", text):
+        return f"{build[1]} {major}.{minor}"
+    release = re.search(r"compilation tools, release [\d.]+, V([\d.]+)", text)
+    return release[1] if release else f"{major}.{minor}"
 
 
 def _ptx(source: str, name: str, options: list[bytes], log: io.StringIO) -> bytes:
