@@ -80,7 +80,7 @@ def test_help_ends_with_examples_that_parse(name: str, capsys: pytest.CaptureFix
         cli.command_parser(name).parse_args(words[2:])
 
 
-@pytest.mark.parametrize("name", sorted(set(cli.COMMANDS) - {"completion"}))
+@pytest.mark.parametrize("name", cli.COMMANDS)
 def test_json_is_a_flag_of_every_command(name: str) -> None:
     (action,) = (a for a in cli.command_parser(name)._actions if "--json" in a.option_strings)
     assert action.nargs == 0
@@ -436,6 +436,14 @@ def test_completion_in_bash(line: str, offered: list[str], tmp_path: Path) -> No
     )
     ran = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True)
     assert sorted(ran.stdout.split()) == offered, ran.stderr
+
+
+def test_completion_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    assert cli.main(["completion", "fish"]) == 0
+    script = capsys.readouterr().out
+    assert cli.main(["completion", "fish", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"shell": "fish", "script": script.removesuffix("\n")}
 
 
 def test_completion_without_shtab(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,13 +7,15 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from ._options import add_examples
+from ..console import print_json
+from ._options import add_examples, add_json_argument
 
 SHELLS = ("bash", "zsh", "fish")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=SHELLS, help="the shell to complete in")
+    add_json_argument(parser, "shell and script")
     add_examples(
         parser,
         "polyconv completion bash > ~/.local/share/bash-completion/completions/polyconv",
@@ -30,5 +32,9 @@ def run(args: argparse.Namespace) -> int:
     except ImportError:
         print("polyconv completion: needs shtab, which is not installed: pip install 'polyconv[cli]'", file=sys.stderr)
         return 1
-    print(shtab.complete(complete_parser(), shell=args.shell))
+    script = shtab.complete(complete_parser(), shell=args.shell)
+    if args.json:
+        print_json({"shell": args.shell, "script": script})
+    else:
+        print(script)
     return 0
