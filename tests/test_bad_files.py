@@ -31,6 +31,7 @@ from polyconv.cuda.cache import KernelCache
 from polyconv.cuda.entries import Entry, EntryError
 from polyconv.diagnosis import findings
 from polyconv.documents import DocumentError
+from polyconv.files import replace_whole
 from polyconv.tuning import Tuning, TuningError
 from polyconv.tuning import file as tuning_file
 from strangers import public_folder, stranger
@@ -553,3 +554,12 @@ def test_what_is_as_deep_as_allowed_is_read() -> None:
     for data in (_nested(documents.DEEPEST), b'{"[[[[": "' + b"[{" * 1000 + b'\\"[[", "\\\\": [1]}'):
         assert documents.parse(data, "a.json").found == json.loads(data)
     assert documents.parse('{"name": "\\ud83d\\ude00 é"}'.encode(), "a.json").member("name").text() == "😀 é"
+
+
+def test_a_pipe_or_a_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    """For root a device is a name like any other: a file in the place of /dev/null would break the system."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="pipe is not a file, and nothing is put in its place"):
+        replace_whole(tmp_path / "pipe", b"data")
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+    assert (tmp_path / "pipe").is_fifo()

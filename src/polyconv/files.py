@@ -110,13 +110,17 @@ class Folder:
         if alone:
             self.sweep(name)
         before, temporary = self._mode(name), unused(name)
+        if before and not (stat.S_ISREG(before) or stat.S_ISLNK(before)):
+            raise OSError(f"{self.path / name} is not a file, and nothing is put in its place")
         try:
             self.write(temporary, data, before & 0o777 if stat.S_ISREG(before) else 0o644)
             os.replace(temporary, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
             self.sync()
-        except BaseException:
+        except BaseException as error:
             with contextlib.suppress(OSError):
                 self.delete(temporary)
+            if isinstance(error, OSError) and error.filename is not None:
+                error.filename = str(self.path / name)  # nobody has named the other one
             raise
 
     def rename(self, name: str, new_name: str) -> None:

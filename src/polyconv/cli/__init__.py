@@ -88,7 +88,7 @@ def _run(words: list[str]) -> int:
         status = _status_of(error)
         if status is None:
             raise
-        print(f"polyconv {command}: {error}", file=sys.stderr)
+        print(f"polyconv {command}: {_in_words(error)}", file=sys.stderr)
         return status
 
 
@@ -99,13 +99,21 @@ def _status_of(error: Exception) -> int | None:
     from ..measure.workloads import WorkloadError
     from ..select import PlanError
     from ..settings import SettingsError
-    from ..trust import UntrustedError
     from ..wanted import WarmupError
     from ._options import UsageError
 
     if isinstance(error, (UsageError, WorkloadError, SettingsError, WarmupError)):
         return 2
-    return 1 if isinstance(error, (CudaError, PlanError, EntryError, UntrustedError)) else None
+    if isinstance(error, BrokenPipeError):
+        return None
+    return 1 if isinstance(error, (CudaError, PlanError, EntryError, OSError)) else None
+
+
+def _in_words(error: Exception) -> str:
+    """The message; of the system's own errors, the file and what is wrong with it, without the number."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    return str(error)
 
 
 def _frame() -> argparse.ArgumentParser:

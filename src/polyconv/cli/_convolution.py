@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from math import prod
 from typing import Any
 
 from ..problem import PaddingMode, Pass, Problem
-from ._options import UsageError
+from ._options import LARGEST, UsageError
 
 REQUIRED = ("in_channels", "out_channels", "kernel_size", "input")
 _OPTIONAL = {"stride": [1], "padding": ["0"], "dilation": [1], "groups": 1, "bias": True, "padding_mode": "zeros"}
@@ -49,6 +50,11 @@ def convolution(args: argparse.Namespace) -> dict[str, Any]:
         raise UsageError(f"name a workload, or give a convolution's arguments; missing are {', '.join(missing)}")
     if len(args.input) not in (3, 4, 5):
         raise UsageError(f"--input takes batch, channels, and one to three axes; got {len(args.input)} numbers")
+    for name in REQUIRED:
+        value = getattr(args, name)
+        numbers = value if isinstance(value, list) else [value]
+        if min(numbers) < 1:
+            raise UsageError(f"{option(name)} takes numbers from 1 up; got {' '.join(map(str, numbers))}")
     values: dict[str, Any] = {
         name: getattr(args, name) if name in found else default for name, default in _OPTIONAL.items()
     }
@@ -93,6 +99,10 @@ def problem_of(values: dict[str, Any], kind: Pass) -> Problem:
     )
     if min(problem.y_shape) < 1:
         raise UsageError(f"nothing to compute: the output would have the shape {problem.y_shape}")
+    for shape in (problem.x_shape, problem.w_shape, problem.y_shape):
+        if prod(shape) > LARGEST:
+            size = "x".join(map(str, shape))
+            raise UsageError(f"no device holds a tensor of {size}: at most {LARGEST} elements are planned for")
     return problem
 
 

@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 FILES, FOLDERS = "file", "directory"
 """What the shell completes an argument with."""
+LARGEST = 2**42
+"""Elements of a tensor: 16 TiB of float32, more than any device has. Plans of larger ones take for ever to weigh."""
 WIDEST = 120
 """Columns of a paragraph in a window that has more."""
 
@@ -123,11 +125,17 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def check_writable(*paths: Path | None) -> None:
-    """Refuse an output file that could not be written, before an hour of work is lost on it."""
+def check_writable(*paths: Path | None, devices: bool = False) -> None:
+    """Refuse an output file that could not be written, before an hour of work is lost on it.
+
+    Args:
+        devices: whether it may be a pipe or a device, into which is written. Elsewhere a file is put in its place.
+    """
     for path in paths:
         if path is None:
             continue
+        if path.is_dir() or (path.exists() and not path.is_file() and not devices):
+            raise UsageError(f"cannot write {path}: it is {'a directory' if path.is_dir() else 'not a file'}")
         folder = path.resolve().parent
         if not folder.is_dir():
             raise UsageError(f"cannot write {path}: {folder} is not a directory")

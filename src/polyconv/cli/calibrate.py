@@ -99,7 +99,8 @@ def _calibrate(path: Path, args: argparse.Namespace) -> int:
             status = INTERRUPTED
     if not records:
         if not status:
-            print(f"polyconv calibrate: no layer has {' or '.join(args.only)} in what it is called", file=sys.stderr)
+            words = f" and {' or '.join(args.only)} in what it is called" if args.only else ""
+            print(f"polyconv calibrate: no layer has at most {args.most:g} multiply-adds{words}", file=sys.stderr)
         return status or 1
     section = Section.of(processor_model(), backend_for(torch.device("cpu")).environment(), records)
     update(path, section)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from ..console import print_json
 from ..measure.workloads import catalogue
 from ..plan import DEVICES, PlanError
-from ._convolution import add_convolution_arguments, convolution, given, option
+from ..problem import Pass
+from ._convolution import add_convolution_arguments, convolution, given, option, problem_of
 from ._options import (
     UsageError,
     add_arch_argument,
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     to_stdout = str(args.output) == "-"
     if args.output is None or (to_stdout and args.json):
         raise UsageError("-o FILE is needed" + (", because standard output is for JSON" if to_stdout else ""))
-    check_writable(None if to_stdout else args.output)
+    check_writable(None if to_stdout else args.output, devices=True)
     try:
         text = exported_file(
             _model(args),
@@ -80,7 +81,10 @@ def run(args: argparse.Namespace) -> int:
     if to_stdout:
         sys.stdout.write(text)
         return 0
-    args.output.write_text(text, encoding="utf-8")
+    try:
+        args.output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {args.output}: {error.strerror}") from error
     lines, size = len(text.splitlines()), len(text.encode())
     if args.json:
         print_json({"file": str(args.output), "device": args.device, "lines": lines, "bytes": size})
@@ -111,4 +115,6 @@ def _model(args: argparse.Namespace) -> Model:
         if found != ["input"]:
             raise ExportError("--from names a convolution already: beside it only --input is given, and it is needed")
         return imported_model(args.module, tuple(args.input))
-    return convolution_model(**convolution(args))
+    values = convolution(args)
+    problem_of(values, Pass.FPROP)  # what cannot be planned is refused in the words of polyconv plan
+    return convolution_model(**values)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +229,7 @@ def _shape(text: str) -> tuple[int, ...]:
         shape = tuple(int(part) for part in text.replace("x", ",").split(","))
     except ValueError:
         shape = ()
-    if not shape or min(shape) < 1:
+    if not shape or min(shape) < 1 or prod(shape) > _options.LARGEST:
         raise argparse.ArgumentTypeError(f"{text!r} is not a shape: expected numbers such as 8,3,224,224")
     return shape
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import textwrap
+import unicodedata
 from collections.abc import Iterable, Mapping
+from keyword import iskeyword
 from pathlib import Path
 
 from ..measure.workloads import TRANSPOSED
@@ -46,7 +49,8 @@ def exported_file(
                 f"{layer.attribute} would have an activation or a residual of its own ({layer.problem}): "
                 "an exported file holds plain convolutions; leave both to the module around it"
             )
-    if not class_name.isidentifier():
+    plain_name = unicodedata.normalize("NFKC", class_name)  # as Python reads it
+    if not class_name.isidentifier() or iskeyword(plain_name) or plain_name.startswith("__"):
         raise ExportError(f"{class_name!r} is no name for a class")
     borders = any("padding_mode" in parameter for parameter in model.signature) or any(
         layer.problem.padding_mode is not PaddingMode.ZEROS for layer in model.layers
@@ -79,7 +83,24 @@ def exported_file(
         "INIT": model.init_inputs,
         "BUILD": "\n".join(f"    _kernels({_name(layer)}, {_name(layer)}[2])" for layer in model.layers),
     }
+    if plain_name in _names(_filled("model", {**parts, "CLASS": "_"})):
+        raise ExportError(f"the file itself uses the name {class_name!r} for something else: choose another one")
     return _filled("model", parts)
+
+
+def _names(text: str) -> set[str]:
+    """Every name that a program reads, writes, defines or imports, but for attributes."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.alias):
+            found.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+    return found
 
 
 def _filled(name: str, parts: Mapping[str, str]) -> str:
