@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
+import warnings
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +15,9 @@ import pytest
 import torch
 
 import polyconv
+from commands import environment
 from interrupts import interrupted_at_each_step
-from polyconv import backends, blocks, choices, epoch, settings
+from polyconv import backends, blocks, choices, epoch, once, settings
 from polyconv.settings import Settings
 from recording import Recorder
 
@@ -57,11 +62,88 @@ def test_tuning_files() -> None:
         ("TOLERANCE", "-1"),
         ("TOLERANCE", "nan"),
         ("JIT", "maybe"),
+        ("OUTPUT_POOL", "much"),
+        ("OUTPUT_POOL", "-1"),
+        ("OUTPUT_POOL", "1.5G"),
+        ("INSTRUCTION_SET", "avx1024"),
     ],
 )
 def test_what_cannot_be_read_is_an_error(variable: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"cannot read POLYCONV_{variable}='{value}'"):
         Settings.from_environment({f"POLYCONV_{variable}": value})
+
+
+@pytest.mark.parametrize("name", ["cache_dir", "kernels", "profile", "tuning_file"])
+def test_a_path_may_begin_with_a_tilde(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell expands it in no value of ``env``, a service file or a container's settings."""
+    monkeypatch.setenv("HOME", "/home/me")
+    value = getattr(Settings.from_environment({f"POLYCONV_{name.upper()}": "~/x"}), name)
+    assert value in (Path("/home/me/x"), (Path("/home/me/x"),))
+    with pytest.raises(settings.SettingsError, match=f"cannot read POLYCONV_{name.upper()}='~nobody-of-that-name/x'"):
+        Settings.from_environment({f"POLYCONV_{name.upper()}": "~nobody-of-that-name/x"})
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("4096", 4096), ("256M", 2**28), ("256 MiB", 2**28), ("2g", 2**31), ("1GB", 2**30), ("64k", 2**16)],
+)
+def test_the_size_of_the_output_pool(text: str, size: int) -> None:
+    found = Settings.from_environment({"POLYCONV_OUTPUT_POOL": text})
+    assert found.output_pool == size
+    assert Settings.from_environment(found.as_variables()) == found
+    assert Settings().output_pool == 2**30
+
+
+@pytest.mark.parametrize("text", ["AVX2", "avx2", "sse4", "avx512"])
+def test_the_instruction_set(text: str) -> None:
+    found = Settings.from_environment({"POLYCONV_INSTRUCTION_SET": text})
+    assert found.instruction_set == text.lower()
+    assert Settings().instruction_set is None
+
+
+# ---- variables that nothing reads
+
+
+def first_read(monkeypatch: pytest.MonkeyPatch, **variables: str) -> list[str]:
+    """What a new process is told when it first reads its settings, twice."""
+    monkeypatch.setattr(once, "_said", {})
+    for kept in ("_initial", "_process"):
+        monkeypatch.setattr(settings, kept, getattr(settings, kept))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            monkeypatch.setattr(settings, "_current", None)
+            settings.current()
+    return [str(warning.message) for warning in caught]
+
+
+def test_a_misspelt_variable_is_said_once_with_the_closest_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    (said,) = first_read(monkeypatch, POLYCONV_TOLERENCE="1e-5")
+    assert said == "POLYCONV_TOLERENCE is set, but polyconv has no such setting: did you mean POLYCONV_TOLERANCE?"
+    (said,) = first_read(monkeypatch, POLYCONV_ZZZ="1", POLYCONV_TOLERENCE="")
+    assert said.startswith("POLYCONV_ZZZ is set, but polyconv has no such setting: there are POLYCONV_ALLOW_LOW_PREC")
+
+
+def test_variables_of_the_build_and_of_tests_are_not_misspelt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every name that is read anywhere in a checkout."""
+    root = Path(__file__).resolve().parents[1]
+    files = [root / "setup.py", *(p for d in ("src", "csrc", "tests", "tools") for p in (root / d).rglob("*.py"))]
+    read = {
+        name
+        for path in files
+        for name in re.findall(r"environ(?:\.get\(|\[)\"(POLYCONV_\w+)\"", path.read_text(encoding="utf-8"))
+    }
+    assert {"POLYCONV_BUILD_NATIVE", "POLYCONV_BUILD_DIR", "POLYCONV_NIGHTLY"} <= read
+    unset = {name: "1" for name in read if name not in Settings().as_variables()}
+    assert first_read(monkeypatch, **unset) == []
+
+
+def test_importing_says_nothing_of_a_misspelt_variable() -> None:
+    program = "import polyconv, polyconv.settings, polyconv.nn, polyconv.functional"
+    command = [sys.executable, "-W", "error", "-c", program]
+    subprocess.run(command, env=environment(POLYCONV_TOLERENCE="1"), check=True)
 
 
 def test_kernels_that_are_compiled_ahead_of_time() -> None:
@@ -138,6 +220,13 @@ def test_what_is_allowed_without_a_block_holds_for_the_block_around_it() -> None
     assert settings.current() == replace(before, allow_low_precision=True)
     settings.allow_low_precision(False)
     assert settings.current() == before
+
+
+def test_a_block_refuses_an_instruction_set_that_there_is_not() -> None:
+    before = settings.current()
+    with pytest.raises(ValueError, match="expected one of avx512, avx2, sse4; got 'avx1024'"):
+        settings.use(instruction_set="avx1024")
+    assert settings.current() is before
 
 
 def test_use_names_an_unknown_setting() -> None:

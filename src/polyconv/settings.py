@@ -7,19 +7,26 @@ at first use, not at import), and for a block of code by :func:`use`. Nothing el
 from __future__ import annotations
 
 import os
+import re
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 from . import epoch
 from .blocks import Block, Entry, Stack
 from .forking import whole
+from .once import warn_once
 from .problem import DEFAULT_TOLERANCE
 
 PREFIX = "POLYCONV_"
+INSTRUCTION_SETS = ("avx512", "avx2", "sse4")
+"""Of the native CPU kernels, the best first."""
+OTHER_VARIABLES = {"BUILD_DIR", "BUILD_NATIVE", "CAMPAIGN_SECONDS", "CI_TORCH", "NIGHTLY"}
+"""Read when polyconv is built or tested: no settings, and no misspelt ones."""
 
 
 class SettingsError(ValueError):
@@ -60,9 +67,20 @@ class Settings:
     """``POLYCONV_ALLOW_LOW_PRECISION``: see :func:`allow_low_precision`. ``on`` or ``off``."""
     benchmark: bool = False
     """``POLYCONV_BENCHMARK``: see :func:`benchmark`. ``on`` or ``off``."""
+    output_pool: int = 2**30
+    """``POLYCONV_OUTPUT_POOL``: memory of freed outputs that the CPU kernels keep for the next ones, at most; in bytes,
+    or as ``256M``. The system takes longer to clear new memory than a large convolution takes to compute. 0 keeps none;
+    ``with settings.use(output_pool=0): pass`` gives all of it back."""
+    instruction_set: Literal["avx512", "avx2", "sse4"] | None = None
+    """``POLYCONV_INSTRUCTION_SET``: the best instruction set that the CPU kernels may use, ``avx512``, ``avx2`` or
+    ``sse4``. Default: the processor's own. PyTorch's kernels have variables of their own, see below."""
     strict: bool = False
     """``POLYCONV_STRICT``: ``on`` raises where a CUDA kernel cannot be compiled, loaded or launched; else a warning
     says what to report, and the next best kernel runs."""
+
+    def __post_init__(self) -> None:
+        if self.instruction_set not in (None, *INSTRUCTION_SETS):
+            raise ValueError(f"expected one of {', '.join(INSTRUCTION_SETS)}; got {self.instruction_set!r}")
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
@@ -119,10 +137,25 @@ def _byte_count(text: str) -> int:
     return count
 
 
+def _size(text: str) -> int:
+    found = re.fullmatch(r"(\d+)\s*([KMGT]?)(?:I?B)?", text.upper())
+    if found is None:
+        raise ValueError("expected a number of bytes, or one such as 256M or 1G")
+    return int(found[1]) << 10 * " KMGT".index(found[2] or " ")
+
+
+def _one_of_the_sets(text: str) -> str:
+    return str(Settings(instruction_set=text.lower()).instruction_set)  # type: ignore[arg-type]
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser()
+
+
 def _tuning_files(text: str) -> tuple[Path, ...]:
     if text.lower() == "off":
         return ()
-    return tuple(Path(part).expanduser() for part in text.split(os.pathsep) if part)
+    return tuple(_path(part) for part in text.split(os.pathsep) if part)
 
 
 def checked_tolerance(tolerance: float | str) -> float:
@@ -134,15 +167,17 @@ def checked_tolerance(tolerance: float | str) -> float:
 
 
 _READERS: dict[str, Callable[[str], Any]] = {
-    "cache_dir": Path,
+    "cache_dir": _path,
     "workspace_bytes": _byte_count,
     "tolerance": checked_tolerance,
     "tuning_file": _tuning_files,
-    "profile": lambda text: "off" if text.lower() == "off" else Path(text).expanduser(),
+    "profile": lambda text: "off" if text.lower() == "off" else _path(text),
     "jit": _switch,
-    "kernels": Path,
+    "kernels": _path,
     "allow_low_precision": _switch,
     "benchmark": _switch,
+    "output_pool": _size,
+    "instruction_set": _one_of_the_sets,
     "strict": _switch,
 }
 
@@ -177,9 +212,31 @@ def current() -> Settings:
     """The settings in force now."""
     global _current, _process, _initial
     if _current is None:
+        _warn_of_misspelt(os.environ)
         _initial = _process = Settings.from_environment(os.environ)
         _current = _initial
     return _current
+
+
+def _warn_of_misspelt(environ: Mapping[str, str]) -> None:
+    """Name the variables that look like settings and are none, each with the one that it resembles most."""
+    known = sorted(name.upper() for name in _READERS)
+    for variable, value in environ.items():
+        name = variable.removeprefix(PREFIX)
+        if name == variable or not value or name in known or name in OTHER_VARIABLES:
+            continue
+        close = get_close_matches(name, known, n=1)
+        meant = f"did you mean {PREFIX}{close[0]}?" if close else f"there are {', '.join(map(PREFIX.__add__, known))}"
+        warn_once(f"{variable} is set, but polyconv has no such setting: {meant}")
+
+
+_observers: list[Callable[[Settings], None]] = []
+
+
+def observe(apply: Callable[[Settings], None]) -> None:
+    """Call a function with the settings in force, now and after every change: for what native code holds itself."""
+    apply(current())
+    _observers.append(apply)
 
 
 def cache_folder() -> Path:
@@ -228,6 +285,8 @@ def _settle() -> None:
         text = "" if text == _in_graphs(_initial or found) else text
         if _changes.entries is entries:  # else a forgotten block ended meanwhile, in this thread
             _current, changes = found, text
+            for apply in _observers:
+                apply(found)
             return
 
 

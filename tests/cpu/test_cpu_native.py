@@ -419,18 +419,15 @@ def test_inference_mode_and_training() -> None:
 def test_output_pool_reuses_and_is_bounded() -> None:
     like, shape, strides = torch.empty(0), (1, 16, 1024, 512), (16 * 1024 * 512, 1024 * 512, 512, 1)
     size = 16 * 1024 * 512 * 4
-    try:
-        first = native.empty_output(like, shape, strides)
-        assert first.is_contiguous()
-        address = first.data_ptr()
-        other = native.empty_output(like, shape, strides)
-        assert other.data_ptr() != address
-        view = first[0, 3]
-        del first
-        assert native.empty_output(like, shape, strides).data_ptr() != address  # a view keeps the memory
-        del view
-        assert native.empty_output(like, shape, strides).data_ptr() == address
-        native.set_output_pool_limit(size // 2)
+    first = native.empty_output(like, shape, strides)
+    assert first.is_contiguous()
+    address = first.data_ptr()
+    other = native.empty_output(like, shape, strides)
+    assert other.data_ptr() != address
+    view = first[0, 3]
+    del first
+    assert native.empty_output(like, shape, strides).data_ptr() != address  # a view keeps the memory
+    del view
+    assert native.empty_output(like, shape, strides).data_ptr() == address
+    with polyconv.settings.use(output_pool=size // 2):
         assert torch.ops.polyconv_cpu.output_pool_idle_bytes() <= size // 2
-    finally:
-        native.set_output_pool_limit(1 << 30)

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import settings
 from ..importing import imported
 from ..problem import Activation, PaddingMode, Problem
+from ..settings import INSTRUCTION_SETS, Settings
 
 _MODULE = "polyconv.cpu._native"
 
@@ -30,7 +32,29 @@ def why_absent() -> str | None:
         return "this installation has no native CPU kernels (a wheel has them; in a checkout: python csrc/build.py)"
     except ImportError as error:
         return f"the native CPU kernels do not fit this installation of torch {torch.__version__}: {error}"
+    settings.observe(_follow)
     return None
+
+
+_followed = Settings()
+"""The settings that the extension was told of last. It begins with the defaults."""
+
+
+def _follow(current: Settings) -> None:
+    """Tell the extension of settings that it holds itself, where they have changed.
+
+    Only then: what :func:`instruction_set` has chosen stays until the setting is another one.
+    """
+    global _followed
+    before, _followed = _followed, current
+    if current.output_pool != before.output_pool:
+        torch.ops.polyconv_cpu.set_output_pool_limit(current.output_pool)
+    if current.instruction_set != before.instruction_set:
+        choose = torch.ops.polyconv_cpu.instruction_set
+        best, limit = choose("best"), current.instruction_set
+        if limit is not None and INSTRUCTION_SETS.index(limit) > INSTRUCTION_SETS.index(best):
+            choose(limit)
+        _instruction_set.cache_clear()
 
 
 def is_available() -> bool:
@@ -75,15 +99,10 @@ def empty_output(like: Tensor, shape: Sequence[int], strides: Sequence[int]) -> 
     """``torch.empty_strided`` for a large float32 output: on huge pages, reused from outputs that were freed before.
 
     The system clears every page of new memory, which takes longer than computing a large output. At most
-    :func:`set_output_pool_limit` bytes (1 GiB unless set) lie idle in the pool; larger outputs are allocated by torch.
+    ``settings.output_pool`` bytes lie idle in the pool; larger outputs are allocated by torch.
     """
     pooled: Tensor = _operators().empty_output(like, list(shape), list(strides))
     return pooled if pooled.numel() else like.new_empty_strided(shape, strides)
-
-
-def set_output_pool_limit(size: int) -> None:
-    """Most bytes of freed outputs to keep for the next ones; what is over is given back at once. 0 keeps none."""
-    _operators().set_output_pool_limit(size)
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,74 @@
+"""Settings that the native kernels hold themselves: they follow a block and the environment at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import polyconv
+from commands import environment
+from polyconv import settings
+from polyconv.cpu import native, planner
+from polyconv.cpu.device import VECTOR_LANES
+
+if not native.is_available():
+    pytest.skip(str(native.why_absent()), allow_module_level=True)
+
+
+def test_the_output_pool_follows_its_setting_and_can_be_released() -> None:
+    shape, strides = (64, 256, 256), (256 * 256, 256, 1)  # 16 MiB
+    idle = torch.ops.polyconv_cpu.output_pool_idle_bytes
+    native.empty_output(torch.empty(0), shape, strides)
+    assert idle() >= 2**24
+    with settings.use(output_pool=0):
+        assert idle() == 0  # at once, not when the next output is made
+        native.empty_output(torch.empty(0), shape, strides)
+        assert idle() == 0
+    native.empty_output(torch.empty(0), shape, strides)
+    assert idle() >= 2**24
+
+
+def test_a_process_starts_with_the_output_pool_of_its_environment() -> None:
+    program = (
+        "import torch; from polyconv.cpu import native; native.empty_output(torch.empty(0), (2**22,), (1,)); "
+        "print(torch.ops.polyconv_cpu.output_pool_idle_bytes())"
+    )
+    found = [
+        int(
+            subprocess.run(
+                [sys.executable, "-c", program], env=environment(**given), capture_output=True, text=True, check=True
+            ).stdout
+        )
+        for given in ({}, {"POLYCONV_OUTPUT_POOL": "4M"})
+    ]
+    assert found[0] >= 2**24
+    assert found[1] <= 2**22
+
+
+@pytest.mark.parametrize("limit", ["sse4", "avx2", "avx512"])
+def test_the_instruction_set_follows_its_setting(limit: str) -> None:
+    """A limit beyond the processor's own set changes nothing, and a plan says which one it is for."""
+    best, order = native.instruction_set("best"), list(VECTOR_LANES)
+    expected = limit if order.index(limit) > order.index(best) else best
+    conv, x = polyconv.Conv2d(8, 16, 3), torch.rand(1, 8, 64, 64)
+    with settings.use(instruction_set=limit):
+        assert native.instruction_set() == planner.here().instruction_set == expected
+        assert f" on {expected}: " in str(polyconv.explain(conv, x))
+        limited = conv(x)
+    assert native.instruction_set() == best
+    assert torch.allclose(conv(x), limited, rtol=1e-4, atol=1e-4)
+
+
+def test_a_process_is_limited_by_its_environment() -> None:
+    program = "from polyconv.cpu import native; print(native.instruction_set())"
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(POLYCONV_INSTRUCTION_SET="sse4"),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout == "sse4\n"
