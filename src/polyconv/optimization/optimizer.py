@@ -67,9 +67,13 @@ def optimize(
         report.undo()
 
     A model in evaluation mode is timed in inference, one in training mode forward and backward. Running it changes
-    nothing: buffers, gradients and random generators are put back. An activation module (``nn.ReLU``, ``nn.SiLU``) that
-    the example shows to follow a convolution, and nothing else, is computed by the convolution; the module becomes an
-    ``nn.Identity``. The example should therefore take every path that the model will take.
+    nothing: buffers, gradients and random generators are put back. An activation module (``nn.ReLU``, ``nn.SiLU``) is
+    computed by the convolution before it where the example proves that nothing else sees the tensor between
+    (:mod:`polyconv.optimization.flow`); the module becomes an ``nn.Identity``. The example should therefore take every
+    path that the model will take. In the other mode, training or evaluation, the activation is the module's again.
+
+    Outputs, and in training gradients, are compared before anything is kept. Where they differ by more than the
+    predicted errors explain, the report says by how much, and nothing is swapped.
 
     The model as it was is timed against itself, too. Where the two differ by more than what was gained, the machine was
     too noisy to judge: the report says so, and nothing is swapped.
