@@ -85,6 +85,12 @@ def in_a_thread(read: Callable[[Tensor], Any]) -> Way:
     return way
 
 
+def lent(y: Tensor) -> Tensor:
+    other = torch.empty_like(X)
+    other.data = y
+    return other
+
+
 def generated(net: Net, y: Tensor) -> None:
     def readings() -> Iterator[Any]:
         yield y.tolist()
@@ -168,6 +174,8 @@ WAYS: dict[str, Way] = {
     "a slice": lambda net, y: net.log.append(y[0]),
     "clone": lambda net, y: net.log.append(y.clone()),
     "torch.tensor": lambda net, y: net.log.append(torch.tensor(bare(y))),
+    "torch.as_tensor": lambda net, y: net.log.append(torch.as_tensor(y)),
+    "torch.asarray": lambda net, y: net.log.append(torch.asarray(y)),
     "copy": lambda net, y: net.log.append(copy.copy(y)),
     "deepcopy": lambda net, y: net.log.append(copy.deepcopy(bare(y))),
     "pickle": lambda net, y: net.log.append(pickle.dumps(bare(y))),
@@ -176,12 +184,20 @@ WAYS: dict[str, Way] = {
     "a buffer": lambda net, y: net.register_buffer("buffer", y.detach(), persistent=False),
     "as_subclass": lambda net, y: net.log.append(y.as_subclass(Mine)),
     "_make_subclass": lambda net, y: net.log.append(Tensor._make_subclass(Mine, y)),
+    "as_subclass that does not last": lambda net, y: net.log.append(y.as_subclass(Mine).tolist()),
+    "_make_subclass that does not last": lambda net, y: net.log.append(Tensor._make_subclass(Mine, y).tolist()),
+    "the data of another that does not last": lambda net, y: net.log.append(lent(y).tolist()),
+    "twice in one call": lambda net, y: net.log.append(torch.cat([y, y])),
     "swap_tensors": swapped,
     # other code
     "a weak reference": weakly,
     "an attribute of its own": lambda net, y: setattr(y, "name_of_mine", "y"),
     "a generator": generated,
     "another thread": in_a_thread(Tensor.tolist),
+    "as_subclass in another thread": in_a_thread(lambda y: y.as_subclass(Mine).tolist()),
+    "set_ in another thread": in_a_thread(lambda y: torch.empty(0).set_(y).tolist()),
+    "DLPack in another thread": in_a_thread(lambda y: torch.from_dlpack(y).tolist()),
+    "the data of another in another thread": in_a_thread(lambda y: lent(y).tolist()),
     "a queue": by_queue,
     "a gradient of another": lambda net, y: setattr(net.log.append(t := torch.zeros_like(X)) or t, "grad", bare(y)),
     # autograd
@@ -212,8 +228,6 @@ REFERENCES: dict[str, Way] = {
     "a global variable": lambda net, y: KEPT.append(y),
     "a closure": lambda net, y: net.log.append(lambda: y),
     "a reference cycle": lambda net, y: (cycle := [y], cycle.append(cycle), KEPT.append(cycle)),  # type: ignore[list-item]
-    "torch.as_tensor": lambda net, y: net.log.append(torch.as_tensor(y)),
-    "torch.asarray": lambda net, y: net.log.append(torch.asarray(y)),
 }
 """What keeps the tensor without reading it. After an activation in place, that is the activation's output."""
 
@@ -240,6 +254,8 @@ combined = pytest.mark.parametrize(("kind", "training"), COMBINATIONS)
 def refused(model: Net) -> str:
     found, why_not = fusable(model)
     assert found == []
+    assert "as_subclass" not in vars(Tensor)
+    assert "data" not in vars(Tensor)
     assert not any(type(entry).__module__ == flow.__name__ for entry in (*model.log, *KEPT)), "a watched tensor is left"
     return why_not("conv")
 

@@ -4,8 +4,9 @@ Fusing ``activation(conv(x))`` removes the tensor between. The proof is by obser
 with gradients and without, in the mode it is in, and each output of a convolution is a :class:`_Watched` tensor. A
 convolution takes the activation over if all of this holds for every output in both runs:
 
-- **One reader.** One activation module reads it, once. Every function of PyTorch's that Python calls on the tensor, in
-  any thread, passes through ``__torch_function__``; calls from C++ pass through the dispatcher. Metadata may be read.
+- **One reader.** One activation module reads it, once. Functions of PyTorch's that Python calls on the tensor, in any
+  thread, pass through ``__torch_function__``; the few that do not (:data:`_BYPASSES`) are replaced while the model
+  runs, and calls from C++ pass through the dispatcher. Metadata may be read.
 - **One owner.** Its storage has no more owners at the activation than when it was computed, no Python attribute was
   set on it, and it does not outlive the run. So no list, attribute, closure, thread, view or array keeps it.
 - **No hook.** No hook of a module, of all modules, or of saved tensors is handed the tensor or its gradient, and no
@@ -13,8 +14,8 @@ convolution takes the activation over if all of this holds for every output in b
 
 A module can become an identity only if every call of it is such an activation. The proof holds for the mode in which it
 was made, training or evaluation: :class:`~polyconv.optimization.swapping.Fusion` suspends the fusion in the other one.
-It is not a proof of code paths that the example does not take, nor of C++ extensions that read the memory of a tensor
-without the dispatcher.
+It is no proof for code paths that the example does not take, for C++ extensions that read the memory of a tensor
+without the dispatcher, and for TorchScript and ``torch.func`` in other threads than the model's.
 """
 
 from __future__ import annotations
@@ -111,12 +112,12 @@ class _Watched(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        watched = [leaf for leaf in tree_leaves((args, kwargs)) if type(leaf) is _Watched]
+        watched = {id(leaf): leaf for leaf in tree_leaves((args, kwargs)) if type(leaf) is _Watched}
         with torch._C.DisableTorchFunctionSubclass():
             if func in _METADATA or getattr(func, "__self__", None) in _METADATA:
                 return func(*args, **(kwargs or {}))
             with ExitStack() as stack:
-                for tensor in watched:
+                for tensor in watched.values():
                     stack.enter_context(_record_of(tensor).flow.reading(tensor, func))
                 return func(*args, **(kwargs or {}))
 
@@ -132,10 +133,61 @@ def _record_of(tensor: Tensor) -> _Output:
     return record
 
 
+def _refuse(tensor: Tensor, why: str) -> None:
+    output = _record_of(tensor)
+    output.obstacle = output.obstacle or why
+    _unwatch(tensor)
+
+
 def _unwatch(tensor: Tensor) -> None:
     _record_of(tensor).watched = False
     tensor.__class__ = Tensor
     del tensor.__dict__[_RECORD]
+
+
+_BYPASSES: tuple[tuple[Any, str], ...] = (
+    *((Tensor, name) for name in ("as_subclass", "_make_subclass", "set_")),
+    *((torch, name) for name in ("tensor", "as_tensor", "asarray")),
+    *((torch.utils.dlpack, "to_dlpack"), (torch._C, "_to_dlpack")),
+)
+"""Functions that ignore ``__torch_function__``. The dispatcher sees some of them, in the thread of the model."""
+
+_watching = threading.Lock()
+"""Held while the bypasses are replaced."""
+
+
+@contextmanager
+def _bypasses_seen() -> Iterator[None]:
+    """Let functions that ignore ``__torch_function__`` refuse watched tensors, and so do assignments to ``data``."""
+
+    def seeing(function: Callable[..., Any]) -> Callable[..., Any]:
+        def seen(*args: Any, **kwargs: Any) -> Any:
+            for value in (*args, *kwargs.values()):
+                if type(value) is _Watched:
+                    _refuse(value, f"its output is read by {_name_of(function)}")
+            return function(*args, **kwargs)
+
+        return seen
+
+    with _watching, ExitStack() as stack:
+        data: Any = Tensor.data
+        stack.enter_context(_replaced(Tensor, "data", property(data.__get__, seeing(data.__set__))))
+        for owner, name in _BYPASSES:
+            stack.enter_context(_replaced(owner, name, seeing(getattr(owner, name))))
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    own, before = name in vars(owner), getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
 
 
 class _Here(threading.local):
@@ -174,7 +226,7 @@ class Flow(TorchDispatchMode):
         calls = dict(self._calls)
         failure = ""
         try:
-            with mode(), saving, self._hooks(), self:
+            with mode(), saving, _bypasses_seen(), self._hooks(), self:
                 output = run_model(self._model, example)
                 self._returned(output)
                 if graded and self._model.training and loss is not None:
@@ -226,7 +278,7 @@ class Flow(TorchDispatchMode):
             self._here.unnamed = None
         for leaf in tree_leaves((args, kwargs)):
             if type(leaf) is _Watched and not self._activates(leaf):  # read by C++, without __torch_function__
-                self._refuse_output(leaf, f"its output is read by {func.name()}")
+                _refuse(leaf, f"its output is read by {func.name()}")
         return func(*args, **(kwargs or {}))
 
     @contextmanager
@@ -242,7 +294,7 @@ class Flow(TorchDispatchMode):
             if now is not None and now.module.inplace:
                 _unwatch(tensor)  # from here on it is the activation's output
             return
-        self._refuse_output(tensor, f"its output is read by {_name_of(func)}")
+        _refuse(tensor, f"its output is read by {_name_of(func)}")
         self._here.unnamed = output
         try:
             yield
@@ -251,11 +303,6 @@ class Flow(TorchDispatchMode):
 
     def _activates(self, tensor: Tensor) -> bool:
         return self._here.inside is not None and self._here.inside.input is tensor
-
-    def _refuse_output(self, tensor: Tensor, why: str) -> None:
-        output = _record_of(tensor)
-        output.obstacle = output.obstacle or why
-        _unwatch(tensor)
 
     def refuse(self, why: str) -> None:
         """Fuse nothing."""
@@ -288,7 +335,7 @@ class Flow(TorchDispatchMode):
         def seen(*values: Any) -> None:
             for leaf in tree_leaves(values[1:]):
                 if type(leaf) is _Watched:
-                    self._refuse_output(leaf, f"a hook of {name or 'the model'} sees its output")
+                    _refuse(leaf, f"a hook of {name or 'the model'} sees its output")
 
         return [
             module.register_forward_pre_hook(seen, prepend=True),
@@ -298,7 +345,7 @@ class Flow(TorchDispatchMode):
     def _returned(self, output: Any) -> None:
         for leaf in tree_leaves(output):
             if type(leaf) is _Watched:
-                self._refuse_output(leaf, "its output is returned by the model")
+                _refuse(leaf, "its output is returned by the model")
 
     def _finish(self) -> None:
         """End the watch of outputs that are still alive: something keeps them."""
@@ -310,7 +357,7 @@ class Flow(TorchDispatchMode):
             return
         for tensor in gc.get_objects():
             if type(tensor) is _Watched and _record_of(tensor).flow is self:
-                self._refuse_output(tensor, "its output is kept after the call")
+                _refuse(tensor, "its output is kept after the call")
 
     def _is_watching(self) -> bool:
         return any(output.watched for fate in self._fates.values() for output in fate.outputs)
@@ -408,7 +455,8 @@ def _unpack(_: None) -> Tensor:
 def _name_of(func: Any) -> str:
     """Of a function, a method or a property of tensors."""
     owner = getattr(func, "__self__", None)
-    return str(getattr(owner if hasattr(owner, "__objclass__") else func, "__qualname__", func))
+    name = str(getattr(owner if hasattr(owner, "__objclass__") else func, "__qualname__", func))
+    return name.replace("_VariableFunctionsClass", "torch").replace("TensorBase", "Tensor")
 
 
 def _owners(tensor: Tensor) -> int:
