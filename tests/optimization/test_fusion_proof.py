@@ -216,6 +216,7 @@ WAYS: dict[str, Way] = {
     "a gradient in the forward pass": lambda net, y: (
         net.log.append(torch.autograd.grad(y.sum(), y)) if y.requires_grad else None
     ),
+    "requires_grad set": lambda net, y: None if y.requires_grad else setattr(y, "requires_grad", True),
     "requires_grad_": lambda net, y: y.requires_grad_(),
 }
 """What reads the tensor, keeps it, or sees its gradient."""

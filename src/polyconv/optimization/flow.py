@@ -86,7 +86,7 @@ class _Output:
         return None if self.call is None else self.call.module
 
     def check(self, tensor: Tensor) -> None:
-        """What was done to the tensor without reading it."""
+        """Note what was done to the tensor without a call of PyTorch's that reads it."""
         if _owners(tensor) > self.owners:
             self.obstacle = self.obstacle or "another tensor or array shares the memory of its output"
         if tensor.__dict__.keys() - {_RECORD}:
@@ -114,7 +114,7 @@ class _Watched(Tensor):
     ) -> Any:
         watched = {id(leaf): leaf for leaf in tree_leaves((args, kwargs)) if type(leaf) is _Watched}
         with torch._C.DisableTorchFunctionSubclass():
-            if func in _METADATA or getattr(func, "__self__", None) in _METADATA:
+            if func in _METADATA or (getattr(func, "__name__", "") == "__get__" and func.__self__ in _METADATA):
                 return func(*args, **(kwargs or {}))
             with ExitStack() as stack:
                 for tensor in watched.values():
@@ -291,7 +291,7 @@ class Flow(TorchDispatchMode):
             if self._saving.is_foreign():
                 output.obstacle = output.obstacle or "a hook of saved tensors sees its output or the activation's"
             yield
-            if now is not None and now.module.inplace:
+            if now is not None and now.module.inplace and type(tensor) is _Watched:
                 _unwatch(tensor)  # from here on it is the activation's output
             return
         _refuse(tensor, f"its output is read by {_name_of(func)}")
