@@ -8,7 +8,7 @@ in place. All of them are in :data:`OURS`, which is what tools ask.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -26,17 +26,28 @@ from .vouching import is_frozen
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
 
+class Fusion(Protocol):
+    """An activation inside a convolution that holds in one mode alone."""
+
+    def follow(self) -> None:
+        """Suspend or resume it, after the mode of a module has changed."""
+
+
 class Convolution(_ConvNd):
     """What all of polyconv's modules share: an error budget, and the way to calls that are left to PyTorch."""
 
     tolerance: float | None = None
     activation: str | None = None
+    fusion: Fusion | None = None
+    """Why it computes the activation of another module, where :func:`polyconv.optimize` found that it may."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "qconfig":
             check_qconfig(value)
         left.forget(id(self))  # what the module does may be something else from now on
         super().__setattr__(name, value)
+        if name == "training" and self.fusion is not None:
+            self.fusion.follow()
 
     __prepare_scriptable__ = refuse_scripting
 

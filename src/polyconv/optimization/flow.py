@@ -1,26 +1,62 @@
-"""Where the outputs of convolutions go: which activations can be computed by the convolution before them.
+"""Proof that a convolution may compute the activation which follows it: nothing else sees the tensor between the two.
 
-A convolution can take the activation over if on every call its output is read by one activation module and by nothing
-else; and the module can then become an identity only if it is called on nothing else. What reads a tensor is seen by
-the dispatcher, whatever Python wrote; what keeps one without reading it is seen when it is still alive at the end.
+Fusing ``activation(conv(x))`` removes the tensor between. The proof is by observation: the model runs on its example
+with gradients and without, in the mode it is in, and each output of a convolution is a :class:`_Watched` tensor. A
+convolution takes the activation over if all of this holds for every output in both runs:
+
+- **One reader.** One activation module reads it, once. Functions of PyTorch's that Python calls on the tensor, in any
+  thread, pass through ``__torch_function__``; the few that do not (:data:`_BYPASSES`) are replaced while the model
+  runs, and calls from C++ pass through the dispatcher. Metadata may be read.
+- **One owner.** Its storage has no more owners at the activation than when it was computed, no Python attribute was
+  set on it, and it does not outlive the run. So no list, attribute, closure, thread, view or array keeps it.
+- **No hook.** No hook of a module, of all modules, or of saved tensors is handed the tensor or its gradient, and no
+  node of the autograd graph is asked for by Python.
+
+A module can become an identity only if every call of it is such an activation. The proof holds for the mode in which it
+was made, training or evaluation: :class:`~polyconv.optimization.swapping.Fusion` suspends the fusion in the other one.
+It is no proof for code paths that the example does not take, for C++ extensions that read the memory of a tensor
+without the dispatcher, and for TorchScript and ``torch.func`` in other threads than the model's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import gc
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules import module as all_modules
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakIdKeyDictionary
+
+from ..rehearsal import Example, Loss, run_model
 
 ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.SiLU: "silu"}
-"""The modules that a convolution may take over, and what it calls them."""
+"""Modules that a convolution may take over -> the name of the activation."""
 
-_IN_PLACE = {torch.ops.aten.relu_.default, torch.ops.aten.silu_.default}
+_PROPERTIES = (
+    *("shape", "dtype", "device", "layout", "ndim", "requires_grad", "itemsize", "nbytes", "names", "is_leaf"),
+    *("is_cuda", "is_cpu", "is_sparse", "is_meta", "is_quantized", "is_nested", "is_mkldnn", "is_mps", "is_xpu"),
+    *("size", "dim", "ndimension", "numel", "nelement", "stride", "element_size", "storage_offset", "get_device"),
+    *("is_contiguous", "is_floating_point", "is_complex", "is_signed", "is_inference", "is_same_size", "__len__"),
+)
+_METADATA = frozenset(getattr(Tensor, name) for name in _PROPERTIES if hasattr(Tensor, name))
+"""What reads no element and keeps no reference."""
+
+_RECORD = "_polyconv_record"
+_GRAPH_READERS = ("torch.utils.hooks", "torch.utils.checkpoint")
+"""PyTorch's own modules that read ``grad_fn`` in a forward pass, of tensors that they made themselves."""
+
+_storage_owners = getattr(torch._C, "_storage_Use_Count", None)
+_top_saved_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+"""From PyTorch 2.8 on."""
 
 
 @dataclass(eq=False)
@@ -35,14 +71,26 @@ class _Activated:
 class _Output:
     """One output of a convolution."""
 
+    flow: Flow
+    owners: int = 0
+    """Owners of its storage when it was computed."""
+    watched: bool = True
+    """It is alive, and nothing but the activation has read it."""
     call: _Activated | None = None
     """The activation that reads it."""
     obstacle: str = ""
-    """Who else does."""
+    """The first reason against fusing."""
 
     @property
     def activation(self) -> nn.Module | None:
         return None if self.call is None else self.call.module
+
+    def check(self, tensor: Tensor) -> None:
+        """Note what was done to the tensor without a call of PyTorch's that reads it."""
+        if _owners(tensor) > self.owners:
+            self.obstacle = self.obstacle or "another tensor or array shares the memory of its output"
+        if tensor.__dict__.keys() - {_RECORD}:
+            self.obstacle = self.obstacle or "its output has attributes of its own"
 
 
 @dataclass
@@ -53,93 +101,266 @@ class _Fate:
     obstacle: str = ""
 
 
+class _Watched(Tensor):
+    """A plain tensor under another class, until something reads it: same object, same storage, same autograd graph.
+
+    The class has no state of its own, so assigning ``__class__`` begins and ends the watch. After the first obstacle
+    there is nothing more to learn, and the model goes on with a plain tensor.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        watched = {id(leaf): leaf for leaf in tree_leaves((args, kwargs)) if type(leaf) is _Watched}
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in _METADATA or (getattr(func, "__name__", "") == "__get__" and func.__self__ in _METADATA):
+                return func(*args, **(kwargs or {}))
+            with ExitStack() as stack:
+                for tensor in watched.values():
+                    stack.enter_context(_record_of(tensor).flow.reading(tensor, func))
+                return func(*args, **(kwargs or {}))
+
+    def __del__(self) -> None:
+        if _RECORD in self.__dict__:
+            output = _record_of(self)
+            output.watched = False
+            output.check(self)
+
+
+def _record_of(tensor: Tensor) -> _Output:
+    record: _Output = tensor.__dict__[_RECORD]
+    return record
+
+
+def _refuse(tensor: Tensor, why: str) -> None:
+    output = _record_of(tensor)
+    output.obstacle = output.obstacle or why
+    _unwatch(tensor)
+
+
+def _unwatch(tensor: Tensor) -> None:
+    _record_of(tensor).watched = False
+    tensor.__class__ = Tensor
+    del tensor.__dict__[_RECORD]
+
+
+_BYPASSES: tuple[tuple[Any, str], ...] = (
+    *((Tensor, name) for name in ("as_subclass", "_make_subclass", "set_")),
+    *((torch, name) for name in ("tensor", "as_tensor", "asarray")),
+    *((torch.utils.dlpack, "to_dlpack"), (torch._C, "_to_dlpack")),
+)
+"""Functions that ignore ``__torch_function__``. The dispatcher sees some of them, in the thread of the model."""
+
+_watching = threading.Lock()
+"""Held while the bypasses are replaced."""
+
+
+@contextmanager
+def _bypasses_seen() -> Iterator[None]:
+    """Let functions that ignore ``__torch_function__`` refuse watched tensors, and so do assignments to ``data``."""
+
+    def seeing(function: Callable[..., Any]) -> Callable[..., Any]:
+        def seen(*args: Any, **kwargs: Any) -> Any:
+            for value in (*args, *kwargs.values()):
+                if type(value) is _Watched:
+                    _refuse(value, f"its output is read by {_name_of(function)}")
+            return function(*args, **kwargs)
+
+        return seen
+
+    with _watching, ExitStack() as stack:
+        data: Any = Tensor.data
+        stack.enter_context(_replaced(Tensor, "data", property(data.__get__, seeing(data.__set__))))
+        for owner, name in _BYPASSES:
+            stack.enter_context(_replaced(owner, name, seeing(getattr(owner, name))))
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    own, before = name in vars(owner), getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
+
+
+class _Here(threading.local):
+    """State of the calling thread."""
+
+    def __init__(self) -> None:
+        self.inside: _Activated | None = None
+        """The activation module that runs."""
+        self.unnamed: _Output | None = None
+        """An output that is being read by a function whose operator is not known yet."""
+
+
 class Flow(TorchDispatchMode):
-    """Watches one forward pass of a model. Then :meth:`groups` says what can be fused, :meth:`why_not` why not."""
+    """Watches forward passes of a model. Then :meth:`groups` says what can be fused, :meth:`why_not` why not."""
 
     def __init__(self, model: nn.Module, convolutions: Iterable[nn.Module]) -> None:
         super().__init__()
+        self._model = model
         self._names = {module: name for name, module in model.named_modules()}
         self._fates = {conv: _Fate(obstacle=_why_alone(conv)) for conv in convolutions}
-        self._living = WeakIdKeyDictionary()
-        self._inside: _Activated | None = None
+        self._here = _Here()
         self._calls: dict[nn.Module, int] = {}
-        self._handles: list[Any] = []
+        self._saving = _Saving()
 
-    # ---- while the model runs
+    # ---- running the model
 
-    def __enter__(self) -> Flow:
-        for module, name in self._names.items():
-            if module in self._fates:
-                self._handles.append(module.register_forward_hook(self._produced, prepend=True))
-            elif type(module) in ACTIVATIONS and not _hooked(module):
-                self._handles.append(module.register_forward_pre_hook(self._enter))
-                self._handles.append(module.register_forward_hook(self._leave, prepend=True))
-            elif _hooked(module):
-                self._watch_hooks(module, name)
-        super().__enter__()
-        return self
+    def watch(self, example: Example, loss: Loss | None, *, graded: bool, required: bool) -> None:
+        """Run the model once; with ``graded``, gradients are recorded.
 
-    def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)
-        for handle in self._handles:
-            handle.remove()
+        A model that fails only under observation is refused as a whole. One that fails without it, too, does not
+        support this mode: an error where the mode is ``required``, and no obstacle otherwise.
+        """
+        mode = torch.enable_grad if graded else torch.no_grad
+        saving = self._saving.hooks(training=self._model.training) if graded else nullcontext()
+        outputs = {conv: len(fate.outputs) for conv, fate in self._fates.items()}
+        calls = dict(self._calls)
+        failure = ""
+        try:
+            with mode(), saving, _bypasses_seen(), self._hooks(), self:
+                output = run_model(self._model, example)
+                self._returned(output)
+                if graded and self._model.training and loss is not None:
+                    loss(output)
+                del output
+        except Exception as error:
+            failure = f"the model fails while its tensors are watched: {type(error).__name__}: {error}"
+        finally:
+            self._finish()
+        if not failure:
+            return
+        try:
+            with mode():
+                run_model(self._model, example)
+            self.refuse(failure)
+        except Exception:
+            if required:
+                raise
+            for conv, count in outputs.items():
+                del self._fates[conv].outputs[count:]
+            self._calls = calls
+
+    @contextmanager
+    def _hooks(self) -> Iterator[None]:
+        if any(getattr(all_modules, f"_global_{kind}_hooks") for kind in _HOOKS):
+            self.refuse("a hook of all modules sees its output or its gradient")
+        with ExitStack() as stack:
+            for module, name in self._names.items():
+                if module in self._fates:
+                    handles = [module.register_forward_hook(self._produced, prepend=True)]
+                elif type(module) in ACTIVATIONS and not _hooked(module):
+                    enter = module.register_forward_pre_hook(self._enter)
+                    handles = [enter, module.register_forward_hook(self._leave, prepend=True)]
+                elif _hooked(module):
+                    handles = self._watch_hooks(module, name)
+                else:
+                    continue
+                for handle in handles:
+                    stack.callback(handle.remove)
+            if torch.is_grad_enabled():
+                stack.enter_context(_GraphReads(self))
+            yield
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if self._here.unnamed is not None:
+            self._here.unnamed.obstacle = f"its output is read by {func.name()}"
+            self._here.unnamed = None
         for leaf in tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor) and leaf in self._living:
-                self._read(leaf, func)
+            if type(leaf) is _Watched and not self._activates(leaf):  # read by C++, without __torch_function__
+                _refuse(leaf, f"its output is read by {func.name()}")
         return func(*args, **(kwargs or {}))
 
-    def _read(self, tensor: Tensor, func: Any) -> None:
-        output: _Output = self._living[tensor]
-        now = self._inside if self._inside is not None and self._inside.input is tensor else None
-        if now is None or output.call not in (None, now):
-            output.obstacle = output.obstacle or f"its output is read by {func.name()}"
+    @contextmanager
+    def reading(self, tensor: Tensor, func: Any) -> Iterator[None]:
+        """While a function of PyTorch's reads an output."""
+        output, now = _record_of(tensor), self._here.inside
+        if self._activates(tensor) and output.call is None:
+            output.call = now
+            output.check(tensor)
+            if self._saving.is_foreign():
+                output.obstacle = output.obstacle or "a hook of saved tensors sees its output or the activation's"
+            yield
+            if now is not None and now.module.inplace and type(tensor) is _Watched:
+                _unwatch(tensor)  # from here on it is the activation's output
             return
-        output.call = now
-        if func in _IN_PLACE:
-            del self._living[tensor]  # from here on the tensor is the activation's output
+        _refuse(tensor, f"its output is read by {_name_of(func)}")
+        self._here.unnamed = output
+        try:
+            yield
+        finally:
+            self._here.unnamed = None
+
+    def _activates(self, tensor: Tensor) -> bool:
+        return self._here.inside is not None and self._here.inside.input is tensor
+
+    def refuse(self, why: str) -> None:
+        """Fuse nothing."""
+        for fate in self._fates.values():
+            fate.obstacle = fate.obstacle or why
 
     def _produced(self, conv: nn.Module, _: Any, output: Any) -> None:
         fate = self._fates[conv]
-        fate.outputs.append(_Output())
-        if isinstance(output, Tensor):
-            self._living[output] = fate.outputs[-1]
-        else:
-            fate.outputs[-1].obstacle = "its output is no tensor"
+        record = _Output(self)
+        fate.outputs.append(record)
+        if type(output) is not Tensor:
+            record.watched, record.obstacle = False, f"its output is no plain tensor but a {type(output).__name__}"
+            return
+        record.owners = _owners(output)
+        output.__dict__[_RECORD] = record
+        output.__class__ = _Watched
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self._calls[module] = self._calls.get(module, 0) + 1
-        self._inside = _Activated(module, args[0] if len(args) == 1 else None)
+        self._here.inside = _Activated(module, args[0] if len(args) == 1 else None)
 
     def _leave(self, *_: Any) -> None:
-        if self._inside is not None:
-            self._inside.input = None  # or it would be kept alive
-        self._inside = None
+        if self._here.inside is not None:
+            self._here.inside.input = None  # or it would be kept alive
+        self._here.inside = None
 
-    def _watch_hooks(self, module: nn.Module, name: str) -> None:
+    def _watch_hooks(self, module: nn.Module, name: str) -> list[Any]:
         """A hook that is handed an output of a convolution, as a container's is, may do anything with it."""
 
         def seen(*values: Any) -> None:
             for leaf in tree_leaves(values[1:]):
-                if isinstance(leaf, Tensor) and leaf in self._living:
-                    self._living[leaf].obstacle = f"a hook of {name or 'the model'} sees its output"
+                if type(leaf) is _Watched:
+                    _refuse(leaf, f"a hook of {name or 'the model'} sees its output")
 
-        self._handles.append(module.register_forward_pre_hook(seen, prepend=True))
-        self._handles.append(module.register_forward_hook(seen, prepend=True))
+        return [
+            module.register_forward_pre_hook(seen, prepend=True),
+            module.register_forward_hook(seen, prepend=True),
+        ]
 
-    def returned(self, outputs: Iterable[Tensor]) -> None:
-        """What the model returns is read by its caller."""
-        for output in outputs:
-            if output in self._living:
-                self._living[output].obstacle = "its output is returned by the model"
+    def _returned(self, output: Any) -> None:
+        for leaf in tree_leaves(output):
+            if type(leaf) is _Watched:
+                _refuse(leaf, "its output is returned by the model")
 
-    def finish(self) -> None:
-        """What is alive when nothing of the run should be is kept by someone."""
-        for output in self._living.values():
-            output.obstacle = output.obstacle or "its output is kept after the call"
+    def _finish(self) -> None:
+        """End the watch of outputs that are still alive: something keeps them."""
+        self._leave()
+        if not self._is_watching():
+            return
+        gc.collect()
+        if not self._is_watching():
+            return
+        for tensor in gc.get_objects():
+            if type(tensor) is _Watched and _record_of(tensor).flow is self:
+                _refuse(tensor, "its output is kept after the call")
+
+    def _is_watching(self) -> bool:
+        return any(output.watched for fate in self._fates.values() for output in fate.outputs)
 
     # ---- afterwards
 
@@ -176,6 +397,77 @@ class Flow(TorchDispatchMode):
         return {output.activation for output in self._fates[conv].outputs if output.activation is not None}
 
 
+def prove(model: nn.Module, convolutions: Iterable[nn.Module], example: Example, loss: Loss | None) -> Flow:
+    """Watch the model with gradients and without: code may branch on that, as on the mode."""
+    flow = Flow(model, convolutions)
+    for graded in (False, True):
+        flow.watch(example, loss, graded=graded, required=graded == model.training)
+    return flow
+
+
+class _GraphReads(TorchFunctionMode):
+    """Refuses all fusions where Python asks for a node of the autograd graph: from there it reaches all others."""
+
+    def __init__(self, flow: Flow) -> None:
+        super().__init__()
+        self._flow = flow
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        reader = sys._getframe(1).f_globals.get("__name__")
+        if getattr(func, "__self__", None) is Tensor.grad_fn and reader not in _GRAPH_READERS:
+            self._flow.refuse("the model reads grad_fn, from which hooks reach every node of the autograd graph")
+        return func(*args, **(kwargs or {}))
+
+
+class _Saving:
+    """The hooks of saved tensors that are in force: those of the watch itself, or others on top of them."""
+
+    def __init__(self) -> None:
+        self._packed = 0
+
+    def hooks(self, *, training: bool) -> AbstractContextManager[object]:
+        """Keep nothing for a backward pass in evaluation, where the example may be too large for it.
+
+        Before PyTorch 2.8 in training, too: there, only hooks that are not called show that others are.
+        """
+        return nullcontext() if training and _top_saved_hooks is not None else saved_tensors_hooks(self._pack, _unpack)
+
+    def is_foreign(self) -> bool:
+        if not torch.is_grad_enabled():
+            return False
+        if _top_saved_hooks is not None:
+            pack = (_top_saved_hooks(True) or (None,))[0]
+            return pack is not None and pack != self._pack and pack.__module__ != "torch.utils.checkpoint"
+        before = self._packed
+        torch.ones((), requires_grad=True).exp()  # saves its result
+        return self._packed == before
+
+    def _pack(self, _: Tensor) -> None:
+        self._packed += 1
+
+
+def _unpack(_: None) -> Tensor:
+    raise RuntimeError("the model computes gradients in its forward pass, for which nothing was kept")
+
+
+def _name_of(func: Any) -> str:
+    """Of a function, a method or a property of tensors."""
+    owner = getattr(func, "__self__", None)
+    name = str(getattr(owner if hasattr(owner, "__objclass__") else func, "__qualname__", func))
+    return name.replace("_VariableFunctionsClass", "torch").replace("TensorBase", "Tensor")
+
+
+def _owners(tensor: Tensor) -> int:
+    """Owners of a tensor's storage: tensors, arrays, capsules."""
+    if _storage_owners is None:
+        return 0
+    with torch._C.DisableTorchFunctionSubclass():
+        count: Callable[[int], int] = _storage_owners
+        return count(tensor.untyped_storage()._cdata)
+
+
 def _why_alone(conv: nn.Module) -> str:
     """Why a convolution takes nothing over, whatever becomes of its outputs; empty if it may."""
     if _hooked(conv):
@@ -183,10 +475,12 @@ def _why_alone(conv: nn.Module) -> str:
     return "a transposed convolution computes no activation" if conv.transposed else ""
 
 
+_HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
+
+
 def _hooked(module: nn.Module) -> bool:
-    """Whether someone else sees the calls of a module; some tools do it by putting a function before its forward."""
-    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return bool(hooks) or "forward" in vars(module)
+    """Whether something else sees the calls of a module; some tools do it by putting a function before its forward."""
+    return any(getattr(module, f"_{kind}_hooks") for kind in _HOOKS) or "forward" in vars(module)
 
 
 def _components(

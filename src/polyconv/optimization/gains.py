@@ -53,6 +53,8 @@ def gains_of(measurements: Measurements, fusable: Sequence[Fusion], margin: floa
         ):
             swapped.append(layer)
             reasons[layer] = "faster"
+        elif all(measurement.same_kernel for measurement in measurements[layer]):
+            reasons[layer] = "same kernel: PyTorch's own is the fastest plan"
         else:
             reasons[layer] = "PyTorch is as fast" if apart < (1 + margin) * theirs else "PyTorch is faster"
     return Gains(tuple(swapped), tuple(fusions), reasons)

@@ -43,6 +43,10 @@ class Measurement:
     """Of polyconv's module with the activation inside, where that is possible."""
     error: float
     torch_error: float
+    predicted_error: float
+    """The largest of the passes' plans, relative to the scale of the result."""
+    same_kernel: bool
+    """All passes run PyTorch's own convolution, so there is nothing to compare, and only PyTorch's was timed."""
     choices: Mapping[str, str]
     """Key of a problem -> the candidate that is to run."""
     entries: Mapping[str, Entry]
@@ -81,13 +85,17 @@ class Measurer:
         if fused is not None:
             entries.update(_fused_entries(outcomes, Activation(fused), backend.candidates))
         chosen = {key: entry.choice for key, entry in entries.items()}
-        calls: dict[str, Passes] = {
-            TORCH: self._passes(layer.module, call, activation),
-            OURS: self._passes(twin, call, activation),
-        }
-        if fused is not None:
-            calls[FUSED] = self._passes(_twin(layer.module, fused), call, None)
         forced = choices.Forced(chosen)
+        with forced:
+            plans = [backend.plan(decision.problem, inference=decision.inference) for decision in decisions]
+            same = bool(decisions) and all(
+                backend.leaves_to_torch(decision.problem, inference=decision.inference) for decision in decisions
+            )
+        calls: dict[str, Passes] = {TORCH: self._passes(layer.module, call, activation)}
+        if not same:
+            calls[OURS] = self._passes(twin, call, activation)
+            if fused is not None:
+                calls[FUSED] = self._passes(_twin(layer.module, fused), call, None)
         within: dict[str, Callable[[], AbstractContextManager[object]]] = dict.fromkeys(calls, lambda: forced)
         within[TORCH] = nullcontext
         with self._mode():
@@ -96,10 +104,12 @@ class Measurer:
             shape=f"{_times(call.x.shape)}: {decisions[0].problem.in_brief}" if decisions else _times(call.x.shape),
             plan=_plan(outcomes),
             torch_seconds=timings[TORCH].best,
-            seconds=timings[OURS].best,
-            fused_seconds=timings[FUSED].best if fused is not None else None,
+            seconds=timings[TORCH if same else OURS].best,
+            fused_seconds=timings[FUSED].best if FUSED in timings else None,
             error=max((outcome.error for outcome in outcomes), default=0.0),
             torch_error=max((outcome.torch_error for outcome in outcomes), default=0.0),
+            predicted_error=max((plan.predicted_error for plan in plans), default=0.0),
+            same_kernel=same,
             choices=chosen,
             entries=entries,
         )

@@ -26,6 +26,7 @@ from ..select import CONTENDERS
 from ..sharded import is_dtensor, is_gathered
 from ..vouching import doubt, vouch
 from .budget import SECONDS, Budget
+from .comparison import why_different
 from .gains import Gains, Measurements, agreed_word, gains_of
 from .measurement import TORCH, Measurement, Measurer
 from .recording import Layer, Recording, record, runner
@@ -66,9 +67,13 @@ def optimize(
         report.undo()
 
     A model in evaluation mode is timed in inference, one in training mode forward and backward. Running it changes
-    nothing: buffers, gradients and random generators are put back. An activation module (``nn.ReLU``, ``nn.SiLU``) that
-    the example shows to follow a convolution, and nothing else, is computed by the convolution; the module becomes an
-    ``nn.Identity``. The example should therefore take every path that the model will take.
+    nothing: buffers, gradients and random generators are put back. An activation module (``nn.ReLU``, ``nn.SiLU``) is
+    computed by the convolution before it where the example proves that nothing else sees the tensor between
+    (:mod:`polyconv.optimization.flow`); the module becomes an ``nn.Identity``. The example should therefore take every
+    path that the model will take. In the other mode, training or evaluation, the activation is the module's again.
+
+    Outputs, and in training gradients, are compared before anything is kept. Where they differ by more than the
+    predicted errors explain, the report says by how much, and nothing is swapped.
 
     The model as it was is timed against itself, too. Where the two differ by more than what was gained, the machine was
     too noisy to judge: the report says so, and nothing is swapped.
@@ -104,6 +109,7 @@ def optimize(
         budget = Budget(recording, seconds)
         shown.expect(sum(len(layer.calls) for layer in recording.layers) + 1)
         fusable = [Fusion(*group) for group in recording.flow.groups()] if fuse else []
+        not_fused = _not_fused(recording) if fuse else {}
         measurer = Measurer(timer_within, training=model.training, candidates=candidates)
         measurements, unmeasured = _measure(recording, budget, fusable, measurer, shown)
         left_alone.update(unmeasured)
@@ -111,21 +117,25 @@ def optimize(
         proposals = _proposals(measurements, fusable, margin)
         run = runner(model, example_inputs, loss)
         before, again, after = _time_whole(timer_within(budget.for_model()), proposals, run, training=model.training)
+        spread = _spread(before, again)
+        kept = _decide(proposals, before, after, spread)
+        different = "" if kept is None else _why_different(kept, model, example_inputs, loss, measurements)
+        if different:
+            kept = None
         shown.step("the model")
-    spread = _spread(before, again)
-    kept = _decide(proposals, before, after, spread)
     if tuning_file is not None:  # first: where the file cannot be written, the model stays what it was
         _save(Path(tuning_file), device, measurements)
     undo = _nothing if kept is None else _keep(kept, device, freeze=not model.training)
     return model, OptimizationReport(
         mode="training" if model.training else "inference",
         device=str(device),
-        rows=tuple(_rows(measurements, proposals[0].gains, kept)),
+        rows=tuple(_rows(measurements, proposals[0].gains, kept, different)),
         left_alone={**left_alone, **dict.fromkeys(recording.idle, "it does not run on these inputs")},
+        not_fused=not_fused,
         before=before,
         after=before if kept is None else after[kept.name],
         spread=spread,
-        verdict=_verdict(before, after, kept, spread) if measurements else "there was nothing to compare",
+        verdict=_verdict(before, after, kept, spread, different) if measurements else "there was nothing to compare",
         choices={} if kept is None else kept.choices,
         torch_computes_in=tf32.torchs_format(device),
         _undo=undo,
@@ -262,9 +272,29 @@ def _gain(before: Timing, after: Timing) -> float:
     return before.best / after.best - 1
 
 
-def _verdict(before: Timing, after: Mapping[str, Timing], kept: _Proposal | None, spread: float) -> str:
+def _why_different(
+    kept: _Proposal, model: nn.Module, example: Example, loss: Loss | None, measurements: Measurements
+) -> str:
+    """How the model with a proposal computes something else than before; on all ranks the same."""
+    errors: dict[nn.Module, float] = {
+        layer.module: max(measurement.predicted_error for measurement in measurements[layer])
+        for layer in kept.gains.swapped
+    }
+    changed = _swapped(kept.swap, choices.Forced(kept.choices))
+    return agreed_word(f"results {sorted(kept.choices)}", why_different(model, example, loss, changed, errors))
+
+
+def _not_fused(recording: Recording) -> dict[str, str]:
+    """Why convolutions that ran take no activation over, where one was to be considered."""
+    found = {layer.name: recording.flow.why_not(layer.module) for layer in recording.layers}
+    return {name: why for name, why in found.items() if why}
+
+
+def _verdict(before: Timing, after: Mapping[str, Timing], kept: _Proposal | None, spread: float, different: str) -> str:
     if not after:
         return "no convolution is faster in polyconv"
+    if different:
+        return f"with the swaps {different}, so all of them were undone"
     if kept is not None:
         return f"{before.best / after[kept.name].best:.2f} times as fast"
     best = min(after.values(), key=lambda timing: timing.best)
@@ -317,13 +347,15 @@ def _save(path: Path, device: torch.device, measurements: Measurements) -> None:
     tuning.update(path, tuning.Tuning.of(backend_for(device).environment(), entries))
 
 
-def _rows(measurements: Measurements, alone: Gains, kept: _Proposal | None) -> Iterator[Row]:
-    """``alone``: what gained where each layer was measured by itself."""
+def _rows(measurements: Measurements, alone: Gains, kept: _Proposal | None, different: str) -> Iterator[Row]:
+    """``alone``: what gained where each layer was measured by itself; ``different``: why all of it was undone."""
     gains = alone if kept is None else kept.gains
     for layer, measured in measurements.items():
         swapped = kept is not None and layer in gains.swapped
         undone = layer in alone.swapped and not swapped
-        why = "faster alone, but not in the whole model" if undone else gains.reasons[layer]
+        why = gains.reasons[layer]
+        if undone:
+            why = f"faster, but {different}" if different else "faster alone, but not in the whole model"
         for call, measurement in zip(layer.calls.values(), measured, strict=True):
             yield _row(layer, call.count, measurement, swapped, layer.module in gains.fused, why)
 
@@ -340,6 +372,7 @@ def _row(layer: Layer, calls: int, measurement: Measurement, swapped: bool, fuse
         ours=ours,
         error=measurement.error,
         torch_error=measurement.torch_error,
+        same_kernel=measurement.same_kernel,
         swapped=swapped,
         why=why,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -11,10 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from ..rehearsal import Example, Loss, backward, run_model
-from .flow import Flow
+from .flow import Flow, prove
 from .swapping import Torchs
 
 
@@ -75,10 +73,8 @@ def _discard(_: Any) -> None:
 
 
 def record(model: nn.Module, convolutions: Mapping[str, Torchs], example: Example, loss: Loss | None) -> Recording:
-    """Run the model and write down what its convolutions are called with. A first run, not recorded, warms up."""
-    with torch.no_grad():
-        run_model(model, example)
-    flow = Flow(model, convolutions.values())
+    """Run the model and write down what its convolutions are called with. The runs of the proof warm up."""
+    flow = prove(model, convolutions.values(), example, loss)
     layers = {module: Layer(name, module) for name, module in convolutions.items()}
     order: dict[Layer, None] = {}
     began: dict[nn.Module, float] = {}
@@ -112,14 +108,9 @@ def record(model: nn.Module, convolutions: Mapping[str, Torchs], example: Exampl
                 stack.callback(handle.remove)
         began_all = time.perf_counter()
         with torch.enable_grad() if model.training else torch.no_grad():
-            with flow:
-                output = run_model(model, example)
-            flow.returned(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+            output = run_model(model, example)
             if model.training:
                 backward(output, loss)
         seconds = time.perf_counter() - began_all
-    del output
-    gc.collect()  # what is alive after this is kept by someone
-    flow.finish()
     idle = tuple(layer.name for layer in layers.values() if not layer.calls)
     return Recording(tuple(order), idle, flow, seconds)

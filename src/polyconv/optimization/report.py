@@ -10,6 +10,9 @@ from ..console import TableReport
 from ..measure.timing import Timing
 from ..tf32 import in_words
 
+FEW = 3
+"""Names in a line."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -32,6 +35,8 @@ class Row:
     """The largest deviation from float64 on the model's data, relative to the scale of its output map."""
     torch_error: float
     """PyTorch's, in the same unit."""
+    same_kernel: bool
+    """The plan is PyTorch's own convolution: one time, no gain and no loss."""
     swapped: bool
     why: str
     """Why it was swapped or not."""
@@ -50,6 +55,8 @@ class OptimizationReport(TableReport):
     rows: tuple[Row, ...]
     left_alone: Mapping[str, str]
     """Convolutions that were not measured -> why."""
+    not_fused: Mapping[str, str]
+    """Convolutions that compute no activation -> why (:mod:`polyconv.optimization.flow`)."""
     before: Timing
     """The whole model, in seconds, as it was."""
     after: Timing
@@ -85,6 +92,7 @@ class OptimizationReport(TableReport):
             "device": self.device,
             "rows": [asdict(row) for row in self.rows],
             "left_alone": dict(self.left_alone),
+            "not_fused": dict(self.not_fused),
             "before": asdict(self.before),
             "after": asdict(self.after),
             "speedup": self.speedup,
@@ -105,6 +113,7 @@ class OptimizationReport(TableReport):
 
     def _notes(self) -> list[str]:
         notes = [f"left alone: {name or '(the model itself)'}: {why}" for name, why in self.left_alone.items()]
+        notes += _grouped("not fused", self.not_fused)
         before, after = self.before.best * 1e3, self.after.best * 1e3
         if self.torch_computes_in != "float32":
             notes.append(in_words(self.torch_computes_in))
@@ -112,15 +121,27 @@ class OptimizationReport(TableReport):
         return [*notes, spread, f"the model: {before:.4g} ms before, {after:.4g} ms now: {self.verdict}"]
 
 
+def _grouped(what: str, reasons: Mapping[str, str]) -> list[str]:
+    """One line per reason: networks have many layers and few reasons."""
+    names: dict[str, list[str]] = {}
+    for name, why in reasons.items():
+        names.setdefault(why, []).append(name or "(the model itself)")
+    return [
+        f"{what}: {', '.join(found) if len(found) <= FEW else f'{len(found)} convolutions'}: {why}"
+        for why, found in names.items()
+    ]
+
+
 def _cells(row: Row) -> list[str]:
+    ratio = f"{row.before / row.ours:.2f}x" if row.ours else ""
     return [
         row.layer,
         row.shape if row.calls == 1 else f"{row.shape}, {row.calls} calls",
         row.plan,
         ("swapped: " if row.swapped else "left: ") + row.why,
         f"{row.before * 1e3:.4g}",
-        f"{row.ours * 1e3:.4g}",
-        f"{row.before / row.ours:.2f}x" if row.ours else "",
+        "" if row.same_kernel else f"{row.ours * 1e3:.4g}",
+        "same kernel" if row.same_kernel else ratio,
         f"{row.error:.1e}",
         f"{row.torch_error:.1e}",
     ]

@@ -9,19 +9,49 @@ from typing import TypeAlias
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..nn import OURS
+from ..nn import OURS, Convolution
 
 Torchs: TypeAlias = _ConvNd
 """A convolution of torch's: one of the keys of :data:`polyconv.nn.OURS`."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Fusion:
-    """Convolutions that compute the activation which follows them, and the modules that did."""
+    """Convolutions that compute the activation which follows them, and the modules that did.
+
+    It holds in the mode in which it was proved (:mod:`polyconv.optimization.flow`): the code of a model may read the
+    tensor between in training alone. When the mode of a convolution changes, :meth:`follow` suspends or resumes it.
+    """
 
     activation: str
     convolutions: tuple[nn.Module, ...]
     modules: tuple[nn.Module, ...]
+    _modes: tuple[bool, ...] = ()
+    _classes: tuple[type[nn.Module], ...] = ()
+
+    def apply(self) -> None:
+        self._modes = tuple(conv.training for conv in self.convolutions)
+        self._classes = tuple(type(module) for module in self.modules)
+        for conv in self.convolutions:
+            conv.__dict__["fusion"] = self
+        self.follow()
+
+    def follow(self) -> None:
+        holds = all(
+            isinstance(conv, Convolution) and conv.training is mode
+            for conv, mode in zip(self.convolutions, self._modes, strict=True)
+        )
+        for conv in self.convolutions:
+            conv.activation = self.activation if holds else None  # type: ignore[assignment]
+        for module, kind in zip(self.modules, self._classes, strict=True):
+            module.__class__ = nn.Identity if holds else kind
+
+    def undo(self) -> None:
+        for conv in self.convolutions:
+            conv.__dict__.pop("activation", None)
+            conv.__dict__.pop("fusion", None)
+        for module, kind in zip(self.modules, self._classes, strict=True):
+            module.__class__ = kind
 
 
 @dataclass
@@ -38,19 +68,14 @@ class Swap:
 
     def apply(self) -> None:
         self._classes = [(module, type(module)) for module in self.convolutions]
-        self._classes += [(module, type(module)) for fusion in self.fusions for module in fusion.modules]
         for convolution in self.convolutions:
             convolution.__class__ = OURS[type(convolution)]
         for fusion in self.fusions:
-            for conv in fusion.convolutions:
-                conv.activation = fusion.activation  # type: ignore[assignment]
-            for module in fusion.modules:
-                module.__class__ = nn.Identity
+            fusion.apply()
 
     def undo(self) -> None:
         for fusion in self.fusions:
-            for conv in fusion.convolutions:
-                conv.__dict__.pop("activation", None)
+            fusion.undo()
         for module, kind in self._classes:
             module.__class__ = kind
         self._classes = []
