@@ -12,7 +12,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from ..arguments import Geometry, suggests_channels_last
+from ..arguments import Geometry, statically, suggests_channels_last
 from ..epilogue import per_channel, summed_per_channel
 from .execution import run_dgrad, run_fprop, run_wgrad, training
 from .layouts import HALF, geometry_of
@@ -235,6 +235,11 @@ def dgrad_gradients(ctx: Any, grad_dx: Tensor | None, wanted: Sequence[bool]) ->
         return None, None, None
     want_grad, want_w, want_bias = wanted
     grad, w = ctx.saved_tensors
+    if any(statically(extent == 0) for extent in grad_dx.shape[2:]):  # no pixel depends on anything
+        zeros = (
+            grad_dx.sum().expand(tensor.shape).clone() for tensor in (grad, w, grad_dx.new_empty(grad_dx.shape[1]))
+        )
+        return tuple(zero if want else None for zero, want in zip(zeros, wanted, strict=True))
     straight = _go_straight(grad_dx, grad, w)
     for_grad = for_w = None
     if want_grad:
