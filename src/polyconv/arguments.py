@@ -113,7 +113,9 @@ def normalise_transposed(
             f"Given input size per channel: {_by(in_size)}. Calculated output size per channel: {_by(extents)}. "
             "Output size is too small"
         )
-    return geometry._replace(padding=tuple(sides)), tuple(extents)
+    # Not by _replace, which the compiler of PyTorch 2.4 cannot trace.
+    stride, _, dilation, groups, padding_mode, tolerance = geometry
+    return Geometry(stride, tuple(sides), dilation, groups, padding_mode, tolerance), tuple(extents)
 
 
 def activation_name(activation: str | None) -> str:
