@@ -22,6 +22,7 @@ from torch.ao.quantization import quantize_fx
 from torch.ao.quantization.fx.custom_config import PrepareCustomConfig
 from torch.fx.experimental import optimization
 from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.utils.flop_counter import FlopCounterMode
 
 import polyconv
 from commands import environment
@@ -375,3 +376,70 @@ def test_a_quantised_input_says_what_to_do() -> None:
     x = torch.quantize_per_tensor(X, 0.1, 0, torch.qint8)
     with pytest.raises(RuntimeError, match=r"quantised.*dequantize\(\)"):
         polyconv.Conv2d(3, 4, 3)(x)
+
+
+# ---- counting and profiling
+
+
+def passes(module: nn.Module, x: Tensor) -> None:
+    module(x).sum().backward()
+
+
+def layers(package: Any, groups: int) -> dict[str, nn.Module]:
+    names = [f"{kind}{axes}d" for kind in ("Conv", "ConvTranspose") for axes in (1, 2, 3)]
+    return {name: getattr(package, name)(4, 6, 3, stride=2, padding=1, groups=groups) for name in names}
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("name", layers(torch.nn, 1))
+def test_flops_are_those_of_torchs_layer(name: str, groups: int) -> None:
+    def count(module: nn.Module, wants: bool) -> list[int]:
+        x = torch.randn(2, 4, *range(9, 9 + len(module.kernel_size)), requires_grad=wants)  # type: ignore[arg-type]
+        found = []
+        for run in (passes, lambda module, x: module(x)):
+            with FlopCounterMode(display=False) as counter:
+                run(module, x)
+            found.append(counter.get_total_flops())
+        return found
+
+    for wants in (True, False):  # with and without the gradient of the input
+        expected = count(layers(torch.nn, groups)[name], wants)
+        assert min(expected) > 0
+        assert count(layers(polyconv, groups)[name], wants) == expected
+
+
+@pytest.mark.parametrize("first", ["polyconv", "torch.utils.flop_counter"])
+def test_flops_are_counted_whatever_is_imported_first(first: str) -> None:
+    """And polyconv does not import the counter, which imports Triton."""
+    program = f"""
+import sys, torch, {first}
+assert ("torch.utils.flop_counter" in sys.modules) == {first != "polyconv"}
+import polyconv, torch.utils.flop_counter as counter
+with counter.FlopCounterMode(display=False) as mode, torch.inference_mode():
+    polyconv.conv2d(torch.ones(1, 2, 5, 5), torch.ones(3, 2, 3, 3))
+assert mode.get_total_flops() == 2 * 2 * 3 * 9 * 9, mode.get_total_flops()
+import inspect
+assert "FlopCounterMode" in inspect.getsource(counter)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("name", layers(torch.nn, 1))
+def test_a_profiler_sees_the_operators(name: str) -> None:
+    """Also where calls before it went around the dispatcher; what is left to PyTorch is seen as PyTorch's."""
+    module, transposed = layers(polyconv, 1)[name], "Transpose" in name
+    x = torch.randn(2, 4, *range(9, 9 + len(module.kernel_size)), requires_grad=True)  # type: ignore[arg-type]
+    with polyconv.tolerance(1e-4), torch.no_grad():
+        module(x)
+    y = module(x)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as forward, torch.inference_mode():
+        module(x)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as backward:
+        y.sum().backward()
+    ours = "polyconv::conv2d_dgrad" if transposed else "polyconv::conv2d_fprop"
+    theirs = "aten::conv" + name.removeprefix("Conv").replace("Transpose", "_transpose")
+    assert {ours, theirs} & {event.key for event in forward.key_averages()}
+    kinds = ("fprop", "wgrad") if transposed else ("dgrad", "wgrad")
+    seen = {event.key for event in backward.key_averages()}
+    assert "aten::convolution_backward" in seen or {f"polyconv::conv2d_{kind}" for kind in kinds} <= seen

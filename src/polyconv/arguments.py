@@ -108,12 +108,14 @@ def normalise_transposed(
         span = (in_size[axis] - 1) * step + reach * (kernel[axis] - 1) + 1
         extents.append(span - 2 * padding[axis] + extra[axis])
         sides += [padding[axis], padding[axis] - (0 if extra[axis] < step else extra[axis])]
-    if any(statically(extent < 1) for extent in extents):
+    if any(statically(extent < 0) for extent in extents):
         raise RuntimeError(
             f"Given input size per channel: {_by(in_size)}. Calculated output size per channel: {_by(extents)}. "
             "Output size is too small"
         )
-    return geometry._replace(padding=tuple(sides)), tuple(extents)
+    # Not by _replace, which the compiler of PyTorch 2.4 cannot trace.
+    stride, _, dilation, groups, padding_mode, tolerance = geometry
+    return Geometry(stride, tuple(sides), dilation, groups, padding_mode, tolerance), tuple(extents)
 
 
 def activation_name(activation: str | None) -> str:
@@ -227,8 +229,18 @@ def statically(condition: bool, otherwise: bool = False) -> bool:
     return bool(getattr(symbolic_shapes, name, bool)(condition))  # the first versions of PyTorch 2 do not have it
 
 
-def check_shapes(x: Sequence[int], w: Sequence[int], bias: Sequence[int] | None, geometry: Geometry) -> None:
-    """Raise as torch does unless an input, a weight and a bias of these shapes fit together, and to the geometry."""
+def check_shapes(
+    x: Sequence[int],
+    w: Sequence[int],
+    bias: Sequence[int] | None,
+    geometry: Geometry,
+    *,
+    may_be_empty: bool = False,
+) -> None:
+    """Raise as torch does unless an input, a weight and a bias of these shapes fit together, and to the geometry.
+
+    ``may_be_empty``: the input may have no pixels.
+    """
     rank = len(geometry.stride)
     if len(x) != rank + 2 or len(w) != rank + 2:
         axes = ", ".join(AXES[rank])
@@ -257,7 +269,7 @@ def check_shapes(x: Sequence[int], w: Sequence[int], bias: Sequence[int] | None,
             f"Given a weight of size {list(w)}, expected bias to be 1-dimensional with {w[0]} elements, "
             f"but got bias of size {list(bias)}"
         )
-    check_extents(x[2:], w[2:], geometry)
+    check_extents(x[2:], w[2:], geometry, may_be_empty=may_be_empty)
 
 
 def check_transposed(x: Sequence[int], w: Sequence[int], bias: Sequence[int] | None, groups: int) -> None:
@@ -279,7 +291,9 @@ def check_transposed(x: Sequence[int], w: Sequence[int], bias: Sequence[int] | N
         )
 
 
-def check_extents(in_size: Sequence[int], kernel: Sequence[int], geometry: Geometry) -> None:
+def check_extents(
+    in_size: Sequence[int], kernel: Sequence[int], geometry: Geometry, *, may_be_empty: bool = False
+) -> None:
     """Raise unless the kernel fits into the padded image and the padding mode can fill the sides."""
     padding, dilation = geometry.padding, geometry.dilation
     if any(statically(taps <= 0) for taps in kernel):
@@ -292,7 +306,7 @@ def check_extents(in_size: Sequence[int], kernel: Sequence[int], geometry: Geome
             _check_crop(name, size, before, after, geometry.padding_mode, len(kernel))
         if statically(size + before + after < dilation[axis] * (kernel[axis] - 1) + 1):
             _kernel_does_not_fit(in_size, kernel, geometry)
-        if statically(size <= 0):
+        if statically(size < 0 if may_be_empty else size <= 0):
             raise RuntimeError(f"Only the batch and the channels may be empty: got an input of {_by(in_size)} pixels")
         if geometry.padding_mode == "reflect" and statically(max(before, after) >= size):
             raise RuntimeError(

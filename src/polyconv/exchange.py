@@ -85,6 +85,14 @@ def _written(
 # ---- TorchScript
 
 
+def to_torchscript() -> bool:
+    """Whether the call is recorded by ``torch.jit.trace``, to which sizes are tensors that no number may be made of."""
+    return torch._C._get_tracing_state() is not None
+
+
+to_torchscript._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def refuse_scripting(*_: object) -> NoReturn:
     """What ``torch.jit.script`` finds as ``__prepare_scriptable__``."""
     raise ExchangeError(

@@ -13,9 +13,9 @@ from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function
 
 from . import ops
-from .arguments import Extent, Geometry, Padding, activation_name, normalise
+from .arguments import Extent, Geometry, Padding, activation_name, normalise, per_axis
 from .compilation import written_out
-from .exchange import check_tracer, refuse_scripting, to_onnx, transposed_in_aten, written_in_aten
+from .exchange import check_tracer, refuse_scripting, to_onnx, to_torchscript, transposed_in_aten, written_in_aten
 from .ops import shortcut
 from .problem import AXES
 
@@ -271,6 +271,10 @@ def transposed_by_operator(
     x = input if batched else input.unsqueeze(0)
     if to_onnx():
         y = transposed_in_aten(x, weight, bias, *numbers)
+    elif to_torchscript():  # sizes are no numbers there: the operator computes that of the output when it runs
+        names = {"stride": stride, "padding": padding, "output_padding": output_padding, "dilation": dilation}
+        sizes = {name: per_axis(name, value, rank) for name, value in names.items()}
+        y = ops.transposed(x, weight, bias, **sizes, groups=groups, tolerance=tolerance)
     else:
         geometry, (size, channels_last) = ops.transposed_layout(rank, x, weight, bias, *numbers, tolerance)
         y = ops.dgrad(x, weight, size, channels_last, *geometry, bias)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import random
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -198,18 +200,73 @@ def test_fake_tensors_look_alike(name: str) -> None:
     assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)
 
 
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("error::torch.jit.TracerWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("name", [f"{kind}{axes}d" for kind in ("Conv", "ConvTranspose") for axes in (1, 2, 3)])
 def test_traced(name: str) -> None:
+    """At any size, though one was traced."""
     module = getattr(polyconv, name)(3, 4, 4, 2, 1)
-    x, longer = (torch.randn(2, 3, *(extent for _ in module.kernel_size)) for extent in (7, 9))
-    traced = torch.jit.trace(module, x)
-    torch.testing.assert_close(traced(x), module(x))
-    if not module.transposed:
-        torch.testing.assert_close(traced(longer), module(longer))
-    else:
-        with pytest.raises(RuntimeError, match="expected a gradient of the output's size"):
-            traced(longer)
+    check_traced(module, *(torch.randn(2, 3, *(extent for _ in module.kernel_size)) for extent in (7, 9)))
+
+
+@pytest.mark.filterwarnings("error::torch.jit.TracerWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("name", [name for name in CASES if "transposed" in name and "stride past" not in name])
+def test_a_function_traced(name: str) -> None:
+    case = CASES[name]
+    x, *others = (tensor.detach() for tensor in case.tensors(torch.float32))
+    check_traced(lambda x: case.ours(x, *others), x, torch.cat([x, x, x], -1))
+
+
+def test_traced_in_an_autocast_region() -> None:
+    """The graph computes in the dtype of the region, wherever it runs, as that of a convolution does."""
+    module = polyconv.ConvTranspose2d(3, 4, 4, 2, 1)
+    x = torch.randn(2, 3, 7, 7)
+    with warnings.catch_warnings(action="ignore"), torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        traced, expected = torch.jit.trace(module, x, check_trace=False), module(x)
+    assert traced(x).dtype == expected.dtype
+    torch.testing.assert_close(traced(x), expected)
+
+
+def check_traced(function: Callable[[Tensor], Tensor], x: Tensor, longer: Tensor) -> None:
+    traced = torch.jit.trace(function, x)
+    file = io.BytesIO()
+    torch.jit.save(traced, file)
+    file.seek(0)
+    for graph in (traced, torch.jit.load(file)):
+        for tensor in (x, longer):
+            torch.testing.assert_close(graph(tensor), function(tensor))
+
+
+@pytest.mark.parametrize("batch", [0, 1, 3])
+@pytest.mark.parametrize("padding", [(0, 1), (1, 1)])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_a_transposed_output_without_pixels(axes: int, padding: tuple[int, int], batch: int) -> None:
+    """An empty tensor, and gradients of zero. torch's oneDNN gives them too, and all of its ways for a batch of 0."""
+    sides = (*padding[:1] * (axes - 1), padding[1])
+    case = Case(f"conv_transpose{axes}d", (0, 2, *[1] * axes), (2, 3, *[2] * axes), {"padding": sides})
+    _, w, bias = case.tensors(torch.float32)
+    expected = case.theirs(torch.empty(case.x), w, bias)
+    x = torch.randn((batch, *case.x[1:]), requires_grad=True)
+    y = case.ours(x, w, bias)
+    assert y.shape == (batch, *expected.shape[1:])
+    assert 0 in y.shape[2:]
+    gradient = torch.ones_like(y, requires_grad=True)
+    gradients = torch.autograd.grad(y, (x, w, bias), gradient, create_graph=True)
+    for tensor, found in zip((x, w, bias), gradients, strict=True):
+        assert torch.equal(found, torch.zeros_like(tensor))
+    (again,) = torch.autograd.grad([found.sum() for found in gradients], gradient)
+    assert torch.equal(again, torch.zeros_like(y))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = case.ours(*map(mode.from_tensor, (x, w, bias)))
+    assert (fake.shape, fake.stride()) == (y.shape, y.stride())
+    with torch.inference_mode():
+        assert case.ours(x, w, bias).shape == y.shape
+    tangent = torch.func.jvp(case.ours, (x, w, bias), (x, w, bias))[1]
+    assert tangent.shape == y.shape
+    mapped = torch.vmap(case.ours, in_dims=(0, None, None))(x.detach().unsqueeze(0), w.detach(), bias.detach())
+    assert mapped.shape == (1, *y.shape)
+    if batch:
+        with pytest.raises(RuntimeError, match="Only the batch and the channels may be empty"):
+            getattr(polyconv, f"conv{axes}d")(y.detach(), w.detach(), padding=sides)
 
 
 def test_channels_last_stays() -> None:

@@ -6,6 +6,8 @@
 ``conv2d_dgrad``          gradient of the input from the gradient of the output and the weight; with a bias, the output
                           of a transposed convolution
 ``conv2d_wgrad``          gradients of weight and bias from the gradient of the output and the input
+``conv_transpose``        ``conv2d_dgrad`` with the arguments of a transposed convolution: it computes the output's size
+                          itself, so that a graph of ``torch.jit.trace`` holds no size
 ========================  =================================================================================
 
 They are operators, and not plain functions, so that ``torch.compile``, ``torch.export``, fake tensors, autocast and
@@ -24,9 +26,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..problem import Pass
-from . import derivatives, execution
+from . import derivatives, execution, flops
 from . import fake as fakes
 from .autocast import overruled_dtype, register_autocast
 from .derivatives import input_gradient, weight_gradient
@@ -35,7 +38,7 @@ from .meeting import expect_dtensors
 from .precision import HOW_TO_ALLOW, is_widened, widening
 from .problems import dense_strides, problem_of
 from .reduced import runs_as
-from .schema import dgrad, fprop, library, split_bias, split_epilogue, wgrad
+from .schema import Args, dgrad, fprop, library, split_bias, split_epilogue, transposed, wgrad
 from .vmap import register_vmap, vmap_dgrad, vmap_fprop, vmap_wgrad
 
 __all__ = [
@@ -52,6 +55,7 @@ __all__ = [
     "runs_as",
     "split_bias",
     "split_epilogue",
+    "transposed",
     "transposed_layout",
     "weight_gradient",
     "wgrad",
@@ -68,6 +72,26 @@ def _register(kind: Pass, op: Any, run: Any, fake: Any, autograd: Any, vmap: Any
     register_autocast(name, op)
 
 
+def _run_transposed(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    stride: Args,
+    padding: Args,
+    output_padding: Args,
+    groups: int,
+    dilation: Args,
+    tolerance: float | None = None,
+) -> Tensor:
+    numbers = stride, padding, output_padding, groups, dilation, tolerance
+    geometry, (size, channels_last) = transposed_layout(w.dim() - 2, x, w, bias, *numbers)
+    return dgrad(x, w, size, channels_last, *geometry, bias)
+
+
 _register(Pass.FPROP, fprop, execution.run_fprop, fakes.fake_fprop, derivatives.fprop_kernel, vmap_fprop)
 _register(Pass.DGRAD, dgrad, execution.run_dgrad, fakes.fake_dgrad, derivatives.dgrad_kernel, vmap_dgrad)
 _register(Pass.WGRAD, wgrad, execution.run_wgrad, fakes.fake_wgrad, derivatives.wgrad_kernel, vmap_wgrad)
+
+library.impl("conv_transpose", _run_transposed, "CompositeImplicitAutograd")
+register_autocast("conv_transpose", transposed)
+flops.expect_counter()

@@ -60,13 +60,14 @@ class Call:
         self.geometry = geometry
         self.inference = inference
         """Whether no gradient is recorded."""
-        self.reduction = reduce_geometry(problem.kind, problem.in_size, problem.kernel, geometry)
+        no_pixels = 0 in problem.in_size  # of a transposed convolution's output
+        self.reduction = None if no_pixels else reduce_geometry(problem.kind, problem.in_size, problem.kernel, geometry)
         """How the geometry is made ordinary; None where it is."""
-        empty = problem.batch == 0 or problem.in_channels == 0
+        empty = problem.batch == 0 or problem.in_channels == 0 or no_pixels
         self.run = None if empty or self.reduction is not None else _prepare(problem, inference, device)
         """Lets the backend fill the outputs; None where nothing runs, or other calls do, on parts of the tensors."""
         pooled = prod(layout[0]) * 8 >= SMALLEST_POOLED
-        self.dense = None if pooled else (layout[0], dense_strides(*layout))
+        self.dense = None if pooled or no_pixels else (layout[0], dense_strides(*layout))
         """Shape and strides of the output, if it is any new tensor: not one from the pool."""
 
 

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
 
-from ..arguments import Geometry, suggests_channels_last
+from ..arguments import Geometry, statically, suggests_channels_last
 from ..epilogue import per_channel, summed_per_channel
 from .execution import run_dgrad, run_fprop, run_wgrad, training
 from .layouts import HALF, geometry_of
@@ -75,14 +76,14 @@ def _forward(op: Any, keyset: Any, args: Sequence[Any]) -> Any:
 def _apply(function: Any, keyset: Any, args: Sequence[Any]) -> Any:
     """``function.apply`` for one level of derivatives, the one that the dispatcher is at.
 
-    ``Function.apply`` itself would, under ``torch.func``, start again from the outermost level; and without it, it
-    works out the signature of ``forward`` on each call, which costs more than all the rest.
+    ``torch.autograd.Function`` would, under ``torch.func``, start again from the outermost level; and without it, it
+    works out the signature of ``forward`` on each call, which costs more than all the rest. Its base class, which
+    ``torch.func`` itself derives from, does neither.
     """
-    apply = super(torch.autograd.Function, function).apply
     if not torch._C._are_functorch_transforms_active():
-        return apply(keyset, *args)
+        return function.apply(keyset, *args)
     with enable_single_level_autograd_function():
-        return apply(keyset, *args)
+        return function.apply(keyset, *args)
 
 
 def _is_differentiated(tensors: Sequence[Any]) -> bool:
@@ -193,7 +194,7 @@ def _fprop_tangent(
     return spread.expand(x.shape[0], -1, *geometry.out_size(x.shape[2:], w.shape[2:])).clone()
 
 
-class Fprop(torch.autograd.Function):
+class Fprop(_SingleLevelFunction):
     """Without an activation, or with ReLU, whose gradient the output tells: it is kept in the place of the sums."""
 
     @staticmethod
@@ -234,6 +235,11 @@ def dgrad_gradients(ctx: Any, grad_dx: Tensor | None, wanted: Sequence[bool]) ->
         return None, None, None
     want_grad, want_w, want_bias = wanted
     grad, w = ctx.saved_tensors
+    if any(statically(extent == 0) for extent in grad_dx.shape[2:]):  # no pixel depends on anything
+        zeros = (
+            grad_dx.sum().expand(tensor.shape).clone() for tensor in (grad, w, grad_dx.new_empty(grad_dx.shape[1]))
+        )
+        return tuple(zero if want else None for zero, want in zip(zeros, wanted, strict=True))
     straight = _go_straight(grad_dx, grad, w)
     for_grad = for_w = None
     if want_grad:
@@ -244,7 +250,7 @@ def dgrad_gradients(ctx: Any, grad_dx: Tensor | None, wanted: Sequence[bool]) ->
     return for_grad, for_w, summed_per_channel(grad_dx) if want_bias else None
 
 
-class Dgrad(torch.autograd.Function):
+class Dgrad(_SingleLevelFunction):
     @staticmethod
     def forward(keyset: Any, *args: Any) -> Any:
         return _forward(dgrad, keyset, args)
@@ -274,7 +280,7 @@ class Dgrad(torch.autograd.Function):
         return spread.expand(*ctx.x_size).clone() if change is None else change + spread
 
 
-class Wgrad(torch.autograd.Function):
+class Wgrad(_SingleLevelFunction):
     @staticmethod
     def forward(keyset: Any, *args: Any) -> Any:
         return _forward(wgrad, keyset, args)

@@ -93,21 +93,19 @@ def transposed_layout(
 
     The output is channels_last where torch's would be: if the input or the weight is.
     """
-    x_shape, w_shape = _in_numbers(x.shape), _in_numbers(w.shape)
+    x_shape, w_shape = x.shape, w.shape
     numbers = stride, padding, output_padding, groups, dilation, tolerance
     geometry, extents = normalise_transposed(x_shape[2:], w_shape[2:], *numbers, rank=rank)
-    check_transposed(x_shape, w_shape, None if bias is None else _in_numbers(bias.shape), geometry.groups)
+    check_transposed(x_shape, w_shape, None if bias is None else bias.shape, geometry.groups)
     channels_last = suggests_channels_last(x_shape, x.stride()) or suggests_channels_last(w_shape, w.stride())
     return geometry, ((x_shape[0], w_shape[1] * geometry.groups, *extents), channels_last)
 
 
-def _in_numbers(shape: Shape) -> Shape:
-    """``torch.jit.trace`` shows sizes as tensors. What it records is for these sizes, and refuses others."""
-    return [int(extent) if isinstance(extent, Tensor) else extent for extent in shape]
-
-
-def check_gradient(grad_shape: Shape, x_shape: Shape, w_shape: Shape, geometry: Geometry) -> None:
-    check_shapes(x_shape, w_shape, None, geometry)
+def check_gradient(
+    grad_shape: Shape, x_shape: Shape, w_shape: Shape, geometry: Geometry, *, may_be_empty: bool = False
+) -> None:
+    """``may_be_empty``: an input gradient may have no pixels, as the output of a transposed convolution."""
+    check_shapes(x_shape, w_shape, None, geometry, may_be_empty=may_be_empty)
     expected = (x_shape[0], w_shape[0], *geometry.out_size(x_shape[2:], w_shape[2:]))
     if _differ(grad_shape, expected):
         raise RuntimeError(f"expected a gradient of the output's size {list(expected)}; got {list(grad_shape)}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ _is_profiled = torch._C._autograd._profiler_enabled
 _function_modes = torch._C._len_torch_function_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _Guards = torch._C._dynamo.guards.TensorGuards
+_number_of: Callable[[Any], Hashable] = getattr(torch._C.DispatchKeySet, "raw_repr", str)  # PyTorch 2.4 has no number
 
 
 def is_watched() -> bool:
@@ -29,12 +31,12 @@ def is_watched() -> bool:
 
 def are_plain(*tensors: Tensor) -> bool:
     """Whether no dispatch key of the tensors or of this thread does more than find the kernel, or record a gradient."""
-    thread = included().raw_repr(), excluded().raw_repr()
+    thread = _number_of(included()), _number_of(excluded())
     for tensor in tensors:
         if type(tensor) not in TYPES or tensor.device.type not in ("cpu", "cuda"):
             return False
         threads, plain = _plain_states(tensor.device)
-        if thread not in threads or keys_of(tensor).raw_repr() not in plain:
+        if thread not in threads or _number_of(keys_of(tensor)) not in plain:
             return False
     return True
 
@@ -51,19 +53,19 @@ def alike(*tensors: Tensor) -> Callable[..., bool]:
 
 
 @lru_cache(maxsize=64)
-def _plain_states(device: torch.device) -> tuple[frozenset[tuple[int, int]], frozenset[int]]:
+def _plain_states(device: torch.device) -> tuple[frozenset[tuple[Hashable, Hashable]], frozenset[Hashable]]:
     """Dispatch keys of a thread and of a tensor, in normal and in inference mode.
 
     Asked of a new thread, where nothing can have been changed: this one may be in any mode.
     """
-    threads: set[tuple[int, int]] = set()
-    tensors: set[int] = set()
+    threads: set[tuple[Hashable, Hashable]] = set()
+    tensors: set[Hashable] = set()
 
     def ask() -> None:
         for inference in (False, True):
             with torch.inference_mode(inference):
-                threads.add((included().raw_repr(), excluded().raw_repr()))
-                tensors.add(keys_of(torch.empty(0, device=device)).raw_repr())
+                threads.add((_number_of(included()), _number_of(excluded())))
+                tensors.add(_number_of(keys_of(torch.empty(0, device=device))))
 
     thread = threading.Thread(target=ask)
     thread.start()

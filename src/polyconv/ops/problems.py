@@ -93,7 +93,7 @@ def dgrad_problem(
     geometry: Geometry,
 ) -> tuple[Problem, Layout]:
     """The gradient of an input, which is laid out so. A bias is no part of the problem: it is added afterwards."""
-    check_gradient(grad[0], layout[0], w[0], geometry)
+    check_gradient(grad[0], layout[0], w[0], geometry, may_be_empty=True)
     check_input_bias(bias_shape, layout[0])
     x = (layout[0], dense_strides(*layout))
     return problem_of(Pass.DGRAD, x, w, grad[1], geometry, dtype, aligned), layout

@@ -25,6 +25,10 @@ _SCHEMAS = {
     "conv2d_wgrad": (
         f"(Tensor grad, Tensor x, SymInt[] weight_size, bool channels_last, bool bias, {_GEOMETRY}) -> (Tensor, Tensor)"
     ),
+    "conv_transpose": (
+        "(Tensor x, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] output_padding, "
+        "SymInt groups, SymInt[] dilation, float? tolerance=None) -> Tensor"
+    ),
 }
 
 library = torch.library.Library("polyconv", "DEF")
@@ -34,6 +38,7 @@ for _name, _schema in _SCHEMAS.items():
 fprop: Callable[..., Tensor] = torch.ops.polyconv.conv2d_fprop.default
 dgrad: Callable[..., Tensor] = torch.ops.polyconv.conv2d_dgrad.default
 wgrad: Callable[..., tuple[Tensor, Tensor]] = torch.ops.polyconv.conv2d_wgrad.default
+transposed: Callable[..., Tensor] = torch.ops.polyconv.conv_transpose.default
 
 
 def split_epilogue(

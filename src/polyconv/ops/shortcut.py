@@ -12,13 +12,14 @@ its derivative is PyTorch's, too, and nothing stands between.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from operator import is_
 from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import _SingleLevelFunction
 
 from .. import epoch
 from ..arguments import Extent, Geometry, Padding, activation_name, normalise, per_axis, suggests_channels_last
@@ -355,7 +356,7 @@ def _may_be_remembered(rank: int, x: Tensor, w: Tensor, bias: Tensor | None, res
     return are_plain(*(tensor for tensor in (x, w, bias, residual) if tensor is not None))
 
 
-class _Recorded(torch.autograd.Function):
+class _Recorded(_SingleLevelFunction):
     """The operator's derivative, on a prepared call. Without ``setup_context``, whose arguments torch inspects."""
 
     @staticmethod
@@ -376,7 +377,7 @@ class _Recorded(torch.autograd.Function):
         return (None, *fprop_gradients(ctx, grads[0], ctx.needs_input_grad[1:], ctx.gradients))
 
 
-class _RecordedTransposed(torch.autograd.Function):
+class _RecordedTransposed(_SingleLevelFunction):
     """The same for a transposed convolution."""
 
     @staticmethod
@@ -391,9 +392,9 @@ class _RecordedTransposed(torch.autograd.Function):
         return (None, *dgrad_gradients(ctx, grads[0], ctx.needs_input_grad[1:]))
 
 
-# `Function.apply` looks for transforms of torch.func first: here there are none.
-_record = super(torch.autograd.Function, _Recorded).apply
-_record_transposed = super(torch.autograd.Function, _RecordedTransposed).apply
+# The base class of `Function`, which would look for transforms of torch.func first: here there are none.
+_record: Callable[..., Tensor] = _Recorded.apply  # type: ignore[attr-defined]
+_record_transposed: Callable[..., Tensor] = _RecordedTransposed.apply  # type: ignore[attr-defined]
 
 
 def _are_exact(rank: int, stride: object, padding: object = 0, dilation: object = 1, groups: object = 1) -> bool:
