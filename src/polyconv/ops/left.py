@@ -12,8 +12,9 @@ Nobody who watches calls is looked for, since PyTorch's convolution shows itself
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
+from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,11 @@ from .. import epoch
 from ..vouching import vouched
 
 _MODULE = "polyconv.ops._native"
+
+ATTRIBUTES = "stride", "padding", "dilation", "groups", "padding_mode", "tolerance", "activation"
+"""Of a module, that a convolution depends on."""
+TRANSPOSED = "stride", "padding", "output_padding", "groups", "dilation", "tolerance", "padding_mode"
+"""The same for a transposed one."""
 
 
 class LastCall(NamedTuple):
@@ -41,20 +47,32 @@ class LastCall(NamedTuple):
     torchs: Callable[..., Tensor]
     arguments: tuple[Any, ...]
     """What PyTorch's convolution was called with after the tensors."""
+    kind: type[Any]
+    classes: tuple[Mapping[str, Any], ...]
+    """Attributes of the module's class and of those that it is made from."""
+    size: int
+    """Their number. It changes when a property or a method is put before what a module has."""
+    method: Callable[..., Any]
+    """``_conv_forward`` of the class."""
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
+    """Attributes that the call depends on: the objects that it was made with."""
 
 
 class Left:
     """The last calls of modules, by their ``id``. Native code has a class like this one, of the same methods.
 
     A call is kept no longer than its module lives, and not with its attributes: copies and pickles know nothing of it.
+    What it was made with is compared with what the module has at each call: nobody has to say that something changed,
+    and what another thread changes while a call is made is seen by the next.
     """
 
     def __init__(self) -> None:
         self._calls: dict[int, LastCall] = {}
 
-    def remember(self, key: int, *call: Any) -> None:
-        """By the ``id`` of a module, the fields of a :class:`LastCall`."""
-        self._calls[key] = LastCall(*call)
+    def remember(self, key: int, call: LastCall) -> None:
+        """By the ``id`` of a module."""
+        self._calls[key] = call
 
     def forget(self, key: int) -> None:
         self._calls.pop(key, None)
@@ -68,7 +86,14 @@ class Left:
         if found is None:
             return None
         try:
-            if found.number != epoch.now():
+            if (
+                found.number != epoch.now()
+                or type(module) is not found.kind
+                or sum(map(len, found.classes)) != found.size
+                or found.kind._conv_forward is not found.method
+                or not all(map(is_, attrgetter(*found.names)(module), found.values))
+                or not module.__dict__.keys().isdisjoint(_BEFORE_THE_OWN)
+            ):
                 return None
             weight, bias = module._parameters["weight"], module._parameters["bias"]
             tensors = (x, weight, bias) if found.biased else (x, weight)
@@ -85,13 +110,19 @@ class Left:
         return found.torchs(x, weight, bias, *found.arguments)
 
 
+_BEFORE_THE_OWN = "weight", "bias", "_conv_forward"
+"""Among a module's own attributes, they would come before its parameters and the method of its class."""
+_BEFORE_PARAMETERS = "weight", "bias", "_parameters", "__getattribute__"
+"""The same for the attributes of a class."""
+
+
 def _empty() -> Any:
     """By native code, where there is some. It is given what the other one imports."""
     try:
         native = import_module(_MODULE)
     except ImportError:
         return Left()
-    return native.Left(epoch.seen, vouched, torch.is_grad_enabled)
+    return native.Left(epoch.seen, vouched, torch.is_grad_enabled, torch.get_num_threads)
 
 
 _left = _empty()
@@ -101,18 +132,41 @@ forget: Callable[[int], None] = _left.forget
 
 
 def remember(
-    module: torch.nn.Module,
+    module: Any,
     number: int,
     graded: bool,
-    weight: Tensor,
+    is_vouched: bool,
     bias: Tensor | None,
     fits: Callable[..., bool],
     torchs: Callable[..., Tensor],
     arguments: tuple[Any, ...],
+    names: tuple[str, ...],
+    values: tuple[Any, ...],
 ) -> None:
-    """The call of a module, until an attribute of it is set."""
-    key = id(module)
+    """The call of a module. ``values``: of the attributes of these names, as they were when the call was made."""
+    key, kind = id(module), type(module)
+    classes = tuple(vars(each) for each in kind.__mro__[:-1])
+    size, method = sum(map(len, classes)), kind._conv_forward
+    # After what is kept of the class was read: what another thread changes meanwhile is seen here, or at the next call.
+    if any(not names.isdisjoint(_BEFORE_PARAMETERS) for names in map(Mapping.keys, classes)):
+        return
+    if not module._comes_straight_here or kind.__getattr__ is not torch.nn.Module.__getattr__:
+        return
     while_it_lives = weakref.ref(module, lambda _: forget(key))
-    _left.remember(
-        key, while_it_lives, number, graded, id(weight) in vouched, bias is not None, fits, torchs, arguments
+    call = LastCall(
+        while_it_lives,
+        number,
+        graded,
+        is_vouched,
+        bias is not None,
+        fits,
+        torchs,
+        arguments,
+        kind,
+        classes,
+        size,
+        method,
+        names,
+        values,
     )
+    _left.remember(key, call)
