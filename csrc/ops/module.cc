@@ -49,11 +49,11 @@ enum Field : Py_ssize_t {
   kTorchs,
   kArguments,
   kKind,
-  kClasses,
-  kSize,
-  kMethod,
   kNames,
   kValues,
+  kClasses,
+  kSize,
+  kOfClasses,
   kFields
 };
 
@@ -72,13 +72,14 @@ struct LeftObject {
   PyObject* vouched;
   PyObject* is_grad_enabled;
   PyObject* get_num_threads;
+  // In the place of an attribute that a module does not have.
+  PyObject* missing;
 };
 
 struct Names {
   PyObject* parameters = PyUnicode_InternFromString("_parameters");
   PyObject* weight = PyUnicode_InternFromString("weight");
   PyObject* bias = PyUnicode_InternFromString("bias");
-  PyObject* conv_forward = PyUnicode_InternFromString("_conv_forward");
   PyObject* is_nested = PyUnicode_InternFromString("is_nested");
   PyObject* c10d = PyUnicode_InternFromString("torch.distributed.distributed_c10d");
   PyObject* world = PyUnicode_InternFromString("_world");
@@ -105,9 +106,9 @@ bool IsAt(const LeftObject& left, std::vector<Remembered>::iterator found, const
 }
 
 PyObject* New(PyTypeObject* type, PyObject* arguments, PyObject*) {
-  PyObject *seen, *vouched, *is_grad_enabled, *get_num_threads;
-  if (!PyArg_ParseTuple(arguments, "O!O!OO", &PyList_Type, &seen, &PyDict_Type, &vouched, &is_grad_enabled,
-                        &get_num_threads)) {
+  PyObject *seen, *vouched, *is_grad_enabled, *get_num_threads, *missing;
+  if (!PyArg_ParseTuple(arguments, "O!O!OOO", &PyList_Type, &seen, &PyDict_Type, &vouched, &is_grad_enabled,
+                        &get_num_threads, &missing)) {
     return nullptr;
   }
   PyObject* self = PyType_GenericAlloc(type, 0);
@@ -117,6 +118,7 @@ PyObject* New(PyTypeObject* type, PyObject* arguments, PyObject*) {
   left->vouched = Owned::To(vouched).release();
   left->is_grad_enabled = Owned::To(is_grad_enabled).release();
   left->get_num_threads = Owned::To(get_num_threads).release();
+  left->missing = Owned::To(missing).release();
   left->calls = new (std::nothrow) std::vector<Remembered>();
   if (left->calls == nullptr) {
     Py_DECREF(self);
@@ -132,6 +134,7 @@ void Delete(PyObject* object) {
   Py_XDECREF(left->vouched);
   Py_XDECREF(left->is_grad_enabled);
   Py_XDECREF(left->get_num_threads);
+  Py_XDECREF(left->missing);
   PyTypeObject* type = Py_TYPE(object);
   PyObject_Free(object);
   Py_DECREF(type);
@@ -203,25 +206,29 @@ bool IsSameState(const LeftObject& left, PyObject* number) {
   return PyDict_GetItemWithError(numbers, threads.get()) == number && IsSameGroup(PyList_GetItem(left.seen, 1));
 }
 
-// Whether no class of a module has got or lost an attribute, and its method is the one that it was.
-bool IsSameKind(PyObject* call, PyObject* module) {
-  PyObject* kind = PyTuple_GetItem(call, kKind);
-  if (reinterpret_cast<PyObject*>(Py_TYPE(module)) != kind) return false;
-  PyObject* classes = PyTuple_GetItem(call, kClasses);
-  const Py_ssize_t count = PyTuple_Size(classes);
-  Py_ssize_t size = 0;
-  for (Py_ssize_t i = 0; i < count; i++) size += PyObject_Size(PyTuple_GetItem(classes, i));
-  return size == PyLong_AsSsize_t(PyTuple_GetItem(call, kSize)) &&
-         Is(PyTuple_GetItem(call, kMethod), Owned(PyObject_GetAttr(kind, TheNames().conv_forward)));
-}
-
-// Whether the attributes that a call depends on are the objects that they were. They are numbers, words and tuples.
-bool HasSameAttributes(PyObject* call, PyObject* module) {
+// Whether the attributes of a module that a call depends on are the objects that they were, or missing as they were.
+bool HasSameAttributes(PyObject* own, PyObject* call, PyObject* missing) {
   PyObject *names = PyTuple_GetItem(call, kNames), *values = PyTuple_GetItem(call, kValues);
   const Py_ssize_t count = PyTuple_Size(names);
   for (Py_ssize_t i = 0; i < count; i++) {
-    const Owned found(PyObject_GenericGetAttr(module, PyTuple_GetItem(names, i)));
-    if (found.get() != PyTuple_GetItem(values, i)) return false;
+    PyObject* value = PyDict_GetItemWithError(own, PyTuple_GetItem(names, i));
+    if ((value == nullptr ? missing : value) != PyTuple_GetItem(values, i)) return false;
+  }
+  return true;
+}
+
+// Whether its classes have as many attributes as they had, and what the call depends on is the same.
+bool HasSameClasses(PyObject* module, PyObject* call) {
+  if (reinterpret_cast<PyObject*>(Py_TYPE(module)) != PyTuple_GetItem(call, kKind)) return false;
+  PyObject *classes = PyTuple_GetItem(call, kClasses), *attributes = PyTuple_GetItem(call, kOfClasses);
+  const Py_ssize_t class_count = PyTuple_Size(classes), count = PyTuple_Size(attributes);
+  Py_ssize_t size = 0;
+  for (Py_ssize_t i = 0; i < class_count; i++) size += PyDict_Size(PyTuple_GetItem(classes, i));
+  if (size != PyLong_AsSsize_t(PyTuple_GetItem(call, kSize))) return false;
+  for (Py_ssize_t i = 0; i < count; i++) {
+    PyObject* one = PyTuple_GetItem(attributes, i);
+    PyObject* value = PyDict_GetItemWithError(PyTuple_GetItem(one, 0), PyTuple_GetItem(one, 1));
+    if (value != PyTuple_GetItem(one, 2)) return false;
   }
   return true;
 }
@@ -231,12 +238,9 @@ Owned Arguments(const LeftObject& left, PyObject* call, PyObject* module, PyObje
   const Names& names = TheNames();
   if (!IsSameState(left, PyTuple_GetItem(call, kNumber))) return Owned();
   if (!Is(PyTuple_GetItem(call, kGraded), Owned(PyObject_CallObject(left.is_grad_enabled, nullptr)))) return Owned();
-  if (!IsSameKind(call, module) || !HasSameAttributes(call, module)) return Owned();
   const Owned own(PyObject_GenericGetDict(module, nullptr));
-  if (own.get() == nullptr) return Owned();
-  for (PyObject* name : {names.weight, names.bias, names.conv_forward}) {
-    if (PyDict_GetItemWithError(own.get(), name) != nullptr) return Owned();  // before a parameter, and a method
-  }
+  if (own.get() == nullptr || !HasSameAttributes(own.get(), call, left.missing)) return Owned();
+  if (!HasSameClasses(module, call)) return Owned();
   const Owned parameters = Owned::To(PyDict_GetItemWithError(own.get(), names.parameters));
   if (parameters.get() == nullptr || !PyDict_Check(parameters.get())) return Owned();
   const Owned weight = Owned::To(PyDict_GetItemWithError(parameters.get(), names.weight));
@@ -296,7 +300,7 @@ PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(&New)},
                        {Py_tp_dealloc, reinterpret_cast<void*>(&Delete)},
                        {Py_tp_methods, methods},
                        {Py_mp_length, reinterpret_cast<void*>(&Length)},
-                       {Py_tp_doc, const_cast<char*>("Left(seen, vouched, is_grad_enabled, get_num_threads)")},
+                       {Py_tp_doc, const_cast<char*>("Left(seen, vouched, is_grad_enabled, get_num_threads, missing)")},
                        {0, nullptr}};
 
 PyType_Spec spec = {"polyconv.ops._native.Left", sizeof(LeftObject), 0, Py_TPFLAGS_DEFAULT, slots};

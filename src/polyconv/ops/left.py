@@ -11,10 +11,10 @@ Nobody who watches calls is looked for, since PyTorch's convolution shows itself
 
 from __future__ import annotations
 
+import gc
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
-from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +29,11 @@ ATTRIBUTES = "stride", "padding", "dilation", "groups", "padding_mode", "toleran
 """Of a module, that a convolution depends on."""
 TRANSPOSED = "stride", "padding", "output_padding", "groups", "dilation", "tolerance", "padding_mode"
 """The same for a transposed one."""
+HIDING = "weight", "bias", "_conv_forward"
+"""Attributes that, had a module them itself, would hide its parameters and the method of its class."""
+NEVER_OF_A_CLASS = "weight", "bias", "__getattribute__"
+"""The same for its class."""
+MISSING: Any = Ellipsis
 
 
 class LastCall(NamedTuple):
@@ -48,15 +53,15 @@ class LastCall(NamedTuple):
     arguments: tuple[Any, ...]
     """What PyTorch's convolution was called with after the tensors."""
     kind: type[Any]
-    classes: tuple[Mapping[str, Any], ...]
-    """Attributes of the module's class and of those that it is made from."""
-    size: int
-    """Their number. It changes when a property or a method is put before what a module has."""
-    method: Callable[..., Any]
-    """``_conv_forward`` of the class."""
     names: tuple[str, ...]
     values: tuple[Any, ...]
-    """Attributes that the call depends on: the objects that it was made with."""
+    """Attributes that the call depends on, and the objects that it was made with: :data:`MISSING` where the module has
+    none itself, and its class has one, or a parameter is meant."""
+    classes: tuple[dict[str, Any], ...]
+    size: int
+    """Attributes of its classes, and their number: a property or a method that is put there is one more."""
+    of_classes: tuple[tuple[dict[str, Any], str, Any], ...]
+    """Those of them that the call depends on."""
 
 
 class Left:
@@ -90,9 +95,11 @@ class Left:
                 found.number != epoch.now()
                 or type(module) is not found.kind
                 or sum(map(len, found.classes)) != found.size
-                or found.kind._conv_forward is not found.method
-                or not all(map(is_, attrgetter(*found.names)(module), found.values))
-                or not module.__dict__.keys().isdisjoint(_BEFORE_THE_OWN)
+                or any(
+                    module.__dict__.get(name, MISSING) is not value
+                    for name, value in zip(found.names, found.values, strict=True)
+                )
+                or any(attributes.get(name) is not value for attributes, name, value in found.of_classes)
             ):
                 return None
             weight, bias = module._parameters["weight"], module._parameters["bias"]
@@ -110,19 +117,13 @@ class Left:
         return found.torchs(x, weight, bias, *found.arguments)
 
 
-_BEFORE_THE_OWN = "weight", "bias", "_conv_forward"
-"""Among a module's own attributes, they would come before its parameters and the method of its class."""
-_BEFORE_PARAMETERS = "weight", "bias", "_parameters", "__getattribute__"
-"""The same for the attributes of a class."""
-
-
 def _empty() -> Any:
     """By native code, where there is some. It is given what the other one imports."""
     try:
         native = import_module(_MODULE)
     except ImportError:
         return Left()
-    return native.Left(epoch.seen, vouched, torch.is_grad_enabled, torch.get_num_threads)
+    return native.Left(epoch.seen, vouched, torch.is_grad_enabled, torch.get_num_threads, MISSING)
 
 
 _left = _empty()
@@ -144,29 +145,30 @@ def remember(
     values: tuple[Any, ...],
 ) -> None:
     """The call of a module. ``values``: of the attributes of these names, as they were when the call was made."""
-    key, kind = id(module), type(module)
-    classes = tuple(vars(each) for each in kind.__mro__[:-1])
-    size, method = sum(map(len, classes)), kind._conv_forward
-    # After what is kept of the class was read: what another thread changes meanwhile is seen here, or at the next call.
-    if any(not names.isdisjoint(_BEFORE_PARAMETERS) for names in map(Mapping.keys, classes)):
+    key, kind, wanted = id(module), type(module), dict(zip(names, values, strict=True))
+    has = set(module.__dict__)
+    own = tuple(wanted[name] if name in has else MISSING for name in names)
+    if not has.isdisjoint(HIDING):
         return
+    classes: list[dict[str, Any]] = []
+    of_classes: list[tuple[dict[str, Any], str, Any]] = []
+    for each in kind.__mro__[:-1]:
+        attributes = vars(each)
+        (dictionary,) = gc.get_referents(attributes)
+        classes.append(dictionary)
+        for name in attributes.keys() & {*names, "_conv_forward"}:
+            value = attributes[name]
+            if name in wanted and hasattr(type(value), "__get__"):
+                return
+            of_classes.append((dictionary, name, value if name in has else wanted.get(name, value)))
+        has.update(attributes)
+    size = sum(map(len, classes))
+    # After all this was read: what another thread changes meanwhile is seen here, or at the next call.
     if not module._comes_straight_here or kind.__getattr__ is not torch.nn.Module.__getattr__:
         return
+    if not has.isdisjoint(NEVER_OF_A_CLASS) or not has.issuperset(names):
+        return
     while_it_lives = weakref.ref(module, lambda _: forget(key))
-    call = LastCall(
-        while_it_lives,
-        number,
-        graded,
-        is_vouched,
-        bias is not None,
-        fits,
-        torchs,
-        arguments,
-        kind,
-        classes,
-        size,
-        method,
-        names,
-        values,
-    )
-    _left.remember(key, call)
+    how = graded, is_vouched, bias is not None, fits, torchs, arguments
+    what = (*names, *HIDING), (*own, *(MISSING for _ in HIDING)), tuple(classes), size, tuple(of_classes)
+    _left.remember(key, LastCall(while_it_lives, number, *how, kind, *what))
