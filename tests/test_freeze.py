@@ -7,7 +7,9 @@ import gc
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +50,7 @@ def is_right(conv: polyconv.Conv2d, x: Tensor) -> bool:
 def is_kept(conv: polyconv.Conv2d) -> bool:
     backend = backend_for(torch.device("cpu"))
     assert isinstance(backend, CpuBackend)
-    return id(conv.weight) in backend.weights._kept
+    return conv.weight.data_ptr() in {address for address, *_ in backend.weights._kept}
 
 
 def _step(conv: polyconv.Conv2d, kind: type[torch.optim.Optimizer], **options: object) -> None:
@@ -154,6 +156,101 @@ def test_a_new_promise_is_about_the_weights_of_then(size: int) -> None:
         polyconv.freeze(conv)
         for _ in range(2):
             assert is_right(conv, x)
+
+
+def _replaced_twice(weight: Tensor) -> None:
+    for _ in range(2):
+        weight.data = torch.randn(weight.shape)
+
+
+def _offloaded_and_loaded(weight: Tensor) -> None:
+    shape = weight.shape
+    weight.data = torch.empty(0)
+    weight.data = torch.randn(shape)
+
+
+@lru_cache
+def _memory(shape: tuple[int, ...]) -> Any:
+    return np.empty(shape, np.float32)
+
+
+def _offloaded_and_loaded_there(weight: Tensor) -> None:
+    """A program has memory of its own for weights, and a new tensor on it each time."""
+    memory = _memory(weight.shape)
+    weight.data = torch.empty(0)
+    memory[...] = np.random.default_rng().standard_normal(memory.shape)
+    weight.data = torch.from_numpy(memory)
+
+
+MOVES = [_replaced_twice, _offloaded_and_loaded, _offloaded_and_loaded_there]
+
+
+@pytest.mark.parametrize("size", [KEPT, ANEW])
+@pytest.mark.parametrize("move", MOVES)
+def test_other_memory_at_the_same_address_is_seen(move: Callable[[Tensor], None], size: int) -> None:
+    """With the version that the weight had, too: nothing but the memory itself tells."""
+    conv, x = conv_and_input(size)
+    polyconv.freeze(conv)
+    places, wrong = [], 0
+    with torch.no_grad():
+        assert is_right(conv, x)
+        for _ in range(50):
+            before = conv.weight.data_ptr(), conv.weight._version
+            move(conv.weight)
+            places.append((conv.weight.data_ptr(), conv.weight._version) == before)
+            wrong += not is_right(conv, x)
+    assert all(places[1:]) or move is not _offloaded_and_loaded_there
+    assert wrong == 0
+    assert is_frozen(conv)
+
+
+@pytest.mark.parametrize("size", [KEPT, ANEW])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("raced", [False, True])
+def test_tensors_may_be_swapped(size: int, frozen: bool, raced: bool) -> None:
+    """As ``module.to()`` does where it was asked to: ``torch.__future__.set_swap_module_params_on_conversion``."""
+    conv, x = conv_and_input(size)
+    other = Parameter(torch.randn_like(conv.weight))
+    if frozen:
+        polyconv.freeze(conv)
+    with torch.no_grad(), polyconv.benchmark(raced):
+        for _ in range(3):
+            assert is_right(conv, x)
+            torch.utils.swap_tensors(conv.weight, other)
+            assert is_right(conv, x)
+            assert not is_frozen(conv)  # the promise was about what is elsewhere now
+            conv.weight.data.mul_(-2)
+            assert is_right(conv, x)
+            if frozen:
+                polyconv.freeze(conv)
+
+
+def test_a_promise_leaves_no_trace_in_copies_and_files(tmp_path: Path) -> None:
+    conv, _ = conv_and_input(ANEW)
+    conv.weight.mark = "kept"
+    polyconv.freeze(conv)
+    torch.save(conv, tmp_path / "frozen.pt")
+    for twin in (copy.deepcopy(conv.weight), torch.load(tmp_path / "frozen.pt", weights_only=False).weight):
+        assert type(twin.__dict__) is dict
+    assert b"vouching" not in (tmp_path / "frozen.pt").read_bytes()
+    assert conv.weight.mark == "kept"
+    polyconv.unfreeze(conv)
+    assert type(conv.weight.__dict__) is dict
+    assert conv.weight.mark == "kept"
+
+
+def test_a_weight_with_the_attributes_of_a_frozen_one_is_not_frozen() -> None:
+    conv, _ = conv_and_input(ANEW)
+    polyconv.freeze(conv)
+    attributes = vars(conv.weight)
+    key = id(conv.weight)
+    del conv
+    gc.collect()
+    assert key in vouched
+    others = [polyconv.Conv2d(16, 16, 3) for _ in range(20)]
+    assert not any(map(is_frozen, others))
+    del attributes
+    assert key not in vouched
 
 
 def test_a_gradient_is_computed_with_the_weights_that_are_there() -> None:

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import warnings
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -315,6 +315,74 @@ def test_an_interrupt_at_any_step_ends_a_block_that_allows_low_precision() -> No
         entered.clear()  # as a with statement does
         assert settings.current() == before, step
         enter()
+    assert settings.current() == before
+
+
+SWITCHES = {"allow_low_precision": polyconv.allow_low_precision, "benchmark": polyconv.benchmark}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_interrupt_at_any_step_of_a_switch_leaves_nothing_behind(name: str, nested: bool) -> None:
+    """From the call that makes it, through the way into its block, to the end of that."""
+    switch, before, entered = SWITCHES[name], settings.current(), epoch.now()
+
+    def block() -> None:
+        with switch():
+            assert getattr(settings.current(), name)
+            if nested:
+                with switch(False):
+                    assert not getattr(settings.current(), name)
+
+    steps = 0
+    for step in interrupted_at_each_step(block, settings, epoch, blocks):
+        assert settings.current() == before, step
+        assert epoch.now() == entered, step
+        assert not settings._changes.entries, step
+        steps += 1
+    assert steps > 300
+    assert settings.current() == before
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_all_uses_of_a_switch(name: str) -> None:
+    def is_on() -> bool:
+        return bool(getattr(settings.current(), name))
+
+    switch, before = SWITCHES[name], settings.current()
+    made = switch()
+    assert is_on()
+    with made, made:
+        with made:
+            assert is_on()
+        assert is_on()
+    assert settings.current() == before
+    for _ in range(2):  # again
+        with made, made:
+            assert is_on()
+        assert settings.current() == before
+    del made
+    assert settings.current() == before
+
+    with ExitStack() as stack:
+        assert stack.enter_context(switch()) is None  # type: ignore[func-returns-value]
+        assert is_on()
+    assert settings.current() == before
+
+    inside = switch()(is_on)  # type: ignore[operator]
+    assert not is_on()
+    assert [inside(), inside(), is_on()] == [True, True, False]
+    del inside
+    assert settings.current() == before
+
+    with pytest.raises(KeyError), switch():
+        raise KeyError
+    assert settings.current() == before
+
+    made = switch()
+    del made
+    assert is_on()
+    switch(False)
     assert settings.current() == before
 
 

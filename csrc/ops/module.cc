@@ -38,31 +38,42 @@ class Owned {
   PyObject* object_;
 };
 
-// The last call of a module.
-struct Call {
-  Owned number;
-  bool graded;
-  bool vouched;
-  bool biased;
-  Owned fits;
-  Owned torchs;
-  Owned arguments;
+// Fields of the last call of a module: the tuple LastCall of polyconv/ops/left.py.
+enum Field : Py_ssize_t {
+  kWhileItLives,
+  kNumber,
+  kGraded,
+  kVouched,
+  kBiased,
+  kFits,
+  kTorchs,
+  kArguments,
+  kKind,
+  kNames,
+  kValues,
+  kClasses,
+  kSize,
+  kOfClasses,
+  kFields
 };
 
 struct Remembered {
   const void* module;
-  Owned while_it_lives;
-  Call call;
+  Owned call;
 };
 
 struct LeftObject {
   PyObject head;
   // In the order of the modules' addresses: few cache lines are read to find one of some hundreds.
   std::vector<Remembered>* calls;
-  // What was seen last of the state: its number, and a weak reference to the process group or None.
+  // What was seen last of the state: its number by the count of threads, and a weak reference to the process group or
+  // None.
   PyObject* seen;
   PyObject* vouched;
   PyObject* is_grad_enabled;
+  PyObject* get_num_threads;
+  // In the place of an attribute that a module does not have.
+  PyObject* missing;
 };
 
 struct Names {
@@ -95,8 +106,9 @@ bool IsAt(const LeftObject& left, std::vector<Remembered>::iterator found, const
 }
 
 PyObject* New(PyTypeObject* type, PyObject* arguments, PyObject*) {
-  PyObject *seen, *vouched, *is_grad_enabled;
-  if (!PyArg_ParseTuple(arguments, "O!O!O", &PyList_Type, &seen, &PyDict_Type, &vouched, &is_grad_enabled)) {
+  PyObject *seen, *vouched, *is_grad_enabled, *get_num_threads, *missing;
+  if (!PyArg_ParseTuple(arguments, "O!O!OOO", &PyList_Type, &seen, &PyDict_Type, &vouched, &is_grad_enabled,
+                        &get_num_threads, &missing)) {
     return nullptr;
   }
   PyObject* self = PyType_GenericAlloc(type, 0);
@@ -105,6 +117,8 @@ PyObject* New(PyTypeObject* type, PyObject* arguments, PyObject*) {
   left->seen = Owned::To(seen).release();
   left->vouched = Owned::To(vouched).release();
   left->is_grad_enabled = Owned::To(is_grad_enabled).release();
+  left->get_num_threads = Owned::To(get_num_threads).release();
+  left->missing = Owned::To(missing).release();
   left->calls = new (std::nothrow) std::vector<Remembered>();
   if (left->calls == nullptr) {
     Py_DECREF(self);
@@ -119,25 +133,24 @@ void Delete(PyObject* object) {
   Py_XDECREF(left->seen);
   Py_XDECREF(left->vouched);
   Py_XDECREF(left->is_grad_enabled);
+  Py_XDECREF(left->get_num_threads);
+  Py_XDECREF(left->missing);
   PyTypeObject* type = Py_TYPE(object);
   PyObject_Free(object);
   Py_DECREF(type);
 }
 
 PyObject* Remember(PyObject* object, PyObject* arguments) {
-  PyObject *key, *while_it_lives, *number, *fits, *torchs, *more;
-  int graded, vouched, biased;
-  if (!PyArg_ParseTuple(arguments, "O!OOpppOOO!", &PyLong_Type, &key, &while_it_lives, &number, &graded, &vouched,
-                        &biased, &fits, &torchs, &PyTuple_Type, &more)) {
+  PyObject *key, *call;
+  if (!PyArg_ParseTuple(arguments, "O!O!", &PyLong_Type, &key, &PyTuple_Type, &call)) return nullptr;
+  if (PyTuple_Size(call) != kFields) {
+    PyErr_SetString(PyExc_TypeError, "not the fields of a LastCall");
     return nullptr;
   }
   const void* module = PyLong_AsVoidPtr(key);
   if (module == nullptr) return nullptr;
   LeftObject& left = *AsLeft(object);
-  Remembered now{
-      module,
-      Owned::To(while_it_lives),
-      {Owned::To(number), graded != 0, vouched != 0, biased != 0, Owned::To(fits), Owned::To(torchs), Owned::To(more)}};
+  Remembered now{module, Owned::To(call)};
   try {
     const auto found = Find(left, module);
     if (IsAt(left, found, module)) {
@@ -185,31 +198,72 @@ bool IsVouched(PyObject* vouched, PyObject* weight) {
   return key.get() != nullptr && PyDict_GetItemWithError(vouched, key.get()) != nullptr;
 }
 
+// Whether the state is the one of a call: its number for as many threads as this one may use, and the process group.
+bool IsSameState(const LeftObject& left, PyObject* number) {
+  const Owned threads(PyObject_CallObject(left.get_num_threads, nullptr));
+  PyObject* numbers = PyList_GetItem(left.seen, 0);
+  if (threads.get() == nullptr || numbers == nullptr || !PyDict_Check(numbers)) return false;
+  return PyDict_GetItemWithError(numbers, threads.get()) == number && IsSameGroup(PyList_GetItem(left.seen, 1));
+}
+
+// Whether the attributes of a module that a call depends on are the objects that they were, or missing as they were.
+bool HasSameAttributes(PyObject* own, PyObject* call, PyObject* missing) {
+  PyObject *names = PyTuple_GetItem(call, kNames), *values = PyTuple_GetItem(call, kValues);
+  const Py_ssize_t count = PyTuple_Size(names);
+  for (Py_ssize_t i = 0; i < count; i++) {
+    PyObject* value = PyDict_GetItemWithError(own, PyTuple_GetItem(names, i));
+    if ((value == nullptr ? missing : value) != PyTuple_GetItem(values, i)) return false;
+  }
+  return true;
+}
+
+// Whether its classes have as many attributes as they had, and what the call depends on is the same.
+bool HasSameClasses(PyObject* module, PyObject* call) {
+  if (reinterpret_cast<PyObject*>(Py_TYPE(module)) != PyTuple_GetItem(call, kKind)) return false;
+  PyObject *classes = PyTuple_GetItem(call, kClasses), *attributes = PyTuple_GetItem(call, kOfClasses);
+  const Py_ssize_t class_count = PyTuple_Size(classes), count = PyTuple_Size(attributes);
+  Py_ssize_t size = 0;
+  for (Py_ssize_t i = 0; i < class_count; i++) size += PyDict_Size(PyTuple_GetItem(classes, i));
+  if (size != PyLong_AsSsize_t(PyTuple_GetItem(call, kSize))) return false;
+  for (Py_ssize_t i = 0; i < count; i++) {
+    PyObject* one = PyTuple_GetItem(attributes, i);
+    PyObject* value = PyDict_GetItemWithError(PyTuple_GetItem(one, 0), PyTuple_GetItem(one, 1));
+    if (value != PyTuple_GetItem(one, 2)) return false;
+  }
+  return true;
+}
+
 // What PyTorch's convolution is called with, if a call is the one that is remembered. None and no exception if not.
-Owned Arguments(const LeftObject& left, const Call& call, PyObject* module, PyObject* x) {
+Owned Arguments(const LeftObject& left, PyObject* call, PyObject* module, PyObject* x) {
   const Names& names = TheNames();
-  if (PyList_GetItem(left.seen, 0) != call.number.get() || !IsSameGroup(PyList_GetItem(left.seen, 1))) return Owned();
-  if (!Is(call.graded ? Py_True : Py_False, Owned(PyObject_CallObject(left.is_grad_enabled, nullptr)))) return Owned();
-  const Owned parameters(PyObject_GetAttr(module, names.parameters));
+  if (!IsSameState(left, PyTuple_GetItem(call, kNumber))) return Owned();
+  if (!Is(PyTuple_GetItem(call, kGraded), Owned(PyObject_CallObject(left.is_grad_enabled, nullptr)))) return Owned();
+  const Owned own(PyObject_GenericGetDict(module, nullptr));
+  if (own.get() == nullptr || !HasSameAttributes(own.get(), call, left.missing)) return Owned();
+  if (!HasSameClasses(module, call)) return Owned();
+  const Owned parameters = Owned::To(PyDict_GetItemWithError(own.get(), names.parameters));
   if (parameters.get() == nullptr || !PyDict_Check(parameters.get())) return Owned();
   const Owned weight = Owned::To(PyDict_GetItemWithError(parameters.get(), names.weight));
   const Owned bias = Owned::To(PyDict_GetItemWithError(parameters.get(), names.bias));
   if (weight.get() == nullptr || bias.get() == nullptr) return Owned();  // made anew before each call
-  if (call.biased == (bias.get() == Py_None) || call.vouched != IsVouched(left.vouched, weight.get())) return Owned();
+  const bool biased = PyTuple_GetItem(call, kBiased) == Py_True;
+  const bool vouched = PyTuple_GetItem(call, kVouched) == Py_True;
+  if (biased == (bias.get() == Py_None) || vouched != IsVouched(left.vouched, weight.get())) return Owned();
   PyObject* const tensors[] = {x, weight.get(), bias.get()};
-  const Py_ssize_t count = call.biased ? 3 : 2;
+  const Py_ssize_t count = biased ? 3 : 2;
   const Owned looked_at(PyTuple_New(count));
   if (looked_at.get() == nullptr) return Owned();
   for (Py_ssize_t i = 0; i < count; i++) {
     if (!Is(Py_False, Owned(PyObject_GetAttr(tensors[i], names.is_nested)))) return Owned();
     PyTuple_SetItem(looked_at.get(), i, Owned::To(tensors[i]).release());
   }
-  if (!Is(Py_True, Owned(PyObject_CallObject(call.fits.get(), looked_at.get())))) return Owned();
-  const Py_ssize_t more = PyTuple_Size(call.arguments.get());
+  if (!Is(Py_True, Owned(PyObject_CallObject(PyTuple_GetItem(call, kFits), looked_at.get())))) return Owned();
+  PyObject* arguments = PyTuple_GetItem(call, kArguments);
+  const Py_ssize_t more = PyTuple_Size(arguments);
   Owned all(PyTuple_New(3 + more));
   if (all.get() == nullptr) return Owned();
   for (Py_ssize_t i = 0; i < 3 + more; i++) {
-    PyObject* argument = i < 3 ? tensors[i] : PyTuple_GetItem(call.arguments.get(), i - 3);
+    PyObject* argument = i < 3 ? tensors[i] : PyTuple_GetItem(arguments, i - 3);
     PyTuple_SetItem(all.get(), i, Owned::To(argument).release());
   }
   return all;
@@ -223,21 +277,20 @@ PyObject* Again(PyObject* object, PyObject* const* arguments, Py_ssize_t count) 
   LeftObject& left = *AsLeft(object);
   const auto found = Find(left, arguments[0]);
   if (!IsAt(left, found, arguments[0])) Py_RETURN_NONE;
-  const Call call = found->call;  // a copy: Python code that runs meanwhile may forget it
-  const Owned all = Arguments(left, call, arguments[0], arguments[1]);
+  const Owned call = found->call;  // a reference of its own: Python code that runs meanwhile may forget it
+  const Owned all = Arguments(left, call.get(), arguments[0], arguments[1]);
   if (all.get() == nullptr) {
     PyErr_Clear();  // whatever it was, Python will find it and say it in words
     Py_RETURN_NONE;
   }
-  return PyObject_CallObject(call.torchs.get(), all.get());
+  return PyObject_CallObject(PyTuple_GetItem(call.get(), kTorchs), all.get());
 }
 
 Py_ssize_t Length(PyObject* object) {
   return static_cast<Py_ssize_t>(AsLeft(object)->calls->size());
 }
 
-PyMethodDef methods[] = {{"remember", &Remember, METH_VARARGS,
-                          "remember(key, while_it_lives, number, graded, vouched, biased, fits, torchs, arguments)"},
+PyMethodDef methods[] = {{"remember", &Remember, METH_VARARGS, "remember(key, call)"},
                          {"forget", &Forget, METH_O, "forget(key)"},
                          {"again", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&Again)), METH_FASTCALL,
                           "again(module, x): the output, or None."},
@@ -247,7 +300,7 @@ PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(&New)},
                        {Py_tp_dealloc, reinterpret_cast<void*>(&Delete)},
                        {Py_tp_methods, methods},
                        {Py_mp_length, reinterpret_cast<void*>(&Length)},
-                       {Py_tp_doc, const_cast<char*>("Left(seen, vouched, is_grad_enabled)")},
+                       {Py_tp_doc, const_cast<char*>("Left(seen, vouched, is_grad_enabled, get_num_threads, missing)")},
                        {0, nullptr}};
 
 PyType_Spec spec = {"polyconv.ops._native.Left", sizeof(LeftObject), 0, Py_TPFLAGS_DEFAULT, slots};

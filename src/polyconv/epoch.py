@@ -1,8 +1,13 @@
 """One number for all that a plan depends on beside its problem.
 
-That is the settings, choices from outside, whose backend runs, and who looks on. They change rarely and are asked about
-on every call. So whoever keeps a plan keeps the number with it, and plans again when :func:`now` is another. A state
-that comes back has the number that it had, and finds its plans: a loop may enter a ``with`` block in each of its steps.
+That is the settings, choices from outside, whose backend runs, who looks on, and the number of threads. They change
+rarely and are asked about on every call. So whoever keeps a plan keeps the number with it, and plans again when
+:func:`now` is another. A state that comes back has the number that it had, and finds its plans: a loop may enter a
+``with`` block in each of its steps.
+
+The threads that count are those that the calling thread may use, ``torch.get_num_threads()``: PyTorch's kernels and
+polyconv's run on as many. With OpenMP each thread has a count of its own: ``torch.set_num_threads`` is for the thread
+that calls it, and for threads that compute for the first time after that.
 """
 
 from __future__ import annotations
@@ -14,6 +19,8 @@ from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any, TypeVar
 
+import torch
+
 from .forking import whole
 
 T = TypeVar("T", bound=Hashable)
@@ -21,9 +28,11 @@ T = TypeVar("T", bound=Hashable)
 _modules = sys.modules
 _sources: list[Callable[[], Hashable]] = []
 _numbers = itertools.count(1)
-seen: list[Any] = [0, None]
-"""The number of the state that was seen last, 0 since it changed; and the process group, None where there was none. It
-is not kept alive, a program may destroy it: it is known by a weak reference. ``csrc/ops`` reads both."""
+_threads = torch.get_num_threads
+seen: list[Any] = [{}, None]
+"""The numbers of the state that was seen last, by the count of threads, none since it changed; and the process group,
+None where there was none. It is not kept alive, a program may destroy it: it is known by a weak reference. ``csrc/ops``
+reads both."""
 _change = object()
 """Another one after each change."""
 _group_changes = 0
@@ -47,14 +56,14 @@ def now() -> int:
     group_now = None if c10d is None else c10d._world._default_pg
     if group_now is not None or seen[1] is not None:
         _look_at(group_now)
-    return seen[0] or _settle()
+    return seen[0].get(_threads()) or _settle()
 
 
 def changed() -> None:
     """To be said before and after a change, in ``with whole``: nobody else learns a number of the state meanwhile."""
     global _change
     _change = object()
-    seen[0] = 0
+    seen[0] = {}
 
 
 def _look_at(group_now: Any) -> None:
@@ -70,10 +79,10 @@ def _look_at(group_now: Any) -> None:
 def _settle() -> int:
     with whole:
         while True:
-            change = _change
-            number = _number_of((_group_changes, *(source() for source in _sources)))
+            change, numbers, threads = _change, seen[0], _threads()
+            number = _number_of((threads, _group_changes, *(source() for source in _sources)))
             if _change is change:  # else the block that somebody forgot ended meanwhile, in this thread
-                seen[0] = number
+                numbers[threads] = number
                 return number
 
 

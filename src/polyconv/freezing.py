@@ -38,11 +38,12 @@ def freeze(model: torch.nn.Module) -> Freezing:
     A write through ``weight.data``, a NumPy array or a memory map that shares its memory, or another tensor on its
     storage moves no version counter; nor does the step of an optimiser with ``fused=True``. So a weight is read whole
     before each call, where that is cheap beside the call; where it is not, nothing is kept, and algorithms that prepare
-    weights at length do not pay. With the promise, version and address are enough: nothing is read, and everything may
+    weights at length do not pay. With the promise, version and memory are enough: nothing is read, and everything may
     be kept. Should such a write happen all the same, results are those of the old weights, without a word.
 
     What moves the counter is seen as ever: ``load_state_dict``, the step of any other optimiser, ``weight.mul_(2)``;
-    and so is another tensor in the weight's place. Training is not affected: there nothing is kept.
+    and so is another tensor in the weight's place, or other memory (``weight.data = other``), also at the same address.
+    ``torch.utils.swap_tensors`` ends the promise. Training is not affected: there nothing is kept.
     The promise is about the weights as they are now, not about copies of the model, nor about the same model in
     another process; it ends with :func:`unfreeze`, or with the weight. On a GPU only frozen weights are kept: to read
     others would be to wait for it. A CUDA graph makes its own at each replay.

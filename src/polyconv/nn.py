@@ -18,7 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 from .arguments import Extent, Padding, activation_name
 from .exchange import check_qconfig, refuse_scripting
 from .functional import by_operator, transposed_by_operator
-from .ops import left, shortcut
+from .ops import shortcut
 from .ops.left import again
 from .settings import checked_tolerance
 from .vouching import is_frozen
@@ -44,12 +44,16 @@ class Convolution(_ConvNd):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "qconfig":
             check_qconfig(value)
-        left.forget(id(self))  # what the module does may be something else from now on
         super().__setattr__(name, value)
         if name == "training" and self.fusion is not None:
             self.fusion.follow()
 
     __prepare_scriptable__ = refuse_scripting
+
+    @property
+    def _comes_straight_here(self) -> bool:
+        """Whether :meth:`forward` calls no method that may be another one than polyconv's."""
+        return True
 
     def extra_repr(self) -> str:
         plain: str = super().extra_repr()
@@ -104,14 +108,9 @@ class _Forward(Convolution):
         """
         if residual is None and not is_dynamo_compiling() and (y := again(self, input)) is not None:
             return y
-        own: dict[str, Any] = self._parameters
-        try:  # where torch looks last for an attribute, after half a microsecond
-            weight, bias = own["weight"], own["bias"]
-        except KeyError:  # made anew before each call: a parametrisation, a hook
-            weight, bias = self.weight, self.bias
         if residual is not None:
-            return self._conv_forward(input, weight, bias, residual)
-        return self._conv_forward(input, weight, bias)
+            return self._conv_forward(input, self.weight, self.bias, residual)
+        return self._conv_forward(input, self.weight, self.bias)
 
     def _conv_forward(
         self, input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None
@@ -165,11 +164,7 @@ class _Transposed(Convolution):
         """``output_size`` says how large the output is to be, where the stride leaves that open."""
         if output_size is None and not is_dynamo_compiling() and (y := again(self, input)) is not None:
             return y
-        own: dict[str, Any] = self._parameters
-        try:  # where torch looks last for an attribute, after half a microsecond
-            weight, bias = own["weight"], own["bias"]
-        except KeyError:  # made anew before each call: a parametrisation, a hook
-            weight, bias = self.weight, self.bias
+        weight, bias = self.weight, self.bias
         if self.padding_mode != "zeros":
             raise ValueError(f"Only `zeros` padding mode is supported for {type(self).__name__}")
         rank, output_padding = len(self.kernel_size), self.output_padding

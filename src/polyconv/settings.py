@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-import weakref
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from operator import iadd
 from pathlib import Path
 from typing import Any, Literal
 
@@ -338,26 +339,65 @@ def tolerance(value: float) -> AbstractContextManager[Settings]:
     return use(tolerance=checked_tolerance(value))
 
 
-class _Switched(Block[_Change, None]):
-    """What a switch gives: in force from the beginning, and until the end of a block, if it has one.
+_DEPTH = 64
+"""How often a switch can be entered inside itself."""
+_UNUSED = (None,) * _DEPTH
 
-    Not a value that is put back: another thread may have changed it meanwhile, or be in a block of its own.
-    """
 
-    def __init__(self, **changed: bool) -> None:
-        super().__init__(_changes, _Change(changed, holds_changes=False), None)
-        entry = Entry(self._value)
-        entry.forgotten = weakref.ref(self, lambda _: _keep(entry))
-        self._made: Entry[_Change] | None = entry
-        _changes.put(entry)
+class _Used(list[None]):
+    """A switch whose first block has ended: nothing of it is in force outside of a block."""
+
+    _again: Block[_Change, None]
 
     def __enter__(self) -> None:
-        entry, self._made = self._made, None
-        if entry is None:
-            super().__enter__()
+        self._again.__enter__()
+
+    def __exit__(self, *reason: object) -> None:
+        self._again.__exit__(*reason)
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return self._again(function)
+
+
+class _Switched(_Used):
+    """What a switch gives: in force from the beginning, and until the end of a block, if it has one.
+
+    Not a value that is put back: another thread may have changed it meanwhile, or be in a block of its own. Dropped
+    without a block it stays in force; but a signal on the way into a block drops it, too. So it stays only if it was
+    given to the caller and never entered. Both are single steps of C code, during which no signal is handled: it is a
+    list that gets its elements when it is given (``iadd``), and entering it takes one of them.
+    """
+
+    _entry: Entry[_Change] | None = None
+
+    def __init__(self, **changed: bool) -> None:
+        super().__init__()
+        change = _Change(changed, holds_changes=False)
+        self._again = Block(_changes, change, None)
+        self._entry = Entry(change)
+        _changes.put(self._entry)
+
+    __enter__ = list.pop
+
+    def __exit__(self, *_: object) -> None:
+        if len(self) < _DEPTH - 1:  # of a block inside itself
+            self.append(None)
+        elif self._entry is not None:
+            _changes.take(self._entry)
+            self.__class__ = _Used  # type: ignore[assignment]
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """As a decorator it is in force while the function runs."""
+        with self:
+            return super().__call__(function)
+
+    def __del__(self) -> None:
+        if self._entry is None or sys.is_finalizing():
+            return
+        if len(self) == _DEPTH and sys._getframe(1).f_code not in _SWITCHES:
+            _keep(self._entry)
         else:
-            entry.forgotten = weakref.ref(self, lambda _: _changes.take(entry))
-            self._open = (*self._open, entry)
+            _changes.take(self._entry)
 
 
 def _keep(entry: Entry[_Change]) -> None:
@@ -378,7 +418,7 @@ def allow_low_precision(allow: bool = True) -> AbstractContextManager[None]:
         with polyconv.allow_low_precision(), torch.autocast("cpu", dtype=torch.bfloat16):
             y = conv(x)  # bfloat16
     """
-    return _Switched(allow_low_precision=bool(allow))
+    return iadd(_Switched(allow_low_precision=bool(allow)), _UNUSED)  # type: ignore[no-any-return]
 
 
 def follows_autocast(device_type: str) -> bool:
@@ -404,4 +444,8 @@ def benchmark(enable: bool = True) -> AbstractContextManager[None]:
             model(batch)
         polyconv.save_benchmark("tuning.json")  # for later processes
     """
-    return _Switched(benchmark=bool(enable))
+    return iadd(_Switched(benchmark=bool(enable)), _UNUSED)  # type: ignore[no-any-return]
+
+
+_SWITCHES = {allow_low_precision.__code__, benchmark.__code__}
+"""Where a switch is dropped before it was given to the caller."""

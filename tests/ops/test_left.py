@@ -6,7 +6,8 @@ import contextlib
 import copy
 import gc
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from torch.autograd import forward_ad
 import polyconv
 from entered import entered
 from polyconv import choices
+from polyconv import nn as nn_module
+from polyconv.nn import Convolution
 from polyconv.ops import left
 
 SIZE = (2, 8, 9, 11)
@@ -37,9 +40,9 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("polyconv.nn.again", memory.again)
 
 
-def left_to_torch(**options: Any) -> tuple[polyconv.Conv2d, Tensor]:
+def left_to_torch(kind: type[polyconv.Conv2d] = polyconv.Conv2d, **options: Any) -> tuple[polyconv.Conv2d, Tensor]:
     """A module whose last call was left to torch. Half precision has no other plan, whatever is in force."""
-    conv = polyconv.Conv2d(8, 8, **{"kernel_size": 3, "dtype": torch.bfloat16, **options})
+    conv = kind(8, 8, **{"kernel_size": 3, "dtype": torch.bfloat16, **options})
     x = torch.randn(SIZE, dtype=torch.bfloat16)
     conv(x)
     assert AGAIN not in entered(lambda: conv(x))
@@ -76,6 +79,169 @@ def test_another_attribute_is_seen(name: str) -> None:
     assert AGAIN in entered(lambda: conv(x))
     if name in ("stride", "padding", "dilation"):
         assert torch.equal(conv(x), F.conv2d(x, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation))
+
+
+def _by_state(conv: polyconv.Conv2d, name: str, value: object) -> None:
+    conv.__setstate__({**conv.__dict__, name: value})
+
+
+def _by_property(conv: polyconv.Conv2d, name: str, value: object) -> None:
+    setattr(type(conv), name, property(lambda _: value))
+
+
+def _by_another_class(conv: polyconv.Conv2d, name: str, value: object) -> None:
+    conv.__class__ = type("Another", (type(conv),), {name: property(lambda _: value)})
+
+
+AROUND: dict[str, Callable[[polyconv.Conv2d, str, object], object]] = {
+    "__dict__": lambda conv, name, value: conv.__dict__.update({name: value}),
+    "object.__setattr__": object.__setattr__,
+    "__setstate__": _by_state,
+    "a property": _by_property,
+    "another class": _by_another_class,
+}
+"""Ways that ``torch.nn.Module.__setattr__`` does not see."""
+
+
+class Own(polyconv.Conv2d):
+    """A class to be changed."""
+
+
+@pytest.fixture
+def own() -> Iterator[type[Own]]:
+    """A class that is as before after the test."""
+    before = dict(vars(Own))
+    yield Own
+    for name in set(vars(Own)) - set(before):
+        delattr(Own, name)
+
+
+@pytest.mark.parametrize("way", AROUND)
+@pytest.mark.parametrize("name", [*ATTRIBUTES, "activation", "groups"])
+def test_an_attribute_that_is_changed_behind_the_modules_back_is_seen(way: str, name: str, own: type[Own]) -> None:
+    conv, x = left_to_torch(own)
+    AROUND[way](conv, name, {"activation": "relu", "groups": 4, **ATTRIBUTES}[name])
+    if name == "groups":
+        conv.weight = nn.Parameter(conv.weight[:, :2].detach().clone())
+    assert AGAIN in entered(lambda: conv(x))
+    sizes = conv.stride, conv.padding, conv.dilation, conv.groups
+    padded = F.pad(x, conv._reversed_padding_repeated_twice, conv.padding_mode) if name == "padding_mode" else x
+    expected = F.conv2d(padded, conv.weight, conv.bias, *sizes)
+    assert torch.equal(conv(x), expected.relu() if name == "activation" else expected)
+
+
+def test_a_class_attribute_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    conv, x = left_to_torch()
+    monkeypatch.setattr(Convolution, "activation", "relu")
+    assert torch.equal(conv(x), F.conv2d(x, conv.weight, conv.bias).relu())
+
+
+@pytest.mark.parametrize("owner", [polyconv.Conv2d, Own, nn_module._Forward])
+def test_a_method_of_a_class_is_seen(owner: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    conv, x = left_to_torch(Own, bias=False)
+    ours = owner._conv_forward  # type: ignore[attr-defined]
+
+    def doubled(self: Any, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+        doubled_weight: Tensor = ours(self, x, 2 * weight, *rest)
+        return doubled_weight
+
+    monkeypatch.setattr(owner, "_conv_forward", doubled)
+    for _ in range(3):
+        assert torch.equal(conv(x), F.conv2d(x, 2 * conv.weight))
+    monkeypatch.undo()
+    for _ in range(3):
+        assert torch.equal(conv(x), F.conv2d(x, conv.weight))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", ["weight", "bias"])
+@pytest.mark.parametrize("layer", [polyconv.Conv2d, polyconv.ConvTranspose2d])
+@pytest.mark.parametrize("by_class", [False, True])
+def test_what_hides_a_parameter_is_used(by_class: bool, layer: type[Any], name: str, dtype: torch.dtype) -> None:
+    """Also where polyconv's kernels compute."""
+    conv, x = type("Hiding", (layer,), {})(8, 8, 3, dtype=dtype), torch.randn(SIZE, dtype=dtype)
+    for _ in range(2):
+        conv(x)
+    hiding = torch.randn(conv._parameters[name].shape, dtype=dtype)
+    if by_class:
+        setattr(type(conv), name, property(lambda _: hiding))
+    else:
+        conv.__dict__[name] = hiding
+    tensors = {**conv._parameters, name: hiding}
+    torchs = F.conv2d if layer is polyconv.Conv2d else F.conv_transpose2d
+    for _ in range(3):
+        expected = torchs(x, tensors["weight"], tensors["bias"])
+        torch.testing.assert_close(conv(x), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        *((polyconv.Conv2d, name) for name in ("stride", "padding", "dilation", "activation", "padding_mode")),
+        *((polyconv.ConvTranspose2d, name) for name in ("stride", "padding", "dilation", "padding_mode")),
+    ],
+)
+def test_what_another_thread_sets_during_the_first_call_is_seen(
+    layer: type[Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conv, x = layer(8, 8, 3, dtype=torch.bfloat16), torch.randn(SIZE, dtype=torch.bfloat16)
+    remember, value = left.remember, {"activation": "relu", **ATTRIBUTES}[name]
+
+    def meanwhile(*arguments: Any) -> None:
+        thread = Thread(target=setattr, args=(conv, name, value))
+        thread.start()
+        thread.join()
+        remember(*arguments)
+
+    monkeypatch.setattr(left, "remember", meanwhile)
+    conv(x)
+    monkeypatch.setattr(left, "remember", remember)
+    fresh = copy.deepcopy(conv)
+    if layer is polyconv.ConvTranspose2d and name == "padding_mode":
+        with pytest.raises(ValueError, match="zeros"):
+            conv(x)
+    else:
+        assert torch.equal(conv(x), fresh(x))
+        assert torch.equal(conv(x), fresh(x))
+
+
+def test_a_promise_during_the_first_call_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    conv, x = polyconv.Conv2d(8, 8, 3, dtype=torch.bfloat16), torch.randn(SIZE, dtype=torch.bfloat16)
+    remember = left.remember
+
+    def meanwhile(*arguments: Any) -> None:
+        polyconv.freeze(conv)
+        remember(*arguments)
+
+    monkeypatch.setattr(left, "remember", meanwhile)
+    conv(x)
+    monkeypatch.setattr(left, "remember", remember)
+    assert AGAIN in entered(lambda: conv(x))
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_tensors_may_be_swapped(frozen: bool, mode: Callable[[], contextlib.AbstractContextManager[object]]) -> None:
+    conv, _ = left_to_torch(bias=False)
+    x = torch.randn(SIZE, dtype=torch.bfloat16)
+    if frozen:
+        polyconv.freeze(conv)
+    with mode():
+        conv(x)
+        conv(x)
+    torch.utils.swap_tensors(conv.weight, nn.Parameter(torch.randn_like(conv.weight)))
+    with mode():
+        assert torch.equal(conv(x), F.conv2d(x, conv.weight))
+
+
+def test_an_unpickled_module_is_left_to_torch_at_once() -> None:
+    """Its words are other objects than those of the program."""
+    for kind in (polyconv.Conv2d, polyconv.ConvTranspose2d):
+        conv, x = kind(8, 8, 3, dtype=torch.bfloat16), torch.randn(SIZE, dtype=torch.bfloat16)
+        twin = pickle.loads(pickle.dumps(conv))
+        twin(x)
+        again = entered(lambda twin=twin, x=x: twin(x))  # type: ignore[misc]
+        assert not {AGAIN, "polyconv.ops.shortcut.transpose"}.intersection(again)
 
 
 def test_an_activation_is_seen() -> None:

@@ -7,39 +7,39 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from ..forking import whole
-from ..vouching import vouched
+from ..vouching import Promise, promise_of
 from . import native
 
 
 @dataclass(slots=True)
 class _Kept:
     state: tuple[object, ...]
-    """Version, address and layout of the weight, the call's numbers, the instruction set."""
+    """Version of the weight, the call's numbers, the instruction set."""
     bits: int
     """A hash of the weight."""
     transformed: Tensor
-    weight: weakref.ref[Tensor]
-    """Forgets all this with the weight."""
-    promise: weakref.ref[Tensor] | None
+    storage: weakref.ref[UntypedStorage]
+    """The weight's memory: forgets all this with it. Later memory at the same address is another."""
+    promise: Promise | None
     """Under which the bits were seen last; None if nobody vouched for the weight. Another one after each freeze."""
 
 
 class TransformedWeights:
     """Keeps the transformed weights of forward passes in inference, at most ``limit`` bytes of them.
 
-    They are dropped with the weight, and made anew when it changed: by its version counter, and, unless it is frozen,
-    by a hash of its bits, because writing to ``weight.data`` moves no counter. Where reading the weight would cost much
-    beside the call, the planner has nothing kept.
+    They are dropped with the weight's memory, and made anew when it changed: by its version counter, and, unless it is
+    frozen, by a hash of its bits, because writing to ``weight.data`` moves no counter. Where reading the weight would
+    cost much beside the call, the planner has nothing kept.
     """
 
     def __init__(self, limit: int = 512 * 2**20) -> None:
         self.limit = limit
         self.size = 0
-        self._kept: dict[int, _Kept] = {}
-        """By the ``id`` of the weight: torch's dictionary of weak references takes as long as a small convolution."""
+        self._kept: dict[tuple[object, ...], _Kept] = {}
+        """By the weight's address, shape and strides: one for each weight, also where it is a new view at each call."""
 
     def of(
         self,
@@ -53,23 +53,28 @@ class TransformedWeights:
     ) -> Tensor | None:
         """The transformed weights for this call, or None where they should be made for it alone.
 
-        ``owner``: the weight itself where ``w`` is a view of it. They are kept by its identity and as long as it lives.
+        ``owner``: the weight itself where ``w`` is a view of it. Promises are about that.
         """
         dense = _dense(w)
         if dense is None or w.is_inference():  # a tensor of inference mode has no version counter
             return None
-        state = (w._version, w.data_ptr(), w.shape, w.stride(), *geometry, *plan, native.instruction_set())
-        owner = w if owner is None else owner
-        key = id(owner)
-        kept, promise = self._kept.get(key), vouched.get(key)
-        if frozen and kept is not None and kept.promise is promise and kept.state == state:
+        key, storage = (w.data_ptr(), w.shape, w.stride()), w.untyped_storage()
+        state = (w._version, *geometry, *plan, native.instruction_set())
+        kept, promise = self._kept.get(key), promise_of(w if owner is None else owner) if frozen else None
+        if (
+            promise is not None
+            and kept is not None
+            and kept.promise is promise
+            and kept.storage() is storage
+            and kept.state == state
+        ):
             return kept.transformed
         bits: int = _operator("hash")(dense)
-        if kept is not None and kept.state == state and kept.bits == bits:
+        if kept is not None and kept.state == state and kept.bits == bits and kept.storage() is storage:
             kept.promise = promise
             return kept.transformed
         transformed: Tensor = _operator("transform_weights")(x, w, y, geometry, plan)
-        new = _Kept(state, bits, transformed, weakref.ref(owner, lambda _: self._kept.pop(key, None)), promise)
+        new = _Kept(state, bits, transformed, weakref.ref(storage, lambda _: self._kept.pop(key, None)), promise)
         with whole:
             self._kept.pop(key, None)
             self.size = sum(map(_bytes, tuple(self._kept.values())))

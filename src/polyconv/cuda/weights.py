@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, UntypedStorage
 
 from ..forking import whole
-from ..vouching import vouched
+from ..vouching import Promise, promise_of
 
 Memory = Tensor | UntypedStorage
 """Bytes on the GPU: whatever :meth:`polyconv.cuda.backend.CudaBackend.allocate` gives."""
@@ -20,14 +20,27 @@ class State:
 
     version: int
     address: int
-    promise: weakref.ref[Tensor]
+    storage: weakref.ref[UntypedStorage]
+    """Its memory: later memory at the same address is another."""
+    promise: Promise
     """Under which nobody writes to it behind its version counter: another one after each :func:`polyconv.freeze`."""
 
     @classmethod
     def of(cls, w: Tensor) -> State | None:
         """To be asked before anything is made of it; None if nobody vouches for it."""
-        promise = vouched.get(id(w))
-        return None if promise is None else cls(w._version, w.data_ptr(), promise)
+        promise = promise_of(w)
+        if promise is None:
+            return None
+        return cls(w._version, w.data_ptr(), weakref.ref(w.untyped_storage()), promise)
+
+    def is_of(self, w: Tensor) -> bool:
+        """Whether a weight is in this state."""
+        return (
+            self.version == w._version
+            and self.address == w.data_ptr()
+            and self.storage() is w.untyped_storage()
+            and self.promise is promise_of(w)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +48,15 @@ class _Kept:
     state: State
     memory: Memory
     size: int
-    weight: weakref.ref[Tensor]
-    """Forgets all this with the weight."""
+    storage: weakref.ref[UntypedStorage]
+    """Forgets all this with the weight's memory."""
 
 
 class PreparedWeights:
     """Keeps what the first launches of forward plans make of frozen weights, at most ``limit`` bytes of it.
 
     On the CPU a weight that nobody vouches for is read at each call, to see whether it changed. On a GPU to look is to
-    wait for it; so only frozen weights are kept, by their version counter and address. What was made on one stream is
+    wait for it; so only frozen weights are kept, by their version counter and memory. What was made on one stream is
     used on that stream alone, where it is made before it is read. And nothing is kept of what is captured in a graph:
     it is made when the graph runs, not now, in memory that is the graph's.
     """
@@ -56,19 +69,15 @@ class PreparedWeights:
 
     def find(self, w: Tensor, stream: int, recipe: bytes) -> Memory | None:
         """What these launches made of the weight as it is now, on this stream; None if that is not kept."""
-        key = id(w)
-        kept = self._kept.get((key, stream, recipe))
-        if kept is None:
-            return None
-        state = kept.state
-        if state.version != w._version or state.address != w.data_ptr() or state.promise is not vouched.get(key):
-            return None
-        return kept.memory
+        kept = self._kept.get((id(w), stream, recipe))
+        return kept.memory if kept is not None and kept.state.is_of(w) else None
 
     def keep(self, w: Tensor, stream: int, recipe: bytes, state: State, memory: Memory, size: int) -> None:
         """What was launched, on this stream, for a weight in this state."""
-        key = id(w), stream, recipe
-        new = _Kept(state, memory, size, weakref.ref(w, lambda _: self._kept.pop(key, None)))
+        key, storage = (id(w), stream, recipe), state.storage()
+        if storage is None:  # another thread gave the weight other memory meanwhile
+            return
+        new = _Kept(state, memory, size, weakref.ref(storage, lambda _: self._kept.pop(key, None)))
         with whole:
             self._kept.pop(key, None)
             self.size = sum(kept.size for kept in tuple(self._kept.values()))

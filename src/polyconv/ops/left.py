@@ -11,6 +11,7 @@ Nobody who watches calls is looked for, since PyTorch's convolution shows itself
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable
 from importlib import import_module
@@ -23,6 +24,16 @@ from .. import epoch
 from ..vouching import vouched
 
 _MODULE = "polyconv.ops._native"
+
+ATTRIBUTES = "stride", "padding", "dilation", "groups", "padding_mode", "tolerance", "activation"
+"""Of a module, that a convolution depends on."""
+TRANSPOSED = "stride", "padding", "output_padding", "groups", "dilation", "tolerance", "padding_mode"
+"""The same for a transposed one."""
+HIDING = "weight", "bias", "_conv_forward"
+"""Attributes that, had a module them itself, would hide its parameters and the method of its class."""
+NEVER_OF_A_CLASS = "weight", "bias", "__getattribute__"
+"""The same for its class."""
+MISSING: Any = Ellipsis
 
 
 class LastCall(NamedTuple):
@@ -41,20 +52,32 @@ class LastCall(NamedTuple):
     torchs: Callable[..., Tensor]
     arguments: tuple[Any, ...]
     """What PyTorch's convolution was called with after the tensors."""
+    kind: type[Any]
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
+    """Attributes that the call depends on, and the objects that it was made with: :data:`MISSING` where the module has
+    none itself, and its class has one, or a parameter is meant."""
+    classes: tuple[dict[str, Any], ...]
+    size: int
+    """Attributes of its classes, and their number: a property or a method that is put there is one more."""
+    of_classes: tuple[tuple[dict[str, Any], str, Any], ...]
+    """Those of them that the call depends on."""
 
 
 class Left:
     """The last calls of modules, by their ``id``. Native code has a class like this one, of the same methods.
 
     A call is kept no longer than its module lives, and not with its attributes: copies and pickles know nothing of it.
+    What it was made with is compared with what the module has at each call: nobody has to say that something changed,
+    and what another thread changes while a call is made is seen by the next.
     """
 
     def __init__(self) -> None:
         self._calls: dict[int, LastCall] = {}
 
-    def remember(self, key: int, *call: Any) -> None:
-        """By the ``id`` of a module, the fields of a :class:`LastCall`."""
-        self._calls[key] = LastCall(*call)
+    def remember(self, key: int, call: LastCall) -> None:
+        """By the ``id`` of a module."""
+        self._calls[key] = call
 
     def forget(self, key: int) -> None:
         self._calls.pop(key, None)
@@ -68,7 +91,16 @@ class Left:
         if found is None:
             return None
         try:
-            if found.number != epoch.now():
+            if (
+                found.number != epoch.now()
+                or type(module) is not found.kind
+                or sum(map(len, found.classes)) != found.size
+                or any(
+                    module.__dict__.get(name, MISSING) is not value
+                    for name, value in zip(found.names, found.values, strict=True)
+                )
+                or any(attributes.get(name) is not value for attributes, name, value in found.of_classes)
+            ):
                 return None
             weight, bias = module._parameters["weight"], module._parameters["bias"]
             tensors = (x, weight, bias) if found.biased else (x, weight)
@@ -91,7 +123,7 @@ def _empty() -> Any:
         native = import_module(_MODULE)
     except ImportError:
         return Left()
-    return native.Left(epoch.seen, vouched, torch.is_grad_enabled)
+    return native.Left(epoch.seen, vouched, torch.is_grad_enabled, torch.get_num_threads, MISSING)
 
 
 _left = _empty()
@@ -101,18 +133,42 @@ forget: Callable[[int], None] = _left.forget
 
 
 def remember(
-    module: torch.nn.Module,
+    module: Any,
     number: int,
     graded: bool,
-    weight: Tensor,
+    is_vouched: bool,
     bias: Tensor | None,
     fits: Callable[..., bool],
     torchs: Callable[..., Tensor],
     arguments: tuple[Any, ...],
+    names: tuple[str, ...],
+    values: tuple[Any, ...],
 ) -> None:
-    """The call of a module, until an attribute of it is set."""
-    key = id(module)
+    """The call of a module. ``values``: of the attributes of these names, as they were when the call was made."""
+    key, kind, wanted = id(module), type(module), dict(zip(names, values, strict=True))
+    has = set(module.__dict__)
+    own = tuple(wanted[name] if name in has else MISSING for name in names)
+    if not has.isdisjoint(HIDING):
+        return
+    classes: list[dict[str, Any]] = []
+    of_classes: list[tuple[dict[str, Any], str, Any]] = []
+    for each in kind.__mro__[:-1]:
+        attributes = vars(each)
+        (dictionary,) = gc.get_referents(attributes)
+        classes.append(dictionary)
+        for name in attributes.keys() & {*names, "_conv_forward"}:
+            value = attributes[name]
+            if name in wanted and hasattr(type(value), "__get__"):
+                return
+            of_classes.append((dictionary, name, value if name in has else wanted.get(name, value)))
+        has.update(attributes)
+    size = sum(map(len, classes))
+    # After all this was read: what another thread changes meanwhile is seen here, or at the next call.
+    if not module._comes_straight_here or kind.__getattr__ is not torch.nn.Module.__getattr__:
+        return
+    if not has.isdisjoint(NEVER_OF_A_CLASS) or not has.issuperset(names):
+        return
     while_it_lives = weakref.ref(module, lambda _: forget(key))
-    _left.remember(
-        key, while_it_lives, number, graded, id(weight) in vouched, bias is not None, fits, torchs, arguments
-    )
+    how = graded, is_vouched, bias is not None, fits, torchs, arguments
+    what = (*names, *HIDING), (*own, *(MISSING for _ in HIDING)), tuple(classes), size, tuple(of_classes)
+    _left.remember(key, LastCall(while_it_lives, number, *how, kind, *what))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from .. import choices, settings
 from ..forking import whole
@@ -77,8 +77,9 @@ class Race:
         self._runs: dict[tuple[Problem, str], Run] = {}
         self._warm: set[str] = set()
         """Those that have run on these weights: whose next call is counted."""
-        self._weight: weakref.ref[Tensor] | None = None
-        """In inference one weight takes part: what is prepared of a weight is kept, for each contender by itself."""
+        self._weight: tuple[weakref.ref[UntypedStorage], int] | None = None
+        """Memory and address. In inference one weight takes part: what is prepared of a weight is kept, for each
+        contender by itself."""
         self.calls = 0
         self._pending: tuple[str, Any, Any] | None = None
         """A timed call of a GPU, with the events around it. It is read at the next call, when it is likely over."""
@@ -135,11 +136,11 @@ class Race:
 
     def _has_weight(self, w: Tensor) -> bool:
         """Whether this is the weight that takes part. When that is gone, the next takes its place."""
-        known = None if self._weight is None else self._weight()
-        if known is None:
-            self._weight = weakref.ref(w)
+        storage, address = w.untyped_storage(), w.data_ptr()
+        if self._weight is None or self._weight[0]() is None:
+            self._weight = weakref.ref(storage), address
             self._warm.clear()
-        return known is None or known is w
+        return self._weight[0]() is storage and self._weight[1] == address
 
     def _prepared(self, problem: Problem, name: str, inference: bool) -> Run:
         run = self._runs.get((problem, name))

@@ -202,7 +202,7 @@ def convolve(
         return None
     if type(bias) not in _OPTIONAL or type(residual) not in _OPTIONAL:
         return None
-    number, graded = epoch.now(), _is_grad_enabled()
+    number, graded, is_vouched = epoch.now(), _is_grad_enabled(), id(w) in vouched
     if activation == "silu" and graded and _want_gradient(x, w, bias, residual):
         # Its derivative needs the sums before it, so it is applied apart.
         sums = convolve(rank, x, w, bias, stride, padding, dilation, groups, padding_mode, tolerance, None, residual)
@@ -216,7 +216,7 @@ def convolve(
             x.shape,
             w.shape,
             address & 15,
-            id(w) in vouched,
+            is_vouched,
             None if bias is None else bias.is_nested,
             None if residual is None else residual.is_nested,
             stride,
@@ -246,7 +246,7 @@ def convolve(
         numbers = stride, padding, dilation, groups, padding_mode, tolerance
         geometry = geometry_of(*normalise(w.shape[2:], *numbers, rank=rank))
         inference = not (graded and _want_gradient(x, w, bias, residual))
-        frozen = inference and id(w) in vouched
+        frozen = inference and is_vouched
         description = describe_fprop(x, w, bias, residual, activation_name(activation), frozen, geometry)
         problem, layout = fprop_problem(*description)
         if residual is not None:
@@ -269,7 +269,9 @@ def convolve(
         if residual is not None or activation is not None:
             return apply_epilogue(y, residual, call.problem.activation)
         if module is not None:
-            left.remember(module, number, graded, w, bias, call.fits, call.torchs, call.left_to_torch)
+            values = stride, padding, dilation, groups, padding_mode, tolerance, activation
+            how = call.fits, call.torchs, call.left_to_torch
+            left.remember(module, number, graded, is_vouched, bias, *how, left.ATTRIBUTES, values)
         return y
     return compute_fprop(call, x, w, bias, residual) if call.inference else _record(call, x, w, bias, residual)
 
@@ -290,7 +292,7 @@ def transpose(
     """The same of a transposed convolution, which is an input gradient with a bias."""
     if type(x) not in TYPES or type(w) not in TYPES or type(bias) not in _OPTIONAL or is_watched():
         return None
-    number, graded = epoch.now(), _is_grad_enabled()
+    number, graded, is_vouched = epoch.now(), _is_grad_enabled(), id(w) in vouched
     arguments = stride, padding, output_padding, groups, dilation
     try:
         nested = None if bias is None else bias.is_nested
@@ -325,8 +327,11 @@ def transpose(
         )
         remember(key, number, call)
     if call.left_to_torch is not None:
-        if module is not None:
-            left.remember(module, number, graded, w, bias, call.fits, call.torchs, call.left_to_torch)
+        mode = getattr(module, "padding_mode", None)
+        if mode == "zeros":  # there is a module, and no other thread has just set what it would refuse
+            how = call.fits, call.torchs, call.left_to_torch
+            values = *arguments, tolerance, mode
+            left.remember(module, number, graded, is_vouched, bias, *how, left.TRANSPOSED, values)
         return call.torchs(x, w, bias, *call.left_to_torch)
     return compute_dgrad(call, x, w, bias) if call.inference else _record_transposed(call, x, w, bias)
 
