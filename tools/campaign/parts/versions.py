@@ -1,0 +1,65 @@
+"""Another interpreter, with another torch: a sample of the convolutions there."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from campaign.case import PARTS, Case, Failure
+from campaign.process import Surroundings, Worker
+
+ABOUT = "convolutions again, with the torch of another interpreter: CAMPAIGN_OTHER_PYTHON=FILE"
+
+VARIABLE = "CAMPAIGN_OTHER_PYTHON"
+EXAMPLE = "of an environment with another torch and numpy"
+
+
+def why_not() -> str:
+    """Why there are no cases here; empty where there are."""
+    python = os.environ.get(VARIABLE, "")
+    if not python:
+        return f"{VARIABLE} names no interpreter {EXAMPLE}"
+    return "" if os.access(python, os.X_OK) else f"{VARIABLE}={python} is no interpreter: name one {EXAMPLE}"
+
+
+class _Other:
+    """The worker in the other interpreter: one for all cases, another after one that ended it."""
+
+    def __init__(self) -> None:
+        self._worker: Worker | None = None
+
+    def get(self, seed: int) -> Worker:
+        if self._worker is None or not self._worker.alive:
+            log = Path(tempfile.mkdtemp(prefix="campaign-")) / "versions.log"
+            surroundings = Surroundings(os.environ[VARIABLE], {VARIABLE: ""})
+            self._worker = Worker(PARTS, "convolutions", seed, log, surroundings)
+            atexit.register(self._worker.close)
+        return self._worker
+
+
+_other = _Other()
+
+
+@dataclass(frozen=True)
+class Elsewhere(Case):
+    """A case of the convolutions, with another torch."""
+
+    seed: int
+    index: int
+    limit = 400.0
+
+    def run(self) -> None:
+        outcome = _other.get(self.seed).run(self.index)
+        if outcome.is_bad:
+            raise Failure(outcome.words)
+
+    def script(self) -> str:
+        python = os.environ[VARIABLE]
+        return f"# for {python}\n{_other.get(self.seed).script(self.index, ())}"
+
+
+def case(seed: int, index: int) -> Elsewhere:
+    return Elsewhere(seed, index)
