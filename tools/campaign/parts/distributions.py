@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from random import Random
@@ -25,6 +25,11 @@ ABOUT = "weights in one tap, causal, decaying, sparse, of many scales: known, an
 NORMAL_PEAK = 6.0
 """The largest output of even data, in units of its map's scale. An input is not known before the call: where it makes
 outputs that stand out further, an offset under weights of one sign say, errors grow in proportion."""
+
+
+def fast_ones(names: Sequence[str]) -> Sequence[str]:
+    """The candidates that transform something, if there are any: direct summation does not mind how weights are."""
+    return [name for name in names if name.startswith("F(")] or names
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class Distribution(Case):
             module(x)
         forced = {}
         for decision in seen if self.contender is not None else ():
-            names = backend.candidates(decision.problem, inference=decision.inference)
+            names = fast_ones(backend.candidates(decision.problem, inference=decision.inference))
             forced[decision.key] = names[(self.contender or 0) % len(names)]
         with choices.Forced(forced):
             with torch.no_grad():
@@ -87,15 +92,11 @@ class Distribution(Case):
         row = report.rows[0]
         pictures = (x, w) if self.rank == 2 else (x.unsqueeze(2), w.unsqueeze(2))
         convolve = F.conv1d if self.rank == 1 else F.conv2d
-        exact, sizes = convolve(x.double(), w.double()), convolve(x.double().abs(), w.double().abs())
+        exact = convolve(x.double(), w.double())
         scale = scales(plan.problem, dict(zip(("x", "w"), pictures, strict=True)))["y"].reshape(
             1, -1, *(1,) * self.rank
         )
         off = (found.double() - exact).abs()
-        products = self.channels[0] * prod(self.kernel)
-        rigorous = 2 * (products + 4) * 2.0**-24 * sizes + 1e-36
-        if bool((off <= rigorous).all()):  # as good as direct summation
-            return
         error = largest(off, scale)
         prominent = max(1.0, largest(exact.abs(), scale) / NORMAL_PEAK)
         known = self.frozen or plan.keeps_weights
@@ -103,12 +104,16 @@ class Distribution(Case):
             f"by {row.plan}: {error:.2e} of the scale, predicted {row.predicted:.2e}, tolerance {row.tolerance:.0e}, "
             f"outputs up to {prominent * NORMAL_PEAK:.1f} times the scale; audit says {row.error:.2e}"
         )
-        if known and error > row.tolerance * prominent:
-            raise Failure(f"y strays more than the tolerance for {self.w.fill} weights\n{said}")
-        if known and error > row.predicted * prominent:
-            raise Failure(f"y strays more than predicted for {self.w.fill} weights\n{said}")
         if plan.chosen.direct:
-            raise Failure(f"a direct sum strays more than its roundings\n{said}")
+            sizes = convolve(x.double().abs(), w.double().abs())
+            rigorous = 2 * (self.channels[0] * prod(self.kernel) + 4) * 2.0**-24 * sizes + 1e-36
+            if bool((off > rigorous).any()):
+                raise Failure(f"a direct sum strays more than its roundings\n{said}")
+        elif known and error > row.predicted * prominent:
+            beyond = " and the tolerance" if error > row.tolerance * prominent else ""
+            raise Failure(f"y strays more than predicted{beyond}, for {self.w.fill} weights\n{said}")
+        elif known and error > row.tolerance * prominent:
+            raise Failure(f"y strays more than the tolerance, for {self.w.fill} weights\n{said}")
 
     def smaller(self) -> Iterator[Case]:
         for plain in (replace(self, contender=None), replace(self, tolerance=None), replace(self, frozen=True)):
@@ -138,6 +143,7 @@ class Distribution(Case):
 forced = {{}}
 for d in seen:  # let another candidate run
     names = backend_for(torch.device("cpu")).candidates(d.problem, inference=d.inference)
+    names = [name for name in names if name.startswith("F(")] or names
     forced[d.key] = names[{self.contender} % len(names)]
 """
         return f"""import torch
@@ -165,11 +171,11 @@ def case(seed: int, index: int) -> Distribution:
     channels = random.choice([4, 8, 16, 32, 64]), random.choice([4, 8, 16])
     if random.random() < 0.25:
         kernel: tuple[int, ...] = (random.choice([3, 5, 7, 9, 15, 31]),)
-        size: tuple[int, ...] = (random.choice([100, 300]),)
+        size: tuple[int, ...] = (random.choice([100, 1000]),)
     else:
         both = random.choice([3, 3, 3, 5, 5, 7, 9])
         kernel = random.choice([(both, both), (both, both), (5, 9), (1, 7), (7, 3)])
-        size = random.randint(20, 44), random.randint(20, 44)
+        size = random.randint(20, 80), random.randint(20, 80)
     fills = [fill.__name__ for fill in (*FILTERS, FILTERS[0], FILTERS[1])]
     return Distribution(
         channels,
