@@ -35,6 +35,11 @@ class Mutation(Program):
 
     head = "mutations"
 
+    @property
+    def in_worker(self) -> bool:
+        """But threads, whose first calls meet."""
+        return not self.callers
+
     def call(self) -> str:
         changes = "".join(f"    {change!r},\n" for change in self.changes)
         if self.callers:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
-import polyconv.optimization  # noqa: F401 (forks of the worker find it imported)
 from campaign.case import Case
 from campaign.programs import Program
 from campaign.programs.readers import ACTIVATIONS, READERS
@@ -28,6 +27,11 @@ class Reading(Program):
     then: tuple[str, ...]
 
     head = "readers"
+    limit = 60.0
+
+    @property
+    def in_worker(self) -> bool:
+        return True
 
     def call(self) -> str:
         given = self.seed, self.activation, self.in_place, [*self.readers], self.optimised, [*self.then]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import atexit
 import os
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from campaign.case import PARTS, Case, Failure
+from campaign.case import PARTS, Case, Failure, find
+from campaign.parts import convolutions
 from campaign.process import Surroundings, Worker
 
 ABOUT = "convolutions again, with the torch of another interpreter: CAMPAIGN_OTHER_PYTHON=FILE"
@@ -22,7 +24,8 @@ def why_not() -> str:
     python = os.environ.get(VARIABLE, "")
     if not python:
         return f"{VARIABLE} names no interpreter {EXAMPLE}"
-    return "" if os.access(python, os.X_OK) else f"{VARIABLE}={python} is no interpreter: name one {EXAMPLE}"
+    runs = Path(python).is_file() and os.access(python, os.X_OK)
+    return "" if runs else f"{VARIABLE}={python} is no interpreter: name one {EXAMPLE}"
 
 
 class _Other:
@@ -49,16 +52,26 @@ class Elsewhere(Case):
 
     seed: int
     index: int
+    path: tuple[int, ...] = ()
+    """Simplifications of it."""
     limit = 400.0
 
     def run(self) -> None:
-        outcome = _other.get(self.seed).run(self.index)
+        outcome = _other.get(self.seed).run(self.index, self.path)
         if outcome.is_bad:
-            raise Failure(outcome.words)
+            raise Failure(f"with the other torch: {outcome.words}")
+
+    def _here(self) -> Case:
+        found = find(convolutions, self.seed, self.index, self.path)
+        assert found is not None
+        return found
+
+    def smaller(self) -> Iterator[Case]:
+        for step, _ in enumerate(self._here().smaller()):
+            yield replace(self, path=(*self.path, step))
 
     def script(self) -> str:
-        python = os.environ[VARIABLE]
-        return f"# for {python}\n{_other.get(self.seed).script(self.index, ())}"
+        return f"# for the interpreter that {VARIABLE} names\n{self._here().script()}"
 
 
 def case(seed: int, index: int) -> Elsewhere:

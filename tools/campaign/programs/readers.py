@@ -360,17 +360,30 @@ def compare(found, right, when, exactly=False):
 
 def read(seed, activation, in_place, readers, optimised, then):
     """``optimised``: in which mode; ``then``: in which modes it is used afterwards, one after the other."""
-    warnings.simplefilter("ignore", UserWarning)  # of torch's, about hooks
+    models = []
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of torch's, about hooks
+            _read(models, seed, activation, in_place, readers, optimised, then)
+    finally:
+        for handle in (handle for model in models for handle in model.handles):
+            handle.remove()
+
+
+def _read(models, seed, activation, in_place, readers, optimised, then):
     torch.set_num_threads(1)
     while True:  # a ReLU next to zero may go either way
         torch.manual_seed(seed)
-        plain = Model(activation, in_place, readers)
+        plain = Model(activation, in_place, [])
         x = torch.randn(2, 3, 10, 11)
         if float(plain.conv(x).detach().abs().min()) > 1e-4:
             break
         seed += 1
     torch.manual_seed(seed)
+    plain = Model(activation, in_place, readers)
+    torch.manual_seed(seed)
     model = Model(activation, in_place, readers)
+    models += [plain, model]
     try:
         before = {training: used(plain, x, training) for training in (False, True)}
     except RuntimeError:  # not even torch's own takes these readers together
@@ -380,11 +393,14 @@ def read(seed, activation, in_place, readers, optimised, then):
     classes = [type(module) for module in model.modules()]
     attributes = [sorted(vars(module)) for module in model.modules()]
     model, report = polyconv.optimize(model, x, candidates=2, quiet=True, timer=everything_is_faster)
-    assert report.swapped, f"nothing was swapped: {report}"
-    for mode in then:
-        model.train(mode == "training")
-        compare(used(model, x, mode == "training"), before[mode == "training"], f"optimised in {optimised}, in {mode}")
-    report.undo()
+    try:
+        assert report.swapped, f"nothing was swapped: {report}"
+        for mode in then:
+            model.train(mode == "training")
+            right = before[mode == "training"]
+            compare(used(model, x, mode == "training"), right, f"optimised in {optimised}, in {mode}")
+    finally:
+        report.undo()
     gc.collect()
     assert [type(module) for module in model.modules()] == classes, "another class when it was undone"
     assert [sorted(vars(module)) for module in model.modules()] == attributes, "other attributes when it was undone"
