@@ -1,4 +1,4 @@
-"""Modules that change: attributes and weights, set in every way, between calls and while threads call them."""
+"""Modules that change between calls: attributes and weights, set in every way. While threads call them: concurrency."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
-import polyconv  # noqa: F401 (forks of the worker find it imported)
 from campaign.case import Case
 from campaign.programs import Program
 from campaign.programs.mutations import CHANGES, KINDS, OPEN
 
-ABOUT = "attributes and weights are set, shadowed, swapped, offloaded, loaded, frozen: calls follow, in threads, too"
+ABOUT = "attributes and weights are set, shadowed, swapped, offloaded, loaded, frozen: the next call follows"
 
 ATTRIBUTES = [name for name in OPEN if ", set_" in name]
 WEIGHTS = [name for name in CHANGES if name not in ATTRIBUTES]
@@ -37,7 +36,7 @@ class Mutation(Program):
 
     @property
     def in_worker(self) -> bool:
-        """But threads, whose first calls meet."""
+        """Unless in threads: there the first calls of a process meet."""
         return not self.callers
 
     def call(self) -> str:
@@ -68,14 +67,18 @@ class Mutation(Program):
 def case(seed: int, index: int) -> Mutation:
     chance = Random(f"modules {seed} {index}")
     kind, own = chance.choice([*KINDS]), chance.randrange(2**31)
-    if chance.random() < 0.3:
-        changes = _some(chance, [*OPEN], chance.choice([1, 4, 12]))
-        return Mutation(kind, own, changes, callers=chance.choice([1, 2, 4]), switch=chance.choice([0.005, 1e-4, 1e-6]))
     # Attributes alone, weights alone, or both: a fault of the one would hide those of the other.
     names = chance.choice([ATTRIBUTES, WEIGHTS, WEIGHTS, [*CHANGES]])
     changes = _some(chance, names, chance.choice([1, 2, 4, 10]))
     contender = chance.choice([0, chance.randrange(1, 30), chance.randrange(1, 30)])
     return Mutation(kind, own, changes, chance.random() < 0.3, contender)
+
+
+def meanwhile(chance: Random) -> Mutation:
+    """Changes of one attribute each, and threads that call the module meanwhile."""
+    kind, own = chance.choice([*KINDS]), chance.randrange(2**31)
+    changes = _some(chance, [*OPEN], chance.choice([1, 4, 12]))
+    return Mutation(kind, own, changes, callers=chance.choice([1, 2, 4]), switch=chance.choice([0.005, 1e-4, 1e-6]))
 
 
 def _some(chance: Random, names: list[str], count: int) -> Changes:

@@ -415,7 +415,7 @@ def another_input(subject, chance):
 OPEN = {f"{name}, {way}": attribute(name, way) for name in VALUES for way in WAYS}
 """One attribute each: a call meanwhile sees the old one or the new one."""
 OPEN |= {"loaded, assigned": loaded(True)}
-for function in (parameter_set, parameter_in_dict, parameter_shadowed, parameter_by_state, swapped):
+for function in (parameter_set, parameter_in_dict, parameter_shadowed, parameter_by_state):
     OPEN[function.__name__] = function
 for function in (replaced, restored, frozen, unfrozen):
     OPEN[function.__name__] = function
@@ -428,7 +428,7 @@ for function in (bias_gone, bias_back, data_replaced, data_replaced_twice, data_
     SEEN[function.__name__] = function
 for function in (made_again, stepped, copied, pickled, parametrised, unparametrised, fixed, with_threads):
     SEEN[function.__name__] = function
-for function in (another_layout, another_input):
+for function in (another_layout, another_input, swapped):
     SEEN[function.__name__] = function
 
 
