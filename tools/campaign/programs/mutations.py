@@ -358,7 +358,8 @@ def parametrised(subject, chance):
 
 
 def unparametrised(subject, chance):
-    if type(subject.module).__module__ == parametrize.__name__:
+    # A copy of a parametrised module shares its class, from which torch takes the property.
+    if type(subject.module).__module__ == parametrize.__name__ and not subject.others:
         parametrize.remove_parametrizations(subject.module, "weight", leave_parametrized=chance.random() < 0.5)
 
 
@@ -513,6 +514,7 @@ def follows_the_plan(subject):
         with choices.watched() as seen:
             planned = subject.module(subject.x)
         text = str(polyconv.explain(subject.module, subject.x.shape))
+    gc.collect()  # fake tensors have weak references to parameters, which swap_tensors does not take
     assert all(d.choice in text for d in seen), f"explain names another plan than runs: {[d.choice for d in seen]}"
     assert torch.equal(y, planned), "after set_num_threads, another plan runs than explain names"
 
