@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import polyconv
+from polyconv import settings
 from polyconv.cpu import native
 from polyconv.measure.timing import Timing
 
@@ -364,7 +365,8 @@ def read(seed, activation, in_place, readers, optimised, then):
     """``optimised``: in which mode; ``then``: in which modes it is used afterwards, one after the other."""
     models = []
     try:
-        with warnings.catch_warnings():
+        # Without a profile kernels of polyconv's are worth a try on layers that are as small as these.
+        with warnings.catch_warnings(), settings.use(profile="off"):
             warnings.simplefilter("ignore", UserWarning)  # of torch's, about hooks
             _read(models, seed, activation, in_place, readers, optimised, then)
     finally:
