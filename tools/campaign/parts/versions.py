@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -24,8 +25,11 @@ def why_not() -> str:
     python = os.environ.get(VARIABLE, "")
     if not python:
         return f"{VARIABLE} names no interpreter {EXAMPLE}"
-    runs = Path(python).is_file() and os.access(python, os.X_OK)
-    return "" if runs else f"{VARIABLE}={python} is no interpreter: name one {EXAMPLE}"
+    if not (Path(python).is_file() and os.access(python, os.X_OK)):
+        return f"{VARIABLE}={python} is no interpreter: name one {EXAMPLE}"
+    tried = subprocess.run([python, "-c", "import numpy, torch"], capture_output=True, text=True)
+    last = tried.stderr.strip().rpartition("\n")[2]
+    return f"{VARIABLE}={python} cannot import them: {last}; name one {EXAMPLE}" if tried.returncode else ""
 
 
 class _Other:
