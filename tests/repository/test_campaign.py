@@ -19,7 +19,7 @@ import torch
 from campaign import case
 from campaign.parts import convolutions
 from campaign.parts.cuda import Planned
-from campaign.tensors import Operand
+from campaign.tensors import FILTERS, IMAGES, Fill, Operand
 from polyconv.cpu import native
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -216,6 +216,28 @@ def test_a_part_that_cannot_be_imported_is_told_and_the_others_go_on(parts: Path
     assert figures(printed, "harmless") == [2, 0, 0]
 
 
+def test_a_part_that_has_no_cases_here_is_skipped_with_its_reason(parts: Path) -> None:
+    why_not = 'def why_not(): return "there is no such thing"\n'
+    (parts / "absent.py").write_text(TEMPLATE.format(body="    pass") + why_not)
+    printed = run(parts, "absent", "harmless", "--cases", 2)
+    assert "absent was skipped: there is no such thing" in printed
+    assert figures(printed, "harmless") == [2, 0, 0]
+
+
+def test_another_interpreter_runs_convolutions(tmp_path: Path) -> None:
+    """This one, again; none is named otherwise."""
+    command = [sys.executable, str(ROOT / "tools/campaign"), "versions", "--cases", "2"]
+    for python, words in (("", "names no interpreter"), (str(tmp_path), "is no interpreter")):
+        environment = {**os.environ, "CAMPAIGN_OTHER_PYTHON": python}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert words in done.stdout
+    environment = {**os.environ, "CAMPAIGN_OTHER_PYTHON": sys.executable}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert figures(done.stdout, "versions") == [2, 0, 0]
+
+
 def test_workers_get_the_environment_that_is_asked_for(parts: Path) -> None:
     (parts / "environment.py").write_text(
         TEMPLATE.format(body="    def run(self):\n        raise Failure(os.environ['WORD'])")
@@ -259,6 +281,16 @@ def test_a_border_is_planned_of_what_a_crop_leaves() -> None:
     assert not cropped.is_valid
     assert replace(cropped, x=(1, 16, 2, 197)).is_valid
     assert replace(cropped, padding_mode="zeros").is_valid
+
+
+@pytest.mark.parametrize("fill", [*FILTERS, *IMAGES])
+def test_filters_and_images_are_of_numbers_and_follow_from_the_generator(fill: Fill) -> None:
+    for shape in ((4, 3, 3, 3), (2, 5, 1, 31), (3, 1, 5, 9)):
+        one, other = (fill(shape, torch.Generator().manual_seed(4)) for _ in range(2))
+        assert one.shape == shape
+        assert one.isfinite().all()
+        assert one.any()
+        assert torch.equal(one, other)
 
 
 @pytest.mark.campaign

@@ -16,7 +16,7 @@ if not __package__:  # started as a folder
 
 from campaign.case import PARTS, load, names
 from campaign.journal import JournalError
-from campaign.process import ROOT, PartError, Surroundings
+from campaign.process import ROOT, PartError, PartSkipped, Surroundings
 from campaign.report import summary
 from campaign.runner import Budget, Campaign
 
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             seconds = 360.0 if given.seconds is None and given.cases is None else given.seconds
             campaign.run(Budget(seconds, given.cases), given.jobs)
-    except PartError as error:
+    except (PartError, PartSkipped) as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:

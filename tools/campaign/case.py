@@ -45,6 +45,15 @@ class Part(Protocol):
         """A case of the sequence. Depends on the two numbers alone, so that any case can be made again."""
 
 
+def why_not(part: Part) -> str:
+    """Why a part has no cases on this machine, which is no failure; empty where it has some.
+
+    A part that needs something which may be absent has a function of this name, without arguments.
+    """
+    found: str = getattr(part, "why_not", str)()
+    return found
+
+
 def names(folder: Path = PARTS) -> list[str]:
     """The parts of a folder."""
     return sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))

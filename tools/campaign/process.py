@@ -27,6 +27,10 @@ class PartError(Exception):
     """A part that cannot be used at all. The message says what its worker said."""
 
 
+class PartSkipped(Exception):  # noqa: N818 (no error: there is nothing that could fail)
+    """A part that has no cases on this machine. The message says why."""
+
+
 @dataclass(frozen=True)
 class Surroundings:
     """What workers run in."""
@@ -94,10 +98,13 @@ class Worker:
         os.close(answers)
         self._said = self._log.tell()
         try:
-            self._answer(STARTING)
+            why_not = self._answer(STARTING).get("why_not")
         except _SilenceError:
             words = self._end()
             raise PartError(f"the worker of {part!r} does not start: {words}") from None
+        if why_not:
+            self.close()
+            raise PartSkipped(why_not)
 
     @property
     def alive(self) -> bool:

@@ -18,6 +18,7 @@ def summary(campaign: Campaign) -> str:
             f"{journal.part:<{width}}  {journal.cases:>9,}  {len(journal.failures):>8,}  {len(journal.alike()):>5,}  "
             f"{journal.seconds:>8,.0f}"
         )
+    lines += [f"\n{part} was skipped: {why}" for part, why in campaign.skipped.items()]
     lines += [f"\n{part} could not be used: {why}" for part, why in campaign.broken.items()]
     for journal in parts:
         for alike in journal.alike().values():

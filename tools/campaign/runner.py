@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Event, Lock
 
 from .journal import Found, PartJournal
-from .process import Outcome, PartError, Surroundings, Worker
+from .process import Outcome, PartError, PartSkipped, Surroundings, Worker
 
 TURN = 10.0
 """Seconds that a part has before another may have its turn."""
@@ -45,6 +45,8 @@ class Campaign:
         self.journals = {part: PartJournal(journal, part, seed) for part in parts}
         self.broken: dict[str, str] = {}
         """Parts that could not be used, and why."""
+        self.skipped: dict[str, str] = {}
+        """Parts that have no cases on this machine, and why."""
         self._folder = folder
         self._surroundings = surroundings
         self._tell = tell
@@ -106,6 +108,8 @@ class Campaign:
             part, begun = turn
             try:
                 self._turn(part, min(begun + self._turn_seconds, inf if end is None else end))
+            except PartSkipped as reason:
+                self.skipped[part] = str(reason)
             except PartError as error:
                 if not self._stopping.is_set():
                     self.broken[part] = str(error)
@@ -119,7 +123,8 @@ class Campaign:
 
     def _whose_turn(self) -> tuple[str, float] | None:
         with self._lock:
-            able = [part for part in self._had if part not in self.broken and self._left.get(part, 1) > 0]
+            out = {*self.broken, *self.skipped}
+            able = [part for part in self._had if part not in out and self._left.get(part, 1) > 0]
             if not able:
                 return None
             now = time.monotonic()

@@ -105,6 +105,97 @@ def one_infinity(shape: Shape, g: torch.Generator) -> Tensor:
     return x
 
 
+# ---- the numbers of filters, the last two axes being taps: what is learnt, or written by hand
+
+
+def one_tap(shape: Shape, g: torch.Generator) -> Tensor:
+    w = torch.randn(shape, generator=g, dtype=torch.float64)
+    kept = torch.full(shape[-2:], 1e-3, dtype=torch.float64)
+    kept.view(-1)[torch.randint(kept.numel(), (1,), generator=g)] = 1
+    return w * kept
+
+
+def last_tap(shape: Shape, g: torch.Generator) -> Tensor:
+    w = torch.randn(shape, generator=g, dtype=torch.float64)
+    kept = torch.full(shape[-2:], 10.0 ** -int(torch.randint(1, 7, (1,), generator=g)), dtype=torch.float64)
+    kept[-1, -1] = 1
+    return w * kept
+
+
+def causal(shape: Shape, g: torch.Generator) -> Tensor:
+    """Nothing after the centre, as of a masked convolution; or nothing before it."""
+    w = torch.randn(shape, generator=g, dtype=torch.float64).flatten(-2)
+    half = w.shape[-1] // 2
+    w[..., half + 1 :] = 0
+    return (w.flip(-1) if torch.rand(1, generator=g) < 0.5 else w).reshape(shape)
+
+
+def decaying(shape: Shape, g: torch.Generator) -> Tensor:
+    """Each tap a share of the one before."""
+    share = 0.2 + 0.6 * torch.rand(1, generator=g, dtype=torch.float64)
+    rows, columns = (share ** torch.arange(n, dtype=torch.float64) for n in shape[-2:])
+    w = torch.randn(shape, generator=g, dtype=torch.float64) * rows[:, None] * columns
+    return w.flip(-2, -1) if torch.rand(1, generator=g) < 0.5 else w
+
+
+def shift(shape: Shape, g: torch.Generator) -> Tensor:
+    """Each filter takes one channel, moved by some pixels."""
+    w = torch.zeros(shape, dtype=torch.float64)
+    at = [int(torch.randint(n, (1,), generator=g)) for n in shape[-2:]]
+    for k in range(shape[0]):
+        w[k, k % shape[1], at[0], at[1]] = 1
+    return w
+
+
+def laplacian(shape: Shape, g: torch.Generator) -> Tensor:
+    """The sum of the taps is zero."""
+    scales = torch.randn(*shape[:2], 1, 1, generator=g, dtype=torch.float64)
+    taps = torch.full(shape[-2:], -1.0, dtype=torch.float64)
+    taps[shape[-2] // 2, shape[-1] // 2] += taps.numel()
+    return scales * taps / max(1, taps.numel())
+
+
+def blur(shape: Shape, g: torch.Generator) -> Tensor:
+    """All taps nearly equal."""
+    return 1 + 1e-3 * torch.randn(shape, generator=g, dtype=torch.float64)
+
+
+def sparse(shape: Shape, g: torch.Generator) -> Tensor:
+    kept = torch.rand(shape, generator=g) < 0.1
+    return torch.randn(shape, generator=g, dtype=torch.float64) * kept
+
+
+def filter_scales(shape: Shape, g: torch.Generator) -> Tensor:
+    """Filters and channels of very different sizes, as after training without normalisation."""
+    sizes = [10 ** (-4 * torch.rand(n, generator=g, dtype=torch.float64)) for n in shape[:2]]
+    return torch.randn(shape, generator=g, dtype=torch.float64) * (sizes[0][:, None] * sizes[1])[..., None, None]
+
+
+FILTERS = (one_tap, last_tap, causal, decaying, shift, laplacian, blur, sparse, filter_scales)
+
+# ---- the numbers of images
+
+
+def with_offset(shape: Shape, g: torch.Generator) -> Tensor:
+    return 10 + torch.randn(shape, generator=g, dtype=torch.float64)
+
+
+def after_relu(shape: Shape, g: torch.Generator) -> Tensor:
+    return torch.relu(torch.randn(shape, generator=g, dtype=torch.float64))
+
+
+def photograph(shape: Shape, g: torch.Generator) -> Tensor:
+    """Smooth, with edges and some noise, from 0 to 1."""
+    x = torch.randn(shape, generator=g, dtype=torch.float64).cumsum(-1).cumsum(-2)
+    x = (x - x.amin((-2, -1), keepdim=True)) / (x.amax((-2, -1), keepdim=True) - x.amin((-2, -1), keepdim=True) + 1e-9)
+    x[..., x.shape[-1] // 2 :] *= 0.3
+    return x + 0.01 * torch.randn(shape, generator=g, dtype=torch.float64)
+
+
+IMAGES = (normal, with_offset, after_relu, photograph)
+
+# ---- what is known of them
+
 EVEN = (normal, uniform, integers, large, tiny, zeros)
 """Independent numbers of one scale."""
 UNEVEN = (one_hot, outlier, channel_scales)
@@ -119,6 +210,8 @@ PAST_FLOAT16 = (outlier, large)
 """Infinite in float16."""
 
 FILLS: dict[str, Fill] = {fill.__name__: fill for fill in (*EVEN, *UNEVEN, *PATTERNED, *BEYOND, *POISON)}
+"""For any tensor."""
+ALL: dict[str, Fill] = {**FILLS, **{fill.__name__: fill for fill in (*FILTERS, *IMAGES)}}
 
 # ---- places: (shape, numbers, generator, dtype) -> a tensor of that shape
 
@@ -183,7 +276,7 @@ class Operand:
     seed: int = 0
 
     def make(self, shape: Shape, dtype: torch.dtype) -> Tensor:
-        return PLACES[self.place](shape, FILLS[self.fill], torch.Generator().manual_seed(self.seed), dtype)
+        return PLACES[self.place](shape, ALL[self.fill], torch.Generator().manual_seed(self.seed), dtype)
 
     def source(self, shape: Shape, dtype: str) -> str:
         """The same as an expression, for a script that quotes the functions."""
@@ -197,7 +290,7 @@ class Operand:
             yield replace(self, fill="normal")
 
     def is_any_of(self, fills: Iterable[Fill]) -> bool:
-        return FILLS[self.fill] in fills
+        return ALL[self.fill] in fills
 
     @property
     def aliased(self) -> bool:
@@ -215,7 +308,7 @@ def draw(random: Random, poison: bool = False) -> Operand:
 
 def sources(operands: Iterable[Operand]) -> str:
     """The functions that a script needs to make these."""
-    used = dict.fromkeys(f for o in operands for f in (FILLS[o.fill], PLACES[o.place]))
+    used = dict.fromkeys(f for o in operands for f in (ALL[o.fill], PLACES[o.place]))
     return "\n\n".join(_quoted(function) for function in used)
 
 

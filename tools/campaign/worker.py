@@ -26,7 +26,8 @@ def main(folder: str, name: str, seed: str, read_fd: str, write_fd: str) -> None
         answers.write(json.dumps(words) + "\n")
 
     part = cases.load(name, Path(folder))
-    answer(ready=True)
+    why_not = cases.why_not(part)
+    answer(ready=not why_not, why_not=why_not)
     for line in requests:
         request = json.loads(line)
         made = False

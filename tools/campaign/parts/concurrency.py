@@ -9,10 +9,11 @@ from random import Random
 
 import polyconv  # noqa: F401 (forks of the worker find it imported)
 from campaign.case import Case
+from campaign.parts import modules
 from campaign.programs import Program
 from campaign.programs.actors import ACTORS, KINDS
 
-ABOUT = "first convolutions, settings, forks, Ctrl-C and the interpreter's end, all at the same time"
+ABOUT = "first convolutions, settings, forks, Ctrl-C, the interpreter's end, modules that change, at the same time"
 
 SMALL = [kind for kind in KINDS if kind != "pooled"]
 ALONE = ("writer", "set_tolerance", "threads", "low_precision")
@@ -59,8 +60,10 @@ class Play(Program):
             yield replace(self, rounds=self.rounds // 2)
 
 
-def case(seed: int, index: int) -> Play:
+def case(seed: int, index: int) -> Program:
     chance = Random(f"concurrency {seed} {index}")
+    if chance.random() < 0.35:
+        return modules.meanwhile(chance)
     way = chance.choices(("together", "interrupted", "reentered", "abandoned"), (10, 5, 1, 1))[0]
     own = chance.randrange(2**31)
     if way == "together":
