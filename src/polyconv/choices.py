@@ -16,8 +16,10 @@ import torch
 
 from . import agreement, epoch, settings
 from .blocks import Block, Entry, Stack
+from .forking import whole
 from .preference import Preference
 from .problem import Problem
+from .recent import Recent
 
 if TYPE_CHECKING:
     from .tuning import Environment
@@ -103,6 +105,9 @@ def _own(key: str, environment: Environment) -> Preference | None:
     for entry in reversed(_measured.entries):
         if key in entry.value.choices and entry.value.environment == environment:
             return Preference(entry.value.choices[key], entry.value.source)
+    raced = _raced[environment, key]
+    if raced is not None:
+        return raced
     from . import tuning
 
     found = tuning.find(key, environment)
@@ -163,6 +168,39 @@ def remember(environment: Environment, choices: Mapping[str, str], source: str =
 def forget(measured: Entry[Measured]) -> None:
     """The reverse of :func:`remember`: what was measured before, for another model say, holds again."""
     _measured.take(measured)
+
+
+MOST_RACED = 8192
+"""Outcomes of races to remember."""
+
+_raced: Recent[tuple[Environment, str], Preference] = Recent(MOST_RACED)
+"""By where and what. Of a problem that is forgotten the next calls are raced anew."""
+_raced_changes = 0
+
+
+@epoch.follow
+def _races_that_ended() -> int:
+    return _raced_changes
+
+
+def settle(environment: Environment, key: str, choice: str, source: str) -> None:
+    """Let a problem run what a race has found, from now on. What :func:`remember` was told comes first."""
+    global _raced_changes
+    with whole:
+        epoch.changed()
+        _raced.put((environment, key), Preference(choice, source))
+        _raced_changes += 1
+        epoch.changed()
+
+
+def forget_races() -> None:
+    """The reverse of every :func:`settle` so far: problems are raced anew."""
+    global _raced_changes
+    with whole:
+        epoch.changed()
+        _raced.clear()
+        _raced_changes += 1
+        epoch.changed()
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,11 +45,8 @@ MOST_CONTENDERS = CONTENDERS + 4
 
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
-    before = choices._measured.entries
     yield
-    for entry in choices._measured.entries:
-        if entry not in before:
-            choices.forget(entry)
+    choices.forget_races()
     racing._races.clear()
     calls.known.clear()  # which know the races
 
@@ -319,7 +316,7 @@ def test_one_contender_at_a_time_keeps_what_it_makes_of_a_large_weight(
             call(x, w)
         assert max(kept) == (1 if large else len(race._standings.running))
         assert len(race._standings.samples[race._usual]) == racing.ROUNDS
-        choices.forget(choices._measured.entries[-1])
+        choices.forget_races()
 
 
 def test_who_drops_out_keeps_nothing(timed: Timed) -> None:
