@@ -9,8 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -44,8 +43,7 @@ class Planned(Protocol):
         """The largest error of any element to be expected, relative to the output's scale."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """What was decided for a problem."""
 
     problem: Problem
@@ -144,8 +142,7 @@ def _files() -> int:
 # ---- choices of this process
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(NamedTuple):
     """What was measured to be best in an environment: key -> candidate."""
 
     environment: Environment
@@ -203,8 +200,7 @@ def forget_races() -> None:
         epoch.changed()
 
 
-@dataclass(frozen=True, slots=True)
-class _Force:
+class _Force(NamedTuple):
     """What a block lets run."""
 
     choices: Mapping[str, str]

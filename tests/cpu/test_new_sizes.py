@@ -132,3 +132,15 @@ def test_lines_say_what_the_file_says() -> None:
             assert {room: [(at, errors()) for at, errors in there] for room, there in one.items()} == {
                 room: [(at, errors()) for at, errors in there] for room, there in other.items()
             }
+
+
+def test_the_first_plan_reads_a_few_lines_of_a_profile() -> None:
+    """Where a process waits for it: times of the problems near one layer, and of one pass."""
+    (section,) = (known.read() for known in shipped("avx512") if known.threads == 1)
+    profile = Profile("fresh", section.records)
+    problem = Problem.make("fprop", (1, 64, 56, 56), (64, 64, 3, 3), padding=(1, 1, 1, 1))
+    plan_cpu(problem, CpuDevice("avx512", cores=1, profile=profile), inference=True)
+    read = [errors for there in profile._measured(Pass.FPROP).values() for _, errors in there if errors._found]  # type: ignore[attr-defined]
+    assert 0 < len(read) < len(section.records) / 10
+    assert profile._measured.cache_info().currsize == 1
+    assert section.records._records is None  # type: ignore[attr-defined]

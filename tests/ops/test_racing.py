@@ -31,7 +31,7 @@ from polyconv.cpu.backend import CpuBackend
 from polyconv.ops import calls, racing
 from polyconv.problem import Pass, Problem
 from polyconv.scale import largest, scales
-from polyconv.select import CONTENDERS
+from polyconv.standings import CONTENDERS
 from polyconv.tuning import problem_key
 
 if not native.is_available():

@@ -14,7 +14,8 @@ from .. import choices, epoch
 from ..preference import Preference
 from ..problem import Pass, Problem
 from ..readiness import Asked, Ready, Run
-from ..select import CONTENDERS, by_cost, worth_timing
+from ..select import by_cost, worth_timing
+from ..standings import CONTENDERS
 from ..tuning import Environment, problem_key
 from . import aten, native
 from .planner import CLOCK, CpuPlan, head_start, here, plan_cpu

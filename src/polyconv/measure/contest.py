@@ -18,7 +18,7 @@ from ..backends import Backend
 from ..choices import Decision
 from ..problem import PaddingMode, Pass, Problem
 from ..scale import largest
-from ..select import CONTENDERS
+from ..standings import CONTENDERS
 from ..tuning import Entry
 from ..vouching import vouch
 from .accuracy import measure_all, scale
