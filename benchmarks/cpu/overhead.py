@@ -3,8 +3,8 @@
 The time of ``polyconv.conv2d`` over that of ``torch.nn.functional.conv2d`` on a tensor of one element (with an epilogue
 of ours, still over torch's convolution alone); that of ``polyconv.Conv2d`` over ``torch.nn.Conv2d`` where PyTorch's
 kernel is the plan of every pass; and the processor time to import polyconv once torch is imported, and that of the
-first call of a process, PyTorch's beside it. All are the best of many short runs in turn, so that a busy machine shows as little as possible; ``torch.nn.Conv2d`` against another one like it shows
-how much it still shows.
+first call of a process, PyTorch's beside it. All are the best of many short runs in turn, so that a busy machine shows
+as little as possible; ``torch.nn.Conv2d`` against another one like it shows how much it still shows.
 """
 
 from __future__ import annotations
