@@ -2,9 +2,9 @@
 
 The time of ``polyconv.conv2d`` over that of ``torch.nn.functional.conv2d`` on a tensor of one element (with an epilogue
 of ours, still over torch's convolution alone); that of ``polyconv.Conv2d`` over ``torch.nn.Conv2d`` where PyTorch's
-kernel is the plan of every pass; and the time to import polyconv once torch is imported. All are the best of many short
-runs in turn, so that a busy machine shows as little as possible; ``torch.nn.Conv2d`` against another one like it shows
-how much it still shows.
+kernel is the plan of every pass; and the processor time to import polyconv once torch is imported, and that of the
+first call of a process, PyTorch's beside it. All are the best of many short runs in turn, so that a busy machine shows
+as little as possible; ``torch.nn.Conv2d`` against another one like it shows how much it still shows.
 """
 
 from __future__ import annotations
@@ -33,9 +33,19 @@ from polyconv.tuning import problem_key
 
 IMPORT = """
 import time, torch
-began = time.perf_counter()
+began = time.process_time()
 import polyconv
-print(time.perf_counter() - began)
+print(time.process_time() - began)
+"""
+
+FIRST_CALL = """
+import time, torch, polyconv
+torch.set_num_threads(1)
+conv, x = {}.Conv2d(64, 64, 3, padding=1), torch.randn(1, 64, 56, 56)
+with torch.no_grad():
+    began = time.process_time()
+    conv(x)
+    print(time.process_time() - began)
 """
 
 
@@ -140,12 +150,12 @@ def _pytorchs_kernel(module: torch.nn.Module, x: torch.Tensor) -> choices.Forced
     )
 
 
-def import_ms(processes: int = 9) -> float:
-    """Milliseconds to import polyconv after torch: the best of several processes, with bytecode as pip leaves it."""
+def fresh_ms(program: str, processes: int = 9) -> float:
+    """Milliseconds that a program prints: the best of several processes, with bytecode as pip leaves it."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
     def once() -> float:
-        command = [sys.executable, "-c", IMPORT]
+        command = [sys.executable, "-c", program]
         return float(subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout)
 
     return min(once() for _ in range(processes)) * 1e3
@@ -156,12 +166,14 @@ if __name__ == "__main__":
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    calls, cold = {**call_overhead(), **module_overhead()}, import_ms()
+    calls, cold = {**call_overhead(), **module_overhead()}, fresh_ms(IMPORT)
+    first = {name: fresh_ms(FIRST_CALL.format(name)) for name in ("torch.nn", "polyconv")}
     if arguments.json:
-        print(json.dumps({"calls": calls, "import_ms": cold}, indent=2))
+        print(json.dumps({"calls": calls, "import_ms": cold, "first_call_ms": first}, indent=2))
     else:
         for name, row in calls.items():
             again = f"  torch again {row['again_us']:6.1f}" if "again_us" in row else ""
             times = f"torch {row['torch_us']:6.1f} us  ours {row['ours_us']:6.1f}  over {row['over_us']:6.1f}"
             print(f"{name:22} {times}{again}")
-        print(f"import polyconv after torch: {cold:.0f} ms")
+        print(f"import polyconv after torch: {cold:.0f} ms of processor time")
+        print(f"first call: torch {first['torch.nn']:.0f} ms of processor time, ours {first['polyconv']:.0f}")

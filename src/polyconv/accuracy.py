@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import log, prod, sqrt
 
-from .algebra.error import FLOAT32, OUTPUTS, UNIT_ROUNDOFF, Arithmetic, predicted_error
+from .algebra.error import FLOAT32, OUTPUTS, UNIT_ROUNDOFF, Arithmetic, Repetition, predicted_error
 from .algebra.segments import Scheme2d
 from .algebra.steps import Form
 from .problem import Activation, Pass, Problem
@@ -36,7 +36,6 @@ def reduction_of(problem: Problem) -> int:
     return (k if problem.kind is Pass.DGRAD else c) * prod(problem.kernel)
 
 
-@lru_cache(maxsize=8192)
 def error_of(
     problem: Problem,
     scheme: Scheme2d | None,
@@ -49,21 +48,37 @@ def error_of(
     A kernel that does not fill the scheme (4 taps in F(4, 5), a tile that juts out) has a smaller output, but the
     scheme's roundings: so those of the whole scheme count, against the scale of what is there.
     """
-    form: Form = "weight gradient" if problem.kind is Pass.WGRAD else "forward"
-    repetition = repetition_of(problem)
+    roundings = problem.activation is Activation.SILU, problem.residual
+    return _error_of(
+        problem.kind, repetition_of(problem), reduction_of(problem), *roundings, scheme, count, blocks, arithmetic
+    )
+
+
+@lru_cache(maxsize=8192)
+def _error_of(
+    kind: Pass,
+    repetition: Repetition,
+    reduction: int,
+    silu: bool,
+    residual: bool,
+    scheme: Scheme2d | None,
+    count: int,
+    blocks: tuple[int, ...],
+    arithmetic: Arithmetic,
+) -> float:
+    """The same by all that it depends on: of a forward pass and an input gradient, not on the size of the image."""
+    form: Form = "weight gradient" if kind is Pass.WGRAD else "forward"
     if scheme is None:
         # Nothing depends on how sharp this one is, and not every order of summation is known: all outputs count.
-        repetition = replace(repetition, outputs=None)
-        error = predicted_error(
-            None, max(1, count), form=form, blocks=blocks, repetition=repetition, arithmetic=arithmetic
-        )
-        return _through_epilogue(problem, error)
+        every = repetition if repetition.outputs is None else replace(repetition, outputs=None)
+        error = predicted_error(None, max(1, count), form=form, blocks=blocks, repetition=every, arithmetic=arithmetic)
+        return _through_epilogue(error, silu, residual, repetition.products)
     h, w = scheme.h, scheme.w
-    taps = h.outputs * w.outputs if problem.kind is Pass.WGRAD else h.r * w.r
+    taps = h.outputs * w.outputs if kind is Pass.WGRAD else h.r * w.r
     whole = max(1, count) * taps
-    scale = sqrt(max(1.0, whole / reduction_of(problem)))
+    scale = sqrt(max(1.0, whole / reduction))
     error = predicted_error(scheme, whole, form=form, blocks=blocks, repetition=repetition, arithmetic=arithmetic)
-    return _through_epilogue(problem, scale * error)
+    return _through_epilogue(scale * error, silu, residual, repetition.products)
 
 
 def direct_error(problem: Problem, sums: tuple[int, ...], arithmetic: Arithmetic = FLOAT32) -> float:
@@ -82,15 +97,14 @@ def half_error(problem: Problem, sums: tuple[int, ...]) -> float:
     return direct_error(problem, sums) + cut + HALF_ROUNDING[problem.dtype] * largest
 
 
-def _through_epilogue(problem: Problem, error: float) -> float:
+def _through_epilogue(error: float, silu: bool, residual: bool, products: float) -> float:
     """What becomes of an error of the sums: a slope stretches it, and what is computed after the sums rounds anew.
 
     These roundings are proportional to the output, the largest of which is some six times the output's scale, the
     residual's included, and more where products repeat.
     """
-    silu = problem.activation is Activation.SILU
-    roundings = int(problem.residual) + (SILU_ROUNDINGS if silu else 0)
-    return (STEEPEST_SILU if silu else 1.0) * error + roundings * _largest_rounding(problem)
+    roundings = int(residual) + (SILU_ROUNDINGS if silu else 0)
+    return (STEEPEST_SILU if silu else 1.0) * error + roundings * _largest_rounding(products)
 
 
 def error_of_additions(problem: Problem, count: int) -> float:
@@ -98,9 +112,9 @@ def error_of_additions(problem: Problem, count: int) -> float:
 
     The roundings are those of the epilogue, and have nothing to do with one another.
     """
-    return sqrt(count) * _largest_rounding(problem)
+    return sqrt(count) * _largest_rounding(repetition_of(problem).products)
 
 
-def _largest_rounding(problem: Problem) -> float:
-    """Of the largest output."""
-    return UNIT_ROUNDOFF * sqrt(2 * log(OUTPUTS) * repetition_of(problem).products)
+def _largest_rounding(products: float) -> float:
+    """Of the largest output, of whose products so many are the same (:class:`Repetition`)."""
+    return UNIT_ROUNDOFF * sqrt(2 * log(OUTPUTS) * products)

@@ -18,7 +18,7 @@ from .forking import whole
 from .importing import imported
 from .problem import Pass, Problem
 from .readiness import Asked, Ready, Run
-from .select import CONTENDERS
+from .standings import CONTENDERS
 
 if TYPE_CHECKING:
     from .choices import Planned

@@ -9,15 +9,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import torch
 
 from . import agreement, epoch, settings
 from .blocks import Block, Entry, Stack
+from .forking import whole
 from .preference import Preference
 from .problem import Problem
+from .recent import Recent
 
 if TYPE_CHECKING:
     from .tuning import Environment
@@ -42,8 +43,7 @@ class Planned(Protocol):
         """The largest error of any element to be expected, relative to the output's scale."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """What was decided for a problem."""
 
     problem: Problem
@@ -103,6 +103,9 @@ def _own(key: str, environment: Environment) -> Preference | None:
     for entry in reversed(_measured.entries):
         if key in entry.value.choices and entry.value.environment == environment:
             return Preference(entry.value.choices[key], entry.value.source)
+    raced = _raced[environment, key]
+    if raced is not None:
+        return raced
     from . import tuning
 
     found = tuning.find(key, environment)
@@ -139,8 +142,7 @@ def _files() -> int:
 # ---- choices of this process
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(NamedTuple):
     """What was measured to be best in an environment: key -> candidate."""
 
     environment: Environment
@@ -165,8 +167,40 @@ def forget(measured: Entry[Measured]) -> None:
     _measured.take(measured)
 
 
-@dataclass(frozen=True, slots=True)
-class _Force:
+MOST_RACED = 8192
+"""Outcomes of races to remember."""
+
+_raced: Recent[tuple[Environment, str], Preference] = Recent(MOST_RACED)
+"""By where and what. Of a problem that is forgotten the next calls are raced anew."""
+_raced_changes = 0
+
+
+@epoch.follow
+def _races_that_ended() -> int:
+    return _raced_changes
+
+
+def settle(environment: Environment, key: str, choice: str, source: str) -> None:
+    """Let a problem run what a race has found, from now on. What :func:`remember` was told comes first."""
+    global _raced_changes
+    with whole:
+        epoch.changed()
+        _raced.put((environment, key), Preference(choice, source))
+        _raced_changes += 1
+        epoch.changed()
+
+
+def forget_races() -> None:
+    """The reverse of every :func:`settle` so far: problems are raced anew."""
+    global _raced_changes
+    with whole:
+        epoch.changed()
+        _raced.clear()
+        _raced_changes += 1
+        epoch.changed()
+
+
+class _Force(NamedTuple):
     """What a block lets run."""
 
     choices: Mapping[str, str]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 UNKNOWN = "no candidate of that name exists for this problem here"
 
 
-@dataclass(frozen=True, slots=True)
-class Preference:
+class Preference(NamedTuple):
     """A candidate that runs if it can and keeps the tolerance; otherwise the model decides, and the plan says so."""
 
     name: str

@@ -17,8 +17,7 @@ Ordinary geometry reduces to None: nothing changes for it, not even the name tha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .problem import Moves, PaddingMode, Pass, output_extent
 from .rounding import ceil_div
@@ -37,8 +36,7 @@ dilation: :data:`OVERHANG` of each."""
 OVERHANG = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(NamedTuple):
     """One axis of a convolution."""
 
     extent: int
@@ -107,8 +105,7 @@ class Axis:
         return places + OVERHANG * (self.stride + self.dilation) < POSITIONS
 
 
-@dataclass(frozen=True, slots=True)
-class AxisReduction:
+class AxisReduction(NamedTuple):
     """One axis with the dead ends left out."""
 
     whole: Axis
@@ -135,8 +132,7 @@ class AxisReduction:
         return len(self.taps) == self.whole.kernel
 
 
-@dataclass(frozen=True, slots=True)
-class Reduction:
+class Reduction(NamedTuple):
     """A convolution, reduced axis by axis."""
 
     axes: tuple[AxisReduction, ...]

@@ -14,8 +14,6 @@ from typing import Generic, Protocol, TypeVar
 from .preference import UNKNOWN, Preference
 from .problem import Problem
 
-CONTENDERS = 3
-"""How many candidates are timed where a measurement decides, from the cost model's first on."""
 REACH = 3.0
 """How far off a model of costs is taken to be: a candidate that costs so many times as much is not measured."""
 

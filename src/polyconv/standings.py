@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+CONTENDERS = 3
+"""How many candidates are timed where a measurement decides, from the cost model's first on."""
 BEHIND = (2.5, 1.5, 1.2)
 """How many times the leader's time is hopeless: after one timed call, after two, and from the third on."""
 

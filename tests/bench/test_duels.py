@@ -66,17 +66,14 @@ def test_ours_is_raced_before_it_is_measured(mode: Mode) -> None:
     layer = replace(small_layer(), input=(1, 16, 21, 22), out_channels=24)
     cases = Cases((mode,), (Layout.NCHW,), (1,), (1,), repeats=1, benchmark=True)
     (contest,) = layers.contests([layer], cases)
-    before = choices._measured.entries
+    choices.forget_races()
     try:
         found = contest.run()
-        raced = [entry.value for entry in choices._measured.entries if entry not in before]
-        chosen = {key.split()[0]: choice for measured in raced for key, choice in measured.choices.items()}
+        chosen = {key.split()[0]: raced.name for (_, key), raced in choices._raced.every().items()}
         assert set(found.plans) == {f"{kind} {choice}" for kind, choice in chosen.items()}
         assert chosen.keys() == ({"fprop"} if mode is Mode.INFERENCE else {"fprop", "dgrad", "wgrad"})
     finally:
-        for entry in choices._measured.entries:
-            if entry not in before:
-                choices.forget(entry)
+        choices.forget_races()
 
 
 def test_raced_rows_are_a_suite_of_their_own() -> None:

@@ -5,10 +5,26 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from math import exp
+from typing import NamedTuple
 
 import pytest
 
-from polyconv.cpu.processors.trend import Neighbour, plane_through
+from polyconv.cpu.processors import trend
+
+
+class Neighbour(NamedTuple):
+    """An error that was seen, how much it weighs here, and how far from here it was, along each axis of the plane."""
+
+    weight: float
+    steps: Sequence[float]
+    error: float
+
+
+def plane_through(neighbours: Sequence[Neighbour], expected: float, belief: float) -> tuple[float, float]:
+    vectors = [(weight, (1.0, *steps, error)) for weight, steps, error in neighbours]
+    extent = len(vectors[0][1])
+    moments = [[sum(w * v[i] * v[j] for w, v in vectors) for j in range(i + 1)] for i in range(extent)]
+    return trend.plane_through(moments, expected, belief)
 
 
 def neighbours(

@@ -31,7 +31,7 @@ from polyconv.cpu.backend import CpuBackend
 from polyconv.ops import calls, racing
 from polyconv.problem import Pass, Problem
 from polyconv.scale import largest, scales
-from polyconv.select import CONTENDERS
+from polyconv.standings import CONTENDERS
 from polyconv.tuning import problem_key
 
 if not native.is_available():
@@ -45,11 +45,8 @@ MOST_CONTENDERS = CONTENDERS + 4
 
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
-    before = choices._measured.entries
     yield
-    for entry in choices._measured.entries:
-        if entry not in before:
-            choices.forget(entry)
+    choices.forget_races()
     racing._races.clear()
     calls.known.clear()  # which know the races
 
@@ -319,7 +316,7 @@ def test_one_contender_at_a_time_keeps_what_it_makes_of_a_large_weight(
             call(x, w)
         assert max(kept) == (1 if large else len(race._standings.running))
         assert len(race._standings.samples[race._usual]) == racing.ROUNDS
-        choices.forget(choices._measured.entries[-1])
+        choices.forget_races()
 
 
 def test_who_drops_out_keeps_nothing(timed: Timed) -> None:

@@ -304,7 +304,8 @@ def test_what_was_prepared_amid_a_change_is_not_remembered() -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "CAPACITY", 4)
+    calls.known.clear()
+    monkeypatch.setattr(calls.known, "capacity", 4)
     w = torch.randn(2, 2, 1, 1)
     for size in range(1, 12):
         polyconv.conv2d(torch.randn(1, 2, size, size), w)

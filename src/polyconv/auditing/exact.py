@@ -15,8 +15,8 @@ from torch import Tensor
 
 from .. import reference
 from ..arguments import Geometry
-from ..cpu.aten import convolution_backward
 from ..cpu.borders import fold, padded_size
+from ..cpu.convolutions import convolution_backward
 from ..epilogue import summed_per_channel
 from ..problem import Pass, Problem
 

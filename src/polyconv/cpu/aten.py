@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping
 from functools import partial
 from math import prod, sqrt
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..accuracy import HALF_ROUNDING, LARGEST_TO_SCALE, error_of, reduction_of
@@ -24,14 +23,12 @@ from ..rounding import ceil_div
 from . import native
 from .borders import fold, pad, padded_size
 from .candidates import CpuCandidate
+from .convolutions import CONVOLUTIONS, convolution_backward
 from .device import CpuDevice
 from .weights import TransformedWeights
 
 NAME = "ATen"
 """PyTorch's own convolution, where it is the best that is known."""
-
-CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-"""By the number of axes."""
 
 _LARGEST_OF_SUMS = 4
 """The largest error of many such results on the way to them, in the same units and per square root of a term: a result
@@ -48,12 +45,16 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
         f"PyTorch's convolution{padded}" + (f", {' and '.join(apart)} not fused" if apart else ""),
         direct=True,
         cycles=direct_cycles(problem, device) + len(apart) * _pass_cycles(problem, device),
-        error=error_of(problem, None, reduction_of(problem), ()) + _half_error(problem),
+        error=partial(_error, problem),
     )
 
 
 def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
     return partial(run, problem)
+
+
+def _error(problem: Problem) -> float:
+    return error_of(problem, None, reduction_of(problem), ()) + _half_error(problem)
 
 
 def _half_error(problem: Problem) -> float:
@@ -305,20 +306,3 @@ def _wgrad(problem: Problem, x: Tensor, dy: Tensor, dw: Tensor, db: Tensor | Non
     dw.copy_(grad_weight)
     if db is not None:
         db.copy_(grad_bias)
-
-
-def convolution_backward(
-    problem: Problem, dy: Tensor, x: Tensor, w: Tensor, wanted: tuple[bool, bool, bool], padded: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """ATen's gradients of input, weight and bias, those that are wanted; ``padded``: x has its padding already."""
-    arguments = backward_arguments(problem, wanted, padded)
-    result: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(dy, x, w, *arguments)
-    return result
-
-
-def backward_arguments(problem: Problem, wanted: tuple[bool, bool, bool], padded: bool = False) -> tuple[Any, ...]:
-    """What ATen's gradients are called with, after the tensors."""
-    nothing = [0] * problem.rank
-    padding = nothing if padded else list(problem.padding[::2])
-    moves = list(problem.stride), padding, list(problem.dilation)
-    return [problem.out_channels], *moves, False, nothing, problem.groups, list(wanted)

@@ -14,7 +14,8 @@ from .. import choices, epoch
 from ..preference import Preference
 from ..problem import Pass, Problem
 from ..readiness import Asked, Ready, Run
-from ..select import CONTENDERS, by_cost, worth_timing
+from ..select import by_cost, worth_timing
+from ..standings import CONTENDERS
 from ..tuning import Environment, problem_key
 from . import aten, native
 from .planner import CLOCK, CpuPlan, head_start, here, plan_cpu
@@ -52,7 +53,7 @@ class CpuBackend:
         plan = plan_cpu(problem, inference=inference)
         if prod(problem.w_shape) > LARGEST_TIMED_WEIGHT:
             return (plan.name,)
-        return tuple(worth_timing(plan.candidates, most, _engine, always=aten.NAME))
+        return _worth_timing(plan, most)
 
     def contender(self, problem: Problem, name: str, *, inference: bool = False) -> Run:
         plan = plan_cpu(problem, inference=inference, prefer=Preference(name))
@@ -131,6 +132,11 @@ _KEPT = {
 def _may_keep_weights(problem: Problem, inference: bool) -> bool:
     """Whether transformed weights may stay from call to call."""
     return inference and problem.kind is Pass.FPROP
+
+
+@lru_cache(maxsize=1024)
+def _worth_timing(plan: CpuPlan, most: int) -> tuple[str, ...]:
+    return tuple(worth_timing(plan.candidates, most, _engine, always=aten.NAME))
 
 
 def _engine(name: str) -> str:

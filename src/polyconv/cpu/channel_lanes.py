@@ -7,7 +7,7 @@ a forward pass a pixel is a vector of channels, so that nothing depends on how m
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import partial
 from math import ceil, prod
 
 from ..accuracy import error_of, reduction_of
@@ -43,15 +43,15 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     for index, scheme in enumerate(schemes(problem.kind)):
         why_not = _refusal(problem, scheme)
         if why_not is not None:
-            yield CpuCandidate(NAME, str(scheme), index, scheme.direct, refusal=why_not)
+            yield CpuCandidate(NAME, scheme.name, index, scheme.direct, refusal=why_not)
         elif gradient:
             yield CpuCandidate(
                 NAME,
-                str(scheme),
+                scheme.name,
                 index,
                 scheme.direct,
                 cycles=problem.groups * gradient_cycles(problem, scheme, device),
-                error=_gradient_error(problem, index),
+                error=partial(_gradient_error, problem, index),
             )
         else:
             yield _forward_candidate(problem, index, scheme, device)
@@ -77,7 +77,7 @@ def _refusal(problem: Problem, scheme: KernelScheme) -> str | None:
         return f"of at most 3x3 taps, not {problem.kernel[0]}x{problem.kernel[1]}"
     if problem.kind is Pass.WGRAD:
         return scheme.why_too_long([problem.kernel])
-    return scheme.why_too_long(part.taps for part in correlations(problem))
+    return scheme.why_too_long(tuple([part.taps for part in correlations(problem)]))
 
 
 def _tiles(batch: int, size: Extents, dilation: Extents, scheme: KernelScheme) -> int:
@@ -94,13 +94,13 @@ def _forward_candidate(problem: Problem, index: int, scheme: KernelScheme, devic
     weight_cycles = problem.groups * sum(part.times * _weight_cycles(part, scheme, device) for part in parts)
     return CpuCandidate(
         NAME,
-        str(scheme),
+        scheme.name,
         index,
         scheme.direct,
         cycles=weight_cycles
         + problem.groups * sum(part.times * forward_cycles(part, scheme, device) for part in parts),
         weight_cycles=weight_cycles,
-        error=max((_forward_error(problem, part, index) for part in parts), default=0.0),
+        error=partial(_forward_error, problem, parts, index),
     )
 
 
@@ -112,11 +112,11 @@ def _as_they_are(problem: Problem) -> tuple[Correlation, ...]:
     return (Correlation(problem.batch, c, k, problem.out_size, problem.kernel, problem.dilation),)
 
 
-@lru_cache(maxsize=4096)
-def _forward_error(problem: Problem, part: Correlation, index: int) -> float:
+def _forward_error(problem: Problem, parts: tuple[Correlation, ...], index: int) -> float:
     scheme = schemes(problem.kind)[index]
-    count = part.channels * (prod(part.taps) if scheme.direct else 1)
-    return error_of(problem, scheme.exact, count, (native.longest_sum(NAME, index, count),))
+    counts = {part.channels * (prod(part.taps) if scheme.direct else 1) for part in parts}
+    sums = (error_of(problem, scheme.exact, count, (native.longest_sum(NAME, index, count),)) for count in counts)
+    return max(sums, default=0.0)
 
 
 def forward_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:
@@ -157,7 +157,6 @@ def _weight_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -
 # ---- the weight gradient
 
 
-@lru_cache(maxsize=4096)
 def _gradient_error(problem: Problem, index: int) -> float:
     scheme = schemes(problem.kind)[index]
     tiles = _tiles(problem.batch, problem.out_size, problem.dilation, scheme)

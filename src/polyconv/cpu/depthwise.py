@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from math import prod
 
 from ..accuracy import error_of, reduction_of
@@ -45,13 +46,17 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
         "direct",
         direct=True,
         cycles=SETUP_CYCLES + _cycles(problem, device.lanes),
-        error=0.0 if why_not else error_of(problem, None, _longest_sum(problem), ()),
+        error=0.0 if why_not else partial(_error, problem),
         refusal=why_not,
     )
 
 
 def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
     return own_operators("depthwise", problem)
+
+
+def _error(problem: Problem) -> float:
+    return error_of(problem, None, _longest_sum(problem), ())
 
 
 def _longest_sum(problem: Problem) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from ..accuracy import error_of
 from ..problem import Problem
@@ -22,7 +23,7 @@ CALL_CYCLES = 2e5
 def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     """The one kernel. Its sums are in double, so that only the result is rounded."""
     cycles = CALL_CYCLES + problem.multiplications * 40.0 / device.lanes
-    yield CpuCandidate(NAME, "direct", direct=True, cycles=cycles, error=error_of(problem, None, 1, ()))
+    yield CpuCandidate(NAME, "direct", direct=True, cycles=cycles, error=partial(error_of, problem, None, 1, ()))
 
 
 def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:

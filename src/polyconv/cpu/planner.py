@@ -6,8 +6,8 @@ the preference. Nothing is timed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import exp, prod
 from types import ModuleType
@@ -23,7 +23,7 @@ from . import aten, channel_lanes, depthwise, native, plain, sheets, tile_lanes
 from .borders import fold, has_border, padded
 from .candidates import CpuCandidate
 from .device import CpuDevice, this_machine
-from .processors import Correction, Kernel, in_force
+from .processors import Correction, Formula, Profile, in_force
 from .weights import TransformedWeights
 
 CALL_CYCLES = 2000.0
@@ -67,17 +67,43 @@ class CpuPlan:
     """What runs, and what does not and why."""
 
     problem: Problem
-    ran: Problem
-    """What the kernels are asked for: the problem, but for the input gradient of a border that of the padded image."""
-    device: CpuDevice
+    costs: Costs
     chosen: CpuCandidate
-    reason: str
-    candidates: tuple[Candidate, ...]
-    """All of them; their costs are cycles of one core."""
-    keeps_weights: bool = False
-    """Whether transformed weights stay from call to call."""
-    preference: str = ""
-    """What became of a choice from outside; empty where there was none."""
+    prefer: Preference | None = None
+    own_kernels: bool = False
+    """Whether only polyconv's own kernels were weighed: for a part of a volume."""
+
+    @property
+    def ran(self) -> Problem:
+        """The problem as kernels are asked for it: the input gradient of a border is that of the padded image."""
+        return self.costs.problem
+
+    @property
+    def device(self) -> CpuDevice:
+        return self.costs.device
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether transformed weights stay from call to call."""
+        return self.costs.keeps(self.chosen)
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """All of them, weighed anew; their costs are cycles of one core."""
+        return _selection(self).candidates
+
+    @property
+    def preference(self) -> str:
+        """What became of a choice from outside; empty where there was none."""
+        return "" if self.prefer is None else _selection(self).preference
+
+    @property
+    def reason(self) -> str:
+        """Why the chosen one, in a few words."""
+        found = _selection(self)
+        if self.prefer is not None and found.chosen.name == self.prefer.name:
+            return found.preference
+        return _reason(self.problem, found, self.costs) + (f" ({found.preference})" if found.preference else "")
 
     @property
     def folded(self) -> bool:
@@ -106,7 +132,7 @@ class CpuPlan:
     @property
     def cost(self) -> float:
         """What was compared with the other candidates', in cycles of one core."""
-        return next(candidate.cost or 0.0 for candidate in self.candidates if candidate.rejected is None)
+        return self.costs.cautious(self.chosen)
 
     def prepared(self, weights: TransformedWeights | None) -> Run:
         """What runs it; transformed weights, where they may be kept, stay in ``weights``."""
@@ -147,31 +173,66 @@ def plan_cpu(
 def _plan(problem: Problem, device: CpuDevice, inference: bool, prefer: Preference | None) -> CpuPlan:
     if problem.rank != 3 and (other_axes := problem.why_not_pictures()):
         raise PlanError(other_axes)
-    return _plan_of(problem, _costs(problem, device, inference), _offered_here(problem, device), prefer)
+    return _plan_of(problem, _costs(problem, device, inference), prefer)
 
 
 @lru_cache(maxsize=4096)
 def _plan_of_picture(problem: Problem, device: CpuDevice) -> CpuPlan:
     """Of a part of a volume, by polyconv's own kernels."""
-    costs = Costs(ran_for(problem), device, False)
-    return _plan_of(problem, costs, tuple(offered(costs.problem, device, own_kernels=True)), None)
+    return _plan_of(problem, Costs(ran_for(problem), device, False), None, own_kernels=True)
 
 
-def _plan_of(problem: Problem, costs: Costs, every: Sequence[CpuCandidate], prefer: Preference | None) -> CpuPlan:
-    found = select(
+def _plan_of(problem: Problem, costs: Costs, prefer: Preference | None, *, own_kernels: bool = False) -> CpuPlan:
+    every = _every(problem, costs.device, own_kernels)
+    chosen = None
+    if prefer is not None:
+        chosen = next((one for one in every if one.name == prefer.name and _may_run(one, problem)), None)
+    if chosen is None:
+        chosen = _cheapest(every, problem, costs)
+    if chosen is None:
+        chosen = _select(problem, costs, every, prefer).chosen  # raises: it says why there is none
+    return CpuPlan(problem, costs, chosen, prefer, own_kernels)
+
+
+def _cheapest(every: Iterable[CpuCandidate], problem: Problem, costs: Costs) -> CpuCandidate | None:
+    """The candidate that :func:`~polyconv.select.select` finds: the least cost of those that may run, first of equals.
+
+    Errors are asked for from the least cost on, until one keeps the tolerance: most are never asked for.
+    """
+    able = [(costs.cautious(one), place, one) for place, one in enumerate(every) if one.refusal is None]
+    able.sort()
+    return next((one for _, _, one in able if _may_run(one, problem)), None)
+
+
+def _may_run(candidate: CpuCandidate, problem: Problem) -> bool:
+    return candidate.refusal is None and (candidate.direct or candidate.error <= problem.tolerance)
+
+
+def _every(problem: Problem, device: CpuDevice, own_kernels: bool) -> tuple[CpuCandidate, ...]:
+    if own_kernels:
+        return tuple(offered(ran_for(problem), device, own_kernels=True))
+    if problem.rank == 2 and (problem.bias or problem.frozen):  # nothing of a candidate depends on them
+        problem = replace(problem, bias=False, frozen=False)
+    return _offered_here(problem, device)
+
+
+@lru_cache(maxsize=16)
+def _selection(plan: CpuPlan) -> Selection[CpuCandidate]:
+    """All candidates of a plan with the reasons why they do not run: for those who ask why, and for races."""
+    every = _every(plan.problem, plan.device, plan.own_kernels)
+    return _select(plan.problem, plan.costs, every, plan.prefer)
+
+
+def _select(
+    problem: Problem, costs: Costs, every: Sequence[CpuCandidate], prefer: Preference | None
+) -> Selection[CpuCandidate]:
+    return select(
         every,
         problem,
         refusal=lambda candidate: candidate.refusal,
         error=lambda candidate: candidate.error,
         cost=costs.cautious,
         prefer=prefer,
-    )
-    reason = found.preference
-    if prefer is None or found.chosen.name != prefer.name:
-        reason = _reason(problem, found, costs) + (f" ({reason})" if reason else "")
-    keeps = costs.keeps(found.chosen)
-    return CpuPlan(
-        problem, costs.problem, costs.device, found.chosen, reason, found.candidates, keeps, found.preference
     )
 
 
@@ -181,7 +242,7 @@ def ran_for(problem: Problem) -> Problem:
     return padded(problem) if folded else problem
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=64)
 def _offered_here(problem: Problem, device: CpuDevice) -> tuple[CpuCandidate, ...]:
     volumes = problem.rank == 3
     return tuple(offered_for_volumes(problem, device) if volumes else offered(ran_for(problem), device))
@@ -217,20 +278,24 @@ def head_start(
 def _gain(problem: Problem, device: CpuDevice) -> float:
     """Cycles by which polyconv's best kernel for a pass is ahead of PyTorch's, probably; 0 where it is not."""
     costs = Costs(ran_for(problem), device, False, device.cores * RECORDED_CYCLES)
-    able = [
-        candidate
-        for candidate in _offered_here(problem, device)
-        if candidate.refusal is None and (candidate.direct or candidate.error <= problem.tolerance)
-    ]
-    theirs = min((costs.cautious(one) for one in able if one.engine == aten.NAME), default=0.0)
-    return max(0.0, theirs - min((costs.cautious(one) for one in able if one.engine != aten.NAME), default=theirs))
+    every = _every(problem, device, False)
+    theirs, ours = (
+        _cheapest((one for one in every if (one.engine == aten.NAME) is is_theirs), problem, costs)
+        for is_theirs in (True, False)
+    )
+    return max(0.0, costs.cautious(theirs) - costs.cautious(ours)) if theirs and ours else 0.0
 
 
 def here() -> CpuDevice:
     """The processor that runs this, as it is set up now: as many cores as PyTorch's pool has threads."""
     instruction_set = native.instruction_set() if native.is_available() else aten.instruction_set()
     threads = torch.get_num_threads()
-    return replace(this_machine(instruction_set), cores=threads, profile=in_force(instruction_set, threads))
+    return _described(instruction_set, threads, in_force(instruction_set, threads))
+
+
+@lru_cache(maxsize=16)
+def _described(instruction_set: str, threads: int, profile: Profile | None) -> CpuDevice:
+    return replace(this_machine(instruction_set), cores=threads, profile=profile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,17 +307,21 @@ class Costs:
     inference: bool
     call: float = OWN_CALL_CYCLES
     """What a kernel of polyconv's costs beside what it computes."""
+    _check: float = field(init=False, compare=False, repr=False)
+    """To find out whether a weight is still the one that was transformed."""
+    _corrections: dict[Formula, Correction] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """Of the kernels that were asked about: few formulas, many candidates."""
 
-    @property
-    def _check(self) -> float:
-        """To find out whether a weight is still the one that was transformed."""
-        return 0.0 if self.problem.frozen else CHECK_CYCLES + 4.0 * prod(self.problem.w_shape) / CHECK_BYTES
+    def __post_init__(self) -> None:
+        problem = self.problem
+        check = 0.0 if problem.frozen else CHECK_CYCLES + 4.0 * prod(problem.w_shape) / CHECK_BYTES
+        object.__setattr__(self, "_check", check)
 
     def keeps(self, candidate: CpuCandidate) -> bool:
         """Whether it uses weights that were transformed before."""
-        without = candidate.cycles - candidate.weight_cycles
-        pays = candidate.weight_cycles > 0.0 and self._check <= MOST_FOR_THE_CHECK * without
-        return self.inference and self.problem.kind is Pass.FPROP and pays
+        if not self.inference or self.problem.kind is not Pass.FPROP or candidate.weight_cycles <= 0.0:
+            return False
+        return self._check <= MOST_FOR_THE_CHECK * (candidate.cycles - candidate.weight_cycles)
 
     def counted(self, candidate: CpuCandidate) -> float:
         """By the cost model."""
@@ -264,13 +333,18 @@ class Costs:
         pictures, whose parts are corrected."""
         if self.device.profile is None or candidate.engine in (aten.NAME, sheets.NAME):
             return None
-        return self.device.profile.correction(self.problem, Kernel(candidate.name, self.keeps(candidate)))
+        formula = candidate.engine, candidate.form == "direct", self.keeps(candidate)
+        found = self._corrections.get(formula)
+        if found is None:
+            found = self._corrections[formula] = self.device.profile.corrected(self.problem, formula)
+        return found
 
     def cautious(self, candidate: CpuCandidate) -> float:
         """What is compared: a kernel of polyconv's has to be ahead by as much as its estimate may well be wrong."""
-        correction, counted = self.correction(candidate), self.counted(candidate)
+        counted = self.counted(candidate)
         if self.device.profile is None or candidate.engine == aten.NAME:
             return counted
+        correction = self.correction(candidate)
         return self.call + (counted if correction is None else counted * correction.factor)
 
 

@@ -7,9 +7,9 @@ say: :func:`compiled` asks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from ..algebra.segments import AxisScheme, Scheme2d
 from ..problem import Extents
@@ -27,24 +27,24 @@ class KernelScheme:
     r_w: int
     nested: bool = False
 
-    @property
+    @cached_property
     def taps(self) -> tuple[int, int]:
         return self.r_h, self.r_w + (self.m_w if self.nested else 0)
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[int, int]:
         return self.m_h, self.m_w * (2 if self.nested else 1)
 
-    @property
+    @cached_property
     def points(self) -> tuple[int, int]:
         return self.m_h + self.r_h - 1, self.m_w + self.r_w - 1
 
-    @property
+    @cached_property
     def slots(self) -> int:
         """Products per point and tile."""
         return 3 if self.nested else 1
 
-    @property
+    @cached_property
     def direct(self) -> bool:
         return self.points == (1, 1)
 
@@ -52,39 +52,39 @@ class KernelScheme:
         """Pieces that a kernel is cut into; each counts as an input channel of its own."""
         return ceil_div(taps[0], self.taps[0]) * ceil_div(taps[1], self.taps[1])
 
-    def why_too_long(self, taps: Iterable[Extents]) -> str | None:
+    def why_too_long(self, taps: Sequence[Extents]) -> str | None:
         """Why a kernel is not for this scheme, or None; ``taps`` are those of each of the correlations it is made of.
 
         Several taps are combined along an axis where the kernel has one in all of them: that saves nothing, and costs
         the products of taps that are not there. Where it has fewer than the scheme, but more than one, it may still
         gain: no scheme is compiled for every number of taps.
         """
-        every = tuple(taps)
         for axis, name in enumerate(("down", "across")):
-            if self.taps[axis] > 1 and all(count[axis] == 1 for count in every):
+            if self.taps[axis] > 1 and all(count[axis] == 1 for count in taps):
                 return f"combines {self.taps[axis]} taps {name}, where the kernel has one"
         return None
 
-    @property
+    @cached_property
     def exact(self) -> Scheme2d | None:
         """The same in exact arithmetic, which the error model follows; None for direct summation."""
-        return None if self.direct else _exact(self)
+        if self.direct:
+            return None
+        h = AxisScheme.direct(1) if self.r_h == 1 else AxisScheme.cut(self.m_h, self.r_h)
+        if self.nested:
+            w = AxisScheme.cut(self.m_w, self.taps[1], self.m_w, self.r_w, tiles=2)
+        else:
+            w = AxisScheme.direct(1) if self.r_w == 1 else AxisScheme.cut(self.m_w, self.r_w)
+        return Scheme2d(h, w)
 
-    def __str__(self) -> str:
+    @cached_property
+    def name(self) -> str:
         if self.direct:
             return "direct"
         nested = " in two nested segments" if self.nested else ""
         return f"F({self.m_h},{self.r_h}) x F({self.m_w},{self.r_w}){nested}"
 
-
-@lru_cache(maxsize=64)
-def _exact(scheme: KernelScheme) -> Scheme2d:
-    h = AxisScheme.direct(1) if scheme.r_h == 1 else AxisScheme.cut(scheme.m_h, scheme.r_h)
-    if scheme.nested:
-        w = AxisScheme.cut(scheme.m_w, scheme.taps[1], scheme.m_w, scheme.r_w, tiles=2)
-    else:
-        w = AxisScheme.direct(1) if scheme.r_w == 1 else AxisScheme.cut(scheme.m_w, scheme.r_w)
-    return Scheme2d(h, w)
+    def __str__(self) -> str:
+        return self.name
 
 
 @lru_cache(maxsize=8)

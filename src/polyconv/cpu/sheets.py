@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..problem import Pass, Problem
@@ -32,12 +31,16 @@ DOUBT = 1.1
 """By how much the estimate has to be ahead: of PyTorch's convolutions over three axes only a few were measured."""
 
 
-@dataclass(frozen=True, slots=True)
 class SheetCandidate(CpuCandidate):
     """With the plans of the pictures."""
 
-    cut: Cut = field(kw_only=True)
-    plan: VolumePlan[CpuPlan] = field(kw_only=True)
+    __slots__ = ("cut", "plan")
+
+    def __init__(self, cut: Cut, plan: VolumePlan[CpuPlan], cycles: float) -> None:
+        direct = all(part.chosen.direct for part in plan.plans.values())
+        super().__init__(NAME, FORM, direct=direct, cycles=cycles, error=lambda: plan.predicted_error)
+        self.cut = cut
+        self.plan = plan
 
 
 def candidates(
@@ -48,15 +51,7 @@ def candidates(
     plan = planned_parts(found, plan_picture)
     added = ADDED_CYCLES[problem.kind] * sum(found.addends) / device.lanes
     scattered = SCATTERED_CYCLES * sum(plan.times(each) * scattered_bytes(each, LINE_BYTES) for each in plan.plans)
-    yield SheetCandidate(
-        NAME,
-        FORM,
-        direct=all(part.chosen.direct for part in plan.plans.values()),
-        cycles=DOUBT * (plan.pictures_cost + added + scattered),
-        error=plan.predicted_error,
-        cut=found,
-        plan=plan,
-    )
+    yield SheetCandidate(found, plan, DOUBT * (plan.pictures_cost + added + scattered))
 
 
 def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:

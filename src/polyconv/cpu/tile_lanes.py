@@ -7,7 +7,7 @@ kernels have: gather the input, transform it, multiply, transform back, write.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import partial
 from math import prod
 
 from ..accuracy import error_of
@@ -44,21 +44,22 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     """Every scheme."""
     in_general = refusal(problem)
     parts = () if in_general else correlations(problem)
+    taps = tuple([part.taps for part in parts])
     for index, scheme in enumerate(schemes()):
-        why_not = in_general or scheme.why_too_long(part.taps for part in parts)
+        why_not = in_general or scheme.why_too_long(taps)
         if why_not is not None:
-            yield CpuCandidate(NAME, str(scheme), index, scheme.direct, refusal=why_not)
+            yield CpuCandidate(NAME, scheme.name, index, scheme.direct, refusal=why_not)
             continue
         weight_cycles = problem.groups * sum(part.times * transform_cycles(part, scheme, device) for part in parts)
         cycles = problem.groups * sum(part.times * scheme_cycles(part, scheme, device) for part in parts)
         yield CpuCandidate(
             NAME,
-            str(scheme),
+            scheme.name,
             index,
             scheme.direct,
             cycles=cycles + weight_cycles,
             weight_cycles=weight_cycles,
-            error=max((_error(problem, part, index) for part in parts), default=0.0),
+            error=partial(_error, problem, parts, index),
         )
 
 
@@ -66,11 +67,11 @@ def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights 
     return common_operators(chosen, problem, weights)
 
 
-@lru_cache(maxsize=4096)
-def _error(problem: Problem, part: Correlation, index: int) -> float:
+def _error(problem: Problem, parts: tuple[Correlation, ...], index: int) -> float:
     scheme = schemes()[index]
-    count = part.channels * scheme.segments(part.taps)
-    return error_of(problem, scheme.exact, count, (native.longest_sum(NAME, index, count),))
+    counts = {part.channels * scheme.segments(part.taps) for part in parts}
+    sums = (error_of(problem, scheme.exact, count, (native.longest_sum(NAME, index, count),)) for count in counts)
+    return max(sums, default=0.0)
 
 
 def scheme_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:

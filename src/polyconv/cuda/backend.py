@@ -32,10 +32,11 @@ from ..plan.volumes import CudaVolumePlan, plan_volume, planned
 from ..preference import Preference
 from ..problem import Pass, Problem
 from ..readiness import Asked, Ready, Run
-from ..select import CONTENDERS, by_cost, worth_timing
+from ..select import by_cost, worth_timing
 from ..sheets import Cut
 from ..stacking import stacked
 from ..stacks import Stack
+from ..standings import CONTENDERS
 from ..summing import summed
 from ..tuning import Environment, problem_key
 from ..volumes import Parts, pictures_of

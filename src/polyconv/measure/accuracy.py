@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..cpu.aten import CONVOLUTIONS
 from ..cpu.borders import sides_for_torch
+from ..cpu.convolutions import CONVOLUTIONS
 from ..problem import RESULTS, Pass, Problem
 from ..scale import largest, scales
 from .operands import Operands

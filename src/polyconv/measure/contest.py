@@ -19,7 +19,7 @@ from ..choices import Decision
 from ..cpu import aten
 from ..problem import PaddingMode, Pass, Problem
 from ..scale import largest
-from ..select import CONTENDERS
+from ..standings import CONTENDERS
 from ..tuning import Entry
 from ..vouching import vouch
 from .accuracy import measure_all, scale

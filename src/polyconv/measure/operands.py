@@ -19,7 +19,8 @@ from .. import ops
 from ..arguments import CHANNELS_LAST as CHANNELS_LAST_OF
 from ..arguments import Geometry
 from ..cpu import aten
-from ..cpu.aten import CONVOLUTIONS, convolution_backward, takes_padding
+from ..cpu.aten import takes_padding
+from ..cpu.convolutions import CONVOLUTIONS, convolution_backward
 from ..nn import OURS as OF_TORCHS
 from ..ops.pictures import HEIGHT, picture
 from ..problem import RESULTS, Pass, Problem

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from ..backends import Backend, backend_for
 from ..blocks import Block, Stack
 from ..problem import Problem
 from ..readiness import Run
+from ..recent import Recent
 from ..reduction import reduce_geometry
 from . import racing
 from .layouts import Layout
@@ -28,12 +28,12 @@ from .pictures import on_pictures
 from .problems import dense_strides
 
 CAPACITY = 8192
-"""Calls to remember; when there are more, all are forgotten."""
+"""Calls to remember; when there are more, those that were used least recently are forgotten."""
 
 SMALLEST_POOLED = 16 * 2**20
 """Bytes of an output from which on its pages cost more than looking for used ones: see ``cpu/native.py``."""
 
-known: dict[Hashable, Call] = {}
+known: Recent[Hashable, Call] = Recent(CAPACITY)
 """By what they were made of, the number of the state first."""
 
 
@@ -81,7 +81,7 @@ def recall(
     """The call for the problem that a description stands for; the geometry is the last of it."""
     number = epoch.now()
     key = (number, problem_of, description, device, inference)
-    call = known.get(key)
+    call = known[key]
     if call is None:
         call = Call(*problem_of(*description), description[-1], device, inference=inference)
         remember(key, number, call)
@@ -91,9 +91,7 @@ def recall(
 def remember(key: Hashable, number: int, call: Call) -> None:
     """For later calls. Not if the state changed while the call was made: what it was made of is not certain then."""
     if epoch.now() == number:
-        if len(known) >= CAPACITY:
-            known.clear()
-        known[key] = call
+        known.put(key, call)
 
 
 def are_left_to_torch(problems: Iterable[Problem], device: torch.device, *, inference: bool) -> bool:
@@ -128,8 +126,7 @@ def _prepare(problem: Problem, inference: bool, device: torch.device) -> Run:
 # ---- who looks on
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
+class Ran(NamedTuple):
     """One pass that has just run."""
 
     problem: Problem

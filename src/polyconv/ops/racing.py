@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 import time
 import weakref
-from collections.abc import Iterable, MutableMapping
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, MutableMapping
 from functools import partial
 from math import inf
 from os import PathLike
@@ -25,6 +26,7 @@ from .. import choices, settings
 from ..forking import whole
 from ..once import warn_once
 from ..problem import Pass, Problem
+from ..recent import Recent
 from ..standings import Standings
 from .plain import are_plain, is_watched
 
@@ -47,8 +49,18 @@ LARGE = 2**20
 """Elements of a weight from which on what a contender prepares of it is let go after each of its timed calls, and made
 anew, untimed, before the next: all that contenders for all layers prepare is many times what a network will keep."""
 
-_races: dict[tuple[Environment, str], Race] = {}
-"""All that were begun, by where and what."""
+MOST_RACES = 2048
+"""Races to remember, ended ones included: they say what was measured."""
+MOST_PREPARED = 256
+"""Races that keep what their contenders prepared of weights. A network has no more layers and passes; a program with
+new shapes at each call would keep transformed weights for each of them."""
+
+_races: Recent[tuple[Environment, str], Race] = Recent(MOST_RACES)
+"""Those that were begun, by where and what."""
+_passes: Recent[Hashable, dict[Pass, Race]] = Recent(MOST_RACES)
+"""The same of layers that are trained, by layer."""
+_prepared: OrderedDict[Race, None] = OrderedDict()
+"""Those that keep something, the one that ran last at the end."""
 
 
 def clock() -> float:
@@ -59,6 +71,11 @@ def clock() -> float:
 class Race:
     """One problem, in one environment."""
 
+    __slots__ = (
+        "_backend", "_environment", "_inference", "_key", "_layer", "_pending", "_problem", "_runs", "_standings",
+        "_torchs", "_usual", "_warm", "_weight", "calls", "ended", "entry",
+    )  # fmt: skip
+
     def __init__(
         self, backend: Backend, environment: Environment, key: str, problem: Problem, *, inference: bool
     ) -> None:
@@ -67,7 +84,7 @@ class Race:
         self._key = key
         self._environment = environment
         self._problem, self._inference = problem, inference
-        self._layer = environment, inference, problem.as_picture().another_pass(Pass.FPROP)
+        self._layer = None if inference else (environment, problem.as_picture().another_pass(Pass.FPROP))
         """The same for all passes of a layer that is trained."""
         self._usual = names[0]
         """What the cost model chose."""
@@ -113,6 +130,17 @@ class Race:
         """What was prepared for those who dropped out, or have to prepare it anew."""
         staying = self._warm.intersection(self._standings.running)
         self._runs = {(problem, name): run for (problem, name), run in self._runs.items() if name in staying}
+        if not self._runs:
+            _prepared.pop(self, None)
+
+    def _keep(self) -> None:
+        """What is prepared; the race that ran longest ago lets go of its own, and warms up anew."""
+        with whole:
+            _prepared[self] = None
+            _prepared.move_to_end(self)
+            if len(_prepared) > MOST_PREPARED:
+                other, _ = _prepared.popitem(last=False)
+                other._runs, other._warm = {}, set()
 
     def _next(self, one_weight: bool, tensors: MutableMapping[str, Tensor]) -> tuple[str, bool] | None:
         """Whose turn it is, and whether the call counts; None where it is no part of the race."""
@@ -146,6 +174,7 @@ class Race:
         run = self._runs.get((problem, name))
         if run is None:
             run = self._runs[problem, name] = self._backend.contender(problem, name, inference=inference)
+        self._keep()
         return run
 
     def _run_timed(self, name: str, counted: bool, run: Run, tensors: MutableMapping[str, Tensor]) -> None:
@@ -190,11 +219,12 @@ class Race:
         """Let what was found be a choice of this process."""
         self.ended = True
         self._runs.clear()
+        _prepared.pop(self, None)
         self._backend.give_back()
         best = self._standings.best
         running = [name for name in self._standings.running if name in best]
         if not running:  # no weight came twice: what the cost model chose stays
-            choices.remember(self._environment, {self._key: self._usual}, "raced in vain, for new weights")
+            choices.settle(self._environment, self._key, self._usual, "raced in vain, for new weights")
             return
         winner, torchs = min(running, key=best.__getitem__), self._torchs
         if torchs is not None and best.get(torchs, inf) <= max(DRAW * best[winner], best[winner] + self._head_start()):
@@ -204,14 +234,13 @@ class Race:
         from ..tuning import Entry  # here, as below: the backends have imported it, and importing polyconv need not
 
         self.entry = Entry(winner, best, best.get(torchs) if torchs else None)
-        choices.remember(self._environment, {self._key: winner}, _in_words(winner, best))
+        choices.settle(self._environment, self._key, winner, _in_words(winner, best))
 
     def _head_start(self) -> float:
         """What the clock did not see: the way to a kernel of polyconv's, in view of what the other passes gain."""
-        ahead = {}
-        if not self._inference:
-            passes = [race for race in list(_races.values()) if race._layer == self._layer and race is not self]
-            ahead = {race._problem.kind: gained for race in passes if (gained := race._ahead) is not None}
+        passes = (_passes[self._layer] or {}) if self._layer is not None else {}
+        others = [(kind, race) for kind, race in list(passes.items()) if race is not self]
+        ahead = {kind: gained for kind, race in others if (gained := race._ahead) is not None}
         return self._backend.head_start(self._problem, ahead, inference=self._inference)
 
     @property
@@ -246,9 +275,16 @@ def entered(backend: Backend, problem: Problem, usual: Run, *, inference: bool) 
     if place is None:
         return usual
     with whole:
-        race = _races.get(place)
+        race = _races[place]
         if race is None or race.ended:
-            race = _races[place] = Race(backend, *place, problem, inference=inference)
+            race = Race(backend, *place, problem, inference=inference)
+            _races.put(place, race)
+            if race._layer is not None:
+                passes = _passes[race._layer]
+                if passes is None:
+                    passes = {}
+                    _passes.put(race._layer, passes)
+                passes[problem.kind] = race
     return partial(race.run, problem, inference, usual)
 
 
@@ -277,17 +313,15 @@ def awaited(backend: Backend, gradients: Iterable[Problem], run: Run) -> Run:
         run(tensors)
         if next(ahead) == 0:
             for (environment, key), problem in places.items():
-                if (environment, key) not in _races:
-                    choices.remember(
-                        environment, {key: backend.contenders(problem)[0]}, "never raced, for want of calls"
-                    )
+                if _races[environment, key] is None:
+                    choices.settle(environment, key, backend.contenders(problem)[0], "never raced, for want of calls")
 
     return run_and_count
 
 
 def turns() -> int:
     """Calls that were part of a race so far. Where a call leads to no more of them, all is decided that it leads to."""
-    return sum(race.calls for race in list(_races.values()))
+    return sum(race.calls for race in _races.every().values())
 
 
 def save_benchmark(path: str | PathLike[str]) -> int:
@@ -299,7 +333,8 @@ def save_benchmark(path: str | PathLike[str]) -> int:
     from ..tuning import Tuning, merge, update
 
     with whole:
-        ended = [(environment, key, race.entry) for (environment, key), race in _races.items() if race.entry]
+        every = _races.every().items()
+        ended = [(environment, key, race.entry) for (environment, key), race in every if race.entry]
     found = merge(Tuning.of(environment, {key: entry}) for environment, key, entry in ended)
     if ended:
         update(Path(path), found)

@@ -24,9 +24,10 @@ from torch.autograd.function import _SingleLevelFunction
 from .. import epoch
 from ..arguments import Extent, Geometry, Padding, activation_name, normalise, per_axis, suggests_channels_last
 from ..backends import backend_for
-from ..cpu.aten import CONVOLUTIONS, backward_arguments
+from ..cpu.convolutions import CONVOLUTIONS, backward_arguments
 from ..epilogue import apply_epilogue, summed_per_channel
 from ..problem import Activation, Problem
+from ..recent import Recent
 from ..vouching import vouched
 from . import left
 from .calls import Call, are_left_to_torch, known, recall, remember
@@ -74,7 +75,7 @@ class ShortCall(Call):
         """What the geometry was made of, as the caller wrote it."""
         self.fits = alike(x, w) if bias is None else alike(x, w, bias)
         self.fits_residual = alike() if residual is None else alike(residual)  # apart: it may be the input
-        self.backwards: dict[Hashable, Backward] = {}
+        self.backwards: Recent[Hashable, Backward] = Recent(LONGEST_ROW)
         """What was prepared for its gradients. The only thing of a call that grows."""
         self.following = following
         self.place: int = 1 if following is None else following.place + 1
@@ -100,13 +101,11 @@ class ShortCall(Call):
         wanted = want_x, want_w, want_bias
         # Whoever keeps tensors for autograd in another place may have moved them.
         key = number, wanted, grad.stride(), x.stride(), w.stride(), (grad.data_ptr() | x.data_ptr()) & 15
-        found = self.backwards.get(key)
+        found = self.backwards[key]
         if found is None:
             found = Backward.of(self, grad, x, w, *wanted)
             if epoch.now() == number:
-                if len(self.backwards) >= LONGEST_ROW:
-                    self.backwards.clear()
-                self.backwards[key] = found
+                self.backwards.put(key, found)
         dx = dw = db = None
         if found.left_to_torch is not None:
             dx, dw, db = torch.ops.aten.convolution_backward(grad, x, w, *found.left_to_torch)
@@ -227,7 +226,7 @@ def convolve(
             tolerance,
             activation,
         )
-        row = cast("ShortCall | None", known.get(key))
+        row = cast("ShortCall | None", known[key])
     except (TypeError, RuntimeError):  # a list among the arguments; a tensor without a shape or memory
         return None
     call = _fitting(row, x, w, bias, residual)
@@ -298,7 +297,7 @@ def transpose(
         nested = None if bias is None else bias.is_nested
         aligned = x.data_ptr() & 15
         key: Hashable = (number, graded, "transposed", rank, x.shape, w.shape, aligned, nested, *arguments, tolerance)
-        row = cast("ShortCall | None", known.get(key))
+        row = cast("ShortCall | None", known[key])
     except (TypeError, RuntimeError):  # a list among the arguments; a tensor without a shape or memory
         return None
     call = _fitting(row, x, w, bias, None)

@@ -22,8 +22,8 @@ from ..measure.timing import Timing
 from ..nn import OURS, TORCHS, Convolution
 from ..rehearsal import Example, Loss, preserved
 from ..replacement import why_not_replace
-from ..select import CONTENDERS
 from ..sharded import is_dtensor, is_gathered
+from ..standings import CONTENDERS
 from ..vouching import doubt, vouch
 from .budget import SECONDS, Budget
 from .comparison import why_different

@@ -7,10 +7,11 @@ measured nearby, and says how far it is to be believed; ``known`` has the proces
 
 from .file import ProfileError, Section, check, load, text, update
 from .lookup import in_force, own_file, shipped
-from .profile import Correction, Kernel, Profile, Record, Spent
+from .profile import Correction, Formula, Kernel, Profile, Record, Spent
 
 __all__ = [
     "Correction",
+    "Formula",
     "Kernel",
     "Profile",
     "ProfileError",

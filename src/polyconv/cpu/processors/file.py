@@ -52,7 +52,7 @@ class Section:
     model: str
     """The processor's: see :func:`polyconv.machine.processor_model`."""
     environment: Mapping[str, Any]
-    records: tuple[Record, ...]
+    records: Sequence[Record]
     measured: str = ""
     """When, in UTC."""
 

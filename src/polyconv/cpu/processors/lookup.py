@@ -20,7 +20,8 @@ from ... import settings
 from ...machine import processor_model, processor_name
 from ...once import warn_once
 from ...version import __version__
-from .file import ProfileError, Section, load, parse
+from .file import ProfileError, Section, load
+from .lines import parse_lines
 from .profile import Profile
 
 STRANGER = 0.3
@@ -101,13 +102,8 @@ def shipped(instruction_set: str) -> tuple[Known, ...]:
     for entry in sorted(files(__package__).joinpath("known").iterdir(), key=lambda entry: entry.name):
         model, _, rest = entry.name.removesuffix(".json").rpartition(f" {instruction_set} ")
         if model:
-            found.append(Known(model, int(rest), partial(_read, entry.read_bytes, entry.name)))
+            found.append(Known(model, int(rest), partial(parse_lines, entry.read_bytes, entry.name)))
     return tuple(found)
-
-
-def _read(read_bytes: Callable[[], bytes], name: str) -> Section:
-    (section,) = parse(read_bytes(), name)
-    return section
 
 
 def _own_sections(path: Path | None) -> tuple[Section, ...]:

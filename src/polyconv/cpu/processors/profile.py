@@ -12,13 +12,17 @@ measured, or a processor that nobody has seen, is left to PyTorch unless the adv
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from math import dist, exp, log, log2, prod, sqrt
+from itertools import accumulate
+from math import exp, log, log2, prod, sqrt
+from operator import add
+from typing import NamedTuple, Protocol, runtime_checkable
 
-from ...problem import Pass, Problem
-from .trend import Neighbour, plane_through
+from ...problem import Extents, Pair, Pass, Problem
+from .trend import Moments, plane_through
 
 CAUTION = 1.4
 """Doubts by which a kernel must be ahead of PyTorch's."""
@@ -51,7 +55,10 @@ class Correction:
 
 
 Formula = tuple[str, bool, bool]
+Errors = tuple[tuple[Formula, float], ...]
 Place = tuple[float, ...]
+CHANGING = (3, 4)
+"""Coordinates of :func:`place_of` that change with the batch and the size of the map: not with the layer."""
 
 UNMEASURED = Correction(0.4, 0.5)
 """Of the cost model alone: it thinks well of polyconv's kernels, and one time in three is wrong by a factor of 1.6."""
@@ -77,8 +84,13 @@ class Kernel:
     @property
     def formula(self) -> Formula:
         """Kernels that are estimated by one formula are wrong alike: those of an engine, direct or fast ones."""
-        form, _, engine = self.name.rpartition(", ")
-        return engine, form == "direct", self.kept
+        return formula_of(self.name, self.kept)
+
+
+def formula_of(name: str, kept: bool) -> Formula:
+    """That of the kernel of this name, whose weights are kept or not."""
+    form, _, engine = name.rpartition(", ")
+    return engine, form == "direct", kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +101,7 @@ class Record:
     torch: Spent
     kernels: tuple[tuple[Kernel, Spent], ...]
 
-    def errors(self) -> tuple[tuple[Formula, float], ...]:
+    def errors(self) -> Errors:
         """By how much the estimated ratio of each kernel to PyTorch's was too small, as a logarithm."""
         return tuple(
             (kernel.formula, log(spent.seconds / self.torch.seconds) - log(spent.cycles / self.torch.cycles))
@@ -97,7 +109,15 @@ class Record:
         )
 
 
-_Room = tuple[Pass, bool]
+Room = tuple[Pass, bool]
+
+
+@runtime_checkable
+class Measurements(Protocol):
+    """Records of which a profile reads no more than it is asked about."""
+
+    def of_pass(self, kind: Pass) -> Iterable[tuple[Room, Place, Callable[[], Errors]]]:
+        """Where the problems of a pass lie, each with what gives :meth:`Record.errors`."""
 
 
 class Profile:
@@ -112,52 +132,146 @@ class Profile:
         """Another profile, believed where this one has nothing."""
         self.distance = distance
         """How much less that one is to be believed: a doubt."""
-        self._measured: dict[_Room, list[tuple[Place, tuple[tuple[Formula, float], ...]]]] = {}
-        for record in records:
-            there = self._measured.setdefault(_room(record.problem), [])
-            there.append((place_of(record.problem), record.errors()))
-        self._heard = lru_cache(maxsize=1024)(self._listen)
-        self._corrected = lru_cache(maxsize=8192)(self._correct)
+        self._measurements = records if isinstance(records, Measurements) else _InMemory(records)
+        self._measured = lru_cache(maxsize=len(Pass))(self._read)
+        self._near_layer = lru_cache(maxsize=256)(self._listen_near_layer)
+        self._corrected = lru_cache(maxsize=2048)(self._correct)
 
     def correction(self, problem: Problem, kernel: Kernel) -> Correction:
         """For a kernel on a problem."""
-        return self._corrected(*_situation(problem), kernel.formula)
+        return self.corrected(problem, kernel.formula)
 
-    def _correct(self, room: _Room, place: Place, formula: Formula) -> Correction:
+    def corrected(self, problem: Problem, formula: Formula) -> Correction:
+        """For all kernels of one formula on a problem."""
+        return self._corrected(*_situation(problem), formula)
+
+    def _correct(self, room: Room, place: Place, formula: Formula) -> Correction:
         prior = UNMEASURED
         if self.behind is not None:
             prior = self.behind._corrected(room, place, formula).elsewhere(self.distance)
-        heard = self._heard(room, place).get(formula, [])
-        if not heard:
+        heard = self._listen(room, place, formula)
+        count = heard[0][0]
+        if not count:
             return prior
-        count = sum(neighbour.weight for neighbour in heard)
         shift, squares = plane_through(heard, prior.shift, MODEL_WEIGHT)
         scatter = (MODEL_WEIGHT * prior.doubt**2 + squares) / (MODEL_WEIGHT + count)
         # The shift is found from so many, and itself uncertain.
         return Correction(shift, sqrt(scatter * (1.0 + min(count, 1.0 / count))))
 
-    def _listen(self, room: _Room, place: Place) -> dict[Formula, list[Neighbour]]:
-        """What was measured near a place, by formula."""
-        found: dict[Formula, list[Neighbour]] = {}
-        for there, errors in self._measured.get(room, ()):
-            distance = dist(place, there) / REACH
-            if distance < FAR:
-                weight = exp(-(distance**2) / 2.0)
-                steps = [there[axis] - place[axis] for axis in TRENDS]
-                for formula, error in errors:
-                    found.setdefault(formula, []).append(Neighbour(weight, steps, error))
+    def _read(self, kind: Pass) -> dict[Room, list[tuple[Place, Callable[[], Errors]]]]:
+        """What was measured of a pass, by room."""
+        found: dict[Room, list[tuple[Place, Callable[[], Errors]]]] = {}
+        for room, place, errors in self._measurements.of_pass(kind):
+            found.setdefault(room, []).append((place, errors))
         return found
+
+    def _listen_near_layer(self, room: Room, layer: Place) -> dict[Formula, list[_Group]]:
+        """What may be near a layer, whatever the batch and the size of the map, by formula.
+
+        ``layer``: a place with zeros for :data:`CHANGING`.
+        """
+        near: dict[Formula, dict[tuple[float, float], list[tuple[float, tuple[float, ...]]]]] = {}
+        for there, errors in self._measured(room[0]).get(room, ()):
+            steps = [a - b for a, b in zip(_without_sizes(there), layer, strict=True)]
+            apart = sum([step * step for step in steps])
+            if apart < FAR**2 * REACH**2:
+                sizes = there[CHANGING[0]], there[CHANGING[1]]
+                weight, (c, k) = exp(-apart / (2.0 * REACH**2)), steps[:2]
+                for formula, e in errors():
+                    products = (1.0, c, k, c * c, c * k, k * k, e, c * e, k * e, e * e)
+                    weighed = tuple([weight * product for product in products])
+                    near.setdefault(formula, {}).setdefault(sizes, []).append((apart, weighed))
+        return {
+            formula: [_Group.of(*sizes, sorted(found)) for sizes, found in groups.items()]
+            for formula, groups in near.items()
+        }
+
+    def _listen(self, room: Room, place: Place, formula: Formula) -> Moments:
+        """What was measured near a place."""
+        groups = self._near_layer(room, _without_sizes(place)).get(formula, ())
+        batch, size = place[CHANGING[0]], place[CHANGING[1]]
+        n = c = k = b = s = e = cc = ck = kk = cb = kb = bb = cs = ks = bs = ss = ce = ke = be = se = ee = 0.0
+        for group in groups:
+            d, f = group.batch - batch, group.size - size
+            apart = d * d + f * f
+            heard = bisect_left(group.reaches, FAR**2 * REACH**2 - apart)
+            if heard:
+                one, of_c, of_k, of_cc, of_ck, of_kk, of_e, of_ce, of_ke, of_ee = group.sums[heard - 1]
+                weight = exp(-apart / (2.0 * REACH**2))
+                n += weight * one
+                c += weight * of_c
+                k += weight * of_k
+                cc += weight * of_cc
+                ck += weight * of_ck
+                kk += weight * of_kk
+                e += weight * of_e
+                ce += weight * of_ce
+                ke += weight * of_ke
+                ee += weight * of_ee
+                along = weight * d
+                b += along * one
+                cb += along * of_c
+                kb += along * of_k
+                be += along * of_e
+                bb += along * d * one
+                bs += along * f * one
+                along = weight * f
+                s += along * one
+                cs += along * of_c
+                ks += along * of_k
+                se += along * of_e
+                ss += along * f * one
+        return [n], [c, cc], [k, ck, kk], [b, cb, kb, bb], [s, cs, ks, bs, ss], [e, ce, ke, be, se, ee]
 
     def __str__(self) -> str:
         return self.name
 
 
+class _Group(NamedTuple):
+    """Errors of one formula near a layer, of problems of one batch and one size of the map.
+
+    What is summed over them for a fit does not change with the batch and the size that are asked about, but for the
+    weight of the whole and for which of them are too far: those come last.
+    """
+
+    batch: float
+    size: float
+    """As coordinates of :func:`place_of`."""
+    reaches: list[float]
+    """Squared distances in all other coordinates, in ascending order."""
+    sums: list[tuple[float, ...]]
+    """Of the first, of the first two, and so on, weighed by these distances: of 1, c, k, their products, the error e,
+    its products with c and k, and its square. c and k are steps along the axes of the channels."""
+
+    @classmethod
+    def of(cls, batch: float, size: float, found: list[tuple[float, tuple[float, ...]]]) -> _Group:
+        weighed = (products for _, products in found)
+        sums = list(accumulate(weighed, lambda some, others: tuple(map(add, some, others))))
+        return cls(batch, size, [apart for apart, _ in found], sums)
+
+
+class _InMemory:
+    """Records that are there."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._records = tuple(records)
+
+    def of_pass(self, kind: Pass) -> Iterable[tuple[Room, Place, Callable[[], Errors]]]:
+        of_kind = (record for record in self._records if record.problem.kind is kind)
+        return ((_room(record.problem), place_of(record.problem), record.errors) for record in of_kind)
+
+
+def _without_sizes(place: Place) -> Place:
+    before, after = CHANGING
+    return (*place[:before], 0.0, 0.0, *place[after + 1 :])
+
+
 @lru_cache(maxsize=64)
-def _situation(problem: Problem) -> tuple[_Room, Place]:
+def _situation(problem: Problem) -> tuple[Room, Place]:
     return _room(problem), place_of(problem)
 
 
-def _room(problem: Problem) -> _Room:
+def _room(problem: Problem) -> Room:
     """Problems in different rooms say nothing about one another: of another pass, or in another layout."""
     return problem.kind, is_channels_last(problem)
 
@@ -171,18 +285,33 @@ def is_channels_last(problem: Problem) -> bool:
 
 def place_of(problem: Problem) -> Place:
     """Where a problem lies among others of its room: sizes as logarithms, each weighed by how much it decides."""
-    c, k = problem.channels_per_group
+    return place_at(
+        problem.channels_per_group,
+        problem.groups,
+        problem.batch,
+        problem.out_size,
+        problem.kernel,
+        prod(problem.stride),
+        prod(problem.dilation),
+    )
+
+
+def place_at(
+    channels: Pair, groups: int, batch: int, out_size: Extents, kernel: Extents, strides: int, dilations: int
+) -> Place:
+    """The same from numbers; ``strides`` and ``dilations`` are the products over both axes."""
+    c, k = channels
     return (
         0.5 * _log(c),
         0.5 * _log(k),
-        0.5 * _log(problem.groups),
-        0.35 * _log(problem.batch),
-        0.5 * _log(prod(problem.out_size)),
-        1.5 * _log(problem.kernel[0]),
-        1.5 * _log(problem.kernel[1]),
-        1.5 * _log(prod(problem.stride)),
-        0.7 * _log(prod(problem.dilation)),
-        2.0 * (problem.out_size[0] == 1),  # a signal is no picture of as many pixels
+        0.5 * _log(groups),
+        0.35 * _log(batch),
+        0.5 * _log(prod(out_size)),
+        1.5 * _log(kernel[0]),
+        1.5 * _log(kernel[1]),
+        1.5 * _log(strides),
+        0.7 * _log(dilations),
+        2.0 * (out_size[0] == 1),  # a signal is no picture of as many pixels
     )
 
 

@@ -8,63 +8,56 @@ unless there is evidence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 STIFFNESS = 0.3
 """What keeps a slope at zero: as much as so many problems at distance one that show none."""
 
-
-class Neighbour(NamedTuple):
-    """An error that was seen, how much it weighs here, and how far from here it was, along each axis of the plane."""
-
-    weight: float
-    steps: Sequence[float]
-    error: float
+Moments = Sequence[Sequence[float]]
+"""Of neighbours, each a vector (1, steps along each axis of the plane from here, error): the weighed sum of its
+products with itself. The lower triangle, so that the first is the sum of all weights."""
 
 
-def plane_through(neighbours: Sequence[Neighbour], expected: float, belief: float) -> tuple[float, float]:
+def plane_through(moments: Moments, expected: float, belief: float) -> tuple[float, float]:
     """The height of the plane here, and the weighed sum of squared errors beside it.
 
     ``expected`` is what to expect where there is nobody, and ``belief`` its weight.
     """
-    count = belief + sum(one.weight for one in neighbours)
-    mean = (belief * expected + sum(one.weight * one.error for one in neighbours)) / count
-    axes = 1 + len(neighbours[0].steps)
-    matrix = [[0.0] * axes for _ in range(axes)]
-    vector = [0.0] * axes
-    for weight, steps, error in neighbours:
-        row = (1.0, *steps)
-        for i, step in enumerate(row):
-            weighed = weight * step
-            vector[i] += weighed * (error - mean)
-            for j in range(i + 1):
-                matrix[i][j] += weighed * row[j]
-    for i in range(axes):
-        matrix[i][i] += STIFFNESS if i else belief
-    height, *slopes = _solved(matrix, vector)
-    height += mean
-    return height, sum(weight * (error - height - _dot(slopes, steps)) ** 2 for weight, steps, error in neighbours)
+    *matrix, errors = moments
+    count = matrix[0][0]
+    mean = (belief * expected + errors[0]) / (belief + count)
+    # Of what lies beside the mean: products with 1 and the steps, and the squares.
+    beside = [product - mean * row[0] for product, row in zip(errors, matrix, strict=False)]
+    squares = errors[-1] - mean * (errors[0] + beside[0])
+    held = [[*row[:-1], row[-1] + (STIFFNESS if i else belief)] for i, row in enumerate(matrix)]
+    plane = _solved(held, beside)
+    for i, row in enumerate(matrix):
+        squares += plane[i] * (plane[i] * row[i] - 2.0 * beside[i])
+        for j in range(i):
+            squares += 2.0 * plane[i] * plane[j] * row[j]
+    return mean + plane[0], max(0.0, squares)
 
 
-def _solved(matrix: Sequence[Sequence[float]], vector: Sequence[float]) -> list[float]:
+def _solved(matrix: Moments, vector: Sequence[float]) -> list[float]:
     """The solution of a symmetric, positive definite system, of which the lower triangle is given: by Cholesky."""
     lower: list[list[float]] = []
-    forward: list[float] = []
-    for i, row in enumerate(matrix):
+    found: list[float] = []
+    for row, right in zip(matrix, vector, strict=True):
         made: list[float] = []
-        for j in range(i):
-            made.append((row[j] - _dot(made, lower[j])) / lower[j][j])
-        made.append((row[i] - _dot(made, made)) ** 0.5)
+        for entry, above in zip(row, lower, strict=False):
+            for a, b in zip(made, above, strict=False):
+                entry -= a * b
+            made.append(entry / above[-1])
+        last = row[-1]
+        for a, forward in zip(made, found, strict=True):
+            last -= a * a
+            right -= a * forward
+        last **= 0.5
+        made.append(last)
         lower.append(made)
-        forward.append((vector[i] - _dot(made, forward)) / made[i])
-    found = [0.0] * len(forward)
-    for i in reversed(range(len(found))):
-        beyond = _dot((lower[k][i] for k in range(i + 1, len(found))), found[i + 1 :])
-        found[i] = (forward[i] - beyond) / lower[i][i]
+        found.append(right / last)
+    for i in range(len(found) - 1, -1, -1):
+        known = found[i] = found[i] / lower[i][i]
+        for j in range(i):
+            found[j] -= lower[i][j] * known
     return found
-
-
-def _dot(some: Iterable[float], others: Iterable[float]) -> float:
-    """Of as many as both have."""
-    return sum(a * b for a, b in zip(some, others, strict=False))

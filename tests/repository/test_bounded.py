@@ -1,0 +1,176 @@
+"""No table grows with the shapes, the weights or the threads of a program for ever."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import polyconv
+from nightly import NIGHTLY
+from polyconv import choices, once
+from polyconv.cpu import native, planner
+from polyconv.ops import calls, racing
+from polyconv.problem import Problem
+
+SOURCE = Path(polyconv.__file__).parent
+TOOLS = ("auditing", "bench", "cli", "diagnosis", "export", "inspection", "measure", "optimization")
+"""What ends, and lets go of everything, before a program goes on."""
+
+GROWING = {
+    "algebra/emit.py compile_matrix": "a transform of a scheme",
+    "algebra/program.py Builder._known": "a step of a program that is being built",
+    "algebra/segments.py schemes": "a number of taps",
+    "algebra/toom.py cook_toom": "a scheme",
+    "backends.py _backends": "a device",
+    "cpu/planner.py Costs._corrections": "a formula",
+    "cpu/processors/lines.py Lines._places": "a line of a file",
+    "cpu/weights.py TransformedWeights._kept": "a weight that lives, and no more bytes than the limit",
+    "cuda/backend.py CudaBackend._planned": "a problem that is being prepared",
+    "cuda/backend.py _given_up": "a kernel",
+    "cuda/bundle_writer.py BundleWriter._added": "a kernel of a bundle that is being written",
+    "cuda/cache.py KernelCache._bundles": "a bundle",
+    "cuda/cache.py KernelCache._busy": "a kernel",
+    "cuda/cache.py KernelCache._memory": "a kernel",
+    "cuda/device.py describe": "a device",
+    "cuda/driver.py Device._kernels": "a kernel",
+    "cuda/driver.py _devices": "a device",
+    "cuda/driver.py bindings": "nothing: there is one",
+    "cuda/driver.py bindings_version": "nothing: there is one",
+    "cuda/driver.py entry_points": "nothing: there is one",
+    "cuda/weights.py PreparedWeights._kept": "a weight that lives, and no more bytes than the limit",
+    "epoch.py _sources": "a module of polyconv",
+    "freezing.py Freezing.left_alone": "a module, in a report",
+    "once.py _said": "a text, up to MOST",
+    "ops/left.py Left._calls": "a module that lives",
+    "ops/racing.py Race._runs": "a contender",
+    "ops/racing.py Race._warm": "a contender",
+    "ops/racing.py _prepared": "a race, up to MOST_PREPARED",
+    "recent.py Recent.older": "half of the capacity",
+    "replacement.py Replacement.left_alone": "a module, in a report",
+    "tuning/lookup.py _loaded": "a file",
+    "vouching.py vouched": "a weight that lives",
+}
+"""What each entry of a table without a bound stands for: none of them is a shape, or a call."""
+
+
+def tables(tree: ast.Module) -> Iterator[str]:
+    """Names of empty containers that outlive a call, and of functions that remember results without a bound."""
+    for outer in tree.body:
+        if isinstance(outer, (ast.Assign, ast.AnnAssign)) and is_empty(outer.value):
+            yield ast.unparse(outer.targets[0] if isinstance(outer, ast.Assign) else outer.target)
+        for inner in ast.walk(outer):
+            decorators = map(ast.unparse, inner.decorator_list) if isinstance(inner, ast.FunctionDef) else ()
+            if not {"cache", "lru_cache(maxsize=None)"}.isdisjoint(decorators):
+                yield inner.name  # type: ignore[attr-defined]
+            if isinstance(inner, (ast.Assign, ast.AnnAssign)) and isinstance(outer, ast.ClassDef):
+                target = inner.targets[0] if isinstance(inner, ast.Assign) else inner.target
+                if is_empty(inner.value) and ast.unparse(target).startswith("self."):
+                    yield f"{outer.name}.{ast.unparse(target).removeprefix('self.')}"
+            if isinstance(inner, ast.AnnAssign) and isinstance(outer, ast.ClassDef):
+                factory = "default_factory=dict" in ast.unparse(inner.value or ast.Constant(None))
+                yield from [f"{outer.name}.{ast.unparse(inner.target)}"] if factory else []
+
+
+def is_empty(value: ast.expr | None) -> bool:
+    if value is None:
+        return False
+    return ast.unparse(value) in ("{}", "[]", "set()", "dict()", "list()", "OrderedDict()", "defaultdict(list)")
+
+
+def test_every_table_without_a_bound_is_known() -> None:
+    found = set()
+    for path in sorted(SOURCE.rglob("*.py")):
+        place = path.relative_to(SOURCE)
+        if place.parts[0] not in (*TOOLS, "dry_run.py", "explanation.py", "wanted.py"):
+            found |= {f"{place} {name}" for name in tables(ast.parse(path.read_text()))}
+    assert found - GROWING.keys() == set(), "bound it, or say in GROWING what its entries stand for"
+    assert GROWING.keys() - found == set(), "no longer there"
+
+
+@pytest.mark.skipif(not native.is_available(), reason=str(native.why_absent()))
+def test_many_shapes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under ``benchmark``, where most is kept of a shape: 20,000 of them at night, by day enough to fill tables."""
+    if not NIGHTLY:
+        for table in (calls.known, choices._raced, racing._races, racing._passes):
+            monkeypatch.setattr(table, "capacity", 64)
+        monkeypatch.setattr(racing, "MOST_PREPARED", 16)
+    forget()
+    shapes = [(rows, columns) for rows in range(3, 203) for columns in range(3, 103)]
+    random.Random(0).shuffle(shapes)
+    conv = polyconv.Conv2d(1, 1, 3, padding=1)
+    sizes = []
+    try:
+        with polyconv.benchmark(), torch.no_grad():
+            for number, shape in enumerate(shapes if NIGHTLY else shapes[:200]):
+                conv(torch.zeros(1, 1, *shape))
+                if number % (5000 if NIGHTLY else 50) == 49:
+                    gc.collect()
+                    sizes.append(anonymous())
+                for table in (calls.known, choices._raced, racing._races, racing._passes):
+                    assert len(table) <= table.capacity
+                assert len(racing._prepared) <= racing.MOST_PREPARED
+        assert sizes[-1] - sizes[1] < 64 * 2**20
+    finally:
+        forget()
+
+
+def forget() -> None:
+    choices.forget_races()
+    for table in (calls.known, racing._races, racing._passes, racing._prepared):
+        table.clear()
+
+
+def anonymous() -> int:
+    """Bytes that this process has written, in memory or swapped out."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return sum(int(status.get(name, "0 kB").split()[0]) for name in ("RssAnon", "VmSwap")) * 2**10
+
+
+def test_outcomes_of_races_are_found_in_constant_time() -> None:
+    """Each by its key, whatever their number: none is looked through."""
+    backend_environment = Environments("cpu")
+    choices.forget_races()
+    try:
+        for number in range(200):
+            choices.settle(backend_environment, f"problem {number}", "a kernel", "a race")
+        compared = Environments.compared
+        found = choices._own("problem 100", backend_environment)
+        assert found is not None
+        assert found.name == "a kernel"
+        assert Environments.compared - compared <= 2
+        assert len(choices._measured.entries) < 10
+    finally:
+        choices.forget_races()
+
+
+class Environments(str):
+    """Counts how often it is compared."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Environments.compared += 1
+        return str.__eq__(self, str(other))
+
+
+def test_plans_are_small() -> None:
+    """A plan knows what runs; what does not run, and why, is found again where somebody asks."""
+    plan = planner.plan_cpu(Problem.make("fprop", (2, 64, 50, 51), (64, 64, 3, 3)))
+    assert planner._plan.cache_info().maxsize is not None
+    assert planner._offered_here.cache_info().maxsize <= 64
+    assert not any(isinstance(getattr(plan, name), (tuple, list)) for name in type(plan).__slots__)
+
+
+def test_warnings_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(once, "_said", {})
+    for number in range(3 * once.MOST):
+        with pytest.warns(RuntimeWarning, match=str(number)):
+            once.warn_once(f"shape {number}")
+        assert len(once._said) <= once.MOST
