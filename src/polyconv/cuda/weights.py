@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor, UntypedStorage
 
 from ..forking import whole
+from ..readiness import Run
 from ..vouching import vouched
 
 Memory = Tensor | UntypedStorage
@@ -28,6 +30,17 @@ class State:
         """To be asked before anything is made of it; None if nobody vouches for it."""
         promise = vouched.get(id(w))
         return None if promise is None else cls(w._version, w.data_ptr(), promise)
+
+    def is_of(self, w: Tensor) -> bool:
+        """Whether the weight is still so."""
+        return self.version == w._version and self.address == w.data_ptr() and self.promise is vouched.get(id(w))
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    state: State
+    instead: Run | None
+    weight: weakref.ref[Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +66,30 @@ class PreparedWeights:
         self.size = 0
         self._kept: dict[tuple[int, int, bytes], _Kept] = {}
         """By the ``id`` of the weight, the stream, and the launches that made it."""
+        self._judged: dict[tuple[int, bytes], _Judged] = {}
+        """Whether weights suit a plan, by their ``id`` and its launches: on whatever stream, and while a graph is
+        captured, when no weight can be read."""
 
     def find(self, w: Tensor, stream: int, recipe: bytes) -> Memory | None:
         """What these launches made of the weight as it is now, on this stream; None if that is not kept."""
         key = id(w)
         kept = self._kept.get((key, stream, recipe))
-        if kept is None:
-            return None
-        state = kept.state
-        if state.version != w._version or state.address != w.data_ptr() or state.promise is not vouched.get(key):
-            return None
-        return kept.memory
+        return kept.memory if kept is not None and kept.state.is_of(w) else None
+
+    def judge(self, w: Tensor, recipe: bytes, judge: Callable[[], Run | None] | None) -> Run | None:
+        """What runs for the weight in the place of a plan that does not suit it; None where the plan does.
+
+        ``judge`` is asked once for each state of the weight; None where it cannot be asked now.
+        """
+        key = id(w), recipe
+        found = self._judged.get(key)
+        if found is None or not found.state.is_of(w):
+            state = State.of(w)
+            if state is None or judge is None:
+                return None
+            found = _Judged(state, judge(), weakref.ref(w, lambda _: self._judged.pop(key, None)))
+            self._judged[key] = found
+        return found.instead
 
     def keep(self, w: Tensor, stream: int, recipe: bytes, state: State, memory: Memory, size: int) -> None:
         """What was launched, on this stream, for a weight in this state."""
