@@ -25,7 +25,7 @@ from .algebra.segments import Scheme2d
 from .algebra.taps import Form, tap_forms
 from .problem import Pass, Problem
 
-EVEN = 1.1
+EVEN = 1.25
 """Weights that are drawn at random have up to so many times the error of even ones, as the worst filter of many: the
 prediction for even weights is for them."""
 ALIKE = 0.8

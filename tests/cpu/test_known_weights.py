@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
@@ -74,7 +73,7 @@ def test_the_scale_of_weights_does_not_matter() -> None:
     )
 
 
-# --------------------------------------------------------------------------- what is predicted for them, on every kernel
+# ------------------------------------------------------------------------- what is predicted for them, on every kernel
 
 
 def ways_of(candidate: CpuCandidate, problem: Problem) -> tuple[Way, ...]:
@@ -140,7 +139,7 @@ def test_taps_of_strides_and_dilations_are_found(
     assert seen.count(tap) == 1
 
 
-# ---------------------------------------------------------------------------------------------------- what runs for them
+# ------------------------------------------------------------------------------------------------- what runs for them
 
 
 def error_of(conv: polyconv.Conv2d, x: Tensor) -> float:
@@ -166,7 +165,7 @@ def cpu() -> CpuBackend:
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The plans for which weights were measured."""
     seen: list[str] = []
     usual = known_weights.error_for
@@ -176,7 +175,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return usual(problem, ways, w)
 
     monkeypatch.setattr(known_weights, "error_for", counted)
-    yield seen
+    return seen
 
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["kept", "frozen"])
