@@ -242,6 +242,38 @@ def test_layers_that_are_alike_have_verdicts_of_their_own(measured: list[str]) -
     assert len(measured) == count
 
 
+@pytest.mark.parametrize("frozen", [False, True], ids=["kept", "frozen"])
+def test_one_axis(frozen: bool, measured: list[str]) -> None:
+    """The weight of a signal is known by itself, and measured as a picture's."""
+    torch.manual_seed(0)
+    conv, x = polyconv.Conv1d(64, 64, 9, bias=False), torch.randn(4, 64, 20000)
+    with torch.no_grad():
+        conv.weight.copy_(TAPS["last tap"](tuple(conv.weight.shape)))
+        if frozen:
+            polyconv.freeze(conv)
+        exact = F.conv1d(x.double(), conv.weight.double())
+        problem = Problem.make("fprop", tuple(x.shape), tuple(conv.weight.shape))
+        unit = scales(problem, {"x": x, "w": conv.weight})["y"]
+        y = conv(x)
+        count = len(measured)
+        assert largest((y.double() - exact).abs(), unit) <= DEFAULT_TOLERANCE
+        assert torch.equal(conv(x), y)
+    assert len(measured) == count
+    plan = cpu().plan(replace(problem.as_picture(), frozen=frozen), inference=True)
+    assert bool(count) == bool(plan.ways and plan.keeps_weights)
+
+
+def test_a_weight_that_cannot_be_kept_is_not_measured_at_each_call(
+    measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conv, x = layer_of((5, 5), "last tap"), torch.randn(1, 32, 140, 140)
+    monkeypatch.setattr(cpu().weights, "limit", 0)
+    with torch.no_grad():
+        for _ in range(2):
+            conv(x)
+    assert not measured
+
+
 def test_a_tolerance_decides_for_itself() -> None:
     conv, x = layer_of((5, 5), "last tap"), torch.randn(1, 32, 140, 140)
     with torch.no_grad():
