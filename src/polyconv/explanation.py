@@ -20,7 +20,6 @@ from . import ops
 from .arguments import suggests_channels_last
 from .backends import backend_for
 from .functional import Kind
-from .known_weights import in_words
 from .problem import Pass, Problem, Strides
 from .stand_ins import mode_of, stand_in
 from .vouching import is_frozen
@@ -320,6 +319,7 @@ def _ask(problem: Problem, device: torch.device | CudaDevice, w: Tensor | None) 
         w = w.detach().reshape(problem.as_picture().w_shape) if runs.w_shape == problem.as_picture().w_shape else None
     try:
         if not isinstance(device, torch.device):
+            from .known_weights import in_words
             from .plan.volumes import planned
 
             plan = planned(runs, device)
