@@ -196,7 +196,7 @@ def test_a_known_weight_stays_within_the_tolerance(kernel: tuple[int, int], name
         assert (uneven > max(DEFAULT_TOLERANCE, EVEN * plan.predicted_error)) == (plan is usual and chosen is not usual)
 
 
-def test_what_the_report_was_about() -> None:
+def test_energy_in_the_last_tap_has_another_plan() -> None:
     """Energy in the last tap: the plan for even weights strays further than it predicts, and is not run."""
     for kernel in ((5, 5), (5, 9)):
         conv, x = layer_of(kernel, "last tap"), torch.randn(1, 32, 260, 260)
