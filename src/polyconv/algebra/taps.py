@@ -11,7 +11,7 @@ for the output ``i``, the sums of that module become matrices over pairs of taps
 
 Of two axes the matrices multiply as a Kronecker product does. For weights whose taps are independent and of equal
 energy, only the traces count: those are the sums of :class:`~polyconv.algebra.error.AxisGrowth`. Energy in a single tap
-``k`` counts ``Q[k][k]`` instead, which for the outer taps of F(4, 5) is 25 times the mean.
+``k`` counts ``Q[k][k]`` instead, which for an outer tap is several times the mean.
 """
 
 from __future__ import annotations
