@@ -38,7 +38,7 @@ class Recorder:
             tensors[name].fill_(torch.nan)
         aten.run(problem, tensors)
 
-    def explain(self, problem: Problem) -> str:
+    def explain(self, problem: Problem, w: Tensor | None = None) -> str:
         return f"{problem}\n  recorded"
 
     @property

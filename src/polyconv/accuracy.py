@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log, prod, sqrt
 
-from .algebra.error import FLOAT32, OUTPUTS, UNIT_ROUNDOFF, Arithmetic, Repetition, predicted_error
+from .algebra.error import (
+    FLOAT32,
+    OUTPUTS,
+    UNIT_ROUNDOFF,
+    USUAL_SPREAD,
+    Arithmetic,
+    Growth,
+    Magnitudes,
+    Repetition,
+    predicted_error,
+)
 from .algebra.segments import Scheme2d
 from .algebra.steps import Form
 from .problem import Activation, Pass, Problem
@@ -79,6 +89,39 @@ def _error_of(
     scale = sqrt(max(1.0, whole / reduction))
     error = predicted_error(scheme, whole, form=form, blocks=blocks, repetition=repetition, arithmetic=arithmetic)
     return _through_epilogue(scale * error, silu, residual, repetition.products)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a fast algorithm sums an output map: what its predicted error follows from, whatever the weights are."""
+
+    scheme: Scheme2d
+    count: int
+    """Channels that are summed: those of the image, times the classes or pieces that the taps are cut into."""
+    blocks: tuple[int, ...]
+    taps: tuple[int, int]
+    """Of the correlation that the map is: those of the kernel, or of one phase of a stride."""
+    arithmetic: Arithmetic = FLOAT32
+
+    def error(self, problem: Problem) -> float:
+        """For weights that nothing is known of."""
+        return error_of(problem, self.scheme, self.count, self.blocks, self.arithmetic)
+
+    def known_error(self, problem: Problem, known: Growth, spread: float, share: float) -> float:
+        """For one filter: its growth, its largest magnitude over its rms, and the share that filters like it have in
+        all outputs."""
+        repetition = repetition_of(problem)
+        error = predicted_error(
+            self.scheme,
+            max(1, self.count) * known.taps,
+            blocks=self.blocks,
+            outputs=OUTPUTS * share,
+            magnitudes=Magnitudes(w_tensor_max=max(USUAL_SPREAD, spread)),
+            repetition=replace(repetition, flat=False),
+            arithmetic=self.arithmetic,
+            known=known,
+        )
+        return _through_epilogue(error, problem.activation is Activation.SILU, problem.residual, repetition.products)
 
 
 def direct_error(problem: Problem, sums: tuple[int, ...], arithmetic: Arithmetic = FLOAT32) -> float:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from .blocks import Block, Stack
 from .forking import whole
@@ -56,14 +57,17 @@ class Backend(Protocol):
     def prepare_all(self, asked: Sequence[Asked], progress: Progress) -> Ready:
         """Prepare many problems, under the settings of now: what is to be compiled is compiled side by side."""
 
-    def plan(self, problem: Problem, *, inference: bool = False) -> Planned:
-        """What :meth:`prepare` would run, under the settings of now; needs no tensors."""
+    def plan(self, problem: Problem, *, inference: bool = False, w: Tensor | None = None) -> Planned:
+        """What :meth:`prepare` would run, under the settings of now; needs no tensors.
+
+        With ``w``, what it would run for that weight, where weights are kept and so are known.
+        """
 
     def leaves_to_torch(self, problem: Problem, *, inference: bool = False) -> bool:
         """Whether the plan is PyTorch's own convolution on the tensors as they are: then nobody need stand between."""
 
-    def explain(self, problem: Problem) -> str:
-        """The same in words, for people."""
+    def explain(self, problem: Problem, w: Tensor | None = None) -> str:
+        """The same in words, for people; with what there is to say of a weight in a forward pass."""
 
     def candidates(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
         """Names of the candidates that may run a problem, the one that the cost model thinks best first.

@@ -21,6 +21,7 @@ from .problem import Problem
 from .recent import Recent
 
 if TYPE_CHECKING:
+    from .accuracy import Way
     from .tuning import Environment
 
 AGREED = "agreed with the other ranks"
@@ -41,6 +42,10 @@ class Planned(Protocol):
     @property
     def predicted_error(self) -> float:
         """The largest error of any element to be expected, relative to the output's scale."""
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """How its output maps are summed by fast algorithms; none where all sums are direct."""
 
 
 class Decision(NamedTuple):

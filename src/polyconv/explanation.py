@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 Device: TypeAlias = Union[torch.device, str, "CudaDevice"]
 
+_READABLE = (Tensor, torch.nn.Parameter)
+"""What has values: no stand-in, nor a tensor that is spread over devices."""
+
 
 @dataclass(frozen=True, slots=True)
 class PassExplanation:
@@ -113,6 +116,7 @@ def _recorded(target: Callable[..., Any], inputs: Sequence[Any], kwargs: Mapping
     recorder = _Recorder()
     with mode, torch.no_grad():
         fake_state = {name: stand_in(value, mode) for name, value in state.items()}
+        recorder.weights = {id(fake_state[name]): value for name, value in state.items() if type(value) in _READABLE}
         like = next((value for value in fake_state.values() if value.is_floating_point()), None)
         if module is None:
             likes = (*map(_stands_for, inputs[:2]), *(None for _ in inputs[2:]))
@@ -179,6 +183,8 @@ class _Call:
     problems: tuple[Problem, ...] = ()
     note: str = ""
     transposed: bool = False
+    weight: Tensor | None = None
+    """Where it has values."""
 
 
 class _Recorder(TorchDispatchMode):
@@ -188,13 +194,16 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.stack: list[str] = []
         self.calls: list[_Call] = []
+        self.weights: dict[int, Tensor] = {}
+        """What stands for a parameter, by its ``id``, to the parameter."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is ops.fprop:
-            self.calls.append(_call(self._name(args), *args, y=result))
+            call = _call(self._name(args), *args, y=result)
+            self.calls.append(replace(call, weight=self.weights.get(id(args[1]))))
         elif func is ops.dgrad:
             self.calls.append(_transposed_call(self._name(args, transposed=True), *args, y=result))
         elif func is torch.ops.aten.convolution.default:
@@ -279,7 +288,7 @@ def _explain_call(call: _Call, device: torch.device | CudaDevice) -> ConvExplana
         why = "no kernel takes these in half precision"
         notes.append(f"{why}: widened to float32 first, and the result is rounded to {problems[0].dtype} once")
         problems = tuple(widened(problem) if ops.is_widened(problem) else problem for problem in problems)
-    asked = tuple(_ask(problem, device) for problem in problems)
+    asked = tuple(_ask(problem, device, call.weight if problem.kind is Pass.FPROP else None) for problem in problems)
     if call.transposed:
         of = "of the transposed convolution, computed as"
         asked = tuple(replace(one, text=f"{OF_TRANSPOSED[one.problem.kind]} {of}\n{one.text}") for one in asked)
@@ -297,7 +306,7 @@ def widened(problem: Problem) -> Problem:
     )
 
 
-def _ask(problem: Problem, device: torch.device | CudaDevice) -> PassExplanation:
+def _ask(problem: Problem, device: torch.device | CudaDevice, w: Tensor | None) -> PassExplanation:
     """The backend's own words, or why it cannot be asked: on a machine without that device, for example."""
     runs = ops.runs_as(problem)
     if runs is None:
@@ -306,12 +315,17 @@ def _ask(problem: Problem, device: torch.device | CudaDevice) -> PassExplanation
     if runs != problem.as_picture():
         ways.append("with what meets no pixel left out")
     instead = f"{problem}\n  is computed, {' and '.join(ways)}, as\n" if ways else ""
+    if w is not None:
+        w = w.detach().reshape(problem.as_picture().w_shape) if runs.w_shape == problem.as_picture().w_shape else None
     try:
         if not isinstance(device, torch.device):
+            from .known_weights import in_words
             from .plan.volumes import planned
 
-            return PassExplanation(problem, "cuda", instead + planned(runs, device).explain())
+            plan = planned(runs, device)
+            said = "" if w is None else in_words(runs, plan, w, lambda asked: planned(asked, device))
+            return PassExplanation(problem, "cuda", instead + plan.explain() + said)
         backend = backend_for(device)
-        return PassExplanation(problem, backend.name, instead + backend.explain(runs))
+        return PassExplanation(problem, backend.name, instead + backend.explain(runs, w))
     except (RuntimeError, ImportError, OSError) as error:
         return PassExplanation(problem, "", f"{problem}\n  the backend for {device} cannot be asked here: {error}")

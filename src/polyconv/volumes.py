@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Generic, Protocol, TypeVar
 
+from .accuracy import Way
 from .problem import Problem, Shape, Strides
 
 
@@ -88,6 +89,11 @@ class VolumePlan(Generic[P]):
     @property
     def predicted_error(self) -> float:
         return self.parts.predicted_error(plan.predicted_error for plan in self.plans.values())
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """None: of the weights of a volume nothing is kept, so that they are never known."""
+        return ()
 
     @property
     def pictures_cost(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,11 +20,14 @@ from torch.nn import Parameter
 import polyconv
 from polyconv.backends import override
 from polyconv.cuda import driver
+from polyconv.known_weights import concentration
 from polyconv.plan import DEVICES, plan_cuda
 from polyconv.plan.cuda import candidates
 from polyconv.preference import Preference
 from polyconv.problem import Pass, Problem
+from polyconv.scale import largest, scales
 from polyconv.vouching import vouched
+from tap_distributions import TAPS
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.gpu import VirtualBackend, VirtualGpu
 from virtual_gpu.streams import captured, new_stream
@@ -253,6 +257,83 @@ def _of_inference_mode() -> None:
         polyconv.freeze(conv)
         assert [runs(gpu, conv, x) for _ in range(2)] == [1, 1]
         assert not backend.weights._kept
+
+
+# ---- weights that a plan does not suit
+
+
+@contextmanager
+def fast_layer() -> Iterator[tuple[VirtualGpu, VirtualBackend, polyconv.Conv2d, Tensor]]:
+    """One that the planner has transforms for."""
+    torch.manual_seed(0)
+    conv, x = polyconv.Conv2d(32, 32, 5, tolerance=FAST), torch.randn(1, 32, 24, 24)
+    with VirtualGpu() as gpu, override("cpu", gpu.backend()) as backend, torch.no_grad():
+        yield gpu, backend, conv, x
+
+
+def launched(gpu: VirtualGpu, conv: polyconv.Conv2d, x: Tensor) -> list[str]:
+    gpu.launches.clear()
+    conv(x)
+    return [launch.name for launch in gpu.launches]
+
+
+def test_a_frozen_weight_with_its_energy_in_one_tap_has_a_plan_of_its_own() -> None:
+    run_in_virtual_gpu(_uneven, timeout=300)
+
+
+def _uneven() -> None:
+    with fast_layer() as (gpu, backend, conv, x):
+        usual = launched(gpu, conv, x)
+        conv.weight.copy_(TAPS["last tap"](tuple(conv.weight.shape)))
+        assert launched(gpu, conv, x) == usual  # not frozen: to look at it would be to wait for the GPU
+        polyconv.freeze(conv)
+        problem = replace(Problem.make("fprop", tuple(x.shape), tuple(conv.weight.shape)), frozen=True)
+        plan, chosen = backend.plan(problem), backend.plan(problem, w=conv.weight)
+        assert concentration(problem, plan, conv.weight) * plan.predicted_error > FAST
+        assert concentration(problem, chosen, conv.weight) * chosen.predicted_error <= FAST
+        first, again = launched(gpu, conv, x), launched(gpu, conv, x)
+        assert first != usual
+        assert first[-1] == again[-1] == chosen.kernels[-1].symbol  # type: ignore[union-attr]
+        assert len(again) < len(first) or not chosen.weights_bytes  # type: ignore[union-attr]
+        unit = scales(problem, {"x": x, "w": conv.weight, "bias": conv.bias})["y"]  # type: ignore[dict-item]
+        exact = F.conv2d(x.double(), conv.weight.double(), conv.bias.double())  # type: ignore[union-attr]
+        assert largest((conv(x).double() - exact).abs(), unit) <= FAST
+        conv.weight.copy_(TAPS["even"](tuple(conv.weight.shape)))
+        assert launched(gpu, conv, x) == usual
+        other = polyconv.Conv2d(32, 32, 5)
+        polyconv.freeze(other)
+        launched(gpu, other, x)
+        assert len(backend.weights._judged) == 2
+        del other
+        gc.collect()
+        assert len(backend.weights._judged) == 1
+
+
+def test_a_weight_is_measured_once_on_every_stream_and_never_in_a_graph() -> None:
+    run_in_virtual_gpu(_measured_once, timeout=300)
+
+
+def _measured_once() -> None:
+    with fast_layer() as (gpu, backend, conv, x):
+        conv.weight.copy_(TAPS["last tap"](tuple(conv.weight.shape)))
+        usual = launched(gpu, conv, x)
+        polyconv.freeze(conv)
+        measured, look = [], backend._instead
+        backend._instead = lambda plan, w: (measured.append(plan.choice), look(plan, w))[1]  # type: ignore[method-assign]
+        streams = [new_stream(), new_stream()]
+        backend.stream = lambda: streams[0]
+        with captured(streams[0]):
+            assert launched(gpu, conv, x) == usual  # nothing is known of the weight, and nothing can be read
+        assert not measured
+        first = launched(gpu, conv, x)
+        assert first != usual
+        assert len(measured) == 1
+        for stream in streams:
+            backend.stream = lambda stream=stream: stream  # type: ignore[misc]
+            assert launched(gpu, conv, x)[-1] == first[-1]
+            with captured(stream):
+                assert launched(gpu, conv, x) == first  # what is known is used, and everything is made in the graph
+        assert len(measured) == 1
 
 
 # ---- streams and graphs

@@ -80,7 +80,7 @@ class Rounding(NamedTuple):
     enters: dict[int, float]
 
 
-def _roundings(program: Program) -> list[Rounding]:
+def followed_roundings(program: Program) -> list[Rounding]:
     """Every rounding of a program. Powers of two do not round; a coefficient that is no float32 does, once more."""
     forms: list[dict[int, float]] = [{i: 1.0} for i in range(program.inputs)]
     for op in program.ops:
@@ -168,7 +168,7 @@ def axis_growth(scheme: AxisScheme, form: Form = "forward", flat: bool = False) 
 
     def entering(program: Program, other: list[list[float]], flat: bool = False) -> tuple[float, ...]:
         # What the operations of one operand's transform do, after the products with the other operand.
-        roundings = _roundings(program)
+        roundings = followed_roundings(program)
         sizes = [sum(k.made_of.values()) ** 2 if flat else _squares(k.made_of.values()) for k in roundings]
         found = [(size, k.enters) for size, k in zip(sizes, roundings, strict=True)]
         return tuple(
@@ -181,7 +181,7 @@ def axis_growth(scheme: AxisScheme, form: Form = "forward", flat: bool = False) 
     for p, products in zip(steps.sums, both, strict=True):
         for q, value in zip(steps.sums, products, strict=True):
             sums[p][q] += value
-    leaving = [(_quadratic(k.made_of, sums), k.enters) for k in _roundings(steps.output)]
+    leaving = [(_quadratic(k.made_of, sums), k.enters) for k in followed_roundings(steps.output)]
 
     # Accumulators are correlated, passes that follow one another entirely: what is common does not average out.
     back = [{steps.sums[p]: a for p, a in enumerate(row) if a} for row in at]
@@ -473,6 +473,7 @@ def predicted_error(
     magnitudes: Magnitudes = TYPICAL,
     repetition: Repetition = INDEPENDENT,
     arithmetic: Arithmetic = FLOAT32,
+    known: Growth | None = None,
 ) -> float:
     """The largest |ours - exact| of any output element that is to be expected, relative to the output's scale.
 
@@ -482,10 +483,11 @@ def predicted_error(
     ``blocks`` says how sums are cut: the first is the number of channels (forward), tiles (weight gradient) or products
     (direct) that are added in sequence, the next the number of such sums that are added in sequence, and so on; what is
     left at the end is added in sequence, too. ``outputs`` is the number of output elements. ``arithmetic`` is that of
-    the innermost sequences; transforms, and sums of sums, are float32's.
+    the innermost sequences; transforms, and sums of sums, are float32's. ``known`` is the growth for the weights that
+    are there (:mod:`~polyconv.algebra.taps`); without it taps are independent and of equal energy.
     """
-    found = growth(scheme, form, repetition.flat)
-    flatness = 1.0 if repetition.flat else magnitudes.flatness
+    found = known or growth(scheme, form, repetition.flat)
+    flatness = 0.0 if known else 1.0 if repetition.flat else magnitudes.flatness
     rms = expected_rms(
         scheme,
         reduction,
@@ -495,6 +497,7 @@ def predicted_error(
         equal_products=repetition.products,
         arithmetic=arithmetic,
         spread=magnitudes.spread * (1.0 if scheme is None else TRANSFORMED_SPREAD),
+        known=known,
     )
     count = _count(found, reduction)
     largest = largest_over_rms(found.sums, repetition.outputs or max(outputs, FEWEST_OUTPUTS)) * rms
@@ -513,9 +516,10 @@ def expected_rms(
     equal_products: float = 1.0,
     arithmetic: Arithmetic = FLOAT32,
     spread: float = 0.0,
+    known: Growth | None = None,
 ) -> float:
     """The rms of the error where in a tile it is largest, for even data, relative to the output's scale: no margin."""
-    found = growth(scheme, form)
+    found = known or growth(scheme, form)
     products, *of_sums = _lengths(_count(found, reduction), found.terms, blocks)
     sums = arithmetic.operands(spread) + arithmetic.sums(products, equal_products)
     sums += sum(FLOAT32.sums(length, equal_products) for length in of_sums)

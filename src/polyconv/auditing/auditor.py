@@ -209,6 +209,7 @@ def _row(name: str, word: str, calls: list[Measured]) -> Row:
         plan=worst.plan,
         tolerance=worst.problem.tolerance,
         predicted=worst.predicted,
+        concentration=max(call.concentration for call in calls),
         error=ours.error,
         local_error=ours.local_error,
         torch_error=theirs.error,

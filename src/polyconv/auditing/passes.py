@@ -11,6 +11,7 @@ import torch
 from .. import choices
 from ..choices import Planned
 from ..cpu import aten
+from ..known_weights import concentration
 from ..ops.calls import Ran
 from ..problem import Problem
 from .exact import Tensors
@@ -60,6 +61,8 @@ class Measured:
     problem: Problem
     plan: str
     predicted: float
+    concentration: float
+    """By how much the error to be expected of these weights exceeds that of even ones."""
     ours: Figures
     torch: Figures
     remedy: Remedy | None
@@ -72,7 +75,8 @@ def measure(ran: Ran, limits: Limits) -> Measured:
     device = next(iter(tensors.values())).device
     # A tensor operation here is no part of the model: nothing records it, and nothing lowers its precision.
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
-        plan = ran.backend.plan(problem, inference=ran.inference)
+        w = tensors.get("w")
+        plan = ran.backend.plan(problem, inference=ran.inference, w=w)
         theirs = _with_new_outputs(problem, tensors)
         aten.run(problem, theirs)
         yardstick = Yardstick(problem, tensors)
@@ -80,7 +84,8 @@ def measure(ran: Ran, limits: Limits) -> Measured:
         del theirs
         mine = figures[OURS]
         remedy = None if limits.kept(mine) else _remedy(ran, plan, mine, yardstick, limits)
-    return Measured(problem, plan.name, plan.predicted_error, mine, figures[TORCH], remedy)
+        uneven = 1.0 if w is None else concentration(problem, plan, w)
+    return Measured(problem, plan.name, plan.predicted_error, uneven, mine, figures[TORCH], remedy)
 
 
 def _remedy(ran: Ran, plan: Planned, figures: Figures, yardstick: Yardstick, limits: Limits) -> Remedy:
@@ -103,7 +108,8 @@ def _stricter(ran: Ran, plan: Planned) -> Iterator[tuple[float, Planned]]:
     tolerance = ran.problem.tolerance
     while plan.choice != direct.choice:
         tolerance = nextafter(min(tolerance, plan.predicted_error), 0.0)
-        plan = ran.backend.plan(replace(ran.problem, tolerance=tolerance), inference=ran.inference)
+        asked = replace(ran.problem, tolerance=tolerance)
+        plan = ran.backend.plan(asked, inference=ran.inference, w=ran.tensors.get("w"))
         if plan.predicted_error > tolerance:  # only direct summation may run in spite of its error
             plan = direct
         tolerance = tolerance if plan.choice != direct.choice else 0.0

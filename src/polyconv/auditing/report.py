@@ -32,7 +32,10 @@ class Row:
     tolerance: float
     """The budget in force."""
     predicted: float
-    """The largest error to be expected of even data, relative to the scale of the output map."""
+    """The largest error to be expected of even data and weights, relative to the scale of the output map."""
+    concentration: float
+    """By how much the error to be expected for the weights as they are exceeds that: above 1 where their energy is in
+    taps for which the plan's algorithm rounds more; 1 for direct summation, and where there are no weights."""
     error: float
     """The largest deviation of any element from float64, relative to the scale of its output map."""
     local_error: float
@@ -53,7 +56,18 @@ class Row:
 class Audit(TableReport):
     """Prints as a table, with the lines of code that would keep the limits; :meth:`apply` does what they say."""
 
-    _headers = ("layer", "pass", "plan", "tolerance", "predicted", "error", "PyTorch's", "local error", "PyTorch's")
+    _headers = (
+        "layer",
+        "pass",
+        "plan",
+        "tolerance",
+        "predicted",
+        "taps",
+        "error",
+        "PyTorch's",
+        "local error",
+        "PyTorch's",
+    )
     _texts = 4
 
     mode: str
@@ -156,6 +170,7 @@ def _cells(row: Row) -> list[str]:
         row.plan,
         f"{row.tolerance:g}{wanted}",
         f"{row.predicted:.1e}",
+        f"x {row.concentration:.1f}",
         f"{row.error:.1e}",
         f"{row.torch_error:.1e}",
         f"{row.local_error:.1e}",

@@ -6,11 +6,14 @@ import ctypes
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from .. import choices, epoch
+from ..known_weights import in_words
 from ..preference import Preference
 from ..problem import Pass, Problem
 from ..readiness import Asked, Ready, Run
@@ -40,9 +43,10 @@ class CpuBackend:
         self.weights = TransformedWeights()
         self._planned = lru_cache(maxsize=4096)(self._plan_anew)
 
-    def plan(self, problem: Problem, *, inference: bool = False) -> CpuPlan:
-        """What would run: the model's choice, or one that was measured or agreed upon."""
-        return self._planned(problem, inference, epoch.now())
+    def plan(self, problem: Problem, *, inference: bool = False, w: Tensor | None = None) -> CpuPlan:
+        """What would run: the model's choice, or one that was measured or agreed upon; or what suits the weight."""
+        found = self._planned(problem, inference, epoch.now())
+        return found if w is None or not found.keeps_weights else found.for_weights(w)
 
     def candidates(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
         """PyTorch's own convolution is one of them."""
@@ -94,7 +98,7 @@ class CpuBackend:
         plan = self.plan(problem, inference=inference)
         return plan.engine is aten and not plan.folded and aten.takes_tensors(problem)
 
-    def explain(self, problem: Problem) -> str:
+    def explain(self, problem: Problem, w: Tensor | None = None) -> str:
         """That of training, and where they differ those of inference, without and with a frozen weight."""
         said = self.plan(replace(problem, frozen=False))
         text = said.explain()
@@ -104,6 +108,8 @@ class CpuBackend:
                 kept = f", {_KEPT[frozen]}" if plan.keeps_weights else ""
                 text += f"\n  {words}{kept}: {plan.name}, {plan.reason}"
                 said = plan
+        if w is not None:
+            text += in_words(problem, said, w, partial(plan_cpu, inference=True))
         return text
 
     def _plan_anew(self, problem: Problem, inference: bool, _: int) -> CpuPlan:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from math import ceil, prod
 
-from ..accuracy import error_of, reduction_of
+from ..accuracy import Way, error_of, reduction_of
 from ..problem import Extents, Pass, Problem
 from ..readiness import Run
 from ..rounding import ceil_div
@@ -18,7 +18,7 @@ from . import native
 from .candidates import CpuCandidate
 from .correlations import Correlation, correlations
 from .device import CpuDevice
-from .running import common_operators
+from .running import Instead, common_operators
 from .schemes import KernelScheme, compiled
 from .weights import TransformedWeights
 
@@ -57,12 +57,23 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
             yield _forward_candidate(problem, index, scheme, device)
 
 
-def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
+def prepare(
+    chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None, instead: Instead | None = None
+) -> Run:
     if problem.kind is not Pass.WGRAD:
-        return common_operators(chosen, problem, weights)
+        return common_operators(chosen, problem, weights, instead)
     geometry, algorithm = native.geometry_numbers(problem), [chosen.algorithm]
     gradient = native.operator("weight_gradient")
     return lambda t: gradient(t["x"], t["y"], t["dw"], t.get("db"), geometry, algorithm)
+
+
+def ways(chosen: CpuCandidate, problem: Problem) -> Iterator[Way]:
+    """How output maps are summed, where not directly. A weight gradient has no weights."""
+    scheme = None if problem.kind is Pass.WGRAD else schemes(problem.kind)[chosen.algorithm].exact
+    if scheme is not None:
+        for part in correlations(problem):
+            blocks = (native.longest_sum(NAME, chosen.algorithm, part.channels),)
+            yield Way(scheme, part.channels, blocks, (part.taps[0], part.taps[1]))
 
 
 def _refusal(problem: Problem, scheme: KernelScheme) -> str | None:

@@ -11,10 +11,13 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import exp, prod
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..accuracy import Way
+from ..known_weights import keeping_tolerance
 from ..preference import Preference
 from ..problem import IMAGE_CHANNELS, Pass, Problem
 from ..readiness import Run
@@ -134,10 +137,34 @@ class CpuPlan:
         """What was compared with the other candidates', in cycles of one core."""
         return self.costs.cautious(self.chosen)
 
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """How output maps are summed by fast algorithms: what the error for known weights follows from."""
+        engine: Any = self.engine
+        return tuple(engine.ways(self.chosen, self.ran)) if hasattr(engine, "ways") else ()
+
     def prepared(self, weights: TransformedWeights | None) -> Run:
-        """What runs it; transformed weights, where they may be kept, stay in ``weights``."""
-        run: Run = self.engine.prepare(self.chosen, self.ran, weights if self.keeps_weights else None)
+        """What runs it; transformed weights, where they may be kept, stay in ``weights``.
+
+        A weight that is kept is known: where the plan does not keep its tolerance for it, another one runs.
+        """
+        engine: Any = self.engine
+        if self.keeps_weights and weights is not None and self.ways:
+            run: Run = engine.prepare(self.chosen, self.ran, weights, self.instead)
+        else:
+            run = engine.prepare(self.chosen, self.ran, weights if self.keeps_weights else None)
         return _folding(run, self) if self.folded else run
+
+    def for_weights(self, w: Tensor) -> CpuPlan:
+        """The plan that keeps the tolerance for these weights: this one, or one that rounds less."""
+        return keeping_tolerance(
+            self.problem, self, w, lambda asked: plan_cpu(asked, self.device, inference=self.keeps_weights)
+        )
+
+    def instead(self, w: Tensor) -> Run | None:
+        """What runs in its place for weights for which it does not keep its tolerance."""
+        found = self.for_weights(w)
+        return None if found is self else found.prepared(TransformedWeights())
 
     def explain(self, *, verbose: bool = False) -> str:
         """The plan in words: what runs, and why others do not: the next best, or all (verbose)."""

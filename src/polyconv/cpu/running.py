@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+import weakref
+from collections.abc import Callable, MutableMapping
 
 from torch import Tensor
 
@@ -11,6 +12,9 @@ from ..readiness import Run
 from . import native
 from .candidates import CpuCandidate
 from .weights import TransformedWeights
+
+Instead = Callable[[Tensor], Run | None]
+"""What runs for a weight in the place of a plan that does not keep its tolerance for it; None where the plan does."""
 
 
 def own_operators(stem: str, problem: Problem) -> Run:
@@ -24,8 +28,13 @@ def own_operators(stem: str, problem: Problem) -> Run:
     return lambda t: op(t["x"], t["y"], t["dw"], t.get("db"), geometry)
 
 
-def common_operators(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
-    """Of the engines that are told what the lanes hold, and by which scheme they compute."""
+def common_operators(
+    chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None, instead: Instead | None = None
+) -> Run:
+    """Of the engines that are told what the lanes hold, and by which scheme they compute.
+
+    ``instead`` is asked once for each transformed weight that is kept: whether the weight suits the plan.
+    """
     geometry, plan = native.geometry_numbers(problem), native.plan_numbers(chosen.engine, chosen.algorithm)
     if problem.kind is Pass.DGRAD:
         input_gradient = native.operator("input_gradient")
@@ -33,12 +42,27 @@ def common_operators(chosen: CpuCandidate, problem: Problem, weights: Transforme
     forward, activation = native.operator("convolve"), native.activation_number(problem.activation)
 
     frozen = problem.frozen
+    judged: dict[int, tuple[weakref.ref[Tensor], Run | None]] = {}
+    """By the ``id`` of a transformed weight, which lives for as long as the weight does not change."""
+
+    def judge(w: Tensor, owner: Tensor, transformed: Tensor) -> Run | None:
+        key = id(transformed)
+        found = judged.get(key)
+        if found is None or found[0]() is not transformed:
+            if instead is None or weights is None or not weights.holds(owner, transformed):
+                return None
+            found = judged[key] = weakref.ref(transformed, lambda _: judged.pop(key, None)), instead(w)
+        return found[1]
 
     def convolve(tensors: MutableMapping[str, Tensor]) -> None:
         x, w, y = tensors["x"], tensors["w"], tensors["y"]
         transformed = None
         if weights is not None:
-            transformed = weights.of(x, w, y, geometry, plan, frozen, tensors.get("owner"))
+            owner = tensors.get("owner", w)
+            transformed = weights.of(x, w, y, geometry, plan, frozen, owner)
+            if instead is not None and transformed is not None and (other := judge(w, owner, transformed)) is not None:
+                other(tensors)
+                return
         residual = tensors.get("residual")
         forward(x, w, tensors.get("bias"), y, geometry, plan, transformed, residual, activation)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from math import prod
 
-from ..accuracy import error_of
+from ..accuracy import Way, error_of
 from ..problem import Pass, Problem
 from ..readiness import Run
 from ..rounding import ceil_div
@@ -18,7 +18,7 @@ from . import native
 from .candidates import CpuCandidate
 from .correlations import Correlation, correlations
 from .device import CpuDevice
-from .running import common_operators
+from .running import Instead, common_operators
 from .schemes import KernelScheme, compiled
 from .weights import TransformedWeights
 
@@ -63,15 +63,29 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
         )
 
 
-def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
-    return common_operators(chosen, problem, weights)
+def prepare(
+    chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None, instead: Instead | None = None
+) -> Run:
+    return common_operators(chosen, problem, weights, instead)
+
+
+def ways(chosen: CpuCandidate, problem: Problem) -> Iterator[Way]:
+    """How output maps are summed, where not directly."""
+    scheme = schemes()[chosen.algorithm].exact
+    if scheme is not None:
+        for part in correlations(problem):
+            yield Way(scheme, *_sums(part, chosen.algorithm), (part.taps[0], part.taps[1]))
 
 
 def _error(problem: Problem, parts: tuple[Correlation, ...], index: int) -> float:
-    scheme = schemes()[index]
-    counts = {part.channels * scheme.segments(part.taps) for part in parts}
-    sums = (error_of(problem, scheme.exact, count, (native.longest_sum(NAME, index, count),)) for count in counts)
-    return max(sums, default=0.0)
+    scheme = schemes()[index].exact
+    return max((error_of(problem, scheme, *sums) for sums in {_sums(part, index) for part in parts}), default=0.0)
+
+
+def _sums(part: Correlation, index: int) -> tuple[int, tuple[int, ...]]:
+    """Channels that an output sums, and how many in sequence."""
+    count = part.channels * schemes()[index].segments(part.taps)
+    return count, (native.longest_sum(NAME, index, count),)
 
 
 def scheme_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:

@@ -84,6 +84,11 @@ class TransformedWeights:
                 self.size += _bytes(new)
         return transformed
 
+    def holds(self, w: Tensor, transformed: Tensor) -> bool:
+        """Whether the transform of a weight stays for later calls."""
+        kept = self._kept.get(id(w))
+        return kept is not None and kept.transformed is transformed
+
 
 _operator = lru_cache(maxsize=8)(native.operator)
 

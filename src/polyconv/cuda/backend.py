@@ -23,6 +23,7 @@ from torch import Tensor
 
 from .. import choices, epoch, settings
 from ..forking import whole
+from ..known_weights import in_words, keeping_tolerance
 from ..once import warn_once
 from ..plan.cost import resident_blocks
 from ..plan.cuda import plan_cuda
@@ -86,6 +87,8 @@ class Keeping:
     """How many launches make it, all before the others."""
     recipe: bytes
     """These launches: problems that differ elsewhere share what they make."""
+    judged: bool = False
+    """Whether the plan was made for the weight, and need not be asked whether it suits it."""
 
     @classmethod
     def of(cls, plan: Plan, weights: PreparedWeights) -> Keeping:
@@ -104,7 +107,7 @@ class PreparedPlan:
     keeping: Keeping | None = None
     """None where everything is made at each call."""
 
-    def __call__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __call__(self, tensors: MutableMapping[str, Tensor]) -> None:
         self.backend.enqueue(self, tensors)
 
 
@@ -149,11 +152,12 @@ class CudaBackend:
         """Plans that are yet to be prepared, and the description that they were made with."""
         self._teller = Teller(self._cache.compilations, description.arch, self._cache.folder)
 
-    def plan(self, problem: Problem, *, inference: bool = False) -> Plan | CudaVolumePlan:
+    def plan(self, problem: Problem, *, inference: bool = False, w: Tensor | None = None) -> Plan | CudaVolumePlan:
         """What would run; makes no call to the compiler or the driver."""
         if problem.rank == 3:
             return self._plan_volume(problem).with_plans(self._plan_picture)
-        return self._plan_picture(problem)
+        found = self._plan_picture(problem)
+        return found if w is None or not problem.frozen else self._for_weights(found, w)
 
     def _plan_picture(self, problem: Problem) -> Plan:
         return self._planner(problem, self.description)
@@ -224,7 +228,7 @@ class CudaBackend:
         """Enqueue the launches that fill the outputs in ``tensors``."""
         self.prepare(problem)(tensors)
 
-    def enqueue(self, prepared: PreparedPlan, tensors: Mapping[str, Tensor]) -> None:
+    def enqueue(self, prepared: PreparedPlan, tensors: MutableMapping[str, Tensor]) -> None:
         """Write the addresses of this call's tensors into the launches, and launch."""
         stream = self.stream()
         if prepared.keeping is not None and self._enqueue_keeping(prepared, prepared.keeping, tensors, stream):
@@ -239,14 +243,24 @@ class CudaBackend:
             self._go_on(prepared, tensors, stream, refused)
 
     def _enqueue_keeping(
-        self, prepared: PreparedPlan, keeping: Keeping, tensors: Mapping[str, Tensor], stream: int
+        self, prepared: PreparedPlan, keeping: Keeping, tensors: MutableMapping[str, Tensor], stream: int
     ) -> bool:
         """The same, without the launches that made what is kept, or with what they make kept. False if it cannot be."""
         plan, w = prepared.plan, tensors.get("owner", tensors["w"])
-        if w.is_inference() or driver.is_capturing(stream):  # a tensor of inference mode has no version counter
+        if w.is_inference():  # it has no version counter
             return False
-        weights, state, first = keeping.weights.find(w, stream, keeping.recipe), None, keeping.launches
+        capturing = driver.is_capturing(stream)
+        weights = None if capturing else keeping.weights.find(w, stream, keeping.recipe)
+        state, first = None, keeping.launches
         if weights is None:
+            if not keeping.judged and plan.ways:
+                judge = None if capturing else partial(self._instead, plan, tensors["w"])
+                other = keeping.weights.judge(w, keeping.recipe, judge)
+                if other is not None:
+                    other(tensors)
+                    return True
+            if capturing:
+                return False
             state, first = State.of(w), 0
             if state is None:
                 return False
@@ -261,7 +275,25 @@ class CudaBackend:
             keeping.weights.keep(w, stream, keeping.recipe, state, weights, plan.weights_bytes)
         return True
 
-    def _go_on(self, prepared: PreparedPlan, tensors: Mapping[str, Tensor], stream: int, refused: Refused) -> None:
+    def _instead(self, plan: Plan, w: Tensor) -> Run | None:
+        """What runs for a weight in the place of a plan that does not keep its tolerance for it. Waits for the GPU."""
+        found = self._for_weights(plan, w)
+        if found is plan:
+            return None
+        prepared = self._settled(partial(self._plan_again, found.problem), self.weights)
+        keeping = prepared.keeping
+        return prepared if keeping is None else replace(prepared, keeping=replace(keeping, judged=True))
+
+    def _for_weights(self, plan: Plan, w: Tensor) -> Plan:
+        return keeping_tolerance(plan.problem, plan, w, self._plan_again)
+
+    def _plan_again(self, problem: Problem) -> Plan:
+        """By the planner alone: no other rank is asked about a weight."""
+        return plan_cuda(problem, self.description, settings.current().workspace_bytes)
+
+    def _go_on(
+        self, prepared: PreparedPlan, tensors: MutableMapping[str, Tensor], stream: int, refused: Refused
+    ) -> None:
         """Run what comes after a plan of which a launch was refused, if that is the kernel's fault."""
         function, launched, number = refused
         status = driver.status_of(number)
@@ -281,9 +313,10 @@ class CudaBackend:
         """Never: PyTorch's convolution is not called on a CUDA tensor."""
         return False
 
-    def explain(self, problem: Problem) -> str:
+    def explain(self, problem: Problem, w: Tensor | None = None) -> str:
         """The plan in words."""
-        return self.plan(problem).explain()
+        plan = self.plan(problem)
+        return plan.explain() + ("" if w is None else in_words(problem, plan, w, self._plan_again))
 
     def candidates(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
         """The candidates that may run: the same, and as dear, whether the weight is kept or not."""

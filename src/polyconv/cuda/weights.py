@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor, UntypedStorage
 
 from ..forking import whole
+from ..readiness import Run
 from ..vouching import Promise, promise_of
 
 Memory = Tensor | UntypedStorage
@@ -44,6 +46,14 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
+class _Judged:
+    state: State
+    instead: Run | None
+    storage: weakref.ref[UntypedStorage]
+    """Forgets the verdict with the weight's memory."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Kept:
     state: State
     memory: Memory
@@ -66,11 +76,29 @@ class PreparedWeights:
         self.size = 0
         self._kept: dict[tuple[int, int, bytes], _Kept] = {}
         """By the ``id`` of the weight, the stream, and the launches that made it."""
+        self._judged: dict[tuple[int, bytes], _Judged] = {}
+        """Whether weights suit a plan, by their ``id`` and its launches: on whatever stream, and while a graph is
+        captured, when no weight can be read."""
 
     def find(self, w: Tensor, stream: int, recipe: bytes) -> Memory | None:
         """What these launches made of the weight as it is now, on this stream; None if that is not kept."""
         kept = self._kept.get((id(w), stream, recipe))
         return kept.memory if kept is not None and kept.state.is_of(w) else None
+
+    def judge(self, w: Tensor, recipe: bytes, judge: Callable[[], Run | None] | None) -> Run | None:
+        """What runs for the weight in the place of a plan that does not suit it; None where the plan does.
+
+        ``judge`` is asked once for each state of the weight; None where it cannot be asked now.
+        """
+        key = id(w), recipe
+        found = self._judged.get(key)
+        if found is None or not found.state.is_of(w):
+            state, storage = State.of(w), w.untyped_storage()
+            if state is None or judge is None:
+                return None
+            found = _Judged(state, judge(), weakref.ref(storage, lambda _: self._judged.pop(key, None)))
+            self._judged[key] = found
+        return found.instead
 
     def keep(self, w: Tensor, stream: int, recipe: bytes, state: State, memory: Memory, size: int) -> None:
         """What was launched, on this stream, for a weight in this state."""

@@ -9,9 +9,9 @@ that it was weighed by. So the planner, the exporter and the tests treat all ker
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from ..accuracy import direct_error
+from ..accuracy import Way, direct_error
 from ..problem import Problem
 from ..select import Weighable
 from .plan import KernelSpec, Schedule, Task
@@ -31,6 +31,14 @@ class CudaCandidate(Weighable, Protocol):
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         """The largest error of any element to be expected, relative to the output's scale."""
+
+
+@runtime_checkable
+class FastCandidate(Protocol):
+    """One that sums output maps by a fast algorithm, whose error depends on how the weights are spread over taps."""
+
+    def ways(self, problem: Problem) -> tuple[Way, ...]:
+        """How it does."""
 
 
 class DirectCandidate:

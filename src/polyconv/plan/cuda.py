@@ -26,7 +26,7 @@ from . import (
     toom_wgrad_tensor,
     wgrad,
 )
-from .candidates import CudaCandidate
+from .candidates import CudaCandidate, FastCandidate
 from .cost import tasks_us, why_not_on, worth_residing
 from .device import CudaDevice, why_too_old
 from .plan import KernelSpec, Plan, Task, direct_name
@@ -105,6 +105,7 @@ def plan_within(
         candidates=found.candidates,
         preference=found.preference,
         weights_bytes=schedule.weights_bytes,
+        ways=found.chosen.ways(problem) if isinstance(found.chosen, FastCandidate) else (),
     )
 
 

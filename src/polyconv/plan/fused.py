@@ -8,7 +8,7 @@ from functools import cached_property
 from math import prod
 from typing import ClassVar
 
-from ..accuracy import error_of
+from ..accuracy import Way
 from ..algebra.lattice import DenseAxis
 from ..algebra.segments import Scheme2d
 from ..problem import PaddingMode, Pass, Problem
@@ -268,7 +268,16 @@ class FusedCandidate:
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         """The largest error to be expected, relative to the output's scale."""
-        return error_of(problem, Scheme2d(self.h.scheme(), self.w.scheme()), roles(problem).channels, ())
+        return self.ways(problem)[0].error(problem)
+
+    def ways(self, problem: Problem) -> tuple[Way, ...]:
+        """How output maps are summed: for all phases of a stride alike."""
+        r = roles(problem)
+        kinds = dict.fromkeys((kind.h.taps, kind.w.taps) for kind in r.kinds)
+        return tuple(self._way(r.channels, taps) for taps in kinds)
+
+    def _way(self, channels: int, taps: tuple[int, int]) -> Way:
+        return Way(Scheme2d(self.h.scheme(), self.w.scheme()), channels, (), taps)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ..accuracy import error_of
+from ..accuracy import Way
 from ..algebra.lattice import DenseAxis
 from ..algebra.segments import Scheme2d
 from ..problem import Problem
@@ -99,9 +99,8 @@ class FusedTensorCandidate(ResidentCandidate):
         # Behind them are the parameters of an epilogue, if there is one.
         return replace(launch, params=own + launch.params[len(own) :], pointers=(*launch.pointers, *slots))
 
-    def error(self, problem: Problem, sms: int, workspace: int) -> float:
-        scheme = Scheme2d(self.h.scheme(), self.w.scheme())
-        return error_of(problem, scheme, roles(problem).channels, (FLIGHT,), PRODUCTS)
+    def _way(self, channels: int, taps: tuple[int, int]) -> Way:
+        return Way(Scheme2d(self.h.scheme(), self.w.scheme()), channels, (FLIGHT,), taps, PRODUCTS)
 
 
 CANDIDATE = FusedTensorCandidate(F43, F43, FusedTile(4, 8, 8, 4, 3, 16, 1, 1, 64))

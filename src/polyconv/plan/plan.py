@@ -11,6 +11,7 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ..accuracy import Way
 from ..problem import HALF_DTYPES, Problem
 from ..select import Candidate, why_not
 from ..tf32 import capability
@@ -242,6 +243,8 @@ class Plan:
     """What became of a preference from outside: who chose what runs, or why the preferred candidate does not run."""
     weights_bytes: int = 0
     """At the beginning of the workspace: what may be kept while ``w`` stays as it is (:class:`Schedule`)."""
+    ways: tuple[Way, ...] = field(default=(), repr=False)
+    """How output maps are summed by fast algorithms: what the error for known weights follows from."""
 
     @property
     def choice(self) -> str:

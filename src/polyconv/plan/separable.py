@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from ..accuracy import error_of
+from ..accuracy import Way
 from ..algebra.lattice import DenseAxis, TapClass
 from ..algebra.segments import Scheme2d
 from ..problem import PaddingMode, Pass, Problem
@@ -216,6 +216,9 @@ class SeparableCandidate:
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         return _error(problem, self.h, self.w)
 
+    def ways(self, problem: Problem) -> tuple[Way, ...]:
+        return _ways(problem, self.h, self.w)
+
 
 @lru_cache(maxsize=1024)
 def _refusal_of_all(problem: Problem) -> str | None:
@@ -249,13 +252,18 @@ def _chains(problem: Problem, candidate: SeparableCandidate) -> tuple[tuple[Chai
 @lru_cache(maxsize=1024)
 def _error(problem: Problem, h: ToomAxis, w: ToomAxis) -> float:
     """Of a pair of algorithms: that of the worst pair of phases."""
+    return max(way.error(problem) for way in _ways(problem, h, w))
+
+
+def _ways(problem: Problem, h: ToomAxis, w: ToomAxis) -> tuple[Way, ...]:
+    """How a pair of algorithms sums output maps: one for each pair of phases."""
     channels = gather.roles(problem).channels
-    return max(
-        error_of(
-            problem,
+    return tuple(
+        Way(
             _scheme(h, kind.h.taps, w, kind.w.taps),
             len(kind.h.classes) * len(kind.w.classes) * channels,
             (),
+            (kind.h.taps, kind.w.taps),
         )
         for kind in gather.roles(problem).kinds
     )

@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 from math import ceil, log2, prod
 from typing import NamedTuple
 
-from ..accuracy import error_of
+from ..accuracy import Way
 from ..algebra.lattice import DenseAxis
 from ..algebra.matrices import Matrix
 from ..algebra.segments import Scheme2d
@@ -459,6 +459,9 @@ class TensorCandidate:
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         return _error(problem, self)
 
+    def ways(self, problem: Problem) -> tuple[Way, ...]:
+        return _ways(problem, self)
+
 
 def _slab_tasks(problem: Problem, chain: Chain, left: int, known: int, times: int) -> Iterator[Task]:
     """Of all slabs of so many chains that are alike; slabs that are alike are one task."""
@@ -497,15 +500,20 @@ def _chain(problem: Problem, h: DenseAxis, w: DenseAxis, way: TensorCandidate) -
 
 @lru_cache(maxsize=1024)
 def _error(problem: Problem, way: TensorCandidate) -> float:
-    """That of the worst pair of phases. Sums are flushed after so many channels, all rows of taps of them."""
+    """That of the worst pair of phases."""
+    return max(each.error(problem) for each in _ways(problem, way))
+
+
+def _ways(problem: Problem, way: TensorCandidate) -> tuple[Way, ...]:
+    """One for each pair of phases. Sums are flushed after so many channels, all rows of taps of them."""
     together = way.mma.steps_per_flush * way.mma.depth
     channels = gather.roles(problem).channels
-    return max(
-        error_of(
-            problem,
+    return tuple(
+        Way(
             Scheme2d(fitted(DIRECT, kind.h.taps).scheme(), fitted(way.w, kind.w.taps).scheme()),
             len(kind.h.classes) * len(kind.w.classes) * channels,
             (ceil_div(together, max(1, kind.h.taps)),),
+            (kind.h.taps, kind.w.taps),
             way.mma.products,
         )
         for kind in gather.roles(problem).kinds

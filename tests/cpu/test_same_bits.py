@@ -1,0 +1,60 @@
+"""Kernels of polyconv's give the same bits whatever the number of threads: every candidate, in every pass.
+
+Where PyTorch's kernel is the plan, its bits are PyTorch's own, which may depend on the threads. And a plan is chosen in
+view of the threads, so that another number of them may have another plan: here each candidate is asked by its name.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nightly import sampled
+from polyconv.cpu import aten, native
+from polyconv.cpu.planner import here, offered, plan_cpu
+from polyconv.cpu.weights import TransformedWeights
+from polyconv.preference import Preference
+from polyconv.problem import Pass, Problem
+
+if not native.is_available():
+    pytest.skip(str(native.why_absent()), allow_module_level=True)
+
+ANY = 1e30
+"""A tolerance that refuses nothing."""
+
+SHAPES = {
+    "3x3": ((2, 20, 26, 30), (24, 20, 3, 3), 1),
+    "5x9": ((1, 12, 40, 44), (10, 12, 5, 9), 1),
+    "deep": ((1, 200, 12, 14), (70, 200, 3, 3), 1),
+    "strided": ((2, 16, 31, 33), (12, 16, 5, 5), 2),
+}
+
+CASES = [
+    (name, kind, candidate.name)
+    for name, (x, w, stride) in SHAPES.items()
+    for kind in Pass
+    for candidate in offered(Problem.make(kind, x, w, stride=(stride, stride), tolerance=ANY), here())
+    if candidate.refusal is None and candidate.engine != aten.NAME
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "candidate"), sampled(CASES, 40, "threads"), ids=str)
+def test_a_candidate_has_the_same_bits_for_any_threads(name: str, kind: Pass, candidate: str) -> None:
+    x, w, stride = SHAPES[name]
+    problem = Problem.make(kind, x, w, stride=(stride, stride), tolerance=ANY)
+    torch.manual_seed(0)
+    given = {"x": torch.randn(x), "w": torch.randn(w), "y": torch.randn(problem.y_shape)}
+    written = {Pass.FPROP: "y", Pass.DGRAD: "x", Pass.WGRAD: "dw"}[kind]
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3, 1):
+            torch.set_num_threads(count)
+            plan = plan_cpu(problem, prefer=Preference(candidate))
+            assert plan.choice == candidate
+            outputs = {**given, written: torch.full(w if kind is Pass.WGRAD else given[written].shape, torch.nan)}
+            plan.prepared(TransformedWeights())(outputs)
+            found.append(outputs[written])
+    finally:
+        torch.set_num_threads(threads)
+    assert not found[0].isnan().any()
+    assert all(torch.equal(found[0], other) for other in found[1:])
