@@ -127,11 +127,12 @@ class Outcome:
 
     @property
     def wrong(self) -> bool:
-        """Whether the promise of the forward pass is off by more than a factor of two, beyond the noise."""
+        """Whether the promise of the forward pass is off, beyond the noise: an estimate by more than a factor of two;
+        what is promised of a class that is not covered, which is a bound from below, at all."""
         if self.promised is None or self.mode is Mode.TRAINING:
             return False
         off = self.promised / self.ratio
-        return max(off, 1 / off) > 2 * self.noise
+        return max(off, 1 / off) > 2 * self.noise if self.covered else off > self.noise
 
 
 def measured(one: Class, mode: Mode, repeats: int = REPEATS) -> Outcome:
