@@ -60,8 +60,8 @@ class Row:
 
 def count_pass(counter: Counter, workload: Workload, kind: Pass) -> Row:
     """One pass, as the plans that run it, each as often as it runs."""
-    problem = workload.problem(kind).as_picture()
-    plan = planned(problem, V100, settings.current().workspace_bytes)
+    plan = planned_now(workload, kind)
+    problem = plan.problem
     counted = [(row, times * row.times) for part, times in parts(plan) for row in counter.plan(part)]
     beside_ms = _transfer_ms(moved_beside(plan))
     return Row(
@@ -75,6 +75,11 @@ def count_pass(counter: Counter, workload: Workload, kind: Pass) -> Row:
         direct_ms=direct_ms(problem),
         moved_ms=_transfer_ms(must_move(problem)),
     )
+
+
+def planned_now(workload: Workload, kind: Pass) -> Plan | CudaVolumePlan:
+    """What is counted: the plan for a V100."""
+    return planned(workload.problem(kind).as_picture(), V100, settings.current().workspace_bytes)
 
 
 def parts(plan: Plan | CudaVolumePlan) -> list[tuple[Plan, int]]:

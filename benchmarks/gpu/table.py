@@ -4,6 +4,7 @@
     python benchmarks/gpu/table.py --workload W1 --passes fprop --out /tmp/x   # some of them, into another directory
     python benchmarks/gpu/table.py --render                            # README.md from table.json and simulated.json
 
+The package's plans, and those of the three headline workloads that an exported file has, which are of fewer families.
 Each distinct launch of a plan (same kernel, grid and shared memory) is counted once and multiplied: a plan that works
 in slabs repeats the same few launches many times. Simulated figures are read from ``simulated.json``; one is shown only
 if it was made with the machine code that is planned now. CUTLASS needs ``benchmarks/cutlass/requirements.txt``.
@@ -22,16 +23,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from polyconv import settings
 from polyconv.cuda.cache import KernelCache
 from polyconv.cuda.cubin import kernel_info
+from polyconv.export.families import ANYWHERE
 from polyconv.inspection import emulator
 from polyconv.inspection.counting import V100, Counted, CountingError, count_plan
 from polyconv.inspection.rows import main_kernel
 from polyconv.measure import workloads
-from polyconv.plan import KernelSpec, Launch, Plan, plan_cuda
+from polyconv.plan import KernelSpec, Launch, Plan
+from polyconv.plan.cuda import FAMILIES, plan_within
 from polyconv.plan.occupancy import blocks_per_sm
 from polyconv.plan.plan import Dim3
 from polyconv.problem import Pass, Problem
@@ -176,10 +180,21 @@ def direct_ms(problem: Problem) -> float:
     return problem.multiplications / (V100.fp32_per_clock * V100.sms * V100.clock_mhz * 1e3)
 
 
-def count_pass(counter: Counter, workload: workloads.Workload, kind: Pass, cutlass: Cutlass | None) -> PassRow | None:
+def planned_within(families: tuple[ModuleType, ...], problem: Problem) -> Plan:
+    """What is counted: the plan for a V100 that these families make of a problem."""
+    return plan_within(families, problem, V100, settings.current().workspace_bytes)
+
+
+def count_pass(
+    counter: Counter,
+    workload: workloads.Workload,
+    kind: Pass,
+    cutlass: Cutlass | None,
+    families: tuple[ModuleType, ...] = FAMILIES,
+) -> PassRow | None:
     """``None``, and a word about it, if a kernel of the plan faults: the others are still worth their figures."""
     problem = workload.problem(kind)
-    plan = plan_cuda(problem, V100, settings.current().workspace_bytes)
+    plan = planned_within(families, problem)
     try:
         launches = counter.plan(plan)
     except CountingError as error:
@@ -306,8 +321,9 @@ def details(rows: Sequence[PassRow]) -> str:
     return markdown(headers, [3, 5, 6, 7, 8, 10, 11, 12], lines)
 
 
-def write_readme(path: Path, rows: Sequence[PassRow]) -> None:
-    write_tables(path, {"summary": summary(rows), "launches": details(rows)})
+def tables(found: Table) -> dict[str, str]:
+    """Those of the page, by the names of their marks."""
+    return {"summary": summary(found.package), "exported": summary(found.exported), "launches": details(found.package)}
 
 
 def write_tables(path: Path, tables: Mapping[str, str]) -> None:
@@ -320,24 +336,39 @@ def write_tables(path: Path, tables: Mapping[str, str]) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def save(path: Path, rows: Sequence[PassRow]) -> None:
-    content = {"about": ABOUT, "passes": [{**asdict(row), "counted_ms": row.counted_ms} for row in rows]}
+@dataclass(frozen=True)
+class Table:
+    """All that was counted."""
+
+    package: Sequence[PassRow]
+    exported: Sequence[PassRow]
+    """Of the headline workloads in an exported file, which has the families that run on any GPU."""
+
+
+def save(path: Path, found: Table) -> None:
+    content = {"about": ABOUT, "passes": _as_json(found.package), "exported": _as_json(found.exported)}
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def load(path: Path) -> list[PassRow]:
-    rows = []
-    for entry in json.loads(path.read_text(encoding="utf-8"))["passes"]:
-        del entry["counted_ms"]
-        launches = tuple(
-            LaunchRow(**{**launch, "grid": tuple(launch["grid"]), "block": tuple(launch["block"])})
-            for launch in entry.pop("launches")
-        )
-        other = entry.pop("cutlass")
-        tiles = tuple(Tile(**{**tile, "grid": tuple(tile["grid"])}) for tile in other["tiles"]) if other else ()
-        cutlass = CutlassRow(tiles, other["layout_ms"]) if other else None
-        rows.append(PassRow(**entry, launches=launches, cutlass=cutlass))
-    return rows
+def _as_json(rows: Iterable[PassRow]) -> list[dict[str, Any]]:
+    return [{**asdict(row), "counted_ms": row.counted_ms} for row in rows]
+
+
+def load(path: Path) -> Table:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return Table([_row(entry) for entry in content["passes"]], [_row(entry) for entry in content["exported"]])
+
+
+def _row(entry: dict[str, Any]) -> PassRow:
+    del entry["counted_ms"]
+    launches = tuple(
+        LaunchRow(**{**launch, "grid": tuple(launch["grid"]), "block": tuple(launch["block"])})
+        for launch in entry.pop("launches")
+    )
+    other = entry.pop("cutlass")
+    tiles = tuple(Tile(**{**tile, "grid": tuple(tile["grid"])}) for tile in other["tiles"]) if other else ()
+    cutlass = CutlassRow(tiles, other["layout_ms"]) if other else None
+    return PassRow(**entry, launches=launches, cutlass=cutlass)
 
 
 def main() -> None:
@@ -350,7 +381,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE, help="directory of table.json and README.md")
     args = parser.parse_args()
     if args.render:
-        rows = load(args.out / "table.json")
+        found = load(args.out / "table.json")
     else:
         gpu = emulator()
         if gpu is None:
@@ -358,17 +389,19 @@ def main() -> None:
         counter = Counter(gpu, KernelCache())
         cutlass = None if args.no_cutlass else Cutlass(gpu)
         asked = [(w, Pass(kind)) for w in workloads.find(args.workload) for kind in args.passes.split(",")]
+        headline = [(w, kind) for w, kind in asked if w in workloads.find("headline")]
         with ThreadPoolExecutor(args.jobs) as pool:
-            counted = list(pool.map(lambda job: count_pass(counter, job[0], job[1], cutlass), asked))
-        rows = [row for row in counted if row is not None]
+            package = list(pool.map(lambda job: count_pass(counter, *job, cutlass), asked))
+            exported = list(pool.map(lambda job: count_pass(counter, *job, None, ANYWHERE), headline))
+        found = Table([row for row in package if row], [row for row in exported if row])
         args.out.mkdir(parents=True, exist_ok=True)
-        save(args.out / "table.json", rows)
-    print(summary(rows))
+        save(args.out / "table.json", found)
+    print(summary(found.package))
     readme = args.out / "README.md"
     if readme.is_file():
-        write_readme(readme, rows)
-    if not args.render and len(rows) < len(asked):
-        sys.exit(f"{len(asked) - len(rows)} passes could not be counted")
+        write_tables(readme, tables(found))
+    if not args.render and (lacking := [*package, *exported].count(None)):
+        sys.exit(f"{lacking} passes could not be counted")
 
 
 if __name__ == "__main__":

@@ -74,8 +74,8 @@ def _phases(canvas: Canvas, rows: DenseAxis, columns: DenseAxis, left: float, to
                 canvas.rect(x - 1, y - 1, KERNEL[1] * small + 1, KERNEL[0] * small + 1, line="ink", weight=2, corner=2)
             canvas.text(x, y + high * small + 8, f"x[{a}+2i, {b}+3j]", size=9, colour="grey")
     below = top + IMAGE[0] * CELL + 14
-    canvas.text(left, below, "Here the same taps are a dense 5×9 window. No copy is", size=10.5, colour="grey")
-    canvas.text(left, below + 15, "made: a phase is an offset and a stride.", size=10.5, colour="grey")
+    canvas.text(left, below, "Here the same taps are a dense 5×9 window.", size=10.5, colour="grey")
+    canvas.text(left, below + 15, "No copy: a phase is an offset and a stride.", size=10.5, colour="grey")
 
 
 FIGURE = (

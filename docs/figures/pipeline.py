@@ -1,4 +1,4 @@
-"""The half-fused CUDA pipeline: four kernels, what lies between them, and what binds each."""
+"""The CUDA pipeline on the tensor cores: its kernels, what lies between them, and what binds each."""
 
 from __future__ import annotations
 
@@ -9,78 +9,59 @@ from typing import Any
 from canvas import Canvas
 
 TABLE = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu" / "table.json"
-WIDTH, KERNEL_HEIGHT = 138, 104
-LEFTS = (84, 262, 440)
-TOP = 148
+LEFT, RIGHT = 92, 348
+"""Where the two columns of kernels begin."""
+WIDTH, HEIGHT = 178, 74
+ONCE, SLAB = 30, 176
+"""Where the row of kernels that run once begins, and that of the kernels of a slab."""
+END = 628
+BINDINGS = {"DRAM": "memory", "tensor": "tensor cores"}
 
 
 def draw(canvas: Canvas) -> None:
     (fprop,) = (p for p in json.loads(TABLE.read_text(encoding="utf-8"))["passes"] if _is_w1_forward(p))
     kernels = _kernels(fprop["launches"])
-    slabs = kernels["half_gemm"]["times"]
     canvas.text(
-        0, 10, f"W1 forward on a V100, as planned: {sum(k['times'] for k in kernels.values())} launches", bold=True
+        4, 10, f"W1 forward on a V100, as planned: {sum(k['times'] for k in kernels.values())} launches", bold=True
     )
+    slabs = kernels["tensor_transform"]["times"]
+    canvas.rect(80, SLAB - 36, 458, HEIGHT + 88, line="grey", corner=8, dashed=True)
+    canvas.text(LEFT, SLAB - 21, f"for each of {slabs} slabs of rows", size=10.5, colour="grey")
 
-    canvas.rect(72, TOP - 34, 520, KERNEL_HEIGHT + 78, line="grey", corner=8, dashed=True)
-    canvas.text(84, TOP - 19, f"for each of {slabs} slabs of rows", size=10.5, colour="grey")
-    _kernel(canvas, LEFTS[1], 28, 70, "transform_weights", kernels, ["G along H and W, once"], "gold")
-    _kernel(
-        canvas, LEFTS[0], TOP, KERNEL_HEIGHT, "half_transform", kernels, ["Bᵀ along H,", "streams, writes X"], "teal"
-    )
-    _kernel(
-        canvas,
-        LEFTS[1],
-        TOP,
-        KERNEL_HEIGHT,
-        "half_gemm",
-        kernels,
-        ["Bᵀ along W on the way in,", "Σ over channels,", "Aᵀ along W on the way out"],
-        "coral",
-    )
-    _kernel(
-        canvas,
-        LEFTS[2],
-        TOP,
-        KERNEL_HEIGHT,
-        "half_inverse",
-        kernels,
-        ["Aᵀ along H, + bias,", "writes the output"],
-        "teal",
-    )
+    scales = ["the largest of each filter", "and of the first images"]
+    _kernel(canvas, LEFT, ONCE, "tensor_magnitude", kernels, scales, "gold")
+    _kernel(canvas, RIGHT, ONCE, "tensor_weights", kernels, ["G along W, scaled,", "split into halves"], "gold")
+    source = ["Bᵀ along W, scaled,", "split into halves, writes V"]
+    _kernel(canvas, LEFT, SLAB, "tensor_transform", kernels, source, "teal")
+    product = ["Σ over channels, tap rows;", "Aᵀ along W, + bias"]
+    _kernel(canvas, RIGHT, SLAB, "tensor_product", kernels, product, "coral")
 
-    middle = TOP + KERNEL_HEIGHT / 2
-    _tensor(canvas, 0, middle, "x", "NCHW")
-    canvas.arrow((44, middle), (LEFTS[0], middle))
-    canvas.arrow((LEFTS[0] + WIDTH, middle), (LEFTS[1], middle))
-    canvas.text(LEFTS[1] - 20, middle - 10, "X", at="middle", bold=True)
-    canvas.arrow((LEFTS[1] + WIDTH, middle), (LEFTS[2], middle))
-    canvas.text(LEFTS[2] - 20, middle - 10, "Y", at="middle", bold=True)
-    canvas.arrow((LEFTS[2] + WIDTH, middle), (626, middle))
-    _tensor(canvas, 626, middle, "y", "NCHW")
-    _tensor(canvas, 0, 63, "w", "any strides")
-    canvas.arrow((44, 63), (LEFTS[1], 63))
-    canvas.arrow((LEFTS[1] + WIDTH / 2, 98), (LEFTS[1] + WIDTH / 2, TOP))
-    canvas.text(LEFTS[1] + WIDTH / 2 + 8, 105, "U", bold=True)
+    once, slab = ONCE + HEIGHT / 2, SLAB + HEIGHT / 2
+    _tensor(canvas, 12, once, "w", "any strides")
+    _tensor(canvas, 12, slab, "x", "any strides")
+    _tensor(canvas, END, slab, "y", "NCHW")
+    canvas.arrow((56, once), (LEFT, once))
+    canvas.arrow((56, slab), (LEFT, slab))
+    canvas.arrow((LEFT + WIDTH, once), (RIGHT, once))
+    canvas.text((LEFT + WIDTH + RIGHT) / 2, once - 10, "scales", at="middle", size=10)
+    canvas.arrow((LEFT + WIDTH - 16, ONCE + HEIGHT), (LEFT + WIDTH - 16, SLAB))
+    canvas.text(LEFT + WIDTH - 8, ONCE + HEIGHT + 14, "scales", size=10)
+    canvas.arrow((RIGHT + WIDTH / 2, ONCE + HEIGHT), (RIGHT + WIDTH / 2, SLAB))
+    canvas.text(RIGHT + WIDTH / 2 + 8, ONCE + HEIGHT + 14, "U", bold=True)
+    canvas.arrow((LEFT + WIDTH, slab), (RIGHT, slab))
+    canvas.text((LEFT + WIDTH + RIGHT) / 2, slab - 10, "V", at="middle", bold=True)
+    canvas.arrow((RIGHT + WIDTH, slab), (END, slab))
 
-    bottom = TOP + KERNEL_HEIGHT
-    canvas.text(
-        84,
-        bottom + 18,
-        f"X: transformed along H.  Y: per point of H, back along W.  Workspace: {fprop['workspace_mb']:.0f} MB.",
-        size=10.5,
-        colour="grey",
+    below = SLAB + HEIGHT
+    notes = (
+        f"U, V: transformed along W, each number two halves. Workspace: {fprop['workspace_mb']:.0f} MB.",
+        "The last blocks of a product find the scales of later slabs' images.",
     )
+    for line, words in enumerate(notes):
+        canvas.text(LEFT, below + 18 + 15 * line, words, size=9.5, colour="grey")
     canvas.text(
-        84,
-        bottom + 33,
-        "Transforms along W never leave shared memory and registers: half of the pipeline is fused.",
-        size=10.5,
-        colour="grey",
-    )
-    canvas.text(
-        0,
-        bottom + 62,
+        4,
+        below + 70,
         "ms: counted, all launches of a kernel together; the least that its busiest resource needs. Not measured.",
         size=10,
         colour="grey",
@@ -96,31 +77,23 @@ def _kernels(launches: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for launch in launches:
         stem = launch["kernel"].partition("_toom")[0]
-        one = found.setdefault(stem, {"times": 0, "ms": 0.0, "binding": launch["binding"].partition(" (")[0]})
+        one = found.setdefault(stem, {"times": 0, "ms": 0.0, "binding": launch["binding"].partition(" ")[0]})
         one["times"] += launch["times"]
         one["ms"] += launch["times"] * launch["counted_ms"]
     return found
 
 
 def _kernel(
-    canvas: Canvas,
-    x: float,
-    y: float,
-    height: float,
-    stem: str,
-    kernels: dict[str, dict[str, Any]],
-    lines: list[str],
-    hue: str,
+    canvas: Canvas, x: float, y: float, stem: str, kernels: dict[str, dict[str, Any]], lines: list[str], hue: str
 ) -> None:
     one = kernels[stem]
-    canvas.rect(x, y, WIDTH, height, f"{hue} soft", hue, corner=6)
-    canvas.text(x + WIDTH / 2, y + 14, stem, at="middle", size=11, code=True, bold=True)
+    canvas.rect(x, y, WIDTH, HEIGHT, f"{hue} soft", hue, corner=6)
+    canvas.text(x + WIDTH / 2, y + 13, stem, at="middle", size=11, code=True, bold=True)
     for number, words in enumerate(lines):
-        canvas.text(x + WIDTH / 2, y + 33 + 14 * number, words, at="middle", size=10)
-    figures = f"{one['ms']:.2f} ms, {'memory' if one['binding'] == 'DRAM' else one['binding'].upper()}"
-    if len(lines) < 3 and height < KERNEL_HEIGHT:
-        figures = f"{one['ms']:.3f} ms"
-    canvas.text(x + WIDTH / 2, y + height - 13, figures, at="middle", size=10, bold=True)
+        canvas.text(x + WIDTH / 2, y + 29 + 13 * number, words, at="middle", size=10)
+    binding, digits = BINDINGS.get(one["binding"], one["binding"]), 2 if one["ms"] >= 0.01 else 3
+    figures = f"{one['ms']:.{digits}f} ms, {binding}"
+    canvas.text(x + WIDTH / 2, y + HEIGHT - 12, figures, at="middle", size=10, bold=True)
 
 
 def _tensor(canvas: Canvas, x: float, middle: float, name: str, note: str) -> None:
@@ -131,9 +104,9 @@ def _tensor(canvas: Canvas, x: float, middle: float, name: str, note: str) -> No
 
 FIGURE = (
     "pipeline",
-    672,
-    332,
-    "Four kernels: transform_weights makes U of the weights; half_transform, half_gemm and half_inverse take the image "
-    "to the output, slab by slab, through the half-transformed tensors X and Y.",
+    684,
+    336,
+    "Four kernels: tensor_magnitude finds the scales, tensor_weights makes U of the weights; tensor_transform and "
+    "tensor_product take the image to the output, slab by slab, through the transformed and split tensor V.",
     draw,
 )

@@ -29,7 +29,7 @@ ORDINARY = 1024
 """A stride beyond this is extreme; so is a dilation or a padding beyond this and beyond the image."""
 ORDINARY_OF_BOTH = 32
 """A stride beyond this is extreme in an input gradient if the other axis has such a one, too: there are as many phases
-as both strides multiply to, and a plan has launches for them."""
+as both strides multiply to, and a plan has launches for them. A signal has no other axis."""
 POSITIONS = 2**31
 """What kernels can count in 32 bits. They go beyond the padded image by less than a tile, in steps of stride and
 dilation: :data:`OVERHANG` of each."""
@@ -155,7 +155,7 @@ class Reduction(NamedTuple):
 
 def reduce_geometry(kind: Pass, in_size: Sequence[int], kernel: Sequence[int], geometry: Geometry) -> Reduction | None:
     """The reduction of a convolution whose kernel fits into the padded image; None where it is ordinary."""
-    both = kind is Pass.DGRAD and min(geometry.stride) > ORDINARY_OF_BOTH
+    both = kind is Pass.DGRAD and len(geometry.stride) > 1 and min(geometry.stride) > ORDINARY_OF_BOTH
     longest_stride = ORDINARY_OF_BOTH if both else ORDINARY
     axes = [Axis.of(geometry, in_size, kernel, i, longest_stride) for i in range(len(kernel))]
     if all(axis.ordinary for axis in axes):

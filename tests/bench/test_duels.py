@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from polyconv import Conv2d, choices, cli
-from polyconv.bench import duels, layers, networks, panels, plot, suites, tables, zoo
+from polyconv.bench import duels, layers, networks, panels, plot, record, suites, tables, zoo
 from polyconv.bench.cases import Case, Cases, Layout, Mode
 from polyconv.bench.duels import AGAIN, OURS, TORCH, Duel, Memory
 from polyconv.bench.summaries import losses, summaries
@@ -255,6 +256,51 @@ def test_pictures(draw: object, count: int, tmp_path: Path) -> None:
     path = tmp_path / "out.png"
     plot.draw(shown, path, "legend", "somewhere")
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def figure(shown: object, legend: str) -> Any:
+    """A picture with the line of a machine whose name is long, in the widest of the usual fonts."""
+    pyplot = plot.require(Path("out.png"))
+    where = {**record.setting(), "processor": "Intel(R) Xeon(R) Platinum 8370C CPU @ 2.80GHz"}
+    with pyplot.rc_context({"font.family": "DejaVu Sans", "font.size": 9}):
+        found = plot.figure_of(pyplot, shown, legend, record.in_words(where, (1, 2, 4, 8)))
+        found.draw_without_rendering()
+        return found
+
+
+@pytest.mark.parametrize(
+    ("draw", "legend"),
+    [(panels.of_networks, panels.NETWORKS_LEGEND), (panels.of_layers, panels.LAYERS_LEGEND)],
+    ids=["networks", "layers"],
+)
+@pytest.mark.parametrize("cases", [CASES[:1], CASES], ids=["one panel", "eight"])
+@pytest.mark.parametrize("count", [1, 20])
+def test_no_text_leaves_a_picture(draw: Any, legend: str, cases: list[Case], count: int) -> None:
+    pytest.importorskip("matplotlib")
+    found = [duel(f"a network {n}", 0.3 + n / 10, case, f"a kind {n}") for n in range(count) for case in cases]
+    shown = figure(draw(found), legend)
+    texts = [text for text in shown.findobj(lambda one: hasattr(one, "get_text")) if text.get_text()]
+    assert any("huge pages" in text.get_text() or "small pages" in text.get_text() for text in texts)
+    assert any("PyTorch against itself" in text.get_text() for text in texts)
+    for text in texts:
+        box = text.get_window_extent()
+        assert box.x0 >= 0, text
+        assert box.y0 >= 0, text
+        assert box.x1 <= shown.bbox.x1, text
+        assert box.y1 <= shown.bbox.y1, text
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_picture_of_networks_has_its_band(count: int) -> None:
+    """Of one network, too: as far to both sides of 1 as PyTorch against itself is from it."""
+    pytest.importorskip("matplotlib")
+    shown = figure(panels.of_networks([duel(f"net {n}", 0.5) for n in range(count)]), panels.NETWORKS_LEGEND)
+    to_hex = pytest.importorskip("matplotlib.colors").to_hex
+    (axes,) = shown.axes
+    (band,) = (patch for patch in axes.patches if to_hex(patch.get_facecolor()) == plot.BAND)
+    ends = axes.transData.inverted().transform(band.get_window_extent())[:, 0]
+    assert ends == pytest.approx([0.8, 1.25], rel=0.05)
+    assert any("A/A 1.25×" in text.get_text() for text in axes.texts)
 
 
 def test_layers_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -303,6 +303,22 @@ def test_an_input_gradient_of_long_strides_is_planned_at_once() -> None:
     assert len(correlations(replace(patches, stride=(15, 15)))) < 10
 
 
+@pytest.mark.parametrize(("taps", "stride", "channels"), [(512, 256, (16, 1)), (400, 160, (64, 1)), (256, 128, (8, 8))])
+def test_a_signal_has_no_other_axis_whose_stride_could_be_long(
+    taps: int, stride: int, channels: tuple[int, int]
+) -> None:
+    """A transposed convolution back to samples: its pixels are not gathered, which took thirty times as long."""
+    c, k = channels
+    module = polyconv.ConvTranspose1d(c, k, taps, stride=stride, groups=k)
+    forward = problems_of(module, (1, c, 64))[0]
+    assert (forward.kind, forward.stride, forward.dilation) == (Pass.DGRAD, (1, stride), (1, 1))
+    x = torch.randn(1, c, 64)
+    expected = F.conv_transpose1d(x.double(), module.weight.double(), module.bias.double(), stride=stride, groups=k)
+    torch.testing.assert_close(module(x).double(), expected, atol=1e-4, rtol=1e-4)
+    pictures = normalise((8, 8), stride=stride, rank=2)
+    assert reduce_geometry(Pass.DGRAD, (16 * stride, 16 * stride), (8, 8), pictures) is not None
+
+
 def test_long_images_with_long_strides_and_paddings() -> None:
     x, w = torch.randn(1, 2, 1, 300_000, requires_grad=True), torch.randn(3, 2, 1, 3, requires_grad=True)
     for arguments in ({"stride": (1, 5000)}, {"dilation": (1, 70_000)}, {"padding": (0, 400_000), "stride": (1, 999)}):

@@ -10,10 +10,13 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
+import os
 import re
 import runpy
 import shlex
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -103,6 +106,46 @@ def test_what_does_not_run_says_so() -> None:
             if block.language == "python" and block.title != GPU and block.title:
                 path = block.title.partition(",")[0]
                 assert (ROOT / path).is_file(), f"{page}:{block.line} quotes {path}"
+
+
+def test_quoted_code_is_that_of_the_file() -> None:
+    """Line by line, in the order of the file; … stands for what was left out."""
+    quoted = 0
+    for page in PAGES:
+        for block in blocks(page):
+            path = ROOT / block.title.partition(",")[0]
+            if block.language != "python" or not block.title or not path.is_file():
+                continue
+            source = iter(path.read_text(encoding="utf-8").splitlines())
+            for number, line in enumerate(block.text.splitlines()):
+                if line.strip() in ("", "…"):
+                    continue
+                assert line in source, f"{page.relative_to(ROOT)}:{block.line + number}: not in {path.name}: {line!r}"
+                quoted += 1
+    assert quoted > 20
+
+
+def selections() -> Iterator[tuple[str, list[str]]]:
+    """Every ``pytest … -k WORD`` of a page, as the page spells it."""
+    for page in PAGES:
+        for line in re.findall(r"pytest [^`\n#]*-k [\w]+", page.read_text(encoding="utf-8")):
+            yield str(page.relative_to(ROOT)), shlex.split(line)[1:]
+
+
+def test_words_after_k_select_tests() -> None:
+    """In the files that are named; a file that is skipped as a whole, for want of native kernels, says nothing."""
+    wanted = list(selections())
+    assert len(wanted) > 3
+    files = sorted({word for _, arguments in wanted for word in arguments if word.startswith("tests/")})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0", "-p", "no:cacheprovider", *files]
+    environment = {**os.environ, "POLYCONV_NIGHTLY": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    names = [line.partition("::") for line in done.stdout.splitlines() if "::" in line]
+    for page, arguments in wanted:
+        asked, word = [one for one in arguments if one in files], arguments[arguments.index("-k") + 1]
+        skipped = all(f"] {one}:" in done.stdout for one in asked)
+        found = any(path in asked and word in name for path, _, name in names)
+        assert found or skipped, f"{page}: pytest {shlex.join(arguments)} selects no test"
 
 
 def test_files_that_are_named_exist() -> None:

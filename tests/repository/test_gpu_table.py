@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import re
 import sys
 from dataclasses import replace
 from math import prod
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from polyconv.measure.workloads import find
 from polyconv.plan import DEVICES, KernelSpec, Launch, Plan, plan_cuda
 from polyconv.plan.plan import Work
 from polyconv.plan.volumes import planned
@@ -89,9 +92,9 @@ def test_simulated_figures_belong_to_their_code(
     tiles = tuple(table.Tile(name, name, (5, 1, 1), 2.5) for name in ("one", "two"))
     other = table.CutlassRow(tiles, 0.5)
     assert table.simulated_cutlass_ms(other) is None
-    rows = [whole, replace(whole, cutlass=other)]
-    table.save(tmp_path / "table.json", rows)
-    assert table.load(tmp_path / "table.json") == rows
+    found = table.Table([whole, replace(whole, cutlass=other)], [whole])
+    table.save(tmp_path / "table.json", found)
+    assert table.load(tmp_path / "table.json") == found
 
 
 def test_the_repository_s_figures_can_be_read(table: ModuleType) -> None:
@@ -99,6 +102,71 @@ def test_the_repository_s_figures_can_be_read(table: ModuleType) -> None:
     assert all(ms > 0 for ms in table.simulated().values())
     content = json.loads(table.SIMULATED.read_text(encoding="utf-8"))
     assert {"about", "simulator", "method", "uncertainty", "calibration", "results"} <= content.keys()
+
+
+# ---- what is published is what is planned
+
+
+def counted(table: ModuleType) -> Any:
+    return table.load(PATH.with_name("table.json"))
+
+
+def test_the_published_table_is_of_todays_plans(table: ModuleType) -> None:
+    """After a change of plans: python benchmarks/gpu/table.py, then python docs/figures/draw.py."""
+    found = counted(table)
+    wanted = {(one.id, str(kind)) for one in find("headline,all12") for kind in Pass}
+    assert {(row.id, row.kind) for row in found.package} == wanted
+    assert {row.workload for row in found.exported} == {"W1", "W2", "W3"}
+    for families, rows in ((table.FAMILIES, found.package), (table.ANYWHERE, found.exported)):
+        for row in rows:
+            (workload,) = find(row.id)
+            plan = table.planned_within(families, workload.problem(Pass(row.kind)))
+            planned_now = [(kind.launch.kernel.symbol, kind.launch.grid, kind.times) for kind in table.kinds(plan)]
+            assert [(launch.kernel, launch.grid, launch.times) for launch in row.launches] == planned_now, row.id
+            assert (row.algorithm, row.workspace_mb) == (plan.algorithm, plan.workspace_bytes / 1e6)
+
+
+def test_the_published_figures_are_those_of_the_table(table: ModuleType) -> None:
+    """The page beside it, and the sentences that quote it."""
+    found = counted(table)
+    page = PATH.with_name("README.md").read_text(encoding="utf-8")
+    for name, text in table.tables(found).items():
+        assert text in page, f"python benchmarks/gpu/table.py --render: the table {name} is another one"
+    w1 = {row.kind: row for row in found.package if row.workload == "W1"}
+    forward, dx, dw = (f"{w1[kind].counted_ms:.1f}" for kind in Pass)
+    direct = f"{w1['fprop'].direct_ms:.1f}"
+    (in_file,) = (f"{row.counted_ms:.1f}" for row in found.exported if (row.workload, row.kind) == ("W1", "fprop"))
+    simulated = re.search(r"^\| W1 fprop \| ([\d.]+) \| ([\d.]+) \|", page, re.MULTILINE)
+    assert simulated
+    quoted = {
+        "README.md": [
+            f"is {forward} ms forward, {dx} for the input gradient and {dw} for the weight gradient",
+            f"direct multiplication in FP32 needs {direct} ms",
+        ],
+        "docs/recipes/kernelbench.md": [
+            f"| {forward} ms forward at least by the package, on the tensor cores; direct multiplication {direct} ms",
+            f"| {in_file} ms forward at least by the file",
+            f"| {simulated[2]} ms forward by the package, {simulated[1]} by the file | simulated |",
+        ],
+    }
+    for path, sentences in quoted.items():
+        text = (PATH.parents[2] / path).read_text(encoding="utf-8")
+        for sentence in sentences:
+            assert sentence in text, f"{path} does not say: {sentence}"
+
+
+def test_the_published_kernelbench_table_is_of_todays_plans(kernelbench: ModuleType) -> None:
+    """After a change of plans: python benchmarks/gpu/kernelbench.py --anew --workload NAME for those that are named."""
+    rows = kernelbench.load(kernelbench.FILE)
+    stale = []
+    for row in rows.values():
+        (workload,) = find(row.id)
+        plan = kernelbench.planned_now(workload, Pass(row.kind))
+        launches = sum(times * len(part.launches) for part, times in kernelbench.parts(plan))
+        if (row.plan, row.launches) != (plan.name, launches):
+            stale.append(f"{row.id} {row.kind}: {row.plan}, {row.launches} launches; now {plan.name}, {launches}")
+    assert not stale, stale
+    assert kernelbench.page(list(rows.values())) in kernelbench.PAGE.read_text(encoding="utf-8")
 
 
 # ---- KernelBench's

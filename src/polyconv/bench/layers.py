@@ -42,11 +42,12 @@ def _contest(layer: Workload, case: Case, cases: Cases) -> Duel:
         kind=class_of(layer),
         case=case,
         uses=layer.uses,
-        **fight(module, x, case, cases, _call),
+        **fight(module, x, case, cases, call_of),
     )
 
 
-def _call(module: nn.Module, x: Tensor, mode: Mode) -> Callable[[], object]:
+def call_of(module: nn.Module, x: Tensor, mode: Mode) -> Callable[[], object]:
+    """What is timed: the module's call, or a step of its training."""
     if mode is Mode.INFERENCE:
         return lambda: module(x)
     x = x.detach().requires_grad_(x.shape[1] > IMAGE_CHANNELS)

@@ -78,7 +78,9 @@ def _panel(
     if not group:
         return Panel(title, below, [])
     mean, noise = geometric_mean(duel.ratio_cpu for duel in group), Spread.of(duel.noise_cpu for duel in group)
-    return Panel(title, f"{below}, mean {mean:.2f}×", bars(group), (noise.lowest, noise.highest))
+    itself = " to ".join(dict.fromkeys(f"{end:.2f}" for end in (noise.lowest, noise.highest)))
+    below = f"{below}, mean {mean:.2f}×, A/A {itself}×"
+    return Panel(title, below, bars(group), (noise.lowest, noise.highest))
 
 
 def _threads(count: int) -> str:

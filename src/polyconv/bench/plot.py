@@ -17,12 +17,19 @@ FEW = 12
 """Bars of a panel up to which there is room for details under their names."""
 PANEL_INCHES = 5.2
 LEAST_INCHES = 8.0
-"""Width that the lines above the panels take."""
+"""Width of a picture, so that the lines above the panels are not cut into many."""
+MARGIN_INCHES = 0.15
+LINE_INCHES = 0.22
+"""Of the lines above the panels, from one to the next."""
+HEADING_INCHES = 0.58
+"""From the upper edge to the first of these lines."""
 LABEL = 0.13
 """Share of the axis that a value takes, with a gap."""
 DENSE, SPARSE = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100), (0.01, 0.1, 0.3, 1, 3, 10, 30, 100)
 WIDE = 20
 """An axis over more than so many times has the sparse ticks."""
+BAND_EDGE = 3.0
+"""Points around the band, so that a narrow one is seen beside the line at 1x."""
 ABOVE = {"xycoords": "axes fraction", "textcoords": "offset points"}
 """Where a text stands that is so many points above the corner of a panel."""
 
@@ -66,39 +73,74 @@ class Panel:
     noise: tuple[float, float] | None = None
     """Ratios between which PyTorch against itself lies."""
 
+    @property
+    def band(self) -> tuple[float, float]:
+        """What is shaded: as far to both sides of 1 as the noise reaches to either. One ratio alone has a band, too."""
+        worst = max(max(ratio, 1 / ratio) for ratio in self.noise or (1.0,))
+        return 1 / worst, worst
+
 
 def draw(panels: Sequence[Sequence[Panel]], path: Path, legend: str, subtitle: str = "") -> None:
     """Write a picture: the panels in rows, all on one axis."""
     pyplot = require(path)
-    across, tallest = max(map(len, panels)), max(len(panel.bars) for row in panels for panel in row)
-    header, panel_inches = 1.0, (ROOMY_BAR_INCHES if tallest <= FEW else BAR_INCHES) * tallest + 1.1
-    width, height = max(PANEL_INCHES * across + 0.3, LEAST_INCHES), header + panel_inches * len(panels) + 0.35
     with pyplot.rc_context({"font.family": "sans-serif", "font.size": 9, "text.color": INK, "axes.labelcolor": GREY}):
-        figure, axes = pyplot.subplots(
-            len(panels), across, figsize=(width, height), squeeze=False, layout="constrained"
-        )
-        figure.get_layout_engine().set(
-            rect=(0, 0, 1, 1 - header / height), w_pad=0.12, h_pad=0.08, wspace=0.02, hspace=0.02
-        )
-        limits = _limits([bar for row in panels for panel in row for bar in panel.bars])
-        for down, row in enumerate(panels):
-            for place in range(across):
-                _panel(axes[down][place], row[place] if place < len(row) else None, limits, tallest)
-        _header(figure, height, legend, subtitle)
+        figure = figure_of(pyplot, panels, legend, subtitle)
         figure.savefig(path, dpi=150, facecolor="white")
         pyplot.close(figure)
 
 
-def _header(figure: Any, height: float, legend: str, subtitle: str) -> None:
-    left = 0.15 / figure.get_figwidth()
+def figure_of(pyplot: Any, panels: Sequence[Sequence[Panel]], legend: str, subtitle: str) -> Any:
+    """The picture as a figure of matplotlib's."""
+    across, tallest = max(map(len, panels)), max(len(panel.bars) for row in panels for panel in row)
+    panel_inches = (ROOMY_BAR_INCHES if tallest <= FEW else BAR_INCHES) * tallest + 1.1
+    width = max(PANEL_INCHES * across + 0.3, LEAST_INCHES)
+    figure, axes = pyplot.subplots(len(panels), across, figsize=(width, 1.0), squeeze=False, layout="constrained")
+    lines = [
+        *_cut(figure, f"{legend}     right of 1×: polyconv is faster", "     "),
+        *_cut(figure, subtitle, ", "),
+    ]
+    header = HEADING_INCHES + LINE_INCHES * len(lines)
+    height = header + panel_inches * len(panels) + 0.35
+    figure.set_figheight(height)
+    figure.get_layout_engine().set(
+        rect=(0, 0, 1, 1 - header / height), w_pad=0.12, h_pad=0.08, wspace=0.02, hspace=0.02
+    )
+    limits = _limits([panel for row in panels for panel in row])
+    for down, row in enumerate(panels):
+        for place in range(across):
+            _panel(axes[down][place], row[place] if place < len(row) else None, limits, tallest)
+    _header(figure, height, lines)
+    return figure
+
+
+def _cut(figure: Any, text: str, between: str) -> list[str]:
+    """Lines that fit the figure: the text, cut where its parts meet."""
+    room = (figure.get_figwidth() - 2 * MARGIN_INCHES) * figure.dpi
+    probe = figure.text(0, 0, "")
+    lines: list[str] = []
+    for part in text.split(between):
+        longer = f"{lines[-1]}{between}{part}" if lines else part
+        probe.set_text(longer)
+        if lines and probe.get_window_extent(figure.canvas.get_renderer()).width <= room:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    probe.remove()
+    return lines
+
+
+def _header(figure: Any, height: float, lines: Sequence[str]) -> None:
+    left = MARGIN_INCHES / figure.get_figwidth()
     figure.text(left, 1 - 0.30 / height, "polyconv against PyTorch", fontsize=15, fontweight="bold", va="center")
-    figure.text(left, 1 - 0.58 / height, f"{legend}     right of 1×: polyconv is faster", color=GREY, va="center")
-    figure.text(left, 1 - 0.80 / height, subtitle, color=GREY, va="center")
+    for number, line in enumerate(lines):
+        figure.text(left, 1 - (HEADING_INCHES + LINE_INCHES * number) / height, line, color=GREY, va="center")
 
 
-def _limits(bars: Sequence[Bar]) -> tuple[float, float]:
+def _limits(panels: Sequence[Panel]) -> tuple[float, float]:
     """One axis for all panels; 1x is on it, and there is room for the labels."""
-    ratios = [1.0, *(bar.ratio for bar in bars), *(bar.marked for bar in bars)]
+    bars = [bar for panel in panels for bar in panel.bars]
+    ratios = [*(bar.ratio for bar in bars), *(bar.marked for bar in bars)]
+    ratios += [end for panel in panels for end in panel.band]
     low, high = min(ratios), max(ratios)
     span = max(high / low, 2.0)
     return low / span**0.04, high * span**0.22
@@ -120,7 +162,7 @@ def _panel(axes: Any, panel: Panel | None, limits: tuple[float, float], tallest:
     if panel is None or not panel.bars:
         return
     if panel.noise is not None:
-        axes.axvspan(*panel.noise, color=BAND, linewidth=0, zorder=0)
+        axes.axvspan(*panel.band, color=BAND, linewidth=BAND_EDGE, zorder=0)
     bars = sorted(panel.bars, key=lambda bar: -bar.ratio)
     for place, bar in enumerate(bars):
         color = FASTER if bar.ratio >= 1 else SLOWER

@@ -21,12 +21,12 @@ from ..known_weights import keeping_tolerance
 from ..preference import Preference
 from ..problem import IMAGE_CHANNELS, Pass, Problem
 from ..readiness import Run
-from ..select import Candidate, PlanError, Selection, select, why_not
+from ..select import Candidate, PlanError, Selection, by_cost, select, why_not
 from . import aten, channel_lanes, depthwise, native, plain, sheets, tile_lanes
 from .borders import fold, has_border, padded
 from .candidates import CpuCandidate
 from .device import CpuDevice, this_machine
-from .processors import Correction, Formula, Profile, in_force
+from .processors import Correction, Formula, Profile, in_force, in_words
 from .weights import TransformedWeights
 
 CALL_CYCLES = 2000.0
@@ -109,6 +109,12 @@ class CpuPlan:
         return _reason(self.problem, found, self.costs) + (f" ({found.preference})" if found.preference else "")
 
     @property
+    def uncovered(self) -> str:
+        """Where too little was measured near the problem to go by an estimate: its class, and how far ahead of PyTorch's
+        convolution a kernel has to be."""
+        return _uncovered(_selection(self), self.costs)
+
+    @property
     def folded(self) -> bool:
         """Whether the gradient of the padded image is computed first, and its border then added to the pixels."""
         return self.ran is not self.problem
@@ -173,6 +179,7 @@ class CpuPlan:
         said = [str(self.problem), f"{runs}; {error}", *why_not(self.candidates, verbose=verbose)]
         if self.device.profile is not None:
             said.append(f"  estimates are corrected by the profile of {self.device.profile}")
+            said += [f"  {self.uncovered}"] if self.uncovered else []
         if isinstance(self.chosen, sheets.SheetCandidate):
             said += self.chosen.plan.in_words(verbose=verbose)
         return "\n".join(said)
@@ -428,13 +435,27 @@ def _reason(problem: Problem, found: Selection[CpuCandidate], costs: Costs) -> s
     return f"estimated {ratio:.1f} times as fast as {what}"
 
 
+def _uncovered(found: Selection[CpuCandidate], costs: Costs) -> str:
+    """What a plan says where the estimate that decides, of polyconv's best kernel, is in no measured neighbourhood."""
+    ours = {candidate.name: candidate for candidate in found.able if candidate.engine != aten.NAME}
+    if costs.device.profile is None or not 0 < len(ours) < len(found.able):
+        return ""
+    if costs.problem.rank == 3:
+        return "not covered by it: convolutions over three axes, of which no profile has any"
+    correction = costs.correction(ours[next(one.name for one in by_cost(found.candidates) if one.name in ours)])
+    if correction is None or correction.covered:
+        return ""
+    ahead = f"a kernel of polyconv's runs if it is estimated to be ahead by {correction.factor:.0f} times"
+    return f"not covered by it: {in_words(costs.problem)}; {ahead}"
+
+
 def _advantage(found: Selection[CpuCandidate], costs: Costs) -> str:
-    """The same where estimates are corrected by measurements."""
+    """The same where estimates are corrected by measurements. Of a class that is not covered, only what is certain."""
     theirs = next(candidate for candidate in found.able if candidate.engine == aten.NAME)
     correction, least = costs.correction(found.chosen), costs.counted(theirs) / costs.cautious(found.chosen)
     if found.chosen is theirs:
         return "no kernel of polyconv's is ahead of it by as much as the estimate may be wrong"
-    if correction is None:
+    if correction is None or not correction.covered:
         return f"probably at least {least:.1f} times as fast as PyTorch's convolution"
     ratio = costs.counted(theirs) / (costs.call + costs.counted(found.chosen) * exp(correction.shift))
     return f"estimated {ratio:.1f} times as fast as PyTorch's convolution, probably at least {least:.1f} times"

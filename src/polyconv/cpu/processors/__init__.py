@@ -7,7 +7,7 @@ measured nearby, and says how far it is to be believed; ``known`` has the proces
 
 from .file import ProfileError, Section, check, load, text, update
 from .lookup import in_force, own_file, shipped
-from .profile import Correction, Formula, Kernel, Profile, Record, Spent
+from .profile import Correction, Formula, Kernel, Profile, Record, Spent, in_words
 
 __all__ = [
     "Correction",
@@ -20,6 +20,7 @@ __all__ = [
     "Spent",
     "check",
     "in_force",
+    "in_words",
     "load",
     "own_file",
     "shipped",

@@ -6,15 +6,18 @@ every engine in turn with PyTorch's convolution. Of a new problem it asks those 
 estimated ratio between a kernel and PyTorch's there (the shift), and how much do such errors scatter (the doubt)? Far
 from everything that was measured, the doubt is that of the model alone.
 
-A kernel of polyconv's runs where it is ahead of PyTorch's by more than the doubt. So a layer that is like none that was
-measured, or a processor that nobody has seen, is left to PyTorch unless the advantage is large.
+A kernel of polyconv's runs where it is ahead of PyTorch's by more than the doubt. A problem is covered where measured
+problems of its class weigh enough: those of its pass and layout with nearly its channels, groups, taps, stride,
+dilation, images and pixels (:func:`place_of`). Where it is not covered, the doubt counts twice, and it is larger where
+the cost model was fitted to nothing of such extents (:func:`is_extreme`): PyTorch's convolution runs unless the
+advantage is large.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
 from math import exp, log, log2, prod, sqrt
@@ -26,6 +29,10 @@ from .trend import Moments, plane_through
 
 CAUTION = 1.4
 """Doubts by which a kernel must be ahead of PyTorch's."""
+UNCOVERED_CAUTION = 2.8
+"""The same where no measured problem is near enough."""
+COVERED = 0.25
+"""Weight of measured problems from which on a problem is covered: one that lies at its place weighs one."""
 REACH = 1.0
 """How far a measured problem is heard, in the units of :func:`place_of`."""
 FAR = 3.0
@@ -43,15 +50,19 @@ class Correction:
     shift: float
     doubt: float
     """A standard deviation."""
+    covered: bool = field(default=True, compare=False)
+    """Whether enough was measured nearby to go by it."""
+    caution: float = field(default=CAUTION, compare=False)
+    """Doubts that count."""
 
     @property
     def factor(self) -> float:
         """What an estimate is to be multiplied by, so that a kernel which is chosen all the same is ahead, probably."""
-        return exp(self.shift + CAUTION * self.doubt)
+        return exp(self.shift + self.caution * self.doubt)
 
     def elsewhere(self, doubt: float) -> Correction:
         """The same for another processor, of which less is known."""
-        return Correction(self.shift, sqrt(self.doubt**2 + doubt**2))
+        return replace(self, doubt=sqrt(self.doubt**2 + doubt**2))
 
 
 Formula = tuple[str, bool, bool]
@@ -60,8 +71,14 @@ Place = tuple[float, ...]
 CHANGING = (3, 4)
 """Coordinates of :func:`place_of` that change with the batch and the size of the map: not with the layer."""
 
-UNMEASURED = Correction(0.4, 0.5)
+UNMEASURED = Correction(0.4, 0.5, covered=False)
 """Of the cost model alone: it thinks well of polyconv's kernels, and one time in three is wrong by a factor of 1.6."""
+EXTREME = Correction(0.4, 1.1, covered=False, caution=UNCOVERED_CAUTION)
+"""Of the cost model beyond the extents that it was fitted to. Where that was measured it was wrong by factors of 4 to
+20 (``benchmarks/cpu/uncovered_classes.py``): the depthwise kernel sums several rows side by side and a signal has one,
+so its products wait for one another; and no kernel skips taps of a wide dilation that meet no pixel."""
+MOST_TAPS, MOST_TAPS_OF_SIGNAL, MOST_STRIDE, MOST_DILATION = 31, 16, 8, 64
+"""Along an axis, in the layers that the cost model was fitted to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,20 +160,27 @@ class Profile:
 
     def corrected(self, problem: Problem, formula: Formula) -> Correction:
         """For all kernels of one formula on a problem."""
-        return self._corrected(*_situation(problem), formula)
+        found = self._corrected(*_situation(problem), formula)
+        return EXTREME if not found.covered and is_extreme(problem) else found
 
     def _correct(self, room: Room, place: Place, formula: Formula) -> Correction:
         prior = UNMEASURED
         if self.behind is not None:
             prior = self.behind._corrected(room, place, formula).elsewhere(self.distance)
+        elif self._measured(room[0]):
+            prior = replace(prior, caution=UNCOVERED_CAUTION)
         heard = self._listen(room, place, formula)
         count = heard[0][0]
         if not count:
             return prior
         shift, squares = plane_through(heard, prior.shift, MODEL_WEIGHT)
         scatter = (MODEL_WEIGHT * prior.doubt**2 + squares) / (MODEL_WEIGHT + count)
+        covered = count >= COVERED or prior.covered
+        if not covered:
+            shift = max(shift, prior.shift)  # an advantage is not taken from afar
         # The shift is found from so many, and itself uncertain.
-        return Correction(shift, sqrt(scatter * (1.0 + min(count, 1.0 / count))))
+        doubt = sqrt(scatter * (1.0 + min(count, 1.0 / count)))
+        return Correction(shift, doubt, covered, CAUTION if covered else UNCOVERED_CAUTION)
 
     def _read(self, kind: Pass) -> dict[Room, list[tuple[Place, Callable[[], Errors]]]]:
         """What was measured of a pass, by room."""
@@ -281,6 +305,43 @@ def is_channels_last(problem: Problem) -> bool:
     if problem.in_channels > 1:
         return problem.x_strides[1] == 1
     return problem.y_strides[1] == 1 and problem.out_channels > 1
+
+
+def is_extreme(problem: Problem) -> bool:
+    """Whether a problem has extents that no layer has which the cost model was fitted to: longer taps, wider strides or
+    dilations, or, in an input gradient, an image that is mostly border to the taps."""
+    axes = zip(problem.in_size, problem.out_size, problem.stride, strict=True)
+    border = problem.kind is Pass.DGRAD and any(size > 4 * out * stride for size, out, stride in axes)
+    most_taps = MOST_TAPS_OF_SIGNAL if _is_signal(problem) else MOST_TAPS
+    wide = max(problem.stride) > MOST_STRIDE or max(problem.dilation) > MOST_DILATION
+    return max(problem.kernel) > most_taps or wide or border
+
+
+def _is_signal(problem: Problem) -> bool:
+    """Whether it is a picture of height 1."""
+    return problem.in_size[0] == problem.kernel[0] == 1
+
+
+def in_words(problem: Problem) -> str:
+    """The class of a problem: what those that say something about it have nearly in common with it."""
+    kind = "depthwise" if problem.depthwise else "grouped" if problem.groups > 1 else "dense"
+    what = "signals" if _is_signal(problem) else "pictures"
+    moved = [f"{name} {_by(sizes)}" for name, sizes in _moves(problem) if max(sizes) > 1]
+    taps = " ".join([f"{_by(problem.kernel)} taps", *(["with", " and ".join(moved)] if moved else [])])
+    layout = "channels_last" if is_channels_last(problem) else "NCHW"
+    channels, outputs = problem.channels_per_group
+    return (
+        f"{kind} {problem.kind} of {what}, {taps}, {channels} to {outputs} channels in {problem.groups} group"
+        f"{'s' if problem.groups > 1 else ''}, {problem.batch} of {_by(problem.out_size)} in {layout}"
+    )
+
+
+def _moves(problem: Problem) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return ("stride", problem.stride), ("dilation", problem.dilation)
+
+
+def _by(sizes: Iterable[int]) -> str:
+    return "x".join(map(str, sizes))
 
 
 def place_of(problem: Problem) -> Place:
