@@ -110,8 +110,8 @@ class CpuPlan:
 
     @property
     def uncovered(self) -> str:
-        """Where too little was measured near the problem to go by an estimate: its class, and how far ahead of PyTorch's
-        convolution a kernel has to be."""
+        """Where too little was measured near the problem to go by an estimate: its class, and how far ahead of
+        PyTorch's convolution a kernel has to be."""
         return _uncovered(_selection(self), self.costs)
 
     @property

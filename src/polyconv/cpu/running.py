@@ -45,11 +45,11 @@ def common_operators(
     judged: dict[int, tuple[weakref.ref[Tensor], Run | None]] = {}
     """By the ``id`` of a transformed weight, which lives for as long as the weight does not change."""
 
-    def judge(w: Tensor, owner: Tensor, transformed: Tensor) -> Run | None:
+    def judge(w: Tensor, transformed: Tensor) -> Run | None:
         key = id(transformed)
         found = judged.get(key)
         if found is None or found[0]() is not transformed:
-            if instead is None or weights is None or not weights.holds(owner, transformed):
+            if instead is None or weights is None or not weights.holds(w, transformed):
                 return None
             found = judged[key] = weakref.ref(transformed, lambda _: judged.pop(key, None)), instead(w)
         return found[1]
@@ -58,9 +58,8 @@ def common_operators(
         x, w, y = tensors["x"], tensors["w"], tensors["y"]
         transformed = None
         if weights is not None:
-            owner = tensors.get("owner", w)
-            transformed = weights.of(x, w, y, geometry, plan, frozen, owner)
-            if instead is not None and transformed is not None and (other := judge(w, owner, transformed)) is not None:
+            transformed = weights.of(x, w, y, geometry, plan, frozen, tensors.get("owner"))
+            if instead is not None and transformed is not None and (other := judge(w, transformed)) is not None:
                 other(tensors)
                 return
         residual = tensors.get("residual")

@@ -58,7 +58,7 @@ class TransformedWeights:
         dense = _dense(w)
         if dense is None or w.is_inference():  # a tensor of inference mode has no version counter
             return None
-        key, storage = (w.data_ptr(), w.shape, w.stride()), w.untyped_storage()
+        key, storage = _key(w), w.untyped_storage()
         state = (w._version, *geometry, *plan, native.instruction_set())
         kept, promise = self._kept.get(key), promise_of(w if owner is None else owner) if frozen else None
         if (
@@ -86,11 +86,15 @@ class TransformedWeights:
 
     def holds(self, w: Tensor, transformed: Tensor) -> bool:
         """Whether the transform of a weight stays for later calls."""
-        kept = self._kept.get(id(w))
+        kept = self._kept.get(_key(w))
         return kept is not None and kept.transformed is transformed
 
 
 _operator = lru_cache(maxsize=8)(native.operator)
+
+
+def _key(w: Tensor) -> tuple[object, ...]:
+    return w.data_ptr(), w.shape, w.stride()
 
 
 def _dense(w: Tensor) -> Tensor | None:
