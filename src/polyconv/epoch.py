@@ -19,8 +19,6 @@ from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any, TypeVar
 
-import torch
-
 from .forking import whole
 
 T = TypeVar("T", bound=Hashable)
@@ -28,7 +26,6 @@ T = TypeVar("T", bound=Hashable)
 _modules = sys.modules
 _sources: list[Callable[[], Hashable]] = []
 _numbers = itertools.count(1)
-_threads = torch.get_num_threads
 seen: list[Any] = [{}, None]
 """The numbers of the state that was seen last, by the count of threads, none since it changed; and the process group,
 None where there was none. It is not kept alive, a program may destroy it: it is known by a weak reference. ``csrc/ops``
@@ -36,6 +33,16 @@ reads both."""
 _change = object()
 """Another one after each change."""
 _group_changes = 0
+
+
+def _threads_once_torch_is_there() -> int:
+    """Replaces itself by ``torch.get_num_threads``: settings can be read without importing torch."""
+    global _threads
+    _threads = getattr(_modules.get("torch"), "get_num_threads", _threads)
+    return 0 if _threads is _threads_once_torch_is_there else _threads()
+
+
+_threads: Callable[[], int] = _threads_once_torch_is_there
 
 
 def follow(source: Callable[[], T]) -> Callable[[], T]:

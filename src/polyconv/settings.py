@@ -216,6 +216,8 @@ def current() -> Settings:
         _warn_of_misspelt(os.environ)
         _initial = _process = Settings.from_environment(os.environ)
         _current = _initial
+        for apply in _observers:
+            apply(_initial)
     return _current
 
 
@@ -235,9 +237,13 @@ _observers: list[Callable[[Settings], None]] = []
 
 
 def observe(apply: Callable[[Settings], None]) -> None:
-    """Call a function with the settings in force, now and after every change: for what native code holds itself."""
-    apply(current())
+    """Call a function with the settings in force and after every change: for what native code holds itself.
+
+    It is called now if the environment has been read, else when that is: this alone reads nothing.
+    """
     _observers.append(apply)
+    if _current is not None:
+        apply(_current)
 
 
 def cache_folder() -> Path:

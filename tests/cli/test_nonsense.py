@@ -84,7 +84,6 @@ NONSENSE = [
     f"plan {CONV} --input {HUGE} 8 20 20 --device cpu",
     f"plan {CONV} --input 99999999999 8 20 20",
     f"plan {CONV} --input 99999999999 8 20 20 --device cpu",
-    "plan --in-channels 1 --out-channels 1 --kernel-size 1 --input 3000000000 1 1 1 --device cpu",
     # ---- export
     "export",
     "export kb80",

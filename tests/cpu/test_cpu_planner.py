@@ -149,3 +149,10 @@ def test_phases_of_a_stride_keep_their_schemes() -> None:
     plan = plan_cpu(Problem.make("dgrad", (1, 96, 64, 64), (96, 96, 3, 3), stride=(2, 2), padding=(1,) * 4), SERVER)
     (tried,) = (c for c in plan.candidates if c.name == "F(6,3) x F(1,1), tile lanes")
     assert tried.cost is not None
+
+
+def test_extents_beyond_32_bits_are_atens() -> None:
+    """The kernels count in 32 bits; ATen takes such tensors, so the plan is a passthrough."""
+    plan = plan_cpu(Problem.make("fprop", (3_000_000_000, 1, 1, 1), (1, 1, 1, 1)))
+    assert plan.choice.endswith(", ATen")
+    assert "extents of at most 2147483647" in plan.explain()

@@ -270,6 +270,7 @@ def _warm_call(frozen: bool) -> None:
             "backend._enqueue_keeping",
             "driver.is_capturing",
             "weights.find",
+            "weights.is_of",
         ]
     else:
         assert of_cuda == ["backend.__call__", "backend.enqueue"]

@@ -179,7 +179,7 @@ def test_what_optimize_measures_is_what_is_agreed_upon(store: dist.HashStore) ->
     asked: list[str] = []
 
     def timer(what: str, calls: Mapping[str, Any], _: Any) -> dict[str, Timing]:
-        asked.extend(name for name in calls if name.endswith(", ATen"))
+        asked.extend([name for name in calls if name.endswith(" lanes")][-1:])
         theirs = {"PyTorch", "before", "before, again"}
         return {n: Timing(t, t) for n in calls for t in [9.0 if n in theirs else 1.0 if n in asked else 2.0]}
 

@@ -43,6 +43,7 @@ GROWING = {
     "cuda/driver.py bindings": "nothing: there is one",
     "cuda/driver.py bindings_version": "nothing: there is one",
     "cuda/driver.py entry_points": "nothing: there is one",
+    "cuda/weights.py PreparedWeights._judged": "a weight that lives, and a plan",
     "cuda/weights.py PreparedWeights._kept": "a weight that lives, and no more bytes than the limit",
     "epoch.py _sources": "a module of polyconv",
     "freezing.py Freezing.left_alone": "a module, in a report",
@@ -53,6 +54,7 @@ GROWING = {
     "ops/racing.py _prepared": "a race, up to MOST_PREPARED",
     "recent.py Recent.older": "half of the capacity",
     "replacement.py Replacement.left_alone": "a module, in a report",
+    "settings.py _observers": "a module of polyconv",
     "tuning/lookup.py _loaded": "a file",
     "vouching.py vouched": "a weight that lives",
 }
@@ -136,6 +138,7 @@ def test_outcomes_of_races_are_found_in_constant_time() -> None:
     """Each by its key, whatever their number: none is looked through."""
     backend_environment = Environments("cpu")
     choices.forget_races()
+    remembered = len(choices._measured.entries)
     try:
         for number in range(200):
             choices.settle(backend_environment, f"problem {number}", "a kernel", "a race")
@@ -144,7 +147,7 @@ def test_outcomes_of_races_are_found_in_constant_time() -> None:
         assert found is not None
         assert found.name == "a kernel"
         assert Environments.compared - compared <= 2
-        assert len(choices._measured.entries) < 10
+        assert len(choices._measured.entries) == remembered
     finally:
         choices.forget_races()
 

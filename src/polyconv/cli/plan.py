@@ -13,7 +13,7 @@ from ..measure import workloads
 from ..plan import DEVICES, Plan
 from ..plan.volumes import CudaVolumePlan, planned
 from ..problem import AXES, Pass, Problem
-from ..select import Candidate, PlanError, by_cost
+from ..select import Candidate, by_cost
 from . import _options
 from ._convolution import add_convolution_arguments, convolution, given, option, problem_of
 
@@ -110,10 +110,7 @@ def _plan(problem: Problem, device: str) -> Plan | CudaVolumePlan | CpuPlan:
     if device == "cpu":
         from ..cpu.backend import CpuBackend  # here, because it imports torch
 
-        try:
-            return CpuBackend().plan(problem)  # with what tuning files say for this machine
-        except RuntimeError as error:  # a size that the native kernels cannot count
-            raise PlanError(str(error)) from error
+        return CpuBackend().plan(problem)  # with what tuning files say for this machine
     return planned(problem, DEVICES[device], current.workspace_bytes)
 
 

@@ -101,6 +101,8 @@ def why_alone(problem: Problem) -> str:
     """Why nothing of polyconv's own can run a problem."""
     if problem.dtype not in ("float32", "float64"):
         return f"polyconv has no CPU kernels for {problem.dtype}"
+    if native.is_available() and not native.takes(problem):
+        return f"polyconv's CPU kernels take extents of at most {native.LARGEST_EXTENT}"
     return native.why_absent() or "nothing else can run it"
 
 

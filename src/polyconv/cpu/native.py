@@ -22,6 +22,9 @@ from ..settings import INSTRUCTION_SETS, Settings
 
 _MODULE = "polyconv.cpu._native"
 
+LARGEST_EXTENT = 2**31 - 1
+"""Of a tensor, along an axis: the kernels count in 32 bits."""
+
 
 @lru_cache(maxsize=1)
 def why_absent() -> str | None:
@@ -62,6 +65,12 @@ def is_available() -> bool:
     return why_absent() is None
 
 
+def takes(problem: Problem) -> bool:
+    """Whether there are kernels for the problem's dtype and the extents of its tensors."""
+    largest = max(*problem.x_shape, *problem.w_shape, *problem.y_shape)
+    return is_available() and problem.dtype in ("float32", "float64") and largest <= LARGEST_EXTENT
+
+
 def _operators() -> Any:
     reason = why_absent()
     if reason is not None:
@@ -85,7 +94,9 @@ def instruction_set(name: str = "") -> str:
 @lru_cache(maxsize=1)
 def _instruction_set() -> str:
     """Remembered, because calls that keep weights ask."""
-    result: str = _operators().instruction_set("")
+    operators = _operators()
+    settings.current()  # may limit it
+    result: str = operators.instruction_set("")
     return result
 
 
@@ -101,7 +112,9 @@ def empty_output(like: Tensor, shape: Sequence[int], strides: Sequence[int]) -> 
     The system clears every page of new memory, which takes longer than computing a large output. At most
     ``settings.output_pool`` bytes lie idle in the pool; larger outputs are allocated by torch.
     """
-    pooled: Tensor = _operators().empty_output(like, list(shape), list(strides))
+    operators = _operators()
+    settings.current()  # the pool has the size that they say
+    pooled: Tensor = operators.empty_output(like, list(shape), list(strides))
     return pooled if pooled.numel() else like.new_empty_strided(shape, strides)
 
 

@@ -384,7 +384,7 @@ class Costs:
 
 def offered(problem: Problem, device: CpuDevice, *, own_kernels: bool = False) -> Iterator[CpuCandidate]:
     """Every candidate of every engine that has kernels for the problem's dtype; ``own_kernels``: but PyTorch's."""
-    if not native.is_available() or problem.dtype not in ("float32", "float64"):
+    if not native.takes(problem):
         yield from aten.candidates(problem, device)
     elif problem.dtype == "float64":
         yield from plain.candidates(problem, device)
@@ -399,7 +399,7 @@ def offered_for_volumes(problem: Problem, device: CpuDevice) -> Iterator[CpuCand
 
     Of pictures that lie in a volume PyTorch's would have to make copies.
     """
-    own = native.is_available() and problem.dtype in ("float32", "float64")
+    own = native.takes(problem)
     if own:
         yield from sheets.candidates(problem, device, lambda picture: _plan_of_picture(picture, device))
     if not own or problem.dtype == "float32":

@@ -133,6 +133,9 @@ Room = tuple[Pass, bool]
 class Measurements(Protocol):
     """Records of which a profile reads no more than it is asked about."""
 
+    def __len__(self) -> int:
+        """How many there are."""
+
     def of_pass(self, kind: Pass) -> Iterable[tuple[Room, Place, Callable[[], Errors]]]:
         """Where the problems of a pass lie, each with what gives :meth:`Record.errors`."""
 
@@ -167,7 +170,7 @@ class Profile:
         prior = UNMEASURED
         if self.behind is not None:
             prior = self.behind._corrected(room, place, formula).elsewhere(self.distance)
-        elif self._measured(room[0]):
+        elif len(self._measurements):
             prior = replace(prior, caution=UNCOVERED_CAUTION)
         heard = self._listen(room, place, formula)
         count = heard[0][0]
@@ -279,6 +282,9 @@ class _InMemory:
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._records = tuple(records)
+
+    def __len__(self) -> int:
+        return len(self._records)
 
     def of_pass(self, kind: Pass) -> Iterable[tuple[Room, Place, Callable[[], Errors]]]:
         of_kind = (record for record in self._records if record.problem.kind is kind)
