@@ -72,8 +72,8 @@ struct LeftObject {
   PyObject* vouched;
   PyObject* is_grad_enabled;
   PyObject* get_num_threads;
-  // In the place of an attribute that a module does not have.
-  PyObject* missing;
+  // In the place of an attribute that a call does not depend on.
+  PyObject* any;
 };
 
 struct Names {
@@ -106,9 +106,9 @@ bool IsAt(const LeftObject& left, std::vector<Remembered>::iterator found, const
 }
 
 PyObject* New(PyTypeObject* type, PyObject* arguments, PyObject*) {
-  PyObject *seen, *vouched, *is_grad_enabled, *get_num_threads, *missing;
+  PyObject *seen, *vouched, *is_grad_enabled, *get_num_threads, *any;
   if (!PyArg_ParseTuple(arguments, "O!O!OOO", &PyList_Type, &seen, &PyDict_Type, &vouched, &is_grad_enabled,
-                        &get_num_threads, &missing)) {
+                        &get_num_threads, &any)) {
     return nullptr;
   }
   PyObject* self = PyType_GenericAlloc(type, 0);
@@ -118,7 +118,7 @@ PyObject* New(PyTypeObject* type, PyObject* arguments, PyObject*) {
   left->vouched = Owned::To(vouched).release();
   left->is_grad_enabled = Owned::To(is_grad_enabled).release();
   left->get_num_threads = Owned::To(get_num_threads).release();
-  left->missing = Owned::To(missing).release();
+  left->any = Owned::To(any).release();
   left->calls = new (std::nothrow) std::vector<Remembered>();
   if (left->calls == nullptr) {
     Py_DECREF(self);
@@ -134,7 +134,7 @@ void Delete(PyObject* object) {
   Py_XDECREF(left->vouched);
   Py_XDECREF(left->is_grad_enabled);
   Py_XDECREF(left->get_num_threads);
-  Py_XDECREF(left->missing);
+  Py_XDECREF(left->any);
   PyTypeObject* type = Py_TYPE(object);
   PyObject_Free(object);
   Py_DECREF(type);
@@ -206,13 +206,18 @@ bool IsSameState(const LeftObject& left, PyObject* number) {
   return PyDict_GetItemWithError(numbers, threads.get()) == number && IsSameGroup(PyList_GetItem(left.seen, 1));
 }
 
-// Whether the attributes of a module that a call depends on are the objects that they were, or missing as they were.
-bool HasSameAttributes(PyObject* own, PyObject* call, PyObject* missing) {
+// Whether a module has the attributes that it had, in their order, and those that a call depends on are the objects that
+// they were. The dictionary is read from its beginning to its end: looking names up would read other memory for each.
+bool HasSameAttributes(PyObject* own, PyObject* call, PyObject* any) {
   PyObject *names = PyTuple_GetItem(call, kNames), *values = PyTuple_GetItem(call, kValues);
   const Py_ssize_t count = PyTuple_Size(names);
-  for (Py_ssize_t i = 0; i < count; i++) {
-    PyObject* value = PyDict_GetItemWithError(own, PyTuple_GetItem(names, i));
-    if ((value == nullptr ? missing : value) != PyTuple_GetItem(values, i)) return false;
+  if (PyDict_Size(own) != count) return false;
+  PyObject *name, *value;
+  Py_ssize_t position = 0;
+  for (Py_ssize_t i = 0; PyDict_Next(own, &position, &name, &value); i++) {
+    if (i == count || name != PyTuple_GetItem(names, i)) return false;
+    PyObject* expected = PyTuple_GetItem(values, i);
+    if (expected != value && expected != any) return false;
   }
   return true;
 }
@@ -239,7 +244,7 @@ Owned Arguments(const LeftObject& left, PyObject* call, PyObject* module, PyObje
   if (!IsSameState(left, PyTuple_GetItem(call, kNumber))) return Owned();
   if (!Is(PyTuple_GetItem(call, kGraded), Owned(PyObject_CallObject(left.is_grad_enabled, nullptr)))) return Owned();
   const Owned own(PyObject_GenericGetDict(module, nullptr));
-  if (own.get() == nullptr || !HasSameAttributes(own.get(), call, left.missing)) return Owned();
+  if (own.get() == nullptr || !HasSameAttributes(own.get(), call, left.any)) return Owned();
   if (!HasSameClasses(module, call)) return Owned();
   const Owned parameters = Owned::To(PyDict_GetItemWithError(own.get(), names.parameters));
   if (parameters.get() == nullptr || !PyDict_Check(parameters.get())) return Owned();
@@ -300,7 +305,7 @@ PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(&New)},
                        {Py_tp_dealloc, reinterpret_cast<void*>(&Delete)},
                        {Py_tp_methods, methods},
                        {Py_mp_length, reinterpret_cast<void*>(&Length)},
-                       {Py_tp_doc, const_cast<char*>("Left(seen, vouched, is_grad_enabled, get_num_threads, missing)")},
+                       {Py_tp_doc, const_cast<char*>("Left(seen, vouched, is_grad_enabled, get_num_threads, any)")},
                        {0, nullptr}};
 
 PyType_Spec spec = {"polyconv.ops._native.Left", sizeof(LeftObject), 0, Py_TPFLAGS_DEFAULT, slots};

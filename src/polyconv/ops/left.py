@@ -33,7 +33,8 @@ HIDING = "weight", "bias", "_conv_forward"
 """Attributes that, had a module them itself, would hide its parameters and the method of its class."""
 NEVER_OF_A_CLASS = "weight", "bias", "__getattribute__"
 """The same for its class."""
-MISSING: Any = Ellipsis
+ANY: Any = Ellipsis
+"""In the place of an attribute that a call does not depend on."""
 
 
 class LastCall(NamedTuple):
@@ -55,8 +56,8 @@ class LastCall(NamedTuple):
     kind: type[Any]
     names: tuple[str, ...]
     values: tuple[Any, ...]
-    """Attributes that the call depends on, and the objects that it was made with: :data:`MISSING` where the module has
-    none itself, and its class has one, or a parameter is meant."""
+    """The module's own attributes, in their order, and the objects that the call was made with: :data:`ANY` where it
+    does not depend on one."""
     classes: tuple[dict[str, Any], ...]
     size: int
     """Attributes of its classes, and their number: a property or a method that is put there is one more."""
@@ -95,10 +96,8 @@ class Left:
                 found.number != epoch.now()
                 or type(module) is not found.kind
                 or sum(map(len, found.classes)) != found.size
-                or any(
-                    module.__dict__.get(name, MISSING) is not value
-                    for name, value in zip(found.names, found.values, strict=True)
-                )
+                or found.names != tuple(module.__dict__)
+                or not all(map(_is_like, found.values, module.__dict__.values()))
                 or any(attributes.get(name) is not value for attributes, name, value in found.of_classes)
             ):
                 return None
@@ -117,13 +116,17 @@ class Left:
         return found.torchs(x, weight, bias, *found.arguments)
 
 
+def _is_like(expected: Any, value: Any) -> bool:
+    return expected is value or expected is ANY
+
+
 def _empty() -> Any:
     """By native code, where there is some. It is given what the other one imports."""
     try:
         native = import_module(_MODULE)
     except ImportError:
         return Left()
-    return native.Left(epoch.seen, vouched, torch.is_grad_enabled, torch.get_num_threads, MISSING)
+    return native.Left(epoch.seen, vouched, torch.is_grad_enabled, torch.get_num_threads, ANY)
 
 
 _left = _empty()
@@ -146,8 +149,8 @@ def remember(
 ) -> None:
     """The call of a module. ``values``: of the attributes of these names, as they were when the call was made."""
     key, kind, wanted = id(module), type(module), dict(zip(names, values, strict=True))
-    has = set(module.__dict__)
-    own = tuple(wanted[name] if name in has else MISSING for name in names)
+    own = tuple(module.__dict__)
+    has = set(own)
     if not has.isdisjoint(HIDING):
         return
     classes: list[dict[str, Any]] = []
@@ -170,5 +173,5 @@ def remember(
         return
     while_it_lives = weakref.ref(module, lambda _: forget(key))
     how = graded, is_vouched, bias is not None, fits, torchs, arguments
-    what = (*names, *HIDING), (*own, *(MISSING for _ in HIDING)), tuple(classes), size, tuple(of_classes)
+    what = own, tuple(wanted.get(name, ANY) for name in own), tuple(classes), size, tuple(of_classes)
     _left.remember(key, LastCall(while_it_lives, number, *how, kind, *what))
