@@ -100,8 +100,9 @@ class Distribution(Case):
         error = largest(off, scale)
         prominent = max(1.0, largest(exact.abs(), scale) / NORMAL_PEAK)
         known = self.frozen or plan.keeps_weights
+        predicted = row.predicted * row.concentration  # for the weights as they are
         said = (
-            f"by {row.plan}: {error:.2e} of the scale, predicted {row.predicted:.2e}, tolerance {row.tolerance:.0e}, "
+            f"by {row.plan}: {error:.2e} of the scale, predicted {predicted:.2e}, tolerance {row.tolerance:.0e}, "
             f"outputs up to {prominent * NORMAL_PEAK:.1f} times the scale; audit says {row.error:.2e}"
         )
         if not row.plan.startswith("F("):  # what ran in the end: weights may rule out what was planned without them
@@ -109,7 +110,7 @@ class Distribution(Case):
             rigorous = 2 * (self.channels[0] * prod(self.kernel) + 4) * 2.0**-24 * sizes + 1e-36
             if bool((off > rigorous).any()):
                 raise Failure(f"a direct sum strays more than its roundings\n{said}")
-        elif known and error > row.predicted * prominent:
+        elif known and error > predicted * prominent:
             beyond = " and the tolerance" if error > row.tolerance * prominent else ""
             raise Failure(f"y strays more than predicted{beyond}, for {self.w.fill} weights\n{said}")
         elif known and error > row.tolerance * prominent:
