@@ -1,9 +1,7 @@
-"""One number for all that a plan depends on beside its problem.
+"""Version of the global planning state: settings, preferences, backend overrides, observers, number of threads.
 
-That is the settings, choices from outside, whose backend runs, who looks on, and the number of threads. They change
-rarely and are asked about on every call. So whoever keeps a plan keeps the number with it, and plans again when
-:func:`now` is another. A state that comes back has the number that it had, and finds its plans: a loop may enter a
-``with`` block in each of its steps.
+Cached plans store the version and are stale when :func:`now` differs. Returning to an earlier state returns its earlier
+version, so a ``with`` block in a loop reuses its plans.
 
 The threads that count are those that the calling thread may use, ``torch.get_num_threads()``: PyTorch's kernels and
 polyconv's run on as many. With OpenMP each thread has a count of its own: ``torch.set_num_threads`` is for the thread

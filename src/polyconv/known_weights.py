@@ -26,18 +26,19 @@ from .algebra.taps import Form, tap_forms
 from .problem import Pass, Problem
 
 EVEN = 1.25
-"""Weights that are drawn at random have up to so many times the error of even ones, as the worst filter of many: the
-prediction for even weights is for them."""
+"""Concentration up to which weights count as even. Among many randomly initialised filters the worst one reaches it,
+and the prediction for even weights is made for such layers."""
 ALIKE = 0.8
-"""Filters whose mean square error is at least so much of the largest may hold the largest error of all."""
+"""Share of the largest mean square error from which on a filter may hold the largest error of all."""
 AT_ONCE = 2**22
 """Elements of the moments that are made at once."""
 DIGITS = 1e4
-"""Errors are rounded up to one part in so many: another order of summation must not change a decision."""
+"""Errors are rounded up to a multiple of the unit roundoff divided by this: another order of summation must not change
+a decision."""
 
 
 class Planned(Protocol):
-    """What is asked of a plan."""
+    """The properties of a plan that are read here."""
 
     @property
     def predicted_error(self) -> float: ...
@@ -172,7 +173,7 @@ def _phases(problem: Problem, axis: int) -> tuple[DenseAxis, ...]:
 
 
 def _pieces(axis: DenseAxis, taps: int) -> list[list[int | None]]:
-    """The taps of the kernel in the order in which a scheme of so many takes them, filled up."""
+    """The taps of the kernel in the order in which a scheme of ``taps`` taps takes them, filled up with None."""
     found: list[list[int | None]] = []
     for one in axis.classes:
         for first in range(0, one.taps, taps):

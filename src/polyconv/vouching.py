@@ -25,7 +25,7 @@ class _Attributes(dict[str, Any]):
 
 
 Promise = weakref.ref[_Attributes]
-"""Another one each time that somebody vouches for a weight."""
+"""A new object for each call of :func:`vouch`."""
 
 vouched: dict[int, Promise] = {}
 """By ``id``, because it is asked on every call: whether a plan for a weight may count on a promise."""

@@ -100,7 +100,7 @@ def test_few_errors_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     plan: CpuPlan = plan_cpu(Problem.make("fprop", (3, 64, 77, 78), (64, 64, 3, 3)), BARE, inference=True)
     assert len(asked) <= 2
     assert len(plan.candidates) > 15
-    assert len(asked) > 10, "whoever asks why no other runs has all of them asked"
+    assert len(asked) > 10, "explain asks for the error of every candidate"
 
 
 def test_a_new_size_is_planned_in_a_millisecond() -> None:

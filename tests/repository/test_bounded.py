@@ -164,7 +164,7 @@ class Environments(str):
 
 
 def test_plans_are_small() -> None:
-    """A plan knows what runs; what does not run, and why, is found again where somebody asks."""
+    """A plan stores the chosen candidate. The rejected ones and their reasons are computed for ``explain``."""
     plan = planner.plan_cpu(Problem.make("fprop", (2, 64, 50, 51), (64, 64, 3, 3)))
     assert planner._plan.cache_info().maxsize is not None
     assert planner._offered_here.cache_info().maxsize <= 64

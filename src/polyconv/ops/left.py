@@ -69,8 +69,8 @@ class Left:
     """The last calls of modules, by their ``id``. Native code has a class like this one, of the same methods.
 
     A call is kept no longer than its module lives, and not with its attributes: copies and pickles know nothing of it.
-    What it was made with is compared with what the module has at each call: nobody has to say that something changed,
-    and what another thread changes while a call is made is seen by the next.
+    Each call compares the module's attributes with those of the remembered call. No notification is needed, and a
+    change by another thread during a call is seen by the next call.
     """
 
     def __init__(self) -> None:

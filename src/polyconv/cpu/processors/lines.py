@@ -1,8 +1,8 @@
-"""Shipped profiles, read line by line as far as a plan asks: the first call of a process waits for it.
+"""Lazy reader of shipped profiles: the first call of a process waits for it.
 
-A file has thousands of problems, a layer has a few dozen of them near it. So of each line the numbers of the
-convolution are read, pass by pass, and the times only of those that are near. Whoever asks for the records has all of
-it read as any other file (:mod:`.file`), which is also how the tests find that both agree.
+A file has thousands of problems, and a few dozen of them are near a given layer. So the geometry of each line is read
+pass by pass, and its times only if it is near. Iterating over the records parses the whole file like any other profile
+(:mod:`.file`); tests compare both.
 """
 
 from __future__ import annotations
