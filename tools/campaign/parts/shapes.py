@@ -144,7 +144,7 @@ class Shapes(Case):
 
     def run(self) -> None:
         torch.set_num_threads(1)
-        native.set_output_pool_limit(POOL)
+        native.operator("set_output_pool_limit")(POOL)
         _held.setdefault("unbounded", tables(bounded=False))
         spent = block(self.seed, self.index, self.kind)
         if spent["off"] > 1e-3:
@@ -207,7 +207,7 @@ LAYERS = {LAYERS}
 {quoted}
 
 torch.set_num_threads(1)
-native.set_output_pool_limit({POOL})
+native.operator("set_output_pool_limit")({POOL})
 for index in range({self.index % len(KINDS)}, {self.index} + 1, {len(KINDS)}):
     print(index, block({self.seed}, index, {self.kind!r}), tables(False))
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, "KiB")

@@ -166,7 +166,7 @@ class Soak(Case):
 
     def run(self) -> None:
         torch.set_num_threads(1)  # threads that wait for one another spin, and most of the time would be theirs
-        native.set_output_pool_limit(POOL)
+        native.operator("set_output_pool_limit")(POOL)
         sequence = (self.seed, self.kinds)
         if sequence not in _first:
             for earlier in range(WARM):
@@ -212,7 +212,7 @@ CALLS, SHAPES = {CALLS}, {SHAPES}
 {quoted}
 
 torch.set_num_threads(1)
-native.set_output_pool_limit({POOL})
+native.operator("set_output_pool_limit")({POOL})
 for index in range({max(0, self.index - 40)}, {self.index} + 1):
     block({self.seed}, index, {self.kinds})
     print(index, measured())

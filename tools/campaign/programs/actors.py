@@ -239,7 +239,7 @@ def pool(kind, chance):
     large = Convolution("pooled")
 
     def step():
-        native.set_output_pool_limit(chance.choice([0, 2**24, 2**30]))
+        native.operator("set_output_pool_limit")(chance.choice([0, 2**24, 2**30]))
         large.inference()
 
     return step
