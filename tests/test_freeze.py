@@ -7,9 +7,7 @@ import gc
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +18,7 @@ from torch.nn import Parameter
 from torch.nn.utils import parametrizations
 
 import polyconv
+from moved_weights import MOVES, offloaded_and_loaded_there
 from polyconv.backends import backend_for
 from polyconv.cpu import native
 from polyconv.cpu.backend import CpuBackend
@@ -158,33 +157,6 @@ def test_a_new_promise_is_about_the_weights_of_then(size: int) -> None:
             assert is_right(conv, x)
 
 
-def _replaced_twice(weight: Tensor) -> None:
-    for _ in range(2):
-        weight.data = torch.randn(weight.shape)
-
-
-def _offloaded_and_loaded(weight: Tensor) -> None:
-    shape = weight.shape
-    weight.data = torch.empty(0)
-    weight.data = torch.randn(shape)
-
-
-@lru_cache
-def _memory(shape: tuple[int, ...]) -> Any:
-    return np.empty(shape, np.float32)
-
-
-def _offloaded_and_loaded_there(weight: Tensor) -> None:
-    """A program has memory of its own for weights, and a new tensor on it each time."""
-    memory = _memory(weight.shape)
-    weight.data = torch.empty(0)
-    memory[...] = np.random.default_rng().standard_normal(memory.shape)
-    weight.data = torch.from_numpy(memory)
-
-
-MOVES = [_replaced_twice, _offloaded_and_loaded, _offloaded_and_loaded_there]
-
-
 @pytest.mark.parametrize("size", [KEPT, ANEW])
 @pytest.mark.parametrize("move", MOVES)
 def test_other_memory_at_the_same_address_is_seen(move: Callable[[Tensor], None], size: int) -> None:
@@ -199,7 +171,7 @@ def test_other_memory_at_the_same_address_is_seen(move: Callable[[Tensor], None]
             move(conv.weight)
             places.append((conv.weight.data_ptr(), conv.weight._version) == before)
             wrong += not is_right(conv, x)
-    assert all(places[1:]) or move is not _offloaded_and_loaded_there
+    assert all(places[1:]) or move is not offloaded_and_loaded_there
     assert wrong == 0
     assert is_frozen(conv)
 

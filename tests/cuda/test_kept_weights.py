@@ -6,10 +6,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,6 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import polyconv
+from moved_weights import MOVES, offloaded_and_loaded_there
 from polyconv.backends import override
 from polyconv.cuda import driver
 from polyconv.known_weights import concentration
@@ -163,33 +161,6 @@ def _changed(change: str) -> None:
         assert [runs(gpu, conv, x) for _ in range(2)] == [1, 0]
 
 
-def _replaced_twice(weight: Tensor) -> None:
-    for _ in range(2):
-        weight.data = torch.randn(weight.shape)
-
-
-def _offloaded_and_loaded(weight: Tensor) -> None:
-    shape = weight.shape
-    weight.data = torch.empty(0)
-    weight.data = torch.randn(shape)
-
-
-@lru_cache
-def _memory(shape: tuple[int, ...]) -> Any:
-    return np.empty(shape, np.float32)
-
-
-def _offloaded_and_loaded_there(weight: Tensor) -> None:
-    """A program has memory of its own for weights, and a new tensor on it each time."""
-    memory = _memory(weight.shape)
-    weight.data = torch.empty(0)
-    memory[...] = np.random.default_rng().standard_normal(memory.shape)
-    weight.data = torch.from_numpy(memory)
-
-
-MOVES = [_replaced_twice, _offloaded_and_loaded, _offloaded_and_loaded_there]
-
-
 @pytest.mark.parametrize("move", MOVES)
 def test_other_memory_at_the_same_address_is_seen(move: Callable[[Tensor], None]) -> None:
     run_in_virtual_gpu(_moved, move)
@@ -205,7 +176,7 @@ def _moved(move: Callable[[Tensor], None]) -> None:
             move(conv.weight)
             places.append((conv.weight.data_ptr(), conv.weight._version) == before)
             assert [runs(gpu, conv, x) for _ in range(2)] == [1, 0]
-        assert all(places[1:]) or move is not _offloaded_and_loaded_there
+        assert all(places[1:]) or move is not offloaded_and_loaded_there
         assert len(backend.weights._kept) == 1
 
 
