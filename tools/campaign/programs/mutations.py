@@ -352,14 +352,17 @@ def pickled(subject, chance):
 
 
 def parametrised(subject, chance):
-    """A weight that is made anew before each call."""
-    if subject.has_weight and type(subject.module) in polyconv.nn.OURS.values():
+    """A weight that is made anew before each call. torch refuses one that an attribute hides."""
+    hidden = "weight" in vars(subject.module)
+    if subject.has_weight and not hidden and type(subject.module) in polyconv.nn.OURS.values():
         parametrize.register_parametrization(subject.module, "weight", Twice())
 
 
 def unparametrised(subject, chance):
-    # A copy of a parametrised module shares its class, from which torch takes the property.
-    if type(subject.module).__module__ == parametrize.__name__ and not subject.others:
+    # A copy of a parametrised module shares its class, from which torch takes the property; and torch refuses to put a
+    # parameter back that an attribute hides.
+    hidden = "weight" in vars(subject.module)
+    if type(subject.module).__module__ == parametrize.__name__ and not subject.others and not hidden:
         parametrize.remove_parametrizations(subject.module, "weight", leave_parametrized=chance.random() < 0.5)
 
 
