@@ -50,9 +50,10 @@ def missing() -> str | None:
 
 def native() -> dict[str, Any]:
     return {
-        # The sources are csrc/build.py's to know.
+        # csrc/build.py lists the parts and their sources.
         "ext_modules": [
-            Extension(f"polyconv.{part}._native", sources=[], py_limited_api=True) for part in ("cpu", "cuda", "ops")
+            Extension(f"polyconv.{part}._native", sources=[], py_limited_api=True)
+            for part in runpy.run_path("csrc/build.py")["PARTS"]
         ],
         "cmdclass": {"build_ext": BuildNative},
         "options": {"bdist_wheel": {"py_limited_api": "cp310"}},

@@ -27,11 +27,11 @@ import torch
 from torch import Tensor, nn
 
 import polyconv
-from polyconv.cuda.cache import KernelCache
-from polyconv.cuda.compile import compile_kernel, compiler_id, cores
-from polyconv.dry_run import dry_run
-from polyconv.machine import processor_name
-from polyconv.plan import DEVICES, KernelSpec, plan_cuda
+from polyconv.cuda.jit.cache import KernelCache
+from polyconv.cuda.jit.compile import compile_kernel, compiler_id, cores
+from polyconv.cuda.planner import DEVICES, KernelSpec, plan_cuda
+from polyconv.model.dry_run import dry_run
+from polyconv.util.cpuinfo import processor_name
 
 BATCH = 32
 LIMIT = 0.4

@@ -19,8 +19,8 @@ from statistics import median
 
 from polyconv.cpu.device import CpuDevice
 from polyconv.cpu.planner import plan_cpu
+from polyconv.cuda.planner import DEVICES, plan_cuda
 from polyconv.measure.workloads import find
-from polyconv.plan import DEVICES, plan_cuda
 from polyconv.problem import Pass, Problem
 
 CPUS = {"AVX-512": CpuDevice("avx512", cores=16), "AVX2": CpuDevice("avx2", cores=8)}

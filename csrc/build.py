@@ -2,9 +2,9 @@
 
 The results are what an editable installation imports: ``src/polyconv/cpu/_native.abi3.so``, the CPU kernels;
 ``src/polyconv/cuda/_native.abi3.so``, which launches those of a GPU and needs nothing of CUDA to be built;
-``src/polyconv/ops/_native.abi3.so``, the way of a module to PyTorch's convolution. A build that counts cycles, or that
-reports its own mistakes (``csrc/sanitize.py`` runs Python with it), stays elsewhere. A source is compiled again when
-its contents changed, those of a header that it includes, or the command. Times of files do not matter, so objects
+``src/polyconv/dispatch/_native.abi3.so``, the way of a module to PyTorch's convolution. A build that counts cycles, or
+that reports its own mistakes (``csrc/sanitize.py`` runs Python with it), stays elsewhere. A source is compiled again
+when its contents changed, those of a header that it includes, or the command. Times of files do not matter, so objects
 survive a change of branch and back, and serve a copy of the sources elsewhere.
 
     POLYCONV_BUILD_DIR  where the objects are kept; build/ beside csrc/ if absent
@@ -28,7 +28,7 @@ import torch
 from torch.utils.cpp_extension import include_paths
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("cpu", "cuda", "ops")
+PARTS = ("cpu", "cuda", "dispatch")
 """Folders in csrc/ and in the package: from the one, a module of the other is built."""
 LARGE = ("tile_lanes", "channel_lanes")
 """Folders whose sources take the compiler longest: many schemes, for each instruction set."""
@@ -96,8 +96,7 @@ def _takes(flag: str) -> bool:
 def _compile(part: str, sources: list[Path], objects: Path, more_flags: list[str]) -> None:
     folders = [*(include_paths() if part == "cpu" else []), sysconfig.get_paths()["include"]]
     includes = [f"-isystem{Path(folder).resolve()}" for folder in folders]
-    # Paths of ours are relative: they enter the objects, which must not depend on where the sources lie. They serve
-    # quoted includes alone: one of our folders has the name of torch's.
+    # Paths of ours are relative: they enter the objects, which must not depend on where the sources lie.
     flags = [flag for flag in FLAGS if flag != BOUNDARIES or _takes(flag)]
     command = [compiler(), *flags, *more_flags, *includes, "-iquote", str(Path("csrc", part)), "-c"]
 

@@ -5,8 +5,8 @@ imports those instead of the ones in place; the emulator (tools/gpu_emulator) is
 The first report ends the process that it is about. Examples:
 
     python csrc/sanitize.py address,undefined pytest -n 2 tests/cpu/test_cpu_native.py tests/gpu_emulator
-    python csrc/sanitize.py address,undefined python tools/campaign
-    OMP_NUM_THREADS=1 python csrc/sanitize.py thread python tools/campaign
+    python csrc/sanitize.py address,undefined python tools/fuzz
+    OMP_NUM_THREADS=1 python csrc/sanitize.py thread python tools/fuzz
 
 AddressSanitizer sees our own code, and what it hands to functions of libc; not what torch does with tensors. Scratch
 memory and pooled outputs are made known to it (csrc/cpu/common/sanitizing.h). Python and torch are not built to be

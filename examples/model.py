@@ -348,12 +348,13 @@ __device__ __forceinline__ void store4_global(float* to, float a, float b, float
   asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
 
-// ---- half_layout ----------------------------------------------------------------------------------------------------
-// The half-transformed tensors of the separable pipeline, which computes a dense correlation in both axes as
-//   transform_weights   U = weights, transformed along H and W
-//   half_transform      X = source, transformed along H, in the layout below
-//   half_gemm           Y = per point of H: sum over channels of U * (X transformed along W), transformed back along W
-//   half_inverse        written = Y, transformed back along H, plus bias
+// ---- winograd/nonfused_layout ---------------------------------------------------------------------------------------
+// The half-transformed tensors of the nonfused pipeline, which computes a dense correlation in both axes as
+//   winograd_nonfused_filter   U = weights, transformed along H and W
+//   winograd_nonfused_input      X = source, transformed along H, in the layout below
+//   winograd_nonfused_gemm           Y = per point of H: sum over channels of U * (X transformed along W), transformed
+// back along W
+//   winograd_nonfused_output        written = Y, transformed back along H, plus bias
 //
 // A row is one tile of kM output rows of one phase of one image: row = (image * dilation_h + phase) * tiles + tile.
 // Along W the positions i = phase + dilation * q are dense in q within a phase. A unit is the kOutputs outputs that the
@@ -362,10 +363,10 @@ __device__ __forceinline__ void store4_global(float* to, float a, float b, float
 // and a thread that owns one column finds kVector consecutive inputs of its phase as one vector, its neighbour in the
 // warp the next vector in memory, and the inputs of the next unit `dilation` columns further.
 //
-// Residue classes of a strided convolution (algebra/lattice.py: TapClass) and, along H, segments of taps are further
+// Residue classes of a strided convolution (algebra/polyphase.py: TapClass) and, along H, segments of taps are further
 // channels: channel = (part of H * classes of W + class of W) * source channels + source channel.
 
-// Channels that half_gemm sums between two barriers. X and U are filled up to whole chunks.
+// Channels that winograd/nonfused_gemm sums between two barriers. X and U are filled up to whole chunks.
 enum : int { kChannelChunk = 8 };
 
 // Classes per axis, times segments along H, that fit into one launch. An exported file has as many as it needs.
@@ -403,11 +404,11 @@ __device__ __forceinline__ void load4_if(bool wanted, const float* from, float* 
                : "l"(from), "r"(int(wanted)));
 }
 
-// ---- transform_weights ----------------------------------------------------------------------------------------------
-// The weights of the separable pipeline (half_layout), transformed along both axes, in the order in which half_gemm
-// reads them: U[point of H][group][k tile][chunk][point of W][8 channels][k of the tile]. Chunks of 8 channels come
-// segment by segment; if segments are nested, first all of U0 + U1, then U0 and U1 of each chunk in turn. Channels and
-// k are filled up with zeros.
+// ---- winograd/nonfused_filter ---------------------------------------------------------------------------------------
+// The weights of the nonfused pipeline (winograd/nonfused_layout), transformed along both axes, in the order in which
+// winograd_nonfused_gemm reads them: U[point of H][group][k tile][chunk][point of W][8 channels][k of the tile]. Chunks
+// of 8 channels come segment by segment; if segments are nested, first all of U0 + U1, then U0 and U1 of each chunk in
+// turn. Channels and k are filled up with zeros.
 //
 // A thread transforms the taps of one (k, channel); lanes are neighbours in k, so every store is coalesced.
 // Grid: x = (group * k tiles + k tile) * channels / 8 + chunk. Block: 32 lanes x 8 channels.
@@ -417,7 +418,7 @@ struct TapPart {
   int taps, tap_first, tap_stride;
 };
 
-struct TransformWeightsParams {
+struct NonfusedFilterParams {
   const float* w;
   float* u;
   i64 w_output, w_channel;
@@ -505,7 +506,7 @@ struct F45x2 : F45 {
 
 struct WeightTransform {
   // The taps of one segment along W, transformed along H.
-  static __device__ __forceinline__ void along_h(const TransformWeightsParams& p, const float* w, const TapPart& h,
+  static __device__ __forceinline__ void along_h(const NonfusedFilterParams& p, const float* w, const TapPart& h,
                                                  const TapPart& class_w, int segment,
                                                  float (&t)[F45::kPoints][F45Nested::kLongest]) {
     const int first = segment * F45Nested::kM;
@@ -527,7 +528,7 @@ struct WeightTransform {
   }
 };
 
-__global__ void __launch_bounds__(256, 1) transform_weights(const __grid_constant__ TransformWeightsParams p) {
+__global__ void __launch_bounds__(256, 1) winograd_nonfused_filter(const __grid_constant__ NonfusedFilterParams p) {
   const int chunk = blockIdx.x % p.chunks, k_tile = blockIdx.x / p.chunks % 1;
   const int group = blockIdx.x / p.chunks;
   const int in_chunk = threadIdx.x / 32, channel = chunk * kChannelChunk + in_chunk;
@@ -562,8 +563,8 @@ __global__ void __launch_bounds__(256, 1) transform_weights(const __grid_constan
   }
 }
 
-// ---- half_transform -------------------------------------------------------------------------------------------------
-// The source, transformed along H, in the layout of half_layout. Bound by memory bandwidth.
+// ---- winograd/nonfused_input ----------------------------------------------------------------------------------------
+// The source, transformed along H, in the layout of winograd/nonfused_layout. Bound by memory bandwidth.
 //
 // A thread makes one position: it reads H::kPoints rows of it and writes H::kPoints elements. Neighbouring threads
 // write neighbouring elements; what they read lies in short runs, interleaved, if the convolution is dilated or units
@@ -571,7 +572,7 @@ __global__ void __launch_bounds__(256, 1) transform_weights(const __grid_constan
 // follow one another, so that the second reading comes from L2.
 // Grid: x covers all (group, channel, row, vector, element) of the slab.
 
-struct HalfTransformParams {
+struct NonfusedInputParams {
   const float* source;
   float* x;
   i64 source_batch, source_channel;
@@ -589,7 +590,7 @@ struct HalfTransformParams {
 };
 
 __global__ void __launch_bounds__(256, MIN_BLOCKS(2))
-half_transform(const __grid_constant__ HalfTransformParams p) {
+winograd_nonfused_input(const __grid_constant__ NonfusedInputParams p) {
   const u32 item = blockIdx.x * blockDim.x + threadIdx.x;
   if (item >= p.items) return;
   const u32 of_all = item / F45Nested::kM, line = p.vectors.quotient(of_all),
@@ -625,8 +626,8 @@ half_transform(const __grid_constant__ HalfTransformParams p) {
   UNROLL for (int i = 0; i < F45::kPoints; i++, x += next_point) *x = out[i];
 }
 
-// ---- half_gemm ------------------------------------------------------------------------------------------------------
-// The heart of the separable pipeline (half_layout): for each point of H a matrix product over channels,
+// ---- winograd/nonfused_gemm -----------------------------------------------------------------------------------------
+// The heart of the nonfused pipeline (winograd/nonfused_layout): for each point of H a matrix product over channels,
 //   Y[k, u] = A^T sum over channels c of  U[k, c] * (B^T X[c, u])        (elementwise over the points of W)
 // with the transform along W fused into the load of X and the transform back into the epilogue.
 //
@@ -643,7 +644,7 @@ half_transform(const __grid_constant__ HalfTransformParams p) {
 // next tile.
 // Shared memory:  v[2][8][kPoints][kU]   u[2][kPoints][8][kK]   exchange[kPoints][rows of a part][kU]
 
-struct HalfGemmParams {
+struct NonfusedGemmParams {
   const float* x;
   const float* u;
   float* y;
@@ -660,7 +661,7 @@ struct HalfGemmParams {
 };
 
 template <int kK_>
-struct HalfGemm {
+struct NonfusedGemm {
   static constexpr int kPoints = 8, kVector = 4, kParts = 2;
   static constexpr bool kNested = F45Nested::kTiles == 2;
   static constexpr int kSets = 2, kThreads = 256;
@@ -700,7 +701,7 @@ struct HalfGemm {
     const float* from;
     float4 u[kWeightVectors];
 
-    __device__ __forceinline__ void begin_tile(const HalfGemmParams& p, int chunks) {
+    __device__ __forceinline__ void begin_tile(const NonfusedGemmParams& p, int chunks) {
       const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
       const u32 rest = tile;
       const u32 hg = p.column_tiles.quotient(rest);
@@ -708,7 +709,7 @@ struct HalfGemm {
       chunks_left = chunks;
     }
 
-    __device__ __forceinline__ void advance(const HalfGemmParams& p, int chunks) {
+    __device__ __forceinline__ void advance(const NonfusedGemmParams& p, int chunks) {
       from += kPoints * kChunkU;
       if (--chunks_left) return;
       if (tile + gridDim.x < p.tiles) tile += gridDim.x;
@@ -726,7 +727,7 @@ struct HalfGemm {
     u32 at[kOwnStrips];
     float v[kTasks][kInputs + kNested][kVector];
 
-    __device__ __forceinline__ void begin_tile(const HalfGemmParams& p, int chunks) {
+    __device__ __forceinline__ void begin_tile(const NonfusedGemmParams& p, int chunks) {
       const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
       const u32 rest = tile;
       const u32 hg = p.column_tiles.quotient(rest), column_tile = rest - hg * p.column_tiles.divisor;
@@ -739,7 +740,7 @@ struct HalfGemm {
     }
 
     // To the next chunk; past the last tile, the last one once more, which nobody uses.
-    __device__ __forceinline__ void advance(const HalfGemmParams& p, int chunks) {
+    __device__ __forceinline__ void advance(const NonfusedGemmParams& p, int chunks) {
       loaded_kind = kind;
       if (--chunks_left == 0) {
         if (tile + gridDim.x < p.tiles) tile += gridDim.x;
@@ -759,7 +760,7 @@ struct HalfGemm {
 
     static __device__ __forceinline__ int task(int number) { return threadIdx.x / 32 + number * kPoints; }
 
-    __device__ __forceinline__ void load(const HalfGemmParams& p, int number) {
+    __device__ __forceinline__ void load(const NonfusedGemmParams& p, int number) {
       if (kTaskCount % kPoints && number == kTasks - 1 && task(number) >= kTaskCount) return;
       const float* from = p.x + (at[number % kOwnStrips] + u32(task(number) / kStrips) * p.channel_stride);
       // Vectors 1 and 2 are the middle tile; its neighbour to the left has 0 and 1, to the right 2 and 3.
@@ -800,7 +801,7 @@ struct HalfGemm {
   // Loads are spread out: a burst would fill the queues of L1, and the loads from shared memory wait behind it.
   template <int kSet>
   static __device__ __forceinline__ void multiply_chunk(Accumulators& c, Columns& columns, Weights& weights,
-                                                        const HalfGemmParams& p, int chunks, Buffers& buffers) {
+                                                        const NonfusedGemmParams& p, int chunks, Buffers& buffers) {
     const float* v = buffers.read_v + buffers.parity * kChunkV;
     const float* u = buffers.read_u + buffers.parity * kPoints * kChunkU;
     buffers.parity ^= 1;
@@ -823,7 +824,7 @@ struct HalfGemm {
 
   // The accumulators of one set meet in shared memory, go back along W, and out to Y.
   template <int kSet>
-  static __device__ __forceinline__ void write(const Accumulators& c, const HalfGemmParams& p, float* exchange,
+  static __device__ __forceinline__ void write(const Accumulators& c, const NonfusedGemmParams& p, float* exchange,
                                                int tile) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, lane_k = lane / kLanesU, lane_u = lane % kLanesU;
     const u32 rest = tile;
@@ -863,8 +864,8 @@ struct HalfGemm {
 };
 
 template <int kK>
-__global__ void __launch_bounds__(256, 1) half_gemm(const __grid_constant__ HalfGemmParams p) {
-  using Gemm = HalfGemm<kK>;
+__global__ void __launch_bounds__(256, 1) winograd_nonfused_gemm(const __grid_constant__ NonfusedGemmParams p) {
+  using Gemm = NonfusedGemm<kK>;
   extern __shared__ __align__(16) float shared[];
   float* const exchange = shared + 2 * Gemm::kChunkV + 2 * Gemm::kPoints * Gemm::kChunkU;
   typename Gemm::Buffers buffers(shared);
@@ -903,16 +904,16 @@ __global__ void __launch_bounds__(256, 1) half_gemm(const __grid_constant__ Half
   }
 }
 
-// ---- half_inverse ---------------------------------------------------------------------------------------------------
-// The last step of the separable pipeline (half_layout): back along H, plus bias, to where the result belongs.
-// Bound by memory bandwidth.
+// ---- winograd/nonfused_output ---------------------------------------------------------------------------------------
+// The last step of the nonfused pipeline (winograd/nonfused_layout): back along H, plus bias, to where the result
+// belongs. Bound by memory bandwidth.
 //
 // A block makes whole stretches of positions for some written channels: vectors come in column by column, phase beside
 // phase, and meet in shared memory, from where H::kM dense rows per channel go out.
 // Grid: x = ((group * blocks of channels + block) * rows + row) * stretches + stretch, so that blocks that run at the
 // same time read and write neighbouring memory. Shared: lines * kM * stretch.
 
-struct HalfInverseParams {
+struct NonfusedOutputParams {
   const float* y;
   float* written;
   i64 written_batch, written_channel;
@@ -932,7 +933,8 @@ struct HalfInverseParams {
   int vector;  // rows may be written by four
 };
 
-__global__ void __launch_bounds__(128, MIN_BLOCKS(5)) half_inverse(const __grid_constant__ HalfInverseParams p) {
+__global__ void __launch_bounds__(128, MIN_BLOCKS(5))
+winograd_nonfused_output(const __grid_constant__ NonfusedOutputParams p) {
   extern __shared__ __align__(16) float rows[];
   u32 block = blockIdx.x, rest = p.stretches.quotient(block);
   const int stretch = block - rest * p.stretches.divisor;
@@ -994,7 +996,7 @@ __global__ void __launch_bounds__(128, MIN_BLOCKS(5)) half_inverse(const __grid_
   }
 }
 
-// ---- toom_wgrad -----------------------------------------------------------------------------------------------------
+// ---- winograd/wgrad -------------------------------------------------------------------------------------------------
 // The weight gradient in its own fast form: along both axes dW = G^T [(A dy) * (B^T x)], summed over all tiles.
 //
 // For each product of the H algorithm (a point of a segment), each segment and each point of the W algorithm this is a
@@ -1009,7 +1011,7 @@ __global__ void __launch_bounds__(128, MIN_BLOCKS(5)) half_inverse(const __grid_
 // is dense in memory.
 //
 // Accumulators are added to the block's own part of `partial` every `flush` chunks: rounding errors grow with the
-// longest sequence of additions, not with the number of tiles. Slices are added by toom_wgrad_finish.
+// longest sequence of additions, not with the number of tiles. Slices are added by winograd/wgrad_output.
 //
 // Grid: x = ((slice * groups + group) * channel tiles + channel tile) * products + product. All products of a slice run
 // at about the same time and share what they read in L2.
@@ -1020,7 +1022,7 @@ constexpr int kChunk = 8;             // tiles that are multiplied between two b
 constexpr int kFirstFlush = 1 << 20;  // marks the first one
 constexpr int kMaxWarps = 16;
 
-struct ToomWgradParams {
+struct WinogradWgradParams {
   const float* x;
   const float* dy;
   float* partial;       // [slice * kSplit][group][channel tile][product][segment][point][kTileK][kTileC]
@@ -1043,7 +1045,7 @@ struct WgradTile {
   static constexpr int kTileK = 64, kTileC = 32, kWarpsPass = 2, kLanesK = 8, kLanesC = 4, kThreadK = 8, kThreadC = 8;
 };
 
-struct ToomWgradSizes {
+struct WinogradWgradSizes {
   static constexpr int kProducts = 8, kPasses = 2;
   // Rows of x that a product needs: 0, 2, 4, ... for the point 0, 1, 3, 5, ... for infinity, 1, 2, 3, ... for the
   // others.
@@ -1070,26 +1072,26 @@ __device__ __forceinline__ void coefficients(int point, float* row) {
 }
 
 // What a block works on. Made anew wherever it is needed, from the special register: the accumulators need the room.
-struct ToomWgradBlock {
+struct WinogradWgradBlock {
   int product, slice;
 
-  __device__ __forceinline__ explicit ToomWgradBlock(const ToomWgradParams& p) {
-    const u32 number = fresh_block_x(), pair = number / ToomWgradSizes::kProducts;
+  __device__ __forceinline__ explicit WinogradWgradBlock(const WinogradWgradParams& p) {
+    const u32 number = fresh_block_x(), pair = number / WinogradWgradSizes::kProducts;
     const u32 above = pair, run = above;
-    product = number % ToomWgradSizes::kProducts;
+    product = number % WinogradWgradSizes::kProducts;
     slice = run;
   }
 
-  __device__ __forceinline__ int first_row(const ToomWgradParams& p) const {
+  __device__ __forceinline__ int first_row(const WinogradWgradParams& p) const {
     return int(i64(p.rows) * slice / p.slices);
   }
-  __device__ __forceinline__ int end_row(const ToomWgradParams& p) const {
+  __device__ __forceinline__ int end_row(const WinogradWgradParams& p) const {
     return int(i64(p.rows) * (slice + 1) / p.slices);
   }
 };
 
 // A row of tiles, as all threads of a block see it. Lies in shared memory, one for each of two successive rows.
-struct ToomWgradRow {
+struct WinogradWgradRow {
   const float *x, *dy;  // first row of the tiles, of the block's first channels
   int phase;            // first phase along W
   u32 rows;             // bit n: row n of dy, bit 8 + n: row n of x is inside the image and counts
@@ -1098,9 +1100,9 @@ struct ToomWgradRow {
 };
 
 // What a block keeps in shared memory behind its buffers.
-struct ToomWgradState {
+struct WinogradWgradState {
   float of_dy[4], of_x[8];  // factors of the block's product along H
-  ToomWgradRow row[2];
+  WinogradWgradRow row[2];
   int x_from, x_step;                         // first row of x that the product needs, and distance of the next
   i64 x_next_row;                             // the same distance in bytes
   int end_row;                                // of the block
@@ -1108,11 +1110,11 @@ struct ToomWgradState {
 };
 
 // Stages 1 and 2 of a block: walks over its chunks and leaves transformed operands in shared memory.
-struct ToomWgradLoader {
+struct WinogradWgradLoader {
   static constexpr int kRowsD = 4, kRowsX = 6;
 
-  const ToomWgradParams& p;
-  ToomWgradState& state;
+  const WinogradWgradParams& p;
+  WinogradWgradState& state;
   float* staged;  // where stage 1 writes
   u32 more;       // bit i: item i of dy, bit 16 + i: item i of x is not the last that has a channel
 
@@ -1120,19 +1122,19 @@ struct ToomWgradLoader {
   int row, tile;
   const float *x_at, *dy_at;  // there, of the channel in turn
   u32 mask;
-  float dy_loaded[ToomWgradSizes::kItemsD][kRowsD], x_loaded[ToomWgradSizes::kItemsX][kRowsX];
+  float dy_loaded[WinogradWgradSizes::kItemsD][kRowsD], x_loaded[WinogradWgradSizes::kItemsX][kRowsX];
 
-  __device__ __forceinline__ ToomWgradLoader(const ToomWgradParams& params, ToomWgradState& shared_state,
-                                             float* scratch)
+  __device__ __forceinline__ WinogradWgradLoader(const WinogradWgradParams& params, WinogradWgradState& shared_state,
+                                                 float* scratch)
       : p(params), state(shared_state), tile(0) {
-    const ToomWgradBlock block(p);
+    const WinogradWgradBlock block(p);
     const int warp = threadIdx.x / 32;
     const int left_d = min(WgradTile::kTileK, 64) - 1 - warp;
     const int left_x = min(WgradTile::kTileC, 32) - 1 - warp;
     more = 0;
     UNROLL for (int item = 0; item < 16; item++) {
-      more |= u32((item + 1) * ToomWgradSizes::kWarps <= left_d) << item;
-      more |= u32((item + 1) * ToomWgradSizes::kWarps <= left_x) << (16 + item);
+      more |= u32((item + 1) * WinogradWgradSizes::kWarps <= left_d) << item;
+      more |= u32((item + 1) * WinogradWgradSizes::kWarps <= left_x) << (16 + item);
     }
     row = block.first_row(p);
     if (threadIdx.x % 32 == 0) {
@@ -1165,8 +1167,8 @@ struct ToomWgradLoader {
 
   // Decodes `row` = ((image * phases + phase) * tiles + tile along H) * outer phases + outer phase along W.
   __device__ __forceinline__ void aim_row() {
-    const ToomWgradBlock block(p);
-    ToomWgradRow& to = state.row[row & 1];
+    const WinogradWgradBlock block(p);
+    WinogradWgradRow& to = state.row[row & 1];
     const u32 above = row, column = p.tiles_h.quotient(above);
     const int image = u32(column) / 2;
     to.phase = 0;
@@ -1203,10 +1205,10 @@ struct ToomWgradLoader {
   }
 
   __device__ __forceinline__ void aim_chunk() {
-    const ToomWgradRow& at = state.row[row & 1];
+    const WinogradWgradRow& at = state.row[row & 1];
     const u32 thread = fresh_thread();
     const int here = at.phase + position(tile + thread % 32 / 4, thread % 4);
-    const int x_here = here + ToomWgradSizes::kBeyond * 4 * 3;
+    const int x_here = here + WinogradWgradSizes::kBeyond * 4 * 3;
     dy_at = at.dy + state.dy_warp[thread / 32] + i64(here) * p.dy_column;
     mask = here < p.count_w ? at.rows & 0xff : 0;
     x_at = at.x + state.x_warp[thread / 32] + i64(x_here) * p.x_column;
@@ -1233,7 +1235,7 @@ struct ToomWgradLoader {
 
   // One position of channel number c of the tile.
   __device__ __forceinline__ void load_x(int c, int here, float* loaded) const {
-    const ToomWgradRow& at = state.row[row & 1];
+    const WinogradWgradRow& at = state.row[row & 1];
     const int first = 0;
     c = min(c, 32 - first - 1);
     const float* from = at.x + i64(here) * p.x_column;
@@ -1246,12 +1248,12 @@ struct ToomWgradLoader {
   // The first blocks of a chunk are the last ones of the chunk before; at the beginning of a row they are loaded.
   __device__ __forceinline__ void head(const float* before) const {
     const u32 thread = fresh_thread();
-    const int blocks = ToomWgradSizes::kBeyond * 3;
-    const u32 c = thread / 4 / ToomWgradSizes::kHeadBlocks, j = thread % 4;
-    const u32 to = ToomWgradSizes::kStagedD + c * ToomWgradSizes::kPitchX + j;
+    const int blocks = WinogradWgradSizes::kBeyond * 3;
+    const u32 c = thread / 4 / WinogradWgradSizes::kHeadBlocks, j = thread % 4;
+    const u32 to = WinogradWgradSizes::kStagedD + c * WinogradWgradSizes::kPitchX + j;
 #pragma unroll 1
-    for (int number = thread / 4 % ToomWgradSizes::kHeadBlocks; number < blocks; number += ToomWgradSizes::kHeadBlocks)
-        {
+    for (int number = thread / 4 % WinogradWgradSizes::kHeadBlocks; number < blocks; number +=
+        WinogradWgradSizes::kHeadBlocks) {
       if (c >= WgradTile::kTileC) break;
       float value;
       if (tile > 0) {
@@ -1268,10 +1270,10 @@ struct ToomWgradLoader {
 
   // Stage 1 in batches of items, spread evenly and so that dy and x alternate where there are fewer items than batches.
   static __device__ __forceinline__ constexpr int first_d(int batch) {
-    return ToomWgradSizes::kItemsD * batch / ToomWgradSizes::kBatches;
+    return WinogradWgradSizes::kItemsD * batch / WinogradWgradSizes::kBatches;
   }
   static __device__ __forceinline__ constexpr int first_x(int batch) {
-    return (ToomWgradSizes::kItemsX * batch + ToomWgradSizes::kBatches - 2) / ToomWgradSizes::kBatches;
+    return (WinogradWgradSizes::kItemsX * batch + WinogradWgradSizes::kBatches - 2) / WinogradWgradSizes::kBatches;
   }
 
   // First half: loads.
@@ -1294,13 +1296,13 @@ struct ToomWgradLoader {
     fragment(state.of_dy, 1, of_dy);
     fragment(state.of_x, (kRowsX + 3) / 4, of_x);
     UNROLL for (int item = first_d(batch); item < first_d(batch + 1); item++) {
-      const u32 k = warp + item * ToomWgradSizes::kWarps;
+      const u32 k = warp + item * WinogradWgradSizes::kWarps;
       staged[k * 4 * kChunk + (lane ^ (k % 8 * 4))] = dot<4>(of_dy, dy_loaded[item]);
     }
-    float* const to = staged + ToomWgradSizes::kStagedD + ToomWgradSizes::kBeyond * 3 * 4 + lane;
+    float* const to = staged + WinogradWgradSizes::kStagedD + WinogradWgradSizes::kBeyond * 3 * 4 + lane;
     UNROLL for (int item = first_x(batch); item < first_x(batch + 1); item++) {
-      const u32 c = warp + item * ToomWgradSizes::kWarps;
-      to[c * ToomWgradSizes::kPitchX] = dot<6>(of_x, x_loaded[item]);
+      const u32 c = warp + item * WinogradWgradSizes::kWarps;
+      to[c * WinogradWgradSizes::kPitchX] = dot<6>(of_x, x_loaded[item]);
     }
   }
 
@@ -1322,7 +1324,7 @@ struct ToomWgradLoader {
   __device__ __forceinline__ void transform(int round, const float* from, float* operands, float& bias) const {
     const u32 thread = fresh_thread();
     if (round < 1) {
-      const u32 task = thread + round * ToomWgradSizes::kThreads;
+      const u32 task = thread + round * WinogradWgradSizes::kThreads;
       const u32 k = task % WgradTile::kTileK, u = task / WgradTile::kTileK;
       float dy_tile[4], d[F45x2::kPoints];
       fragment(from + k * 4 * kChunk + (u ^ k % 8) * 4, 1, dy_tile);
@@ -1331,21 +1333,22 @@ struct ToomWgradLoader {
       bias += d[1];
       return;
     }
-    const u32 task = thread + (round - 1) * ToomWgradSizes::kThreads;
+    const u32 task = thread + (round - 1) * WinogradWgradSizes::kThreads;
     const u32 c = task % WgradTile::kTileC, u = task / WgradTile::kTileC % kChunk,
         segment = task / (WgradTile::kTileC * kChunk);
-    const float* at = from + ToomWgradSizes::kStagedD + c * ToomWgradSizes::kPitchX + (u + segment * 3) * 4;
+    const float* at = from + WinogradWgradSizes::kStagedD + c * WinogradWgradSizes::kPitchX + (u + segment * 3) * 4;
     float inputs[8], v[F45x2::kPoints];
     fragment(at, 1, inputs);
     fragment(at + 3 * 4, 1, inputs + 4);
     F45x2::input(inputs, v);
-    float* to = operands + ToomWgradSizes::kOperandD + (segment * F45x2::kPoints * kChunk + u) * WgradTile::kTileC + c;
+    float* to = operands + WinogradWgradSizes::kOperandD + (segment * F45x2::kPoints * kChunk
+        + u) * WgradTile::kTileC + c;
     UNROLL for (int i = 0; i < F45x2::kPoints; i++) to[i * kChunk * WgradTile::kTileC] = v[i];
   }
 };
 
 // Stage 3: the accumulators of a thread, for one point of W and its segments.
-struct ToomWgradSums {
+struct WinogradWgradSums {
   static constexpr int kPasses = 1;
   float sum[kPasses][WgradTile::kThreadK][WgradTile::kThreadC];
 
@@ -1404,10 +1407,10 @@ __device__ __forceinline__ constexpr int step_of(int round, int rounds, int step
 }
 
 // A thread's channels inside the block's tile, and its point and share of the tiles.
-struct ToomWgradPlace {
+struct WinogradWgradPlace {
   u32 point, k, c, segment;
 
-  __device__ __forceinline__ explicit ToomWgradPlace(u32 thread) {
+  __device__ __forceinline__ explicit WinogradWgradPlace(u32 thread) {
     const u32 lane = thread % 32, warp = thread / 32, part = warp / F45x2::kPoints;
     point = warp % F45x2::kPoints;
     k = lane % WgradTile::kLanesK * 4;
@@ -1418,23 +1421,23 @@ struct ToomWgradPlace {
 };
 
 // Where a thread's sums lie.
-__device__ __forceinline__ float* partial_of(const ToomWgradParams& p) {
-  const ToomWgradBlock block(p);
-  const ToomWgradPlace place(fresh_thread());
+__device__ __forceinline__ float* partial_of(const WinogradWgradParams& p) {
+  const WinogradWgradBlock block(p);
+  const WinogradWgradPlace place(fresh_thread());
   const i64 run = (i64(block.slice));
-  const i64 product = run * ToomWgradSizes::kProducts + block.product;
-  return p.partial + product * (ToomWgradSizes::kPasses * F45x2::kPoints * WgradTile::kTileK * WgradTile::kTileC) +
+  const i64 product = run * WinogradWgradSizes::kProducts + block.product;
+  return p.partial + product * (WinogradWgradSizes::kPasses * F45x2::kPoints * WgradTile::kTileK * WgradTile::kTileC) +
          ((place.segment * F45x2::kPoints + place.point) * WgradTile::kTileK + place.k) * WgradTile::kTileC + place.c;
 }
 
-__global__ void __launch_bounds__(512, 1) toom_wgrad(const __grid_constant__ ToomWgradParams p) {
+__global__ void __launch_bounds__(512, 1) winograd_wgrad(const __grid_constant__ WinogradWgradParams p) {
   extern __shared__ __align__(16) float shared[];
 
-  constexpr int kBuffer = ToomWgradSizes::kOperands + ToomWgradSizes::kStaged;
-  ToomWgradLoader loader(p, *reinterpret_cast<ToomWgradState*>(shared + 2 * kBuffer), shared);
+  constexpr int kBuffer = WinogradWgradSizes::kOperands + WinogradWgradSizes::kStaged;
+  WinogradWgradLoader loader(p, *reinterpret_cast<WinogradWgradState*>(shared + 2 * kBuffer), shared);
   int chunks;
   {
-    const ToomWgradBlock block(p);
+    const WinogradWgradBlock block(p);
     chunks = (block.end_row(p) - block.first_row(p)) * ((p.tiles + kChunk - 1) / kChunk);
   }
 
@@ -1444,20 +1447,20 @@ __global__ void __launch_bounds__(512, 1) toom_wgrad(const __grid_constant__ Too
   float bias = 0.f;
 #pragma unroll 1
   for (int ahead = 0; ahead < 2; ahead++) {
-    loader.staged = shared + (ahead == odd ? 0 : kBuffer) + ToomWgradSizes::kOperands;
+    loader.staged = shared + (ahead == odd ? 0 : kBuffer) + WinogradWgradSizes::kOperands;
     loader.aim_chunk();
-    UNROLL for (int batch = 0; batch < ToomWgradSizes::kBatches; batch++) loader.load(batch), loader.combine(batch);
-    loader.head(shared + (odd ? kBuffer : 0) + ToomWgradSizes::kOperands);
+    UNROLL for (int batch = 0; batch < WinogradWgradSizes::kBatches; batch++) loader.load(batch), loader.combine(batch);
+    loader.head(shared + (odd ? kBuffer : 0) + WinogradWgradSizes::kOperands);
     loader.advance();
     __syncthreads();
     if (ahead == 0) {
       UNROLL for (int round = 0; round < 2; round++)
-        loader.transform(round, loader.staged, loader.staged - ToomWgradSizes::kOperands, bias);
+        loader.transform(round, loader.staged, loader.staged - WinogradWgradSizes::kOperands, bias);
     }
   }
   __syncthreads();
 
-  ToomWgradSums sums;
+  WinogradWgradSums sums;
   sums.clear();
   int until_flush = 24 + kFirstFlush;
 #pragma unroll 1
@@ -1465,23 +1468,23 @@ __global__ void __launch_bounds__(512, 1) toom_wgrad(const __grid_constant__ Too
     // The chunk after next goes where this one was staged; the next is transformed into the other operands.
     float* const now = shared + (chunks % 2 ? kBuffer : 0);
     float* const next = shared + (chunks % 2 ? 0 : kBuffer);
-    loader.staged = now + ToomWgradSizes::kOperands;
-    const ToomWgradPlace place(fresh_thread());
+    loader.staged = now + WinogradWgradSizes::kOperands;
+    const WinogradWgradPlace place(fresh_thread());
     const float* d = now + (place.point * kChunk) * WgradTile::kTileK + place.k;
-    const float* v = now + ToomWgradSizes::kOperandD +
+    const float* v = now + WinogradWgradSizes::kOperandD +
                      ((place.segment * F45x2::kPoints + place.point) * kChunk) * WgradTile::kTileC + place.c;
     constexpr int kRounds = 2;
-    loader.head(next + ToomWgradSizes::kOperands);
+    loader.head(next + WinogradWgradSizes::kOperands);
     loader.aim_chunk();
-    UNROLL for (int step = 0; step < ToomWgradSizes::kSteps; step++) {
+    UNROLL for (int step = 0; step < WinogradWgradSizes::kSteps; step++) {
       // Whatever waits for memory comes before the last products: behind them is nothing that could hide it.
       if (step > 0) keep_order();
       if (step > 0) loader.combine(step - 1);
-      if (step < ToomWgradSizes::kBatches) loader.load(step);
+      if (step < WinogradWgradSizes::kBatches) loader.load(step);
       UNROLL for (int round = 0; round < kRounds; round++)
-        if (step_of(round, kRounds, ToomWgradSizes::kSteps) == step)
-          loader.transform(round, next + ToomWgradSizes::kOperands, next, bias);
-      if (step == ToomWgradSizes::kSteps - 1) loader.advance();
+        if (step_of(round, kRounds, WinogradWgradSizes::kSteps) == step)
+          loader.transform(round, next + WinogradWgradSizes::kOperands, next, bias);
+      if (step == WinogradWgradSizes::kSteps - 1) loader.advance();
       sums.multiply_add(d + step * WgradTile::kTileK, v + step * WgradTile::kTileC);
     }
     if (--until_flush % kFirstFlush == 0 || chunks == 1) {
@@ -1493,22 +1496,22 @@ __global__ void __launch_bounds__(512, 1) toom_wgrad(const __grid_constant__ Too
   }
 }
 
-// ---- toom_wgrad_finish ----------------------------------------------------------------------------------------------
-// What follows toom_wgrad: the slices' partial sums are added, always in the same order, then transformed to taps.
+// ---- winograd/wgrad_output ------------------------------------------------------------------------------------------
+// What follows winograd/wgrad: the slices' partial sums are added, always in the same order, then transformed to taps.
 //
-// toom_wgrad_sum: one thread per four elements of `partial[slice]`. Slices are added in groups and the groups' sums
+// winograd_wgrad_sum: one thread per four elements of `partial[slice]`. Slices are added in groups and the groups' sums
 // after them, so that no element goes through more than about 2 sqrt(slices) additions in sequence.
-// toom_wgrad_finish: one thread per pair of channels: G^T along W, then along H, and dw is written wherever its strides
-// and the classes of taps (of a strided convolution) want it. The bias gradient's partial sums are added here.
+// winograd_wgrad_output: one thread per pair of channels: G^T along W, then along H, and dw is written wherever its
+// strides and the classes of taps (of a strided convolution) want it. The bias gradient's partial sums are added here.
 
 constexpr int kSlicesPerGroup = 8;
 
-struct ToomWgradSumParams {
+struct WinogradWgradSumParams {
   float* partial;  // [slice][elements]; slice 0 becomes the sum
   int slices;
 };
 
-struct ToomWgradFinishParams {
+struct WinogradWgradOutputParams {
   const float* partial;       // [group][channel tile][product][segment][point][tile_k][tile_c]
   float* dw;
   int slices;  // outputs of a group, of all groups; pairs of channels
@@ -1520,7 +1523,7 @@ __device__ __forceinline__ float4 add4(float4 a, float4 b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-__global__ void __launch_bounds__(256, 1) toom_wgrad_sum(const __grid_constant__ ToomWgradSumParams p) {
+__global__ void __launch_bounds__(256, 1) winograd_wgrad_sum(const __grid_constant__ WinogradWgradSumParams p) {
   const i64 element = 4 * (i64(blockIdx.x) * blockDim.x + threadIdx.x);
   if (element >= 262144) return;
   float* const to = p.partial + element;
@@ -1538,7 +1541,8 @@ __global__ void __launch_bounds__(256, 1) toom_wgrad_sum(const __grid_constant__
   store4(to, sum);
 }
 
-__global__ void __launch_bounds__(128, 1) toom_wgrad_finish(const __grid_constant__ ToomWgradFinishParams p) {
+__global__ void __launch_bounds__(128, 1)
+winograd_wgrad_output(const __grid_constant__ WinogradWgradOutputParams p) {
   const int pair = blockIdx.x * blockDim.x + threadIdx.x;
   if (pair >= 2048) return;
 
@@ -1641,7 +1645,7 @@ static int read_end(const TapClass& taps, int step, int lattices, i64 count, i64
 // Launches the four kernels, slab by slab: X and Y of a slab fit into the workspace.
 template <int kK>
 static const char* separable(const Call& c, const Direction& d) {
-  using Gemm = HalfGemm<kK>;
+  using Gemm = NonfusedGemm<kK>;
   constexpr int kPasses = F45Nested::kPasses;
   const i64 tiles_h = ceil_div(c.out_height, kLatticesH * F45::kM), rows = c.batch * kLatticesH * tiles_h;
   const i64 units = ceil_div(c.out_width, kLatticesW * F45Nested::kOutputs), row_columns = units * kLatticesW;
@@ -1664,7 +1668,7 @@ static const char* separable(const Call& c, const Direction& d) {
   i64 most = min(rows, min(room / 4 / max(row_stride, 1ll), 0x7fffffff / max(row_stride, 1ll)));
   while (most > 0 && 4 * floats(most) > room) most--;
   if (most == 0 || rows >= 0x7fffffff || max(c.x_row, c.x_column) >= 0x7fffffff ||
-      !allow_shared(half_gemm<kK>, kShared))
+      !allow_shared(winograd_nonfused_gemm<kK>, kShared))
     return d.direct(c);
   const i64 blocks = i64(attribute(cudaDevAttrMultiProcessorCount));
   const auto rounds = [&](i64 n) { return ceil_div(products * ceil_div(n * row_columns, Gemm::kU), blocks); };
@@ -1676,12 +1680,12 @@ static const char* separable(const Call& c, const Direction& d) {
   }
 
   const bool is_forward = d.direct == direct_forward;
-  TransformWeightsParams t{};
+  NonfusedFilterParams t{};
   t.w = c.w, t.u = c.workspace;
   t.w_output = is_forward ? kFilter : kKernelArea, t.w_channel = is_forward ? kKernelArea : kFilter;
   t.channels = d.channels, t.channels_all = int(channels_all), t.chunks = int(chunks);
   t.outputs = d.outputs, t.k_tile = kK, t.source_channels = by(d.channels);
-  HalfTransformParams f{};
+  NonfusedInputParams f{};
   f.source = c.x, f.x = c.workspace + weights, f.source_batch = c.x_batch, f.source_channel = c.x_channel;
   f.source_row = int(c.x_row), f.source_column = int(c.x_column), f.vectors = by(vectors), f.pitch = by(pitch);
   f.channels = kGroups * chunks * kChannelChunk, f.channels_filled = by(chunks * kChannelChunk);
@@ -1694,12 +1698,12 @@ static const char* separable(const Call& c, const Direction& d) {
   t.tap_class_w = {across.taps, across.tap_first, across.tap_stride};
   f.class_w = {across.read_first, read_end(across, 1, kLatticesW, c.out_width, c.width)};
 
-  HalfGemmParams g{};
+  NonfusedGemmParams g{};
   g.x = f.x, g.u = t.u, g.y = c.workspace + weights + slab * row_stride, g.row_columns = by(row_columns);
   g.row_stride = int(row_stride), g.group_stride = int(chunks * kChannelChunk * channel_stride);
   g.channel_stride = int(channel_stride), g.part_stride = int(pitch * F45Nested::kM);
   g.chunks = int(chunks), g.outputs = d.outputs;
-  HalfInverseParams i{};
+  NonfusedOutputParams i{};
   const i64 stretch_units = ceil_div(units, ceil_div(F45Nested::kTiles * row_columns, 256));
   const i64 stretch_columns = stretch_units * kLatticesW, stretch = stretch_columns * F45Nested::kOutputs;
   const i64 lines = min(i64(d.outputs), max(1ll, 128 / (F45Nested::kTiles * stretch_columns)));
@@ -1712,20 +1716,21 @@ static const char* separable(const Call& c, const Direction& d) {
   i.count_h = int(c.out_height), i.count_w = int(c.out_width);
   i.vector = c.out_width % 4 == 0 && stretch % 4 == 0 && reinterpret_cast<i64>(c.y) % 16 == 0;
 
-  transform_weights<<<kGroups * k_tiles * chunks, 256, 0, c.stream>>>(t);
-  if (const char* error = failed("transform_weights")) return error;
+  winograd_nonfused_filter<<<kGroups * k_tiles * chunks, 256, 0, c.stream>>>(t);
+  if (const char* error = failed("winograd_nonfused_filter")) return error;
   for (i64 first = 0; first < rows; first += slab) {
     const i64 n = min(slab, rows - first), tiles = products * ceil_div(n * row_columns, Gemm::kU);
     f.first_row = i.first_row = int(first), f.rows = i.rows = by(n);
     f.items = u32(n * kGroups * chunks * kChannelChunk * channel_stride);
     g.tiles = int(tiles), g.column_tiles = by(tiles / products), g.columns = int(n * row_columns);
     g.columns_filled = i.columns_filled = int(columns_filled(n));
-    half_transform<<<ceil_div(f.items, 256), 256, 0, c.stream>>>(f);
-    if (const char* error = failed("half_transform")) return error;
-    half_gemm<kK><<<min(tiles, blocks), Gemm::kThreads, kShared, c.stream>>>(g);
-    if (const char* error = failed("half_gemm")) return error;
-    half_inverse<<<n * kGroups * line_blocks * stretches, 128, 4 * lines * F45::kM * stretch, c.stream>>>(i);
-    if (const char* error = failed("half_inverse")) return error;
+    winograd_nonfused_input<<<ceil_div(f.items, 256), 256, 0, c.stream>>>(f);
+    if (const char* error = failed("winograd_nonfused_input")) return error;
+    winograd_nonfused_gemm<kK><<<min(tiles, blocks), Gemm::kThreads, kShared, c.stream>>>(g);
+    if (const char* error = failed("winograd_nonfused_gemm")) return error;
+    winograd_nonfused_output
+        <<<n * kGroups * line_blocks * stretches, 128, 4 * lines * F45::kM * stretch, c.stream>>>(i);
+    if (const char* error = failed("winograd_nonfused_output")) return error;
   }
   return nullptr;
 }
@@ -1735,16 +1740,17 @@ static const char* toom_weight_gradient(const Call& c) {
   constexpr int kChannels = kInChannels / kGroups, kOutputs = kOutChannels / kGroups;
   constexpr int kTilesK = (kOutputs + WgradTile::kTileK - 1) / WgradTile::kTileK;
   constexpr int kTilesC = (kChannels + WgradTile::kTileC - 1) / WgradTile::kTileC;
-  constexpr int kBlocks = kTilesK * kTilesC * ToomWgradSizes::kProducts * kGroups;  // of a slice
-  constexpr i64 kElements = i64(kBlocks) * ToomWgradSizes::kPasses * F45x2::kPoints * WgradTile::kTileK *
+  constexpr int kBlocks = kTilesK * kTilesC * WinogradWgradSizes::kProducts * kGroups;  // of a slice
+  constexpr i64 kElements = i64(kBlocks) * WinogradWgradSizes::kPasses * F45x2::kPoints * WgradTile::kTileK *
       WgradTile::kTileC;
-  constexpr int kShared = 8 * (ToomWgradSizes::kOperands + ToomWgradSizes::kStaged) + sizeof(ToomWgradState);
+  constexpr int kShared = 8 * (WinogradWgradSizes::kOperands + WinogradWgradSizes::kStaged)
+      + sizeof(WinogradWgradState);
   const i64 tiles_h = ceil_div(c.out_height, kLatticesH * F45::kM);
   const i64 tiles = ceil_div(c.out_width, kLatticesW * 4) * 3;
   const i64 rows = c.batch * kLatticesH * tiles_h * (kLatticesW / 3);
   const i64 most_stride = max(max(c.x_row, c.x_column), max(c.y_row, c.y_column));
   if (rows * ceil_div(tiles, kChunk) >= 0x7fffffff || most_stride >= 0x7fffffff ||
-      c.batch * c.out_height * c.out_width > kMostPixels || !allow_shared(toom_wgrad, kShared))
+      c.batch * c.out_height * c.out_width > kMostPixels || !allow_shared(winograd_wgrad, kShared))
     return direct_weight_gradient(c);
 
   // Slices of the rows: enough to fill the device in whole waves, and for short sums; few enough for the workspace.
@@ -1765,34 +1771,34 @@ static const char* toom_weight_gradient(const Call& c) {
       end = max(end, classes[i].read_first + step * (outputs - 1 + lattices * (classes[i].taps - 1)) + 1);
     return end;
   };
-  ToomWgradParams p{};
+  WinogradWgradParams p{};
   p.x = c.x, p.dy = c.y, p.partial = c.workspace;
   p.x_batch = c.x_batch, p.x_channel = c.x_channel, p.dy_batch = c.y_batch, p.dy_channel = c.y_channel;
   p.x_row = int(c.x_row), p.x_column = int(c.x_column), p.dy_row = int(c.y_row), p.dy_column = int(c.y_column);
   p.x_next_row = 4 * p.x_row * kLatticesH, p.dy_next_row = 4 * p.dy_row * kLatticesH;
-  p.x_next_channel = 4 * ToomWgradSizes::kWarps * c.x_channel,
-      p.dy_next_channel = 4 * ToomWgradSizes::kWarps * c.y_channel;
+  p.x_next_channel = 4 * WinogradWgradSizes::kWarps * c.x_channel,
+      p.dy_next_channel = 4 * WinogradWgradSizes::kWarps * c.y_channel;
   p.read_first_h = kForwardH[0].read_first, p.x_first_h = kForwardH[0].read_first * c.x_row;
   p.read_first_w = kForwardW[0].read_first, p.x_first_w = kForwardW[0].read_first * c.x_column;
   p.height = int(min(c.height, reach(kForwardH, 1, 1, kLatticesH, c.out_height)));
   p.width = int(min(c.width, reach(kForwardW, 1, 1, kLatticesW, c.out_width)));
   p.count_h = int(c.out_height), p.count_w = int(c.out_width);
   p.rows = int(rows), p.tiles = int(tiles), p.slices = int(slices), p.tiles_h = by(tiles_h);
-  toom_wgrad<<<kBlocks * slices, ToomWgradSizes::kThreads, kShared, c.stream>>>(p);
-  if (const char* error = failed("toom_wgrad")) return error;
+  winograd_wgrad<<<kBlocks * slices, WinogradWgradSizes::kThreads, kShared, c.stream>>>(p);
+  if (const char* error = failed("winograd_wgrad")) return error;
 
   if (slices > 1) {
-    ToomWgradSumParams s{};
+    WinogradWgradSumParams s{};
     s.partial = c.workspace, s.slices = int(slices);
-    toom_wgrad_sum<<<ceil_div(kElements, 1024), 256, 0, c.stream>>>(s);
-    if (const char* error = failed("toom_wgrad_sum")) return error;
+    winograd_wgrad_sum<<<ceil_div(kElements, 1024), 256, 0, c.stream>>>(s);
+    if (const char* error = failed("winograd_wgrad_sum")) return error;
   }
-  ToomWgradFinishParams f{};
+  WinogradWgradOutputParams f{};
   f.partial = c.workspace, f.dw = c.w, f.slices = int(slices);
   f.taps_h = kForwardH[0].taps, f.tap_first_h = kForwardH[0].tap_first;
   f.taps_w = kForwardW[0].taps, f.tap_first_w = kForwardW[0].tap_first;
-  toom_wgrad_finish<<<ceil_div(kOutChannels * kChannels, 128), 128, 0, c.stream>>>(f);
-  return failed("toom_wgrad_finish");
+  winograd_wgrad_output<<<ceil_div(kOutChannels * kChannels, 128), 128, 0, c.stream>>>(f);
+  return failed("winograd_wgrad_output");
 }
 """
 

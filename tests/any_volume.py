@@ -9,10 +9,10 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from torch import Tensor
 
-from polyconv import reference
-from polyconv.ops import runs_as
+from polyconv.backend import Run
+from polyconv.dispatch import runs_as
+from polyconv.numerics import reference
 from polyconv.problem import Activation, PaddingMode, Pass, Problem
-from polyconv.readiness import Run
 
 
 @st.composite

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nightly import sampled
-from polyconv.plan import KernelSpec, all_kernels
+from polyconv.cuda.planner import KernelSpec, all_kernels
 
 ARCHS = ("sm_70", "sm_80", "sm_90", "sm_100", "sm_120")
 SAMPLE = 40

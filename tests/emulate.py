@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 import gpu_emulator
-from polyconv import reference
-from polyconv.accuracy import reduction_of
-from polyconv.algebra.error import TYPICAL, Magnitudes
-from polyconv.cuda.cache import KernelCache
-from polyconv.plan import DEVICES, KernelSpec, Launch, Plan, plan_cuda
-from polyconv.plan.candidates import CudaCandidate
+from polyconv.cuda.jit.cache import KernelCache
+from polyconv.cuda.planner import DEVICES, KernelSpec, Launch, Plan, plan_cuda
+from polyconv.cuda.planner.candidate import CudaCandidate
+from polyconv.numerics import reference
+from polyconv.numerics.error_model import TYPICAL, Magnitudes
+from polyconv.numerics.prediction import reduction_of
+from polyconv.numerics.scale import largest, scales
 from polyconv.problem import Activation, Pass, Problem
-from polyconv.scale import largest, scales
 
 V100, A100 = DEVICES["v100"], DEVICES["a100"]
 NAN = float("nan")

@@ -9,14 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyconv import choices, ops, reference
+from polyconv import dispatch
 from polyconv.arguments import Geometry
+from polyconv.autotune import preferences
 from polyconv.cpu import native
-from polyconv.cpu.candidates import CpuCandidate
+from polyconv.cpu.plan import CpuCandidate
 from polyconv.cpu.planner import offered, plan_cpu
+from polyconv.numerics import reference
+from polyconv.numerics.scale import largest, scales
 from polyconv.problem import Pass, Problem
-from polyconv.scale import largest, scales
-from polyconv.tuning import problem_key
+from polyconv.tuning_key import problem_key
 
 if not native.is_available():
     pytest.skip(str(native.why_absent()), allow_module_level=True)
@@ -99,14 +101,14 @@ class Trial:
         keys = [problem_key(problem, kept_weights=kept) for kept in (False, True)]
         for candidate in offered(problem, plan_cpu(problem).device):
             if candidate.refusal is None:
-                with choices.Forced(dict.fromkeys(keys, candidate.name)), torch.no_grad():
+                with preferences.Forced(dict.fromkeys(keys, candidate.name)), torch.no_grad():
                     deviation = (self._run().double() - exact).abs()
                 assert not deviation.isnan().any()
                 yield candidate, largest(deviation, scale)
 
     def _run(self) -> Tensor:
         if self.kind is Pass.FPROP:
-            return ops.fprop(self.one, self.other, None, *self.geometry)
+            return dispatch.fprop(self.one, self.other, None, *self.geometry)
         if self.kind is Pass.DGRAD:
-            return ops.dgrad(self.one, self.other, self.layer.x, False, *self.geometry)
-        return ops.wgrad(self.other, self.one, self.layer.w, False, False, *self.geometry)[0]
+            return dispatch.dgrad(self.one, self.other, self.layer.x, False, *self.geometry)
+        return dispatch.wgrad(self.other, self.one, self.layer.w, False, False, *self.geometry)[0]

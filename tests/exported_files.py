@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from nightly import nightly
-from polyconv.export import exported_file, named_model
-from polyconv.plan import DEVICES
+from polyconv.cuda.planner import DEVICES
+from polyconv.tools.export import exported_file, named_model
 
 V100 = DEVICES["v100"]
 PROBLEMS = ("kb50", "kb55", "kb56", "kb62", "kb63", "kb80", "kb82", "kb83", "kb84", "kb85", "kb86", "kb87")

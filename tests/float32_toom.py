@@ -18,7 +18,7 @@ from polyconv.algebra.matrices import Matrix, matrix
 from polyconv.algebra.program import Program
 from polyconv.algebra.segments import AxisScheme, Scheme2d
 from polyconv.algebra.steps import axis_steps
-from polyconv.algebra.tensor_core import SplitProducts
+from polyconv.numerics.tensor_core import SplitProducts
 from tensor_core_sums import SplitSums
 
 Array = npt.NDArray[Any]

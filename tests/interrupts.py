@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType, ModuleType
 from typing import Any
 
-from polyconv.forking import whole
+from polyconv.runtime.fork_safety import STATE_LOCK
 
 
 def interrupted_at_each_step(code: Callable[[], object], *modules: ModuleType) -> Iterator[int]:
@@ -44,8 +44,8 @@ def _interrupt(code: Callable[[], object], files: set[str | None], step: int) ->
     try:
         code()
     except KeyboardInterrupt:
-        while whole._is_owned():  # no signal comes between the last step of a block and the release of its lock
-            whole.release()
+        while STATE_LOCK._is_owned():  # no signal comes between the last step of a block and the release of its lock
+            STATE_LOCK.release()
         return True
     finally:
         sys.settrace(before)

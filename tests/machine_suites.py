@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from polyconv.plan import strips
+from polyconv.cuda.planner.depthwise import strip
 from polyconv.problem import Pass, Problem, channels_last_strides, output_extent
 
 MODES = ("zeros", "reflect", "replicate", "circular")
@@ -236,7 +236,7 @@ def shapes(draw: st.DrawFn) -> Shape:
     else:
         groups, channels, outputs = draw(st.integers(2, 6)), 1, draw(st.integers(1, 3))
         if draw(st.booleans()):  # one of the kernels that have instances of their own
-            (_, each), kernels = draw(st.sampled_from(list(strips.KERNELS.items())))
+            (_, each), kernels = draw(st.sampled_from(list(strip.KERNELS.items())))
             kernel, stride, dilation, outputs = draw(st.sampled_from(kernels)), (each, each), (1, 1), 1
     size, sides = [], []
     for axis in (0, 1):

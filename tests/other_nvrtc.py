@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from gpu_emulator.toolchain import cache_dir, lock
-from polyconv.cuda.compile import compiler_id
+from polyconv.cuda.jit.compile import compiler_id
 
 
 class NvrtcError(Exception):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polyconv.backends import Run
-from polyconv.cpu import aten
+from polyconv.backend import Run
+from polyconv.cpu.engines import aten
 from polyconv.problem import Pass, Problem
 
 OUTPUTS = {Pass.FPROP: {"y"}, Pass.DGRAD: {"x"}, Pass.WGRAD: {"dw", "db"}}
@@ -28,7 +28,7 @@ class Recorder:
     def prepare(self, problem: Problem, *, inference: bool = False) -> Run:
         return lambda tensors: self._run(problem, tensors)
 
-    def leaves_to_torch(self, problem: Problem, *, inference: bool = False) -> bool:
+    def is_passthrough(self, problem: Problem, *, inference: bool = False) -> bool:
         return False
 
     def _run(self, problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:

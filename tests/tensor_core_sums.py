@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from polyconv.algebra.tensor_core import TOP, SplitProducts, TensorCore
+from polyconv.numerics.tensor_core import TOP, SplitProducts, TensorCore
 
 Array = npt.NDArray[Any]
 Factors = tuple[Array, Array]

@@ -10,21 +10,25 @@ import pytest
 import torch
 
 from emulate import V100, check
-from polyconv import backends, reference
-from polyconv.cpu import native, planner
+from polyconv import backend as the_backend
+from polyconv.cpu import native
+from polyconv.cpu import planner as cpu_planner
 from polyconv.cpu.backend import CpuBackend
-from polyconv.cpu.candidates import CpuCandidate
 from polyconv.cpu.device import CpuDevice
-from polyconv.plan import KernelSpec, cuda, gather, plan_cuda
-from polyconv.plan.gather import GatherCandidate
+from polyconv.cpu.plan import CpuCandidate
+from polyconv.cuda.planner import KernelSpec, plan_cuda
+from polyconv.cuda.planner import planner as planner_planner
+from polyconv.cuda.planner.implicit_gemm import fprop_dgrad
+from polyconv.cuda.planner.implicit_gemm.fprop_dgrad import ImplicitGemmCandidate
+from polyconv.numerics import reference
+from polyconv.numerics.scale import largest, scales
 from polyconv.problem import Pass, Problem
-from polyconv.scale import largest, scales
 
 PROBLEM = Problem.make("fprop", (2, 5, 7, 9), (6, 5, 3, 3), padding=(1, 1, 1, 1))
 
 
 @dataclass(frozen=True)
-class ToyCandidate(GatherCandidate):
+class ToyCandidate(ImplicitGemmCandidate):
     """Forward passes on a kernel that exists, under a name of its own."""
 
     @property
@@ -35,7 +39,7 @@ class ToyCandidate(GatherCandidate):
         return "no bias" if problem.bias else super().refusal(problem)
 
 
-TOYS = tuple(ToyCandidate(tile, gather.ROWS) for tile in gather.GATHER_TILES)
+TOYS = tuple(ToyCandidate(tile, fprop_dgrad.ROWS) for tile in fprop_dgrad.GATHER_TILES)
 
 
 def toy_kernels() -> Iterator[KernelSpec]:
@@ -50,16 +54,16 @@ FAMILY = SimpleNamespace(
 
 def test_a_family_of_cuda_kernels_is_a_module_and_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planned, explained, refused in its own words, and executed as machine code against float64."""
-    before = set(cuda.all_kernels())
-    monkeypatch.setattr(cuda, "FAMILIES", (FAMILY,))
+    before = set(planner_planner.all_kernels())
+    monkeypatch.setattr(planner_planner, "FAMILIES", (FAMILY,))
     plan_cuda.cache_clear()
     try:
-        assert set(cuda.all_kernels()) == set(toy_kernels()) <= before
+        assert set(planner_planner.all_kernels()) == set(toy_kernels()) <= before
         plan = plan_cuda(PROBLEM, V100)
         assert plan.choice.startswith("toy_")
         assert f"runs direct ({plan.choice})" in plan.explain()
         assert "not toy_" in plan.explain()
-        with pytest.raises(cuda.PlanError, match=r"no kernel can run .*toy_.*: no bias"):
+        with pytest.raises(planner_planner.PlanError, match=r"no kernel can run .*toy_.*: no bias"):
             plan_cuda(Problem.make("fprop", (2, 5, 7, 9), (6, 5, 3, 3), bias=True), V100)
     finally:
         plan_cuda.cache_clear()
@@ -72,7 +76,7 @@ def toy_candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate
     yield CpuCandidate("toy", "exact", direct=True, cycles=1.0, error=1e-6, refusal=refusal)
 
 
-def toy_prepare(chosen: CpuCandidate, problem: Problem, weights: object) -> backends.Run:
+def toy_prepare(chosen: CpuCandidate, problem: Problem, weights: object) -> the_backend.Run:
     return lambda t: t["y"].copy_(reference.fprop(problem, t["x"], t["w"], t.get("bias")))  # type: ignore[return-value]
 
 
@@ -82,18 +86,18 @@ ENGINE = SimpleNamespace(NAME="toy", candidates=toy_candidates, prepare=toy_prep
 @pytest.mark.skipif(not native.is_available(), reason=str(native.why_absent()))
 def test_a_cpu_engine_is_a_module_and_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planned, explained, refused in its own words, and executed against float64."""
-    monkeypatch.setattr(planner, "ENGINES", (*planner.ENGINES, ENGINE))
-    planner._plan.cache_clear()
+    monkeypatch.setattr(cpu_planner, "ENGINES", (*cpu_planner.ENGINES, ENGINE))
+    cpu_planner._plan.cache_clear()
     try:
         backend = CpuBackend()
         assert backend.plan(PROBLEM).choice == backend.candidates(PROBLEM)[0] == "exact, toy"
         assert "runs exact, toy" in backend.explain(PROBLEM)
-        gradient = planner.plan_cpu(Problem.make("dgrad", PROBLEM.x_shape, PROBLEM.w_shape))
+        gradient = cpu_planner.plan_cpu(Problem.make("dgrad", PROBLEM.x_shape, PROBLEM.w_shape))
         assert "not exact, toy: only forward" in gradient.explain(verbose=True)
         tensors = {"x": torch.randn(PROBLEM.x_shape), "w": torch.randn(PROBLEM.w_shape)}
         y = torch.full(PROBLEM.y_shape, float("nan"))
         backend.prepare(PROBLEM)({**tensors, "y": y})
     finally:
-        planner._plan.cache_clear()
+        cpu_planner._plan.cache_clear()
     error = (y.double() - reference.fprop(PROBLEM, tensors["x"], tensors["w"], None)).abs()
     assert largest(error, scales(PROBLEM, tensors)["y"]) <= 1e-6

@@ -23,17 +23,19 @@ import torch
 import torch.nn.functional as F
 
 import polyconv
-from polyconv import choices, cli, documents, once, settings, tuning
-from polyconv.backends import backend_for
-from polyconv.cuda.bundle import Bundle, BundleError
-from polyconv.cuda.bundle_writer import BundleWriter
-from polyconv.cuda.cache import KernelCache
-from polyconv.cuda.entries import Entry, EntryError
-from polyconv.diagnosis import findings
-from polyconv.documents import DocumentError
-from polyconv.files import replace_whole
-from polyconv.tuning import Tuning, TuningError
-from polyconv.tuning import file as tuning_file
+from polyconv import cli, settings
+from polyconv.autotune import preferences, tuning_file, tuning_lookup
+from polyconv.autotune.tuning_file import Tuning, TuningError
+from polyconv.backend import backend_for
+from polyconv.cuda.jit.bundle import Bundle, BundleError
+from polyconv.cuda.jit.bundle_writer import BundleWriter
+from polyconv.cuda.jit.cache import KernelCache
+from polyconv.cuda.jit.store import Entry, EntryError
+from polyconv.runtime import warn_once
+from polyconv.tools.doctor import environment as doctor_environment
+from polyconv.util import checked_json
+from polyconv.util.atomic_files import replace_whole
+from polyconv.util.checked_json import DocumentError
 from strangers import public_folder, stranger
 from virtual_gpu.example import KERNELS, axpy_spec
 
@@ -46,7 +48,7 @@ pytestmark = pytest.mark.timeout(120)  # a pipe that somebody waits for is a fai
 
 @pytest.fixture(autouse=True)
 def _warnings_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(once, "_said", {})
+    monkeypatch.setattr(warn_once, "_said", {})
 
 
 # ---- what may be in a file's place
@@ -62,7 +64,7 @@ NOT_JSON: dict[str, bytes] = {
     "a byte": b"\0",
     "binary": bytes(range(256)) * 40,
     "a null and more": b"null\0",
-    "truncated": b'{"format": "polyconv tuning", "schema": 1, "sections": [{"environ',
+    "truncated": b'{"format": "polyconv tuning", "schema": 2, "sections": [{"environ',
     "half a string": b'{"schema": "',
     "ends in a backslash": b'{"schema": "\\',
     "two documents": b"{}{}",
@@ -78,7 +80,7 @@ NOT_JSON: dict[str, bytes] = {
     "nested objects": _nested(100_000, '{"a":', "}"),
     "nested and open": b"[" * 100_000,
     "nested behind strings": b'["\\"]]]]\\\\", ' + _nested(100_000) + b"]",
-    "nested a little too deeply": _nested(documents.DEEPEST + 1),
+    "nested a little too deeply": _nested(checked_json.DEEPEST + 1),
     "NaN": b'{"schema": NaN}',
     "infinity": b'{"schema": -Infinity}',
     "a float too large": b'{"schema": 1e999}',
@@ -97,7 +99,7 @@ OTHER_JSON: dict[str, bytes] = {
     "a list of pairs": b'[["schema", 1], ["kernels", {}]]',
     "an empty object": b"{}",
     "another object": b'{"name": "left-pad", "version": "1.3.0"}',
-    "nested as deeply as allowed": _nested(documents.DEEPEST),
+    "nested as deeply as allowed": _nested(checked_json.DEEPEST),
 }
 """What is JSON, and something else."""
 
@@ -172,7 +174,7 @@ def test_a_tuning_file_that_is_bad_is_one_warning(tmp_path: Path, content: str, 
 
 def test_a_tuning_file_that_cannot_be_read() -> None:
     with public_folder() as folder, stranger(), settings.use(tuning_file=(folder / "t.json",), cache_dir=folder):
-        tuning.update(folder / "t.json", Tuning())
+        tuning_file.update(folder / "t.json", Tuning())
         (folder / "t.json").chmod(0)
         told = convolve()
         assert ["Permission denied" in words for words in told] == [True]
@@ -209,7 +211,7 @@ def test_many_threads_are_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     def ask() -> None:
         barrier.wait(30)
-        tuning.find(KEY, here)
+        tuning_lookup.find(KEY, here)
 
     with settings.use(tuning_file=(path,), cache_dir=tmp_path / "none"):
         threads = [threading.Thread(target=ask) for _ in range(8)]
@@ -225,10 +227,10 @@ def test_a_file_that_was_repaired_is_followed(tmp_path: Path) -> None:
     path.write_text("{")
     with settings.use(tuning_file=(path,), cache_dir=tmp_path / "none"):
         with pytest.warns(RuntimeWarning, match="is not JSON"):
-            assert tuning.find(KEY, here) is None
+            assert tuning_lookup.find(KEY, here) is None
         path.unlink()
-        tuning.update(path, Tuning.of(here, {KEY: tuning.Entry("a", {"a": 1.0}, 2.0)}))
-        assert tuning.find(KEY, here).entry.choice == "a"
+        tuning_file.update(path, Tuning.of(here, {KEY: tuning_file.Entry("a", {"a": 1.0}, 2.0)}))
+        assert tuning_lookup.find(KEY, here).entry.choice == "a"
 
 
 # ---- wrong values in a tuning file
@@ -239,7 +241,7 @@ def tuning_json() -> Json:
     entry = {"choice": "a", "seconds": {"a": 1.0, "b": 2}, "torch_seconds": 3.0, "measured": "2026-01-01T00:00:00Z"}
     here = backend_for(torch.device("cpu")).environment().as_json()
     section = {"environment": here, "entries": {KEY: entry}}
-    return {"format": f"polyconv {tuning_file.KIND}", "schema": 1, "sections": [section]}
+    return {"format": f"polyconv {tuning_file.KIND}", "schema": tuning_file.SCHEMA, "sections": [section]}
 
 
 def with_value(value: Any, *place: Any) -> Callable[[Json], None]:
@@ -262,7 +264,7 @@ WRONG_VALUES: list[tuple[Any, tuple[Any, ...], str]] = [
     ("another", ("format",), "is not a tuning file"),
     ({}, ("format",), "is not a tuning file"),
     (GONE, ("schema",), 'it has no "schema"'),
-    (2, ("schema",), "has schema 2; this version of polyconv reads 1"),
+    (3, ("schema",), "has schema 3; this version of polyconv reads 2"),
     (True, ("schema",), "schema: expected a number, found true or false"),
     ("1", ("schema",), "schema: expected a number, found a text"),
     (GONE, ("sections",), 'it has no "sections"'),
@@ -301,14 +303,14 @@ def test_a_wrong_value_in_a_tuning_file_is_named(
         told = convolve()
     assert [words in said for said in told] == [True], told
     with pytest.raises(TuningError, match="not overwritten"):
-        tuning.update(path, Tuning())
+        tuning_file.update(path, Tuning())
     assert json.loads(path.read_text()) == found
 
 
 def test_a_choice_that_nobody_knows_is_not_run(tmp_path: Path) -> None:
     path, found = tmp_path / "t.json", tuning_json()
     section = found["sections"][0]
-    with choices.watched() as seen, settings.use(tuning_file=()):
+    with preferences.watched() as seen, settings.use(tuning_file=()):
         convolve()
     (entry,) = section["entries"].values()
     for odd in ("", "magic", "[/red]", "é" * 10_000, "f(4,3) x f(4,3), tile lanes"):
@@ -328,7 +330,7 @@ def test_sections_of_other_versions_may_hold_anything(tmp_path: Path) -> None:
     path.write_text(json.dumps(found))
     with settings.use(tuning_file=(path,), cache_dir=tmp_path / "none"):
         assert convolve() == []
-    written = tuning.update(path, Tuning())
+    written = tuning_file.update(path, Tuning())
     assert {json.dumps(entry) for section in written.sections for entry in section.entries.values()} >= {
         json.dumps(entry) for entry in odd
     }
@@ -408,7 +410,7 @@ def test_a_wrong_value_in_a_manifest_is_named(
     assert cli.main(["cache", "verify", "--directory", str(bundle)]) == 1
     assert words in capsys.readouterr().err
     with settings.use(kernels=bundle):
-        (finding,) = (one for one in findings.findings() if one.name == "bundle")
+        (finding,) = (one for one in doctor_environment.findings() if one.name == "bundle")
     assert words in finding.text
 
 
@@ -457,8 +459,8 @@ def test_a_command_that_names_a_bad_file_says_so(
     assert cli.main(["tune", "--merge", str(path), "-o", str(tmp_path / "out.json")]) == 1
     assert capsys.readouterr().err.startswith(f"polyconv tune: {path}")
     with settings.use(tuning_file=(path,), cache_dir=tmp_path / "none"):
-        (finding,) = (one for one in findings.findings() if one.name == "tuning")
-    assert finding.state is findings.State.WARNING
+        (finding,) = (one for one in doctor_environment.findings() if one.name == "tuning")
+    assert finding.state is doctor_environment.State.WARNING
 
 
 def test_an_architecture_of_many_digits_can_be_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -522,7 +524,7 @@ def test_no_tuning_file_raises_anything_but_its_own_error() -> None:
             continue
         read += 1
         found.find(KEY, here)
-        tuning_file.parse(tuning.merge((found, found)).text().encode(), "t.json")
+        tuning_file.parse(tuning_file.merge((found, found)).text().encode(), "t.json")
     assert read > 20
 
 
@@ -547,13 +549,13 @@ def test_no_description_and_no_manifest_raises_anything_but_its_own_error(bundle
 @pytest.mark.parametrize("data", [*NOT_JSON.values()], ids=NOT_JSON)
 def test_the_loader_raises_its_own_error(data: bytes) -> None:
     with pytest.raises(DocumentError, match=r"^a\.json "):
-        documents.parse(data, "a.json")
+        checked_json.parse(data, "a.json")
 
 
 def test_what_is_as_deep_as_allowed_is_read() -> None:
-    for data in (_nested(documents.DEEPEST), b'{"[[[[": "' + b"[{" * 1000 + b'\\"[[", "\\\\": [1]}'):
-        assert documents.parse(data, "a.json").found == json.loads(data)
-    assert documents.parse('{"name": "\\ud83d\\ude00 é"}'.encode(), "a.json").member("name").text() == "😀 é"
+    for data in (_nested(checked_json.DEEPEST), b'{"[[[[": "' + b"[{" * 1000 + b'\\"[[", "\\\\": [1]}'):
+        assert checked_json.parse(data, "a.json").found == json.loads(data)
+    assert checked_json.parse('{"name": "\\ud83d\\ude00 é"}'.encode(), "a.json").member("name").text() == "😀 é"
 
 
 def test_a_pipe_or_a_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:

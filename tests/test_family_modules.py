@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import polyconv
-from polyconv.bench import family_networks as networks
 from polyconv.nn import OURS
+from polyconv.tools.bench import model_zoo as networks
 
 KINDS = [kind for kind in OURS if not kind.__name__.startswith("Lazy")]
 LAZY = [kind for kind in OURS if kind.__name__.startswith("Lazy")]

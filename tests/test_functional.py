@@ -12,9 +12,9 @@ from torch import Tensor
 
 import polyconv
 from geometries import CASES, Case, cases, laid_out
-from polyconv import reference
 from polyconv.arguments import normalise
-from polyconv.backends import override
+from polyconv.backend import override
+from polyconv.numerics import reference
 from recording import Recorder
 
 

@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyconv import cli, trust, tuning
-from polyconv.backends import backend_for
-from polyconv.cuda import entries
-from polyconv.cuda.bundle_writer import BundleWriter
-from polyconv.cuda.cache import KernelCache
-from polyconv.files import Folder, replace_whole
-from polyconv.tuning import Tuning
+from polyconv import cli
+from polyconv.autotune import tuning_file
+from polyconv.autotune.tuning_file import Tuning
+from polyconv.backend import backend_for
+from polyconv.cuda.jit import store
+from polyconv.cuda.jit.bundle_writer import BundleWriter
+from polyconv.cuda.jit.cache import KernelCache
+from polyconv.util import file_trust
+from polyconv.util.atomic_files import Folder, replace_whole
 from virtual_gpu.example import KERNELS, axpy_spec
 
 SPEC, ARCH = axpy_spec(), "sm_70"
@@ -46,7 +48,7 @@ def hidden(folder: Path) -> list[str]:
 
 
 def some_tuning() -> Tuning:
-    return Tuning.of(HERE, {"a problem": tuning.Entry("a", {"a": 1.0}, 2.0)})
+    return Tuning.of(HERE, {"a problem": tuning_file.Entry("a", {"a": 1.0}, 2.0)})
 
 
 def new_bundle(folder: Path) -> None:
@@ -56,7 +58,7 @@ def new_bundle(folder: Path) -> None:
 
 
 WRITERS: dict[str, Callable[[Path], object]] = {
-    "tuning file": lambda folder: tuning.update(folder / "tuning.json", some_tuning()),
+    "tuning file": lambda folder: tuning_file.update(folder / "tuning.json", some_tuning()),
     "report": lambda folder: replace_whole(folder / "report.json", b"{}"),
     "cache": lambda folder: machine(folder).get(SPEC, ARCH),
     "manifest": lambda folder: BundleWriter(folder, machine(folder / "none")),
@@ -113,7 +115,7 @@ def test_clearing_a_cache_takes_what_was_left_behind_and_waits_for_writers(tmp_p
     assert len(hidden(folder)) == 1
     clearing = threading.Thread(target=cli.main, args=(["cache", "clear", "--directory", str(folder)],))
     name = cache.entry(SPEC, ARCH).name
-    with Folder(folder) as opened, entries.locked(opened, name, trust.owners()):
+    with Folder(folder) as opened, store.locked(opened, name, file_trust.owners()):
         clearing.start()
         clearing.join(0.3)
         assert clearing.is_alive()

@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import polyconv
 from commands import environment
-from polyconv.exchange import ExchangeError
+from polyconv.dispatch.transforms.interop import ExchangeError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch's, about most of its tools

@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyconv import reference
 from polyconv.arguments import normalise
 from polyconv.cpu.planner import plan_cpu
-from polyconv.plan import DEVICES, PlanError, plan_cuda
+from polyconv.cuda.planner import DEVICES, plan_cuda
+from polyconv.lowering.extreme_geometry import reduce_geometry
+from polyconv.numerics import reference
 from polyconv.problem import PaddingMode, Pass, Problem, Shape, channels_last_strides, contiguous_strides, output_extent
-from polyconv.reduction import reduce_geometry
+from polyconv.selection import PlanError
 
 W1 = Problem.make("fprop", (8, 32, 512, 512), (64, 32, 5, 9), padding=(2, 2, 4, 4), dilation=(2, 3))
 

@@ -201,7 +201,7 @@ def compute_without_a_home() -> None:
     warnings.simplefilter("error")
     for work in WORK:
         work()
-    assert polyconv.tuning.lookup.files() == ()
+    assert polyconv.autotune.tuning_lookup.files() == ()
 
 
 def test_without_a_home_convolutions_run() -> None:

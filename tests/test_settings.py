@@ -17,7 +17,9 @@ import torch
 import polyconv
 from commands import environment
 from interrupts import interrupted_at_each_step
-from polyconv import backends, blocks, choices, epoch, once, settings
+from polyconv import backend, settings
+from polyconv.autotune import preferences
+from polyconv.runtime import scopes, state_version, warn_once
 from polyconv.settings import Settings
 from recording import Recorder
 
@@ -106,7 +108,7 @@ def test_the_instruction_set(text: str) -> None:
 
 def first_read(monkeypatch: pytest.MonkeyPatch, **variables: str) -> list[str]:
     """What a new process is told when it first reads its settings, twice."""
-    monkeypatch.setattr(once, "_said", {})
+    monkeypatch.setattr(warn_once, "_said", {})
     for kept in ("_initial", "_process"):
         monkeypatch.setattr(settings, kept, getattr(settings, kept))
     for name, value in variables.items():
@@ -243,46 +245,46 @@ def test_prints_as_variables() -> None:
 
 def test_a_state_that_comes_back_has_the_number_that_it_had() -> None:
     """So that plans are found again: a training loop may enter a block in each of its steps."""
-    before = epoch.now()
+    before = state_version.current()
     inside = set()
     for _ in range(3):
         with polyconv.tolerance(1e-3):
-            inside.add(epoch.now())
-        assert epoch.now() == before
+            inside.add(state_version.current())
+        assert state_version.current() == before
     assert len(inside) == 1
     assert before not in inside
-    forced = choices.Forced({"key": "candidate"})
+    forced = preferences.Forced({"key": "candidate"})
     with forced:
-        inside.add(epoch.now())
-        with choices.watched():
-            inside.add(epoch.now())
-        with backends.override("cpu", Recorder()):
-            inside.add(epoch.now())
+        inside.add(state_version.current())
+        with preferences.watched():
+            inside.add(state_version.current())
+        with backend.override("cpu", Recorder()):
+            inside.add(state_version.current())
         set_before = polyconv.set_tolerance(1e-2)
-        inside.add(epoch.now())
+        inside.add(state_version.current())
         polyconv.set_tolerance(set_before)
     with forced:
-        assert epoch.now() in inside
+        assert state_version.current() in inside
     assert len(inside) == 5
-    assert epoch.now() == before
+    assert state_version.current() == before
 
 
 def test_nobody_learns_a_number_amid_a_change() -> None:
     """A handler of signals may, in the thread that changes; the number holds for nothing then."""
     asked: list[int] = []
-    stack: blocks.Stack[int] = blocks.Stack(lambda: asked.append(epoch.now()))
+    stack: scopes.ScopeStack[int] = scopes.ScopeStack(lambda: asked.append(state_version.current()))
     numbers = [0]
-    epoch.follow(lambda: numbers[0])
+    state_version.include(lambda: numbers[0])
     try:
-        before = epoch.now()
+        before = state_version.current()
         numbers[0] = 1
-        stack.put(blocks.Entry(1))
+        stack.put(scopes.ScopeEntry(1))
         numbers[0] = 2  # what the change was about
-        stack.put(blocks.Entry(2))
-        assert len({before, epoch.now(), *asked}) == 3
+        stack.put(scopes.ScopeEntry(2))
+        assert len({before, state_version.current(), *asked}) == 3
     finally:
-        epoch._sources.pop()
-        epoch.changed()
+        state_version._sources.pop()
+        state_version.changed()
 
 
 # ---- Ctrl-C
@@ -297,7 +299,7 @@ def loosened() -> None:
 
 def test_an_interrupt_at_any_step_leaves_no_setting_behind() -> None:
     before = settings.current()
-    for step in interrupted_at_each_step(loosened, settings, epoch, blocks):
+    for step in interrupted_at_each_step(loosened, settings, state_version, scopes):
         assert settings.current() is before, step
         assert settings.changes == "", step
 
@@ -311,7 +313,9 @@ def test_an_interrupt_at_any_step_ends_a_block_that_allows_low_precision() -> No
         entered[0].__enter__()
 
     enter()
-    for step in interrupted_at_each_step(lambda: entered[0].__exit__(None, None, None), settings, epoch, blocks):
+    for step in interrupted_at_each_step(
+        lambda: entered[0].__exit__(None, None, None), settings, state_version, scopes
+    ):
         entered.clear()  # as a with statement does
         assert settings.current() == before, step
         enter()
@@ -325,7 +329,7 @@ SWITCHES = {"allow_low_precision": polyconv.allow_low_precision, "benchmark": po
 @pytest.mark.parametrize("nested", [False, True])
 def test_an_interrupt_at_any_step_of_a_switch_leaves_nothing_behind(name: str, nested: bool) -> None:
     """From the call that makes it, through the way into its block, to the end of that."""
-    switch, before, entered = SWITCHES[name], settings.current(), epoch.now()
+    switch, before, entered = SWITCHES[name], settings.current(), state_version.current()
 
     def block() -> None:
         with switch():
@@ -335,9 +339,9 @@ def test_an_interrupt_at_any_step_of_a_switch_leaves_nothing_behind(name: str, n
                     assert not getattr(settings.current(), name)
 
     steps = 0
-    for step in interrupted_at_each_step(block, settings, epoch, blocks):
+    for step in interrupted_at_each_step(block, settings, state_version, scopes):
         assert settings.current() == before, step
-        assert epoch.now() == entered, step
+        assert state_version.current() == entered, step
         assert not settings._changes.entries, step
         steps += 1
     assert steps > 300
@@ -387,19 +391,19 @@ def test_all_uses_of_a_switch(name: str) -> None:
 
 
 def test_an_interrupt_at_any_step_leaves_no_choice_and_no_backend_behind() -> None:
-    before, cpu = epoch.now(), backends.backend_for(torch.device("cpu"))
-    forced = choices.Forced({"key": "candidate"})
+    before, cpu = state_version.current(), backend.backend_for(torch.device("cpu"))
+    forced = preferences.Forced({"key": "candidate"})
 
     def force() -> None:
-        with forced, choices.watched(alone=True) as seen:
+        with forced, preferences.watched(alone=True) as seen:
             assert seen == []
-        with backends.override("cpu", Recorder()) as recorder:
-            assert backends.backend_for(torch.device("cpu")) is recorder
+        with backend.override("cpu", Recorder()) as recorder:
+            assert backend.backend_for(torch.device("cpu")) is recorder
 
-    for step in interrupted_at_each_step(force, choices, epoch, blocks, backends):
-        forced = choices.Forced({"key": "candidate"})
-        assert epoch.now() == before, step
-        assert backends.backend_for(torch.device("cpu")) is cpu, step
+    for step in interrupted_at_each_step(force, preferences, state_version, scopes, backend):
+        forced = preferences.Forced({"key": "candidate"})
+        assert state_version.current() == before, step
+        assert backend.backend_for(torch.device("cpu")) is cpu, step
 
 
 def test_a_block_can_be_entered_again_and_decorate() -> None:

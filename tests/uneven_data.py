@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from polyconv.algebra.error import Magnitudes
+from polyconv.numerics.error_model import Magnitudes
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]

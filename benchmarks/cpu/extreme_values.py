@@ -14,12 +14,14 @@ from math import prod, sqrt
 import torch
 from torch import Tensor
 
-from polyconv import choices, ops, reference
+from polyconv import dispatch
 from polyconv.algebra.steps import axis_steps
 from polyconv.arguments import Geometry
-from polyconv.cpu.schemes import KernelScheme
+from polyconv.autotune import preferences
+from polyconv.cpu.engines.schemes import KernelScheme
+from polyconv.numerics import reference
 from polyconv.problem import Pass, Problem
-from polyconv.tuning import problem_key
+from polyconv.tuning_key import problem_key
 
 LARGEST = 3.4028234e38
 CHANNELS = 32
@@ -71,8 +73,8 @@ def convolve(scheme: KernelScheme, x: Tensor, w: Tensor) -> Tensor:
     problem = Problem.make(Pass.FPROP, *shapes, tolerance=ANY)  # type: ignore[arg-type]
     name = f"{scheme}, tile lanes"  # takes every kernel size
     keys = [problem_key(problem, kept_weights=kept) for kept in (False, True)]
-    with choices.Forced(dict.fromkeys(keys, name)), torch.no_grad():
-        return ops.fprop(x, w, None, *geometry)
+    with preferences.Forced(dict.fromkeys(keys, name)), torch.no_grad():
+        return dispatch.fprop(x, w, None, *geometry)
 
 
 def operands(kernel: tuple[int, int]) -> tuple[Tensor, Tensor]:

@@ -25,11 +25,11 @@ import torch
 import torch.nn.functional as F
 
 import polyconv
-from polyconv import choices
-from polyconv.backends import backend_for
-from polyconv.cpu import aten
-from polyconv.explanation import problems_of
-from polyconv.tuning import problem_key
+from polyconv.autotune import preferences
+from polyconv.backend import backend_for
+from polyconv.cpu.engines import aten
+from polyconv.model.explain import problems_of
+from polyconv.tuning_key import problem_key
 
 IMPORT = """
 import time, torch
@@ -136,10 +136,10 @@ def module_overhead() -> dict[str, dict[str, float]]:
     return found
 
 
-def _pytorchs_kernel(module: torch.nn.Module, x: torch.Tensor) -> choices.Forced:
+def _pytorchs_kernel(module: torch.nn.Module, x: torch.Tensor) -> preferences.Forced:
     """Lets PyTorch's kernel be the plan of every pass of a module, in inference and in training."""
     backend = backend_for(x.device)
-    return choices.Forced(
+    return preferences.Forced(
         {
             problem_key(problem, kept_weights=kept): name
             for problem in problems_of(module, x)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import polyconv.cpu.processors
+import polyconv.cpu.profiles
 from polyconv.cpu import native
-from polyconv.cpu.processors import Section, load, text
+from polyconv.cpu.profiles import Section, load, text
 from polyconv.measure.calibration import remodelled
 
-KNOWN = Path(polyconv.cpu.processors.__file__).with_name("known")
+KNOWN = Path(polyconv.cpu.profiles.__file__).with_name("known")
 
 
 def anew(section: Section) -> Section:

@@ -24,12 +24,12 @@ import torch
 from torch import nn
 
 import polyconv
-from polyconv.bench.cases import Case, Cases, Layout, Mode
-from polyconv.bench.duels import AGAIN, OURS, TORCH, fight
-from polyconv.bench.layers import call_of
-from polyconv.console import print_table
-from polyconv.cpu import aten
+from polyconv.cpu.engines import aten
 from polyconv.measure.layers import has_any
+from polyconv.tools.bench.ab_compare import AGAIN, OURS, TORCH, fight
+from polyconv.tools.bench.ab_suites import call_of
+from polyconv.tools.bench.cases import Case, Cases, Layout, Mode
+from polyconv.util.console import print_table
 
 LEAST = 0.95
 """A ratio below it, and below it by more than the noise, is a loss."""

@@ -24,13 +24,13 @@ from typing import Any
 import torch
 from cuda.core import Program, ProgramOptions
 
-from polyconv.cuda.cache import KernelCache
-from polyconv.cuda.cubin import kernel_info
-from polyconv.inspection import emulator, inspect_workloads
-from polyconv.inspection.counting import V100, count
+from polyconv.cuda.jit.cache import KernelCache
+from polyconv.cuda.jit.cubin import kernel_info
+from polyconv.cuda.planner.occupancy import blocks_per_sm
 from polyconv.measure import workloads
-from polyconv.plan.occupancy import blocks_per_sm
 from polyconv.problem import Pass, Problem
+from polyconv.tools.inspect import emulator, inspect_workloads
+from polyconv.tools.inspect.emulated_cost import V100, count
 
 HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"

@@ -13,12 +13,12 @@ from __future__ import annotations
 import sys
 from collections import Counter
 
-from polyconv.cuda.cache import KernelCache
-from polyconv.inspection.counting import count_plan, emulator
+from polyconv.cuda.jit.cache import KernelCache
+from polyconv.cuda.planner import DEVICES, plan_cuda
+from polyconv.cuda.planner.cost import bound_us
 from polyconv.measure import workloads
-from polyconv.plan import DEVICES, plan_cuda
-from polyconv.plan.cost import bound_us
 from polyconv.problem import Pass
+from polyconv.tools.inspect.emulated_cost import count_plan, emulator
 
 V100 = DEVICES["v100"]
 TOLERANCE = 0.15

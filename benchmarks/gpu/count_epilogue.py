@@ -11,15 +11,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
-from polyconv.cuda.cache import KernelCache
-from polyconv.inspection.counting import empty_buffers, emulator, execute
-from polyconv.plan import DEVICES, Plan, fused, gather, separable, strips
-from polyconv.plan.candidates import CudaCandidate
-from polyconv.plan.cost import COUNTED_L2_BYTES
-from polyconv.plan.depthwise import DepthwiseCandidate
-from polyconv.plan.gather import GatherCandidate
-from polyconv.plan.tiles import PLANE_TILES, TALL
+from polyconv.cuda.jit.cache import KernelCache
+from polyconv.cuda.planner import DEVICES, Plan
+from polyconv.cuda.planner.candidate import CudaCandidate
+from polyconv.cuda.planner.cost import COUNTED_L2_BYTES
+from polyconv.cuda.planner.depthwise import strip
+from polyconv.cuda.planner.depthwise.halo import HaloCandidate
+from polyconv.cuda.planner.implicit_gemm import fprop_dgrad
+from polyconv.cuda.planner.implicit_gemm.fprop_dgrad import ImplicitGemmCandidate
+from polyconv.cuda.planner.implicit_gemm.tiles import PLANE_TILES, TALL
+from polyconv.cuda.planner.winograd import fused, nonfused
 from polyconv.problem import Activation, Pass, Problem, channels_last_strides
+from polyconv.tools.inspect.emulated_cost import empty_buffers, emulator, execute
 
 V100 = DEVICES["v100"]
 SMS = 2
@@ -40,14 +43,14 @@ def examples() -> Iterator[tuple[str, CudaCandidate, Problem]]:
     quads = Problem.make(Pass.FPROP, (1, 16, 32, 64), (64, 16, 3, 3), padding=pad, bias=True)
     uneven = Problem.make(Pass.FPROP, (1, 16, 31, 63), (64, 16, 3, 3), padding=pad, bias=True)
     depthwise = Problem.make(Pass.FPROP, (1, 32, 64, 64), (32, 1, 3, 3), padding=pad, groups=32, bias=True)
-    chain = separable.SeparableCandidate(separable.F43, separable.F43, 64)
-    yield "pointwise", GatherCandidate(TALL, gather.POINTWISE), pointwise
-    yield "taps", GatherCandidate(TALL, gather.TAPS), quads
-    yield "taps, channels_last", GatherCandidate(TALL, gather.TAPS), _channels_last(quads)
-    yield "taps, one at a time", GatherCandidate(TALL, gather.TAPS), uneven
-    yield "depthwise", DepthwiseCandidate(PLANE_TILES[0]), depthwise
-    yield "strip", strips.StripCandidate((3, 3), 1, strips.COLUMNS, False), depthwise
-    yield "strip, channels_last", strips.StripCandidate((3, 3), 1, strips.CHANNELS, False), _channels_last(depthwise)
+    chain = nonfused.NonfusedCandidate(nonfused.F43, nonfused.F43, 64)
+    yield "pointwise", ImplicitGemmCandidate(TALL, fprop_dgrad.POINTWISE), pointwise
+    yield "taps", ImplicitGemmCandidate(TALL, fprop_dgrad.TAPS), quads
+    yield "taps, channels_last", ImplicitGemmCandidate(TALL, fprop_dgrad.TAPS), _channels_last(quads)
+    yield "taps, one at a time", ImplicitGemmCandidate(TALL, fprop_dgrad.TAPS), uneven
+    yield "depthwise", HaloCandidate(PLANE_TILES[0]), depthwise
+    yield "strip", strip.StripCandidate((3, 3), 1, strip.COLUMNS, False), depthwise
+    yield "strip, channels_last", strip.StripCandidate((3, 3), 1, strip.CHANNELS, False), _channels_last(depthwise)
     yield "fused", fused.CANDIDATES[0], quads
     yield "fused, resident", fused.CANDIDATES[-1], quads
     yield "separable", chain, quads

@@ -21,14 +21,14 @@ from pathlib import Path
 from table import ABOUT, HERE, Counter, LaunchRow, as_ms, direct_ms, markdown, write_tables
 
 from polyconv import settings
-from polyconv.cuda.cache import KernelCache
-from polyconv.inspection import emulator
-from polyconv.inspection.counting import V100, CountingError
+from polyconv.cuda.jit.cache import KernelCache
+from polyconv.cuda.planner import Plan
+from polyconv.cuda.planner.volumes import CudaVolumePlan, planned
 from polyconv.measure import workloads
 from polyconv.measure.workloads import Workload
-from polyconv.plan import Plan
-from polyconv.plan.volumes import CudaVolumePlan, planned
 from polyconv.problem import Pass, Problem
+from polyconv.tools.inspect import emulator
+from polyconv.tools.inspect.emulated_cost import V100, CountingError
 
 FILE, PAGE = HERE / "kernelbench.json", HERE / "kernelbench.md"
 ALL = "kernelbench,volumes"
@@ -79,7 +79,7 @@ def count_pass(counter: Counter, workload: Workload, kind: Pass) -> Row:
 
 def planned_now(workload: Workload, kind: Pass) -> Plan | CudaVolumePlan:
     """What is counted: the plan for a V100."""
-    return planned(workload.problem(kind).as_picture(), V100, settings.current().workspace_bytes)
+    return planned(workload.problem(kind).as_2d(), V100, settings.current().workspace_bytes)
 
 
 def parts(plan: Plan | CudaVolumePlan) -> list[tuple[Plan, int]]:

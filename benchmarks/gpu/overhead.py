@@ -27,8 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import polyconv
-from polyconv.backends import override
-from polyconv.cuda import enqueue
+from polyconv.backend import override
+from polyconv.cuda import launch
 from polyconv.cuda.backend import CudaBackend
 from polyconv.measure.workloads import find
 
@@ -83,7 +83,7 @@ def measure() -> dict[str, dict[str, float]]:
     """In a process that has the stub for its driver: name -> what was found."""
     torch.set_num_threads(1)
     one = torch.randn(1, 1, 1, 1)
-    one_by_one = patch.object(enqueue, "why_absent", lambda: "left out for comparison")
+    one_by_one = patch.object(launch, "why_absent", lambda: "left out for comparison")
     found: dict[str, dict[str, float]] = {}
     for name, (mode, call) in calls_of().items():
         row = found[name] = {}

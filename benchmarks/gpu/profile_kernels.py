@@ -1,4 +1,4 @@
-"""Counts what every kernel spends per block, tile and step, and writes ``src/polyconv/plan/profiles.json``.
+"""Counts what every kernel spends per block, tile and step, and writes ``src/polyconv/cuda/planner/profiles.json``.
 
     python benchmarks/gpu/profile_kernels.py            # all kernels, some minutes
     python benchmarks/gpu/profile_kernels.py gather     # only those whose symbol has this word; the others stay
@@ -20,20 +20,21 @@ from pathlib import Path
 
 import numpy as np
 
-from polyconv.cuda.cache import KernelCache
-from polyconv.inspection.counting import empty_buffers, emulator, execute
-from polyconv.plan import DEVICES, Plan, strips
-from polyconv.plan.candidates import CudaCandidate
-from polyconv.plan.cost import COUNTED_L2_BYTES, COUNTED_PRODUCTS, Spent
-from polyconv.plan.cuda import all_kernels, candidates
-from polyconv.plan.plan import Schedule
+from polyconv.cuda.jit.cache import KernelCache
+from polyconv.cuda.planner import DEVICES, Plan
+from polyconv.cuda.planner.candidate import CudaCandidate
+from polyconv.cuda.planner.cost import COUNTED_L2_BYTES, COUNTED_PRODUCTS, Spent
+from polyconv.cuda.planner.depthwise import strip
+from polyconv.cuda.planner.plan import Schedule
+from polyconv.cuda.planner.planner import all_kernels, candidates
 from polyconv.problem import PaddingMode, Pass, Problem
+from polyconv.tools.inspect.emulated_cost import empty_buffers, emulator, execute
 
 V100, A100 = DEVICES["v100"], DEVICES["a100"]
 COUNTED_TENSOR_RATES = {"F16": COUNTED_PRODUCTS // 4}
 """Of a V100's sub-partition."""
 RESOURCES = Spent("fp32 (fma pipe)", "alu pipe", "issue slots", "lsu / L1", "L2", "tensor pipe")  # type: ignore[arg-type]
-FILE = Path(__file__).resolve().parents[2] / "src/polyconv/plan/profiles.json"
+FILE = Path(__file__).resolve().parents[2] / "src/polyconv/cuda/planner/profiles.json"
 MOST_INSTRUCTIONS = 15_000_000
 SMS = 2
 ENOUGH = 8
@@ -78,12 +79,12 @@ def problems() -> list[Problem]:
             pad = (r // 2, r // 2, s // 2, s // 2)
             found += [make(1, 32, (16, 260), 64, (r, s), padding=pad), make(1, 64, (26, 34), 64, (r, s), padding=pad)]
             found.append(make(1, 16, (30, 60), 64, (2 * r - 1, 2 * s - 1), stride=(2, 2), padding=pad))
-    for (lanes, stride), kernels in strips.KERNELS.items():
+    for (lanes, stride), kernels in strip.KERNELS.items():
         for taps in kernels:
             for rows in (30, 70):
                 pad = (taps[0] // 2, taps[0] // 2, taps[1] // 2, taps[1] // 2)
                 p = make(1, 32, (rows, 75), 32, taps, groups=32, stride=(stride, stride), padding=pad)
-                found.append(p if lanes == strips.COLUMNS else _channels_last(p))
+                found.append(p if lanes == strip.COLUMNS else _channels_last(p))
     return found
 
 
@@ -156,7 +157,7 @@ def main(wanted: str = "") -> None:
                         seen[symbol].append((features, cycles))
     kernels = json.loads(FILE.read_text())["kernels"] if wanted and FILE.exists() else {}
     kernels.update({symbol: fit(rows) for symbol, rows in seen.items()})
-    known = {kernel.symbol for kernel in all_kernels() if not kernel.twin}  # twins: plan/cost.py
+    known = {kernel.symbol for kernel in all_kernels() if not kernel.twin}  # twins: cuda/planner/cost.py
     kernels = {symbol: parts for symbol, parts in sorted(kernels.items()) if symbol in known}
     about = "Cycles of one V100 multiprocessor per block, tile and step, by resource; benchmarks/gpu/profile_kernels.py"
     lines = ",\n".join(f"    {json.dumps(symbol)}: {json.dumps(parts)}" for symbol, parts in kernels.items())

@@ -27,18 +27,18 @@ from types import ModuleType
 from typing import Any
 
 from polyconv import settings
-from polyconv.cuda.cache import KernelCache
-from polyconv.cuda.cubin import kernel_info
-from polyconv.export.families import ANYWHERE
-from polyconv.inspection import emulator
-from polyconv.inspection.counting import V100, Counted, CountingError, count_plan
-from polyconv.inspection.rows import main_kernel
+from polyconv.cuda.jit.cache import KernelCache
+from polyconv.cuda.jit.cubin import kernel_info
+from polyconv.cuda.planner import KernelSpec, Launch, Plan
+from polyconv.cuda.planner.occupancy import blocks_per_sm
+from polyconv.cuda.planner.plan import Dim3
+from polyconv.cuda.planner.planner import FAMILIES, plan_within
 from polyconv.measure import workloads
-from polyconv.plan import KernelSpec, Launch, Plan
-from polyconv.plan.cuda import FAMILIES, plan_within
-from polyconv.plan.occupancy import blocks_per_sm
-from polyconv.plan.plan import Dim3
 from polyconv.problem import Pass, Problem
+from polyconv.tools.export.host_code import ANYWHERE
+from polyconv.tools.inspect import emulator
+from polyconv.tools.inspect.emulated_cost import V100, Counted, CountingError, count_plan
+from polyconv.tools.inspect.rows import main_kernel
 
 HERE = Path(__file__).resolve().parent
 SIMULATED = HERE / "simulated.json"

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from polyconv import tf32
+from polyconv.cuda.planner import DEVICES, CudaDevice, plan_cuda
+from polyconv.cuda.planner.cost import moved_bytes
 from polyconv.measure.workloads import find
-from polyconv.plan import DEVICES, CudaDevice, plan_cuda
-from polyconv.plan.traffic import moved_bytes
 from polyconv.problem import Pass, Problem
+from polyconv.util import gpu_arch
 
 MEASURED = {"h100": (2.41, 7.11, 2.43), "l40s": (17.2, 25.8, 17.3)}
 """Milliseconds of PyTorch's forward pass, W1 to W3: KernelBench's baselines as they stand, not measured by us."""
@@ -25,7 +25,7 @@ NO_TENSOR_CORES = "none before sm_80"
 
 def limit_ms(problem: Problem, device: CudaDevice) -> float | None:
     """The least time in TF32; None on a GPU that has none."""
-    rate = tf32.per_clock(device.arch, device.name)
+    rate = gpu_arch.per_clock(device.arch, device.name)
     if not rate:
         return None
     arithmetic = problem.multiplications / (device.sms * device.clock_mhz * 1e3 * rate)
@@ -36,7 +36,7 @@ def verdict(device: CudaDevice, ours: list[float], limits: list[float]) -> str:
     """What the model expects, from its times and the limits of TF32."""
     if not limits:
         return "expected to gain: PyTorch computes in float32, too"
-    if tf32.is_likely_faster(device.arch, device.name):
+    if gpu_arch.is_likely_faster(device.arch, device.name):
         return "PyTorch's TF32 is likely to be faster: `optimize`"
     share = min(limit / mine for limit, mine in zip(limits, ours, strict=True))
     if share >= 1:

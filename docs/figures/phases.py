@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from canvas import Canvas
 
-from polyconv.algebra.lattice import DenseAxis, dense_axis, forward_phases
+from polyconv.algebra.polyphase import DenseAxis, dense_axis, forward_phases
 
 KERNEL, DILATION = (5, 9), (2, 3)
 IMAGE = (12, 30)

@@ -24,17 +24,17 @@ def draw(canvas: Canvas) -> None:
     canvas.text(
         4, 10, f"W1 forward on a V100, as planned: {sum(k['times'] for k in kernels.values())} launches", bold=True
     )
-    slabs = kernels["tensor_transform"]["times"]
+    slabs = kernels["winograd_fp16x3_input"]["times"]
     canvas.rect(80, SLAB - 36, 458, HEIGHT + 88, line="grey", corner=8, dashed=True)
     canvas.text(LEFT, SLAB - 21, f"for each of {slabs} slabs of rows", size=10.5, colour="grey")
 
     scales = ["the largest of each filter", "and of the first images"]
-    _kernel(canvas, LEFT, ONCE, "tensor_magnitude", kernels, scales, "gold")
-    _kernel(canvas, RIGHT, ONCE, "tensor_weights", kernels, ["G along W, scaled,", "split into halves"], "gold")
+    _kernel(canvas, LEFT, ONCE, "winograd_fp16x3_absmax", kernels, scales, "gold")
+    _kernel(canvas, RIGHT, ONCE, "winograd_fp16x3_filter", kernels, ["G along W, scaled,", "split into halves"], "gold")
     source = ["Bᵀ along W, scaled,", "split into halves, writes V"]
-    _kernel(canvas, LEFT, SLAB, "tensor_transform", kernels, source, "teal")
+    _kernel(canvas, LEFT, SLAB, "winograd_fp16x3_input", kernels, source, "teal")
     product = ["Σ over channels, tap rows;", "Aᵀ along W, + bias"]
-    _kernel(canvas, RIGHT, SLAB, "tensor_product", kernels, product, "coral")
+    _kernel(canvas, RIGHT, SLAB, "winograd_fp16x3_gemm", kernels, product, "coral")
 
     once, slab = ONCE + HEIGHT / 2, SLAB + HEIGHT / 2
     _tensor(canvas, 12, once, "w", "any strides")
@@ -106,7 +106,8 @@ FIGURE = (
     "pipeline",
     684,
     336,
-    "Four kernels: tensor_magnitude finds the scales, tensor_weights makes U of the weights; tensor_transform and "
-    "tensor_product take the image to the output, slab by slab, through the transformed and split tensor V.",
+    "Four kernels: winograd_fp16x3_absmax finds the scales, winograd_fp16x3_filter makes U of the weights; "
+    "winograd_fp16x3_input and winograd_fp16x3_gemm take the image to the output, slab by slab, through the "
+    "transformed and split tensor V.",
     draw,
 )

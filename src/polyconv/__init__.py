@@ -1,17 +1,17 @@
-"""polyconv: ``torch.nn.Conv2d`` on kernels of its own, CUDA and CPU.
+"""polyconv: torch's convolutions on CUDA and CPU kernels of its own.
 
     print(polyconv.replace(model))      # replaced 53 of 53 convolutions
 
 or :class:`polyconv.Conv2d` and :func:`polyconv.conv2d` in place of torch's. Importing the package only defines names:
-nothing is compiled, no file is touched and CUDA is not initialised until a convolution runs. What a program may never
-ask for is imported when it does.
+nothing is compiled, no file is touched and CUDA is not initialised until a convolution runs.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .freezing import Freezing, freeze, unfreeze
 from .functional import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
+from .model.freeze import Freezing, freeze, unfreeze
+from .model.replace import Replacement, replace, restore
 from .nn import (
     Conv1d,
     Conv2d,
@@ -26,29 +26,28 @@ from .nn import (
     LazyConvTranspose2d,
     LazyConvTranspose3d,
 )
-from .replacement import Replacement, replace, restore
 from .settings import allow_low_precision, benchmark, set_tolerance, tolerance
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .auditing import Audit, audit
-    from .explanation import Explanation, explain
-    from .ops.racing import save_benchmark
-    from .optimization import OptimizationReport, optimize
-    from .warming import Warmup, warmup
+    from .autotune.online import save_benchmark
+    from .model.explain import Explanation, explain
+    from .model.warmup import Warmup, warmup
+    from .tools.audit import Audit, audit
+    from .tools.optimize import OptimizationReport, optimize
 
 _ON_DEMAND = {
-    "Audit": "auditing",
-    "Explanation": "explanation",
-    "OptimizationReport": "optimization",
-    "Warmup": "warming",
-    "audit": "auditing",
-    "explain": "explanation",
-    "optimize": "optimization",
-    "save_benchmark": "ops.racing",
-    "warmup": "warming",
+    "Audit": "tools.audit",
+    "Explanation": "model.explain",
+    "OptimizationReport": "tools.optimize",
+    "Warmup": "model.warmup",
+    "audit": "tools.audit",
+    "explain": "model.explain",
+    "optimize": "tools.optimize",
+    "save_benchmark": "autotune.online",
+    "warmup": "model.warmup",
 }
-"""Public name -> the module that defines it."""
+"""Public name -> module that defines it, imported when the name is first used."""
 
 __all__ = [
     "Audit",

@@ -1,8 +1,8 @@
-"""What the caller wrote, in one form: ``stride=2`` and ``stride=(2, 2)`` become the same :class:`Geometry`.
+"""Normalisation of a convolution's arguments: ``stride=2`` and ``stride=(2, 2)`` give equal :class:`Geometry`.
 
-Everything here works on numbers alone (no tensor, no device), so the rules of ``torch.nn.functional.conv2d`` can be
-read, and tested, in one place. The exception types are torch's own, because existing code may catch them; the words are
-ours and say which value was wrong and what would be right.
+Everything here works on numbers (no tensor, no device), so that the rules of ``torch.nn.functional.conv2d`` can be read
+and tested in one place. Exceptions have torch's types, because existing code may catch them; the messages are
+polyconv's and name the wrong value and a valid one.
 """
 
 from __future__ import annotations
@@ -18,29 +18,26 @@ from .settings import checked_tolerance
 Extent = int | Sequence[int]
 """One number for all axes, or one per axis."""
 Padding = str | int | Sequence[int]
-"""``"same"``, ``"valid"``, one number, one per axis, or all sides: (top, bottom, left, right) of a picture."""
+"""``"same"``, ``"valid"``, one number, one per axis, or all sides: (top, bottom, left, right) in 2-D."""
 
 PADDING_MODES = tuple(mode.value for mode in PaddingMode)
 ACTIVATIONS = tuple(activation.value for activation in Activation)
 
 
 class Geometry(NamedTuple):
-    """How the kernel moves over the image, and how exact the result is to be.
-
-    Immutable; a named tuple because one is built on every call.
-    """
+    """Normalised arguments of a convolution. A named tuple, because one is built on every call."""
 
     stride: Extents = (1, 1)
     padding: Sides = (0, 0, 0, 0)
-    """Before and after, of each axis: top, bottom, left, right. A negative side crops the image."""
+    """Before and after each axis: top, bottom, left, right in 2-D. A negative side crops the image."""
     dilation: Extents = (1, 1)
     groups: int = 1
     padding_mode: str = "zeros"
     tolerance: float | None = None
-    """The error budget; None is the one of :func:`polyconv.set_tolerance`."""
+    """Error budget; None means that of :func:`polyconv.set_tolerance`."""
 
     def out_size(self, in_size: Sequence[int], kernel: Sequence[int]) -> Extents:
-        """The extents of the output; zero or less where the kernel does not fit."""
+        """Output extents; zero or negative where the kernel does not fit."""
         return output_size(in_size, kernel, self)
 
 
@@ -55,7 +52,7 @@ def normalise(
     *,
     rank: int = 2,
 ) -> Geometry:
-    """The geometry that the arguments of a convolution over so many axes describe for a kernel of these extents."""
+    """Check the arguments of a ``rank``-D convolution and combine them; ``kernel`` is needed for ``"same"`` padding."""
     strides = per_axis("stride", stride, rank)
     dilations = per_axis("dilation", dilation, rank)
     groups = integer("groups", groups)
@@ -85,10 +82,10 @@ def normalise_transposed(
     *,
     rank: int,
 ) -> tuple[Geometry, Extents]:
-    """The convolution that a transposed one is the input gradient of, and the extents of the output.
+    """Geometry of the convolution whose input gradient is this transposed convolution, and its output extents.
 
-    ``output_padding`` adds outputs at the end. Where it is less than the stride, the convolution takes no notice of
-    them; where it is not, its padding is less by as much, and crops where there is none left.
+    ``output_padding`` adds outputs at the end. If it is less than the stride, the convolution's output size is
+    unaffected; otherwise the trailing padding is reduced by it, and crops if it becomes negative.
     """
     if isinstance(padding, str):
         raise TypeError(f"the padding of a transposed convolution is made of integers; got {padding!r}")
@@ -113,13 +110,13 @@ def normalise_transposed(
             f"Given input size per channel: {_by(in_size)}. Calculated output size per channel: {_by(extents)}. "
             "Output size is too small"
         )
-    # Not by _replace, which the compiler of PyTorch 2.4 cannot trace.
+    # Not _replace, which torch.compile in PyTorch 2.4 cannot trace.
     stride, _, dilation, groups, padding_mode, tolerance = geometry
     return Geometry(stride, tuple(sides), dilation, groups, padding_mode, tolerance), tuple(extents)
 
 
 def activation_name(activation: str | None) -> str:
-    """The activation in one form: None is "none". Nothing but a name will do: a kernel applies it, not Python."""
+    """Name of the activation, "none" for None. Callables are refused: the activation is applied inside a kernel."""
     if activation is None:
         return Activation.NONE.value
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
@@ -131,9 +128,9 @@ def activation_name(activation: str | None) -> str:
 
 
 def per_axis(name: str, value: Extent, rank: int) -> Extents:
-    """One number per axis, (height, width) say, from one number, a sequence of one, or a sequence of as many."""
+    """One integer per axis from an integer, a sequence of one, or a sequence of ``rank``."""
     if type(value) is tuple and len(value) == rank and all(type(n) is int and n < 2**62 for n in value):
-        return value  # by far the most common
+        return value  # by far the most common case
     if isinstance(value, (list, tuple)):
         if len(value) not in (1, rank):
             raise RuntimeError(f"{name} takes one integer or {_in_words(AXES[rank])}; got {len(value)}: {value!r}")
@@ -143,7 +140,7 @@ def per_axis(name: str, value: Extent, rank: int) -> Extents:
 
 
 def _in_words(names: Sequence[str]) -> str:
-    """``two (height, width)``."""
+    """Text such as ``two (height, width)``."""
     return f"{_COUNTS[len(names)]} ({', '.join(names)})"
 
 
@@ -152,7 +149,7 @@ _SIDES = {"length": "left, right", "width": "left, right", "height": "top, botto
 
 
 def padding_sides(padding: Padding, kernel: Sequence[int], stride: Extents, dilation: Extents) -> Sides:
-    """Before and after of each axis, (top, bottom, left, right) say, from any of the forms that padding may take."""
+    """Padding before and after each axis, (top, bottom, left, right) in 2-D, from any form of :data:`Padding`."""
     rank = len(stride)
     if isinstance(padding, str):
         if padding == "valid":
@@ -181,24 +178,24 @@ def padding_sides(padding: Padding, kernel: Sequence[int], stride: Extents, dila
 
 
 def _all_sides(rank: int) -> str:
-    """``four sides (top, bottom, left, right)``."""
+    """Text such as ``four sides (top, bottom, left, right)``."""
     return f"{_COUNTS[2 * rank]} sides ({', '.join(_SIDES[axis] for axis in AXES[rank])})"
 
 
 def same_sides(kernel: Sequence[int], dilation: Extents) -> Sides:
-    """The padding that keeps the image's size at stride 1; an odd remainder goes to the bottom and to the right."""
+    """Padding that preserves the size at stride 1; an odd remainder goes to the bottom and to the right."""
     reaches = [step * (taps - 1) for taps, step in zip(kernel, dilation)]  # noqa: B905 - of a weight without such axes nothing is asked yet
     return tuple(side for reach in reaches for side in (reach // 2, reach - reach // 2))
 
 
 def integer(name: str, value: Any, too_large: type[Exception] = ValueError) -> int:
-    """The integer that torch would read: also numpy's and a one-element integer tensor's, but no bool and no float.
+    """Convert to int what torch accepts as one: also NumPy integers and one-element integer tensors; no bool or float.
 
-    Of one that 64 bits do not hold torch says ValueError, and TypeError where it is part of a sequence: ``too_large``.
+    ``too_large`` is raised for values beyond 64 bits: torch raises ValueError, or TypeError inside a sequence.
     """
     if type(value) is not int:
         if isinstance(value, torch.SymInt):
-            return cast(int, value)  # stands for an int that is not known yet
+            return cast(int, value)  # a symbolic int, whose value is not known yet
         if isinstance(value, (bool, float, str)) or not hasattr(value, "__index__"):
             _not_an_integer(name, value)
         try:
@@ -215,18 +212,17 @@ def _not_an_integer(name: str, value: Any) -> NoReturn:
 
 
 def statically(condition: bool, otherwise: bool = False) -> bool:
-    """A condition on sizes; ``otherwise`` where it hangs on one that is not known before the program runs.
+    """Evaluate a condition on sizes while tracing. Returns ``otherwise`` if it depends on an unbacked symbol.
 
-    While a program is traced, sizes may be symbols. Most have an example to decide by, and the decision becomes a guard
-    of the traced program. A size that comes out of the data (an unbacked symbol) has none: what is checked here is then
-    checked when the operator runs.
+    A backed symbol has an example value, and the decision becomes a guard of the traced program. An unbacked symbol (a
+    size computed from data) has none; its checks are repeated when the operator runs.
     """
     if condition is True or condition is False:
         return condition
-    from torch.fx.experimental import symbolic_shapes  # here, because only a traced program comes this far
+    from torch.fx.experimental import symbolic_shapes  # imported here: only traced programs need it
 
     name = "guard_or_true" if otherwise else "guard_or_false"
-    return bool(getattr(symbolic_shapes, name, bool)(condition))  # the first versions of PyTorch 2 do not have it
+    return bool(getattr(symbolic_shapes, name, bool)(condition))  # absent from the first versions of PyTorch 2
 
 
 def check_shapes(
@@ -237,10 +233,7 @@ def check_shapes(
     *,
     may_be_empty: bool = False,
 ) -> None:
-    """Raise as torch does unless an input, a weight and a bias of these shapes fit together, and to the geometry.
-
-    ``may_be_empty``: the input may have no pixels.
-    """
+    """Raise torch's exceptions unless shapes and geometry match. ``may_be_empty``: the input may have no pixels."""
     rank = len(geometry.stride)
     if len(x) != rank + 2 or len(w) != rank + 2:
         axes = ", ".join(AXES[rank])
@@ -273,7 +266,7 @@ def check_shapes(
 
 
 def check_transposed(x: Sequence[int], w: Sequence[int], bias: Sequence[int] | None, groups: int) -> None:
-    """Raise as torch does unless the channels of a transposed convolution fit together."""
+    """Raise torch's exceptions unless the channels of a transposed convolution match."""
     if statically(w[0] % groups != 0):
         raise RuntimeError(
             f"Given transposed=1, groups={groups}, expected weight to be divisible by {groups} at dimension 0 "
@@ -294,7 +287,7 @@ def check_transposed(x: Sequence[int], w: Sequence[int], bias: Sequence[int] | N
 def check_extents(
     in_size: Sequence[int], kernel: Sequence[int], geometry: Geometry, *, may_be_empty: bool = False
 ) -> None:
-    """Raise unless the kernel fits into the padded image and the padding mode can fill the sides."""
+    """Raise unless the kernel fits into the padded image and the padding mode can fill the padding."""
     padding, dilation = geometry.padding, geometry.dilation
     if any(statically(taps <= 0) for taps in kernel):
         raise RuntimeError(f"Kernel size should be greater than zero, but got {_by(kernel)}")
@@ -321,7 +314,7 @@ def check_extents(
 
 
 def _check_padding(name: str, size: int, before: int, after: int) -> None:
-    """Sides that 64 bits may not count, if only in the sum."""
+    """Raise if a side exceeds 2**62 - 1 or the padded extent does not fit into 64 bits."""
     largest = 2**62 - 1
     if max(before, after) > largest or statically(size + before + after >= 2**63):
         raise RuntimeError(
@@ -354,14 +347,14 @@ def _by(extents: Sequence[int]) -> str:
 
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""What torch calls the memory format, by the number of dimensions."""
+"""torch's channels-last memory format, by number of dimensions."""
 
 
 def suggests_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether torch would take a tensor of these strides for channels_last (also where it is not dense).
+    """Whether torch would classify these strides as channels_last (also where the tensor is not dense).
 
-    This is ``c10::is_channels_last_strides_2d`` and ``_3d``, ambiguous cases included, so that our outputs get the
-    memory format that torch's convolution would give them. Of signals over one axis torch knows no such format.
+    This is ``c10::is_channels_last_strides_2d`` and ``_3d``, ambiguous cases included, so that outputs get the memory
+    format of torch's convolution. Returns False for 1-D signals, for which torch has no such format.
     """
     if len(shape) == 3 or statically(strides[1] == 0):
         return False

@@ -1,7 +1,4 @@
-"""``conv1d`` to ``conv3d`` and the transposed ones: the arguments of ``torch.nn.functional``'s, and some beyond.
-
-One implementation for any number of axes: what the functions differ in is :class:`Kind`.
-"""
+"""``conv1d`` to ``conv3d`` and their transposes: the functions of ``torch.nn.functional`` with additional options."""
 
 from __future__ import annotations
 
@@ -12,19 +9,25 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function
 
-from . import ops
+from . import dispatch
 from .arguments import Extent, Geometry, Padding, activation_name, normalise, per_axis
-from .compilation import written_out
-from .exchange import check_tracer, refuse_scripting, to_onnx, to_torchscript, transposed_in_aten, written_in_aten
-from .ops import shortcut
+from .dispatch import fastpath
+from .dispatch.transforms.interop import (
+    check_tracer,
+    refuse_scripting,
+    to_onnx,
+    to_torchscript,
+    transposed_in_aten,
+    written_in_aten,
+)
+from .dispatch.transforms.torch_compile import written_out
 from .problem import AXES
 
 
 class Kind(NamedTuple):
-    """One of the functions below."""
+    """One of the functions below: its number of axes, and whether it is transposed."""
 
     rank: int
-    """The number of axes."""
     transposed: bool = False
 
     @property
@@ -46,13 +49,12 @@ def conv1d(
     activation: str | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """A 1-D convolution. Takes what :func:`torch.nn.functional.conv1d` takes, and means the same by it.
+    """A 1-D convolution: :func:`torch.nn.functional.conv1d` with the options of :func:`conv2d`.
 
-    Everything is as in :func:`conv2d`, with one axis: (batch, in_channels, length), and two sides of padding,
-    (left, right), beyond torch's forms.
+    The input is (batch, in_channels, length); ``padding`` may also be (left, right).
     """
     args = input, weight, bias, stride, padding, dilation, groups, padding_mode, tolerance, activation, residual
-    y = None if is_compiling() else shortcut.convolve(1, *args)
+    y = None if is_compiling() else fastpath.convolve(1, *args)
     return by_operator(1, *args) if y is None else y
 
 
@@ -70,7 +72,7 @@ def conv2d(
     activation: str | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """A 2-D convolution. Takes what :func:`torch.nn.functional.conv2d` takes, and means the same by it.
+    """A 2-D convolution: :func:`torch.nn.functional.conv2d` with additional options.
 
     Args:
         input: (batch, in_channels, height, width), or without the batch. Any strides in memory; never copied.
@@ -80,19 +82,19 @@ def conv2d(
         padding: one integer, (height, width), ``"same"``, ``"valid"``, or, beyond torch, the four sides
             (top, bottom, left, right). A negative side, in the four-sided form only, crops the image.
         groups: number of independent convolutions that the channels are split into.
-        padding_mode: what stands outside the image: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``, as
-            in ``torch.nn.Conv2d``. Where a side is negative the image is cropped first, then padded.
-        tolerance: the error budget of this call and of its backward pass, instead of :func:`polyconv.set_tolerance`'s.
+        padding_mode: values outside the image: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``, as in
+            ``torch.nn.Conv2d``. Negative sides crop the image before it is padded.
+        tolerance: error budget of this call and of its backward pass, instead of :func:`polyconv.set_tolerance`'s.
         activation: ``"relu"`` or ``"silu"``, applied to the sums before they are stored; ``None`` or ``"none"``: none.
         residual: a tensor of the output's size, dtype and device, added before the activation:
-            ``activation(conv(input, weight) + bias + residual)``. Any strides; one that is not laid out as the output
-            will be (channels_last if input or weight is) is copied into that layout first.
+            ``activation(conv(input, weight) + bias + residual)``. Any strides; if they differ from the output's
+            (channels_last if input or weight is), the residual is copied into that layout first.
 
     Raises:
         RuntimeError, TypeError: where torch raises them.
     """
     args = input, weight, bias, stride, padding, dilation, groups, padding_mode, tolerance, activation, residual
-    y = None if is_compiling() else shortcut.convolve(2, *args)
+    y = None if is_compiling() else fastpath.convolve(2, *args)
     return by_operator(2, *args) if y is None else y
 
 
@@ -110,13 +112,13 @@ def conv3d(
     activation: str | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """A 3-D convolution. Takes what :func:`torch.nn.functional.conv3d` takes, and means the same by it.
+    """A 3-D convolution: :func:`torch.nn.functional.conv3d` with the options of :func:`conv2d`.
 
-    Everything is as in :func:`conv2d`, with three axes: (batch, in_channels, depth, height, width), and six sides of
-    padding, (front, back, top, bottom, left, right), beyond torch's forms.
+    The input is (batch, in_channels, depth, height, width); ``padding`` may also be (front, back, top, bottom, left,
+    right).
     """
     args = input, weight, bias, stride, padding, dilation, groups, padding_mode, tolerance, activation, residual
-    y = None if is_compiling() else shortcut.convolve(3, *args)
+    y = None if is_compiling() else fastpath.convolve(3, *args)
     return by_operator(3, *args) if y is None else y
 
 
@@ -132,12 +134,9 @@ def conv_transpose1d(
     *,
     tolerance: float | None = None,
 ) -> Tensor:
-    """A transposed 1-D convolution. Takes what :func:`torch.nn.functional.conv_transpose1d` takes.
-
-    Everything is as in :func:`conv_transpose2d`, with one axis: (batch, in_channels, length).
-    """
+    """A transposed 1-D convolution: as :func:`conv_transpose2d`, with an input of (batch, in_channels, length)."""
     args = input, weight, bias, stride, padding, output_padding, groups, dilation, tolerance
-    y = None if is_compiling() else shortcut.transpose(1, *args)
+    y = None if is_compiling() else fastpath.transpose(1, *args)
     return transposed_by_operator(1, *args) if y is None else y
 
 
@@ -153,25 +152,25 @@ def conv_transpose2d(
     *,
     tolerance: float | None = None,
 ) -> Tensor:
-    """A transposed 2-D convolution. Takes what :func:`torch.nn.functional.conv_transpose2d` takes.
+    """A transposed 2-D convolution: :func:`torch.nn.functional.conv_transpose2d` with an error budget.
 
-    It is the input gradient of a convolution, and computed by the kernels of that.
+    It is computed as the input gradient of a convolution, by the kernels of that pass.
 
     Args:
         input: (batch, in_channels, height, width), or without the batch. Any strides in memory; never copied.
         weight: (in_channels, out_channels / groups, kernel height, kernel width).
         bias: out_channels numbers to add, or ``None``.
         stride, dilation: one integer, or (height, width): of the convolution whose input gradient this is.
-        padding: one integer, or (height, width): what is left out at each end of the output.
-        output_padding: one integer, or (height, width): how many outputs are added at the end.
+        padding: one integer, or (height, width): outputs left out at each end.
+        output_padding: one integer, or (height, width): outputs added at the end.
         groups: number of independent convolutions that the channels are split into.
-        tolerance: the error budget of this call and of its backward pass, instead of :func:`polyconv.set_tolerance`'s.
+        tolerance: error budget of this call and of its backward pass, instead of :func:`polyconv.set_tolerance`'s.
 
     Raises:
         RuntimeError, TypeError: where torch raises them.
     """
     args = input, weight, bias, stride, padding, output_padding, groups, dilation, tolerance
-    y = None if is_compiling() else shortcut.transpose(2, *args)
+    y = None if is_compiling() else fastpath.transpose(2, *args)
     return transposed_by_operator(2, *args) if y is None else y
 
 
@@ -187,12 +186,9 @@ def conv_transpose3d(
     *,
     tolerance: float | None = None,
 ) -> Tensor:
-    """A transposed 3-D convolution. Takes what :func:`torch.nn.functional.conv_transpose3d` takes.
-
-    Everything is as in :func:`conv_transpose2d`, with three axes: (batch, in_channels, depth, height, width).
-    """
+    """A transposed 3-D convolution: as :func:`conv_transpose2d`, with (batch, in_channels, depth, height, width)."""
     args = input, weight, bias, stride, padding, output_padding, groups, dilation, tolerance
-    y = None if is_compiling() else shortcut.transpose(3, *args)
+    y = None if is_compiling() else fastpath.transpose(3, *args)
     return transposed_by_operator(3, *args) if y is None else y
 
 
@@ -204,7 +200,7 @@ FUNCTIONS: dict[Kind, Callable[..., Tensor]] = {
     Kind(2, transposed=True): conv_transpose2d,
     Kind(3, transposed=True): conv_transpose3d,
 }
-"""All of them."""
+"""The public functions by kind."""
 
 for _function in FUNCTIONS.values():
     _function.__prepare_scriptable__ = refuse_scripting  # type: ignore[attr-defined]
@@ -224,7 +220,7 @@ def by_operator(
     activation: str | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """The call of a convolution over so many axes that autocast, transforms, modes and tracers see."""
+    """Call a ``rank``-D convolution by the dispatcher, where autocast, transforms, modes and tracers see it."""
     kind = Kind(rank)
     if not _are_tensors(input, weight, bias):
         options = {"tolerance": tolerance, "activation": activation, "residual": residual}
@@ -245,7 +241,7 @@ def by_operator(
     if exporting:
         y = written_in_aten(input, weight, bias, residual, applied, geometry)
     else:
-        y = ops.fprop(input, weight, bias, *geometry, residual, applied)
+        y = dispatch.fprop(input, weight, bias, *geometry, residual, applied)
     return y if batched else y.squeeze(0)
 
 
@@ -261,7 +257,7 @@ def transposed_by_operator(
     dilation: Extent,
     tolerance: float | None,
 ) -> Tensor:
-    """The same of a transposed convolution."""
+    """Call a transposed ``rank``-D convolution by the dispatcher."""
     kind = Kind(rank, transposed=True)
     numbers = stride, padding, output_padding, groups, dilation
     if not _are_tensors(input, weight, bias):
@@ -271,13 +267,13 @@ def transposed_by_operator(
     x = input if batched else input.unsqueeze(0)
     if to_onnx():
         y = transposed_in_aten(x, weight, bias, *numbers)
-    elif to_torchscript():  # sizes are no numbers there: the operator computes that of the output when it runs
+    elif to_torchscript():  # sizes are not ints there: the operator computes the output's size when it runs
         names = {"stride": stride, "padding": padding, "output_padding": output_padding, "dilation": dilation}
         sizes = {name: per_axis(name, value, rank) for name, value in names.items()}
-        y = ops.transposed(x, weight, bias, **sizes, groups=groups, tolerance=tolerance)
+        y = dispatch.transposed(x, weight, bias, **sizes, groups=groups, tolerance=tolerance)
     else:
-        geometry, (size, channels_last) = ops.transposed_layout(rank, x, weight, bias, *numbers, tolerance)
-        y = ops.dgrad(x, weight, size, channels_last, *geometry, bias)
+        geometry, (size, channels_last) = dispatch.transposed_layout(rank, x, weight, bias, *numbers, tolerance)
+        y = dispatch.dgrad(x, weight, size, channels_last, *geometry, bias)
     return y if batched else y.squeeze(0)
 
 
@@ -288,11 +284,11 @@ def _are_tensors(input: object, weight: object, bias: object) -> bool:
 def _announced(
     kind: Kind, input: Tensor, weight: Tensor, bias: Tensor | None, tolerance: float | None
 ) -> tuple[Tensor, Tensor, Tensor | None, float | None]:
-    """What every call of an operator begins with: the settings are written out for tracers, dimensions are checked."""
+    """Check the dimensions. While compiling, write the settings' tolerance and autocast's casts into the graph."""
     if is_compiling():
         input, weight, bias, tolerance = written_out(input, weight, bias, tolerance)  # noqa: A001
     else:
-        ops.expect_dtensors()  # here, because inference mode passes by where the operators do so
+        dispatch.expect_dtensors()  # here too, because inference mode bypasses the autograd kernels that call it
     dims = kind.rank + 2
     if input.dim() not in (dims - 1, dims):
         raise RuntimeError(
@@ -313,7 +309,7 @@ def _announced(
 
 
 def _check_residual(kind: Kind, residual: object, input: Tensor) -> None:
-    """What the operator cannot see: whether a residual is a tensor, with a batch where the input has one."""
+    """Raise unless the residual is a tensor that has a batch if the input has one, which the operator cannot tell."""
     if not isinstance(residual, Tensor):
         raise TypeError(f"{kind.name}(): argument 'residual' must be a Tensor, not {type(residual).__name__}")
     if residual.dim() != input.dim():
@@ -324,7 +320,7 @@ def _check_residual(kind: Kind, residual: object, input: Tensor) -> None:
 
 
 def _without_tensors(kind: Kind, *args: Any, **options: Any) -> Tensor:
-    """A call in which something is no tensor: left to what stands for one (``torch.fx`` has such), else an error."""
+    """Handle a non-tensor argument: defer to ``__torch_function__`` (as of a ``torch.fx`` proxy), else raise."""
     if has_torch_function(args[:3]):
         check_tracer(getattr(args[0], "tracer", None))
         result: Tensor = handle_torch_function(FUNCTIONS[kind], args[:3], *args, **options)
@@ -336,7 +332,7 @@ def _without_tensors(kind: Kind, *args: Any, **options: Any) -> Tensor:
 
 
 def _crop(x: Tensor, geometry: Geometry) -> tuple[Tensor, Geometry]:
-    """The part of the image that negative sides leave, as a view, and the padding that remains."""
+    """Apply negative padding: a view of the cropped image, and the geometry with the remaining padding."""
     names = AXES[len(geometry.stride)]
     for axis, name in enumerate(names):
         dim, (before, after) = axis - len(names), geometry.padding[2 * axis : 2 * axis + 2]

@@ -1,8 +1,7 @@
-"""``Conv1d`` to ``Conv3d`` and the transposed ones: ``torch.nn``'s with another engine.
+"""``Conv1d`` to ``Conv3d`` and their transposes: subclasses of ``torch.nn``'s modules that run polyconv's kernels.
 
-Subclasses that add no state of their own: parameters, initialisation, state dict, repr and ``isinstance`` are torch's:
-a checkpoint moves between the two in both directions, and :func:`polyconv.replace` may swap one class for the other
-in place. All of them are in :data:`OURS`, which is what tools ask.
+They add no state: parameters, initialisation, state dict, repr and ``isinstance`` are torch's. So checkpoints load in
+both directions, and :func:`polyconv.replace` swaps the class of a module in place. :data:`OURS` lists all of them.
 """
 
 from __future__ import annotations
@@ -16,30 +15,30 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn.modules.conv import _ConvNd
 
 from .arguments import Extent, Padding, activation_name
-from .exchange import check_qconfig, refuse_scripting
+from .dispatch import fastpath
+from .dispatch.passthrough import again
+from .dispatch.transforms.interop import check_qconfig, refuse_scripting
 from .functional import by_operator, transposed_by_operator
-from .ops import shortcut
-from .ops.left import again
+from .runtime.frozen_weights import is_frozen
 from .settings import checked_tolerance
-from .vouching import is_frozen
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
 
 class Fusion(Protocol):
-    """An activation inside a convolution that holds in one mode alone."""
+    """An activation fused into a convolution that is valid only in training mode or only in evaluation mode."""
 
     def follow(self) -> None:
-        """Suspend or resume it, after the mode of a module has changed."""
+        """Suspend or resume the fusion after the mode of a module has changed."""
 
 
 class Convolution(_ConvNd):
-    """What all of polyconv's modules share: an error budget, and the way to calls that are left to PyTorch."""
+    """Base class of polyconv's modules: tolerance, activation and the passthrough cache."""
 
     tolerance: float | None = None
     activation: str | None = None
     fusion: Fusion | None = None
-    """Why it computes the activation of another module, where :func:`polyconv.optimize` found that it may."""
+    """Set by :func:`polyconv.optimize` if this module computes the activation of another module."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "qconfig":
@@ -52,7 +51,7 @@ class Convolution(_ConvNd):
 
     @property
     def _comes_straight_here(self) -> bool:
-        """Whether :meth:`forward` calls no method that may be another one than polyconv's."""
+        """Whether :meth:`forward` runs polyconv's own code only, as a passthrough requires."""
         return True
 
     def extra_repr(self) -> str:
@@ -81,7 +80,7 @@ class _Forward(Convolution):
         tolerance: float | None = None,
         activation: str | None = None,
     ) -> None:
-        # torch's annotations know neither lists nor all sides; its code carries both through to `self.padding`.
+        # torch's annotations allow neither lists nor all sides; its code passes both through to `self.padding`.
         sizes: dict[str, Any] = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
         super().__init__(
             in_channels,
@@ -95,16 +94,15 @@ class _Forward(Convolution):
         )
         _keep_options(self, tolerance, activation)
         if has_all_sides(self):
-            # What torch.nn.functional.pad would be called with, the last axis first; torch's constructor expects one
-            # number per axis here.
+            # The argument of torch.nn.functional.pad, last axis first; torch's constructor assumes one number per axis.
             pairs = [self.padding[i : i + 2] for i in range(0, len(self.padding), 2)]
             self._reversed_padding_repeated_twice = [int(side) for pair in reversed(pairs) for side in pair]
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """``activation(conv(input) + bias + residual)``.
 
-        Tools that wrap a module's forward keep this method, bound to the module, whatever class the module has later:
-        so it asks no more of ``_conv_forward`` than torch's has, unless it was given more.
+        Tools that wrap a module's forward keep this bound method even after the module's class changes. So without a
+        residual it calls ``_conv_forward`` with the arguments that torch's has.
         """
         if residual is None and not is_dynamo_compiling() and (y := again(self, input)) is not None:
             return y
@@ -116,13 +114,16 @@ class _Forward(Convolution):
         self, input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None
     ) -> Tensor:
         sizes = self.stride, self.padding, self.dilation, self.groups, self.padding_mode
-        args = len(self.kernel_size), input, weight, bias, *sizes, self.tolerance, self.activation, residual
-        y = None if is_compiling() else shortcut.convolve(*args, self if self._comes_straight_here else None)
+        # Another thread may restore the module meanwhile: torch's class has none of these.
+        options = getattr(self, "tolerance", None), getattr(self, "activation", None)
+        args = len(self.kernel_size), input, weight, bias, *sizes, *options, residual
+        straight = getattr(self, "_comes_straight_here", False)
+        y = None if is_compiling() else fastpath.convolve(*args, self if straight else None)
         return by_operator(*args) if y is None else y
 
     @property
     def _comes_straight_here(self) -> bool:
-        """Whether :meth:`forward` calls the method above: not one of a subclass's, nor one that was set."""
+        """Whether ``_conv_forward`` is the one above: overridden neither by a subclass nor on the instance."""
         return type(self)._conv_forward is _Forward._conv_forward and "_conv_forward" not in self.__dict__
 
 
@@ -161,7 +162,7 @@ class _Transposed(Convolution):
         _keep_options(self, tolerance, None)
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        """``output_size`` says how large the output is to be, where the stride leaves that open."""
+        """``output_size`` selects the output's extents among those that the stride allows."""
         if output_size is None and not is_dynamo_compiling() and (y := again(self, input)) is not None:
             return y
         weight, bias = self.weight, self.bias
@@ -171,15 +172,15 @@ class _Transposed(Convolution):
         if output_size is not None:
             sizes: Any = self.stride, self.padding, self.kernel_size, rank, self.dilation
             output_padding = self._output_padding(input, list(output_size), *sizes)  # type: ignore[operator]
-        padding: Any = self.padding  # no word, as it may be in other convolutions
+        padding: Any = self.padding  # never "same" or "valid" here
         numbers = self.stride, padding, tuple(output_padding), self.groups, self.dilation
-        args = rank, input, weight, bias, *numbers, self.tolerance
-        y = None if is_compiling() else shortcut.transpose(*args, self if output_size is None else None)
+        args = rank, input, weight, bias, *numbers, getattr(self, "tolerance", None)
+        y = None if is_compiling() else fastpath.transpose(*args, self if output_size is None else None)
         return transposed_by_operator(*args) if y is None else y
 
 
 def _keep_options(module: Convolution, tolerance: float | None, activation: str | None) -> None:
-    """As attributes of the module only where they are given: torch's modules have none."""
+    """Set options as attributes of the module only if they are given: torch's modules have none."""
     if tolerance is not None:
         module.tolerance = checked_tolerance(tolerance)
     if activation is not None:
@@ -187,44 +188,41 @@ def _keep_options(module: Convolution, tolerance: float | None, activation: str 
 
 
 def has_all_sides(module: Convolution) -> bool:
-    """Whether the padding is given side by side, which torch's modules do not know."""
+    """Whether the padding is given for each side, which torch's modules do not support."""
     return not isinstance(module.padding, str) and len(module.padding) == 2 * len(module.kernel_size)
 
 
 class Conv1d(_Forward, torch.nn.Conv1d):
-    """Takes the arguments of :class:`torch.nn.Conv1d`; ``padding`` may also be (left, right). See :class:`Conv2d`."""
+    """:class:`torch.nn.Conv1d` with the options of :class:`Conv2d`; ``padding`` may also be (left, right)."""
 
 
 class Conv2d(_Forward, torch.nn.Conv2d):
-    """Takes the arguments of :class:`torch.nn.Conv2d`; ``padding`` may also be (top, bottom, left, right).
+    """:class:`torch.nn.Conv2d` with more options; ``padding`` may also be (top, bottom, left, right).
 
-    A padding mode other than zeros costs no padded copy of the input: the kernels compute the index. ``tolerance`` is
-    the error budget of this module; None is the one of :func:`polyconv.set_tolerance`. ``activation`` (``"relu"``,
-    ``"silu"``) is applied before the output is stored, after the residual that :meth:`forward` may be given is added.
+    Padding modes other than zeros make no padded copy of the input: the kernels compute the index. ``tolerance`` is the
+    error budget of this module; None means that of :func:`polyconv.set_tolerance`. ``activation`` (``"relu"``,
+    ``"silu"``) is applied before the output is stored, after the optional residual of :meth:`forward` is added.
     """
 
 
 class Conv3d(_Forward, torch.nn.Conv3d):
-    """Takes the arguments of :class:`torch.nn.Conv3d`; ``padding`` may also be all six sides. See :class:`Conv2d`."""
+    """:class:`torch.nn.Conv3d` with the options of :class:`Conv2d`; ``padding`` may also be all six sides."""
 
 
 class ConvTranspose1d(_Transposed, torch.nn.ConvTranspose1d):
-    """Takes the arguments of :class:`torch.nn.ConvTranspose1d`. See :class:`ConvTranspose2d`."""
+    """:class:`torch.nn.ConvTranspose1d` with the ``tolerance`` of :class:`ConvTranspose2d`."""
 
 
 class ConvTranspose2d(_Transposed, torch.nn.ConvTranspose2d):
-    """Takes the arguments of :class:`torch.nn.ConvTranspose2d`.
-
-    ``tolerance`` is the error budget of this module; None is the one of :func:`polyconv.set_tolerance`.
-    """
+    """:class:`torch.nn.ConvTranspose2d` with an error budget, ``tolerance``; None: :func:`polyconv.set_tolerance`'s."""
 
 
 class ConvTranspose3d(_Transposed, torch.nn.ConvTranspose3d):
-    """Takes the arguments of :class:`torch.nn.ConvTranspose3d`. See :class:`ConvTranspose2d`."""
+    """:class:`torch.nn.ConvTranspose3d` with the ``tolerance`` of :class:`ConvTranspose2d`."""
 
 
 class _LazyForward:
-    """A convolution whose in_channels are those of the first input."""
+    """A convolution that takes in_channels from its first input."""
 
     def __init__(
         self,
@@ -249,7 +247,7 @@ class _LazyForward:
 
 
 class _LazyTransposed:
-    """The same, transposed."""
+    """A transposed convolution that takes in_channels from its first input."""
 
     def __init__(
         self,
@@ -274,40 +272,37 @@ class _LazyTransposed:
 
 
 class LazyConv1d(_LazyForward, torch.nn.LazyConv1d, Conv1d):  # type: ignore[misc]
-    """Takes the arguments of :class:`torch.nn.LazyConv1d`; becomes a :class:`Conv1d` at its first input."""
+    """:class:`torch.nn.LazyConv1d` that becomes a :class:`Conv1d` at its first input."""
 
     cls_to_become = Conv1d
 
 
 class LazyConv2d(_LazyForward, torch.nn.LazyConv2d, Conv2d):  # type: ignore[misc]
-    """Takes the arguments of :class:`torch.nn.LazyConv2d`: in_channels is that of the first input.
-
-    From then on the module is a :class:`Conv2d`.
-    """
+    """:class:`torch.nn.LazyConv2d` that takes in_channels from its first input and becomes a :class:`Conv2d`."""
 
     cls_to_become = Conv2d
 
 
 class LazyConv3d(_LazyForward, torch.nn.LazyConv3d, Conv3d):  # type: ignore[misc]
-    """Takes the arguments of :class:`torch.nn.LazyConv3d`; becomes a :class:`Conv3d` at its first input."""
+    """:class:`torch.nn.LazyConv3d` that becomes a :class:`Conv3d` at its first input."""
 
     cls_to_become = Conv3d
 
 
 class LazyConvTranspose1d(_LazyTransposed, torch.nn.LazyConvTranspose1d, ConvTranspose1d):  # type: ignore[misc]
-    """Takes the arguments of :class:`torch.nn.LazyConvTranspose1d`; becomes a :class:`ConvTranspose1d`."""
+    """:class:`torch.nn.LazyConvTranspose1d` that becomes a :class:`ConvTranspose1d` at its first input."""
 
     cls_to_become = ConvTranspose1d  # type: ignore[assignment]
 
 
 class LazyConvTranspose2d(_LazyTransposed, torch.nn.LazyConvTranspose2d, ConvTranspose2d):  # type: ignore[misc]
-    """Takes the arguments of :class:`torch.nn.LazyConvTranspose2d`; becomes a :class:`ConvTranspose2d`."""
+    """:class:`torch.nn.LazyConvTranspose2d` that becomes a :class:`ConvTranspose2d` at its first input."""
 
     cls_to_become = ConvTranspose2d  # type: ignore[assignment]
 
 
 class LazyConvTranspose3d(_LazyTransposed, torch.nn.LazyConvTranspose3d, ConvTranspose3d):  # type: ignore[misc]
-    """Takes the arguments of :class:`torch.nn.LazyConvTranspose3d`; becomes a :class:`ConvTranspose3d`."""
+    """:class:`torch.nn.LazyConvTranspose3d` that becomes a :class:`ConvTranspose3d` at its first input."""
 
     cls_to_become = ConvTranspose3d  # type: ignore[assignment]
 
@@ -326,7 +321,7 @@ OURS: dict[type[_ConvNd], type[Convolution]] = {
     torch.nn.LazyConvTranspose2d: LazyConvTranspose2d,
     torch.nn.LazyConvTranspose3d: LazyConvTranspose3d,
 }
-"""The modules of torch's that have a counterpart here, and which. What is known, is known by this table."""
+"""torch's module -> polyconv's counterpart: the only list of supported modules."""
 
 TORCHS: tuple[type[_ConvNd], ...] = tuple(OURS)
-"""For ``isinstance``: any convolution that is, or could be, polyconv's."""
+"""Classes for ``isinstance``: any convolution that is, or could be, polyconv's."""

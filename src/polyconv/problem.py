@@ -1,15 +1,14 @@
-"""What is asked: one pass of one convolution over one to three axes, described by numbers alone.
+"""Problems: one pass of one convolution over one to three axes, described by numbers.
 
-A :class:`Problem` is the only thing that the planner sees. It is frozen, hashable and printable, it knows neither torch
-nor a device, and two calls that ask for the same thing build equal problems: so a plan can be cached under it, logged,
-sent to another process, or written into a test.
+A :class:`Problem` is all that a planner sees. It is frozen, hashable and printable, independent of torch and of a
+device, and equal for equal calls, so it can be a cache key, be logged, sent to another process or written into a test.
 
 Names used everywhere in polyconv:
 
 ======  =====================================================================================
-``x``   the input (or, in the input-gradient pass, where its gradient is written)
+``x``   the input (in the input-gradient pass: the input gradient, which is written)
 ``w``   the weight, out_channels x in_channels/groups x kernel extents
-``y``   the output (or, in both gradient passes, where the incoming gradient is read)
+``y``   the output (in both gradient passes: the incoming gradient, which is read)
 ======  =====================================================================================
 """
 
@@ -22,31 +21,30 @@ from math import prod
 from typing import Protocol
 
 DEFAULT_TOLERANCE = 1e-4
-"""The error budget of a caller who says nothing."""
 
 Pair = tuple[int, int]
 Extents = tuple[int, ...]
-"""One number per axis, the slowest axis of a dense image first: (height, width) of a picture."""
+"""One number per axis, the slowest axis of a dense image first: (height, width) in 2-D."""
 Sides = tuple[int, ...]
-"""Before and after, of each axis: (top, bottom, left, right) of a picture."""
+"""Before and after each axis: (top, bottom, left, right) in 2-D."""
 Shape = tuple[int, ...]
 """Batch (of a weight: output channels), channels, extents."""
 Strides = tuple[int, ...]
 """Element strides in the order of a :data:`Shape`, whatever the order in memory."""
 
 ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-"""Of a tensor, by its dtype."""
+"""dtype -> size of an element [bytes]."""
 HALF_DTYPES = ("float16", "bfloat16")
 
 IMAGE_CHANNELS = 4
-"""An input of so many channels or fewer is taken to be the network's own, which wants no gradient."""
+"""Most channels of an input that is assumed to be the network's own input, which needs no gradient."""
 
 AXES = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")}
-"""What the axes are called, by their number."""
+"""Number of axes -> their names."""
 
 
 class Moves(Protocol):
-    """How a kernel moves over an image, axis by axis."""
+    """Stride, padding and dilation of a convolution, per axis."""
 
     @property
     def stride(self) -> Extents: ...
@@ -59,31 +57,31 @@ class Moves(Protocol):
 
 
 class Word(str, Enum):
-    """One of a few words: equal to its text, and printed as it."""
+    """Enumeration of strings: equal to its text, and printed as it."""
 
-    __hash__ = str.__hash__  # of the value, as equality is; and not in Python, because problems are keys everywhere
+    __hash__ = str.__hash__  # consistent with equality; in C, because problems are keys of every cache
 
     def __str__(self) -> str:
         return str(self.value)
 
 
 class Pass(Word):
-    """Which of the three passes of a convolution is asked for."""
+    """The three passes of a convolution."""
 
     FPROP = "fprop"
     """Output from input and weight (and bias)."""
     DGRAD = "dgrad"
-    """Gradient of the input from the gradient of the output; also what a transposed convolution computes."""
+    """Gradient of the input from the gradient of the output; also a transposed convolution."""
     WGRAD = "wgrad"
     """Gradient of the weight (and of the bias) from the input and the gradient of the output."""
 
 
 RESULTS = {Pass.FPROP: "y", Pass.DGRAD: "x", Pass.WGRAD: "dw"}
-"""What a pass computes, by its name among the tensors of a backend."""
+"""Pass -> name of its result among the tensors of a backend."""
 
 
 class PaddingMode(Word):
-    """What stands outside the image. Named as in ``torch.nn.Conv2d``."""
+    """Values outside the image. Named as in ``torch.nn.Conv2d``."""
 
     ZEROS = "zeros"
     REFLECT = "reflect"
@@ -92,7 +90,7 @@ class PaddingMode(Word):
 
 
 class Activation(Word):
-    """What a forward pass applies to its sums before it stores them."""
+    """Function that a forward pass applies to its sums before storing them."""
 
     NONE = "none"
     RELU = "relu"
@@ -100,12 +98,12 @@ class Activation(Word):
 
 
 def output_extent(extent: int, before: int, after: int, kernel: int, stride: int, dilation: int) -> int:
-    """Number of outputs along one axis: the kernel's positions that fit into the padded extent."""
+    """Number of outputs along one axis: positions of the kernel within the padded extent."""
     return (extent + before + after - dilation * (kernel - 1) - 1) // stride + 1
 
 
 def output_size(in_size: Sequence[int], kernel: Sequence[int], moves: Moves) -> Extents:
-    """The extents of the output; zero or less where the kernel does not fit."""
+    """Output extents; zero or negative where the kernel does not fit."""
     before, after = moves.padding[::2], moves.padding[1::2]
     return tuple(map(output_extent, in_size, before, after, kernel, moves.stride, moves.dilation))
 
@@ -142,7 +140,7 @@ class Problem:
     groups: int
     padding_mode: PaddingMode
     bias: bool
-    """FPROP: a bias is added. WGRAD: the bias gradient is wanted too. DGRAD: ignored."""
+    """FPROP: a bias is added. WGRAD: the bias gradient is computed too. DGRAD: ignored."""
     x_strides: Strides
     w_strides: Strides
     y_strides: Strides
@@ -150,13 +148,13 @@ class Problem:
     """The first elements of x, y and the residual lie on 16-byte boundaries."""
     dtype: str
     tolerance: float = DEFAULT_TOLERANCE
-    """The error, relative to the output's scale, that a fast algorithm may be expected to make; 0: none may run."""
+    """Largest predicted error of a fast algorithm, relative to the output's scale; 0: direct summation only."""
     activation: Activation = Activation.NONE
-    """FPROP: applied to the sums, bias and residual included. The gradient passes know none."""
+    """FPROP: applied to the sums, bias and residual included. Unused in the gradient passes."""
     residual: bool = False
-    """FPROP: a tensor laid out as y is added before the activation."""
+    """FPROP: a tensor with the strides of y is added before the activation."""
     frozen: bool = False
-    """FPROP, in inference: the weight changes with its version counter or not at all (:func:`polyconv.freeze`)."""
+    """FPROP in inference: every write to the weight moves its version counter (:func:`polyconv.freeze`)."""
 
     @classmethod
     def make(
@@ -180,7 +178,7 @@ class Problem:
         activation: Activation | str = Activation.NONE,
         residual: bool = False,
     ) -> Problem:
-        """A problem from the shapes of input and weight; strides not given are those of dense NCHW tensors."""
+        """Build a problem from the shapes of input and weight; strides default to those of dense NCHW tensors."""
         rank = len(x_shape) - 2
         if rank not in AXES or len(w_shape) != len(x_shape):
             raise ValueError(
@@ -219,7 +217,7 @@ class Problem:
 
     @property
     def out_size(self) -> Extents:
-        """The extents of the output; zero or less where the kernel does not fit."""
+        """Output extents; zero or negative where the kernel does not fit."""
         return output_size(self.in_size, self.kernel, self)
 
     @property
@@ -241,22 +239,22 @@ class Problem:
 
     @property
     def element_bytes(self) -> int:
-        """Of one element of x, w, y, the bias and the residual."""
+        """Size of an element of x, w, y, the bias and the residual [bytes]."""
         return ELEMENT_BYTES[self.dtype]
 
     @property
     def depthwise(self) -> bool:
-        """Every input channel is its own group (each may feed several output channels)."""
+        """Whether every input channel is its own group (each may feed several output channels)."""
         return self.groups > 1 and self.groups == self.in_channels
 
     @property
     def multiplications(self) -> int:
-        """Multiply-adds of the direct method, padding counted as if it were data."""
+        """Multiply-adds of the direct method, padding counted as data."""
         return prod(self.y_shape) * prod(self.w_shape[1:])
 
     @property
     def in_brief(self) -> str:
-        """The convolution in a few words, without what is usual: ``32→64 5×9, dilation 2×3``."""
+        """Short text of the convolution without defaults: ``32→64 5×9, dilation 2×3``."""
         parts = [f"{self.in_channels}→{self.out_channels} {_times(self.kernel, '×')}"]
         for name, numbers in (("stride", self.stride), ("dilation", self.dilation)):
             if max(numbers) > 1:
@@ -267,14 +265,11 @@ class Problem:
         return ", ".join(parts)
 
     def another_pass(self, kind: Pass) -> Problem:
-        """Of the same layer, on tensors that lie alike, without bias and epilogue: no pass tells those of another."""
+        """Another pass of this layer with equal strides; bias and epilogue, unknown from this pass, are left out."""
         return replace(self, kind=kind, bias=False, activation=Activation.NONE, residual=False, frozen=False)
 
-    def as_picture(self) -> Problem:
-        """What kernels that know height and width compute in its place: one axis is the width of a picture of height 1.
-
-        The strides of that height are those that ``torch.unsqueeze`` gives the tensors.
-        """
+    def as_2d(self) -> Problem:
+        """Lower a 1-D problem to a 2-D problem of height 1 with the strides of ``torch.unsqueeze``; no-op otherwise."""
         if self.rank != 1:
             return self
 
@@ -294,7 +289,7 @@ class Problem:
         )
 
     def across(self, axis: int) -> Problem:
-        """What is left without one of the axes: of a volume, a sheet."""
+        """The problem without one axis: a slice of a volume."""
 
         def without(numbers: tuple[int, ...], place: int = axis, count: int = 1) -> tuple[int, ...]:
             return numbers[:place] + numbers[place + count :]
@@ -311,8 +306,8 @@ class Problem:
             y_strides=without(self.y_strides, 2 + axis),
         )
 
-    def why_not_pictures(self) -> str | None:
-        """For kernels that know height and width alone: None if these are the axes, else what to say."""
+    def why_not_2d(self) -> str | None:
+        """Refusal of kernels for 2-D problems: None if this is one, else the message."""
         if self.rank == 2:
             return None
         return (
@@ -320,12 +315,12 @@ class Problem:
         )
 
     def channels_last(self) -> Problem:
-        """The same on dense tensors of that layout."""
+        """This problem on dense channels_last tensors."""
         x, w, y = map(channels_last_strides, (self.x_shape, self.w_shape, self.y_shape))
         return replace(self, x_strides=x, w_strides=w, y_strides=y)
 
     def for_pass(self, kind: Pass) -> Problem:
-        """The same convolution, another pass. Only the forward pass has an epilogue."""
+        """Another pass of this convolution, bias included; only FPROP keeps activation, residual and frozen weight."""
         if kind is Pass.FPROP:
             return replace(self, kind=kind)
         return replace(self, kind=kind, activation=Activation.NONE, residual=False, frozen=False)

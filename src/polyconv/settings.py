@@ -1,4 +1,4 @@
-"""Every setting of polyconv, typed, in one place.
+"""All settings of polyconv.
 
 A setting has a default, can be changed for the process by an environment variable that starts with ``POLYCONV_`` (read
 at first use, not at import), and for a block of code by :func:`use`. Nothing else in the package reads the environment.
@@ -17,21 +17,21 @@ from operator import iadd
 from pathlib import Path
 from typing import Any, Literal
 
-from . import epoch
-from .blocks import Block, Entry, Stack
-from .forking import whole
-from .once import warn_once
 from .problem import DEFAULT_TOLERANCE
+from .runtime import state_version
+from .runtime.fork_safety import STATE_LOCK
+from .runtime.scopes import Scope, ScopeEntry, ScopeStack
+from .runtime.warn_once import warn_once
 
 PREFIX = "POLYCONV_"
 INSTRUCTION_SETS = ("avx512", "avx2", "sse4")
-"""Of the native CPU kernels, the best first."""
+"""Instruction sets of the native CPU kernels, the best first."""
 OTHER_VARIABLES = {"BUILD_DIR", "BUILD_NATIVE", "CAMPAIGN_SECONDS", "CI_TORCH", "NIGHTLY"}
-"""Read when polyconv is built or tested: no settings, and no misspelt ones."""
+"""Variables of the build and the tests: not settings, and not reported as misspelt."""
 
 
 class SettingsError(ValueError):
-    """An environment variable whose value cannot be read. The message names both."""
+    """An environment variable with an invalid value. The message names both."""
 
 
 NO_CACHE = (
@@ -42,41 +42,40 @@ NO_CACHE = (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The values in force. Frozen: a changed setting is a new object, so a plan can remember its own."""
+    """The values in force. Frozen: a change makes a new object, so a plan can store the settings it was made under."""
 
     cache_dir: Path | None = None
-    """``POLYCONV_CACHE_DIR``: compiled kernels. Default: ``polyconv`` under ``$XDG_CACHE_HOME`` or ``~/.cache``; none
-    where a process has no home."""
+    """``POLYCONV_CACHE_DIR``: folder of compiled kernels. Default: ``polyconv`` under ``$XDG_CACHE_HOME`` or
+    ``~/.cache``; none if the process has no home directory."""
     workspace_bytes: int = 64 * 2**20
-    """``POLYCONV_WORKSPACE_BYTES``: most scratch memory that one convolution may take on the device."""
+    """``POLYCONV_WORKSPACE_BYTES``: largest workspace of one convolution on the device [bytes]."""
     tolerance: float = DEFAULT_TOLERANCE
-    """``POLYCONV_TOLERANCE``: the error, relative to the output's scale, that a fast algorithm may be expected to make.
-    With 0, only direct summation runs."""
+    """``POLYCONV_TOLERANCE``: largest predicted error of a fast algorithm, relative to the output's scale. With 0, only
+    direct summation runs."""
     tuning_file: tuple[Path, ...] | None = None
     """``POLYCONV_TUNING_FILE``: measured choices that replace the cost model's. Several files are separated by ``:``
-    and asked in that order, then the one that ``polyconv tune`` writes by itself (``tuning.json`` in the cache's
-    folder), which is the default. ``off``: none at all, the model decides."""
+    and searched in that order, then the default one, which ``polyconv tune`` writes (``tuning.json`` in the cache's
+    folder). ``off``: no file, the cost model decides."""
     profile: Path | Literal["off"] | None = None
-    """``POLYCONV_PROFILE``: what ``polyconv calibrate`` measured of this processor. Default: ``profile.json`` in the
-    cache's folder, if it is there; behind it stand the profiles that are shipped. ``off``: none at all, the cost model
-    is believed as it is."""
+    """``POLYCONV_PROFILE``: measurements of this processor by ``polyconv calibrate``. Default: ``profile.json`` in the
+    cache's folder, if it exists, then the shipped profiles. ``off``: no profile, the cost model is not corrected."""
     jit: bool = True
-    """``POLYCONV_JIT``: ``off`` never runs the CUDA compiler; a kernel that is nowhere on disk is an error then."""
+    """``POLYCONV_JIT``: ``off`` never runs the CUDA compiler; a kernel that is not on disk is then an error."""
     kernels: Path | None = None
-    """``POLYCONV_KERNELS``: a folder of compiled kernels from ``polyconv warmup -o``, looked into before the cache."""
+    """``POLYCONV_KERNELS``: folder of compiled kernels from ``polyconv warmup -o``, searched before the cache."""
     allow_low_precision: bool = False
     """``POLYCONV_ALLOW_LOW_PRECISION``: see :func:`allow_low_precision`. ``on`` or ``off``."""
     benchmark: bool = False
     """``POLYCONV_BENCHMARK``: see :func:`benchmark`. ``on`` or ``off``."""
     output_pool: int = 2**30
-    """``POLYCONV_OUTPUT_POOL``: memory of freed outputs that the CPU kernels keep for the next ones, at most; in bytes,
-    or as ``256M``. The system takes longer to clear new memory than a large convolution takes to compute. 0 keeps none;
-    ``with settings.use(output_pool=0): pass`` gives all of it back."""
+    """``POLYCONV_OUTPUT_POOL``: most memory of freed outputs that the CPU kernels keep for reuse; in bytes, or as
+    ``256M``. The system takes longer to clear new memory than a large convolution takes to compute. 0 keeps none;
+    ``with settings.use(output_pool=0): pass`` frees all of it."""
     instruction_set: Literal["avx512", "avx2", "sse4"] | None = None
     """``POLYCONV_INSTRUCTION_SET``: the best instruction set that the CPU kernels may use, ``avx512``, ``avx2`` or
-    ``sse4``. Default: the processor's own. PyTorch's kernels have variables of their own, see below."""
+    ``sse4``. Default: the processor's best. PyTorch's kernels have variables of their own, see below."""
     strict: bool = False
-    """``POLYCONV_STRICT``: ``on`` raises where a CUDA kernel cannot be compiled, loaded or launched; else a warning
+    """``POLYCONV_STRICT``: ``on`` raises if a CUDA kernel cannot be compiled, loaded or launched; otherwise a warning
     says what to report, and the next best kernel runs."""
 
     def __post_init__(self) -> None:
@@ -85,7 +84,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
-        """Defaults, overridden by the variables that are set. A value that cannot be read is an error."""
+        """Defaults, overridden by the variables that are set. An invalid value raises :class:`SettingsError`."""
         found: dict[str, Any] = {}
         for name, read in _READERS.items():
             variable = PREFIX + name.upper()
@@ -101,7 +100,7 @@ class Settings:
         return cls(**found)
 
     def as_variables(self) -> dict[str, str]:
-        """Every setting as the environment variable that would set it; empty where there is none."""
+        """Every setting as the environment variable that would set it; empty for None."""
         return {PREFIX + f.name.upper(): _as_text(getattr(self, f.name)) for f in fields(self)}
 
     def __str__(self) -> str:
@@ -120,7 +119,7 @@ def _default_cache_dir(environ: Mapping[str, str]) -> Path | None:
     base = environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "polyconv"
-    except RuntimeError:  # no HOME, and a user whom the system does not know
+    except RuntimeError:  # no HOME, and a user without an entry in the user database
         return None
 
 
@@ -160,7 +159,7 @@ def _tuning_files(text: str) -> tuple[Path, ...]:
 
 
 def checked_tolerance(tolerance: float | str) -> float:
-    """The tolerance as a float, if it is one."""
+    """The tolerance as a float. Raises ValueError if it is negative or not a number."""
     number = float(tolerance)
     if not number >= 0:
         raise ValueError(f"a tolerance is a number from 0 (direct summation only) up; got {tolerance!r}")
@@ -184,33 +183,33 @@ _READERS: dict[str, Callable[[str], Any]] = {
 
 _current: Settings | None = None
 _process: Settings | None = None
-"""Without the blocks that are being run."""
+"""Settings of the process outside all ``with`` blocks."""
 _initial: Settings | None = None
 
 
 class _Change:
-    """What a ``with`` block changes."""
+    """Settings changed by a ``with`` block."""
 
     __slots__ = ("below", "changed", "holds_changes", "settings")
 
     def __init__(self, changed: Mapping[str, Any], *, holds_changes: bool = True) -> None:
         self.changed = changed
         self.holds_changes = holds_changes
-        """Whether what is set in the block ends with it."""
+        """Whether a setting changed inside the block is reset at its end."""
         self.settings = replace(current(), **changed)
-        """In force in the block."""
+        """Settings in force in the block."""
         self.below: Settings | None = None
-        """What they were made of: in force in the block that was entered before, or in the process."""
+        """Settings that ``changed`` was applied to: those of the block entered before, or of the process."""
 
 
 changes = ""
-"""What the program itself has set that a compiled graph depends on, as text; empty while the environment's word holds.
-Text, because ``torch.compile`` guards on text by value, and would make a variable of a number that changes."""
+"""Settings made by the program that a compiled graph depends on, as text; empty while the environment's values hold.
+Text, because ``torch.compile`` guards text by value, but would turn a changing number into a symbolic variable."""
 
 
-@epoch.follow
+@state_version.include
 def current() -> Settings:
-    """The settings in force now."""
+    """The settings in force."""
     global _current, _process, _initial
     if _current is None:
         _warn_of_misspelt(os.environ)
@@ -222,7 +221,7 @@ def current() -> Settings:
 
 
 def _warn_of_misspelt(environ: Mapping[str, str]) -> None:
-    """Name the variables that look like settings and are none, each with the one that it resembles most."""
+    """Warn of ``POLYCONV_`` variables that are not settings, each with the closest setting."""
     known = sorted(name.upper() for name in _READERS)
     for variable, value in environ.items():
         name = variable.removeprefix(PREFIX)
@@ -237,17 +236,14 @@ _observers: list[Callable[[Settings], None]] = []
 
 
 def observe(apply: Callable[[Settings], None]) -> None:
-    """Call a function with the settings in force and after every change: for what native code holds itself.
-
-    It is called now if the environment has been read, else when that is: this alone reads nothing.
-    """
+    """Call ``apply`` with the settings once the environment has been read, and after every change: for native code."""
     _observers.append(apply)
     if _current is not None:
         apply(_current)
 
 
 def cache_folder() -> Path:
-    """The folder of the cache, for who cannot do without one."""
+    """Folder of the cache. Raises :class:`SettingsError` if there is none."""
     folder = current().cache_dir
     if folder is None:
         raise SettingsError(NO_CACHE)
@@ -255,17 +251,17 @@ def cache_folder() -> Path:
 
 
 def _set(**changed: Any) -> None:
-    """Change settings for the rest of the block that was entered last, or of the process."""
-    # torch.compile cannot look into what takes a lock, and is not meant to: it would write the change down for the end
-    # of the graph, and the convolutions in the graph would not see it. So the graph breaks here.
-    with whole:
+    """Change settings for the rest of the innermost block, or of the process."""
+    # The lock makes torch.compile break the graph here, as it must: it would otherwise defer the change to the end of
+    # the graph, where the convolutions in the graph would not see it.
+    with STATE_LOCK:
         _set_among(_changes.entries, changed)
 
 
-def _set_among(entries: tuple[Entry[_Change], ...], changed: Mapping[str, Any]) -> None:
-    """The same for the last of these blocks that changes end with; for the process, if there is none."""
+def _set_among(entries: tuple[ScopeEntry[_Change], ...], changed: Mapping[str, Any]) -> None:
+    """Change settings in the last of the blocks that hold changes, or in the process if there is none."""
     global _process
-    epoch.changed()
+    state_version.changed()
     blocks = [entry.value for entry in entries if entry.value.holds_changes]
     if blocks:
         blocks[-1].changed = {**blocks[-1].changed, **changed}
@@ -273,11 +269,11 @@ def _set_among(entries: tuple[Entry[_Change], ...], changed: Mapping[str, Any]) 
     else:
         _process = replace(_process or current(), **changed)
     _settle()
-    epoch.changed()
+    state_version.changed()
 
 
 def _settle() -> None:
-    """Work out what is in force, in ``with whole``. Whoever is interrupted may do it again."""
+    """Recompute the settings in force, holding the lock ``STATE_LOCK``. May be repeated after an interruption."""
     global _current, changes
     while True:
         entries = _changes.entries
@@ -290,7 +286,7 @@ def _settle() -> None:
             found = change.settings
         text = _in_graphs(found)
         text = "" if text == _in_graphs(_initial or found) else text
-        if _changes.entries is entries:  # else a forgotten block ended meanwhile, in this thread
+        if _changes.entries is entries:  # else an abandoned block was collected meanwhile, in this thread
             _current, changes = found, text
             for apply in _observers:
                 apply(found)
@@ -301,18 +297,18 @@ def _in_graphs(settings: Settings) -> str:
     return f"tolerance={settings.tolerance} allow_low_precision={settings.allow_low_precision}"
 
 
-_changes: Stack[_Change] = Stack(_settle)
+_changes: ScopeStack[_Change] = ScopeStack(_settle)
 
 
-class _Use(Block[_Change, None]):
-    """What :func:`use` gives."""
+class _Use(Scope[_Change, None]):
+    """Context manager of :func:`use`."""
 
     def __init__(self, changed: Mapping[str, Any]) -> None:
         super().__init__(_changes, _Change(changed), None)
         self._changed = changed
 
     def __enter__(self) -> Settings:  # type: ignore[override]
-        self._value = _Change(self._changed)  # anew each time: what is set inside the block ends with it
+        self._value = _Change(self._changed)  # new at each entry: settings changed inside the block end with it
         super().__enter__()
         return self._value.settings
 
@@ -320,20 +316,20 @@ class _Use(Block[_Change, None]):
 def use(**changed: Any) -> AbstractContextManager[Settings]:
     """Change settings inside a ``with`` block: ``with settings.use(workspace_bytes=0): ...``.
 
-    The change holds for the whole process, not for one thread: the backward pass runs in threads of autograd's own, and
-    must see what the forward pass saw. Of blocks that threads enter at the same time, the one that was entered last has
-    its way; each takes back only what it changed, in whatever order they end. In a function that is compiled, a block
-    breaks the graph; the arguments of a call and the attributes of a module do not.
+    The change holds for the whole process, not for one thread, because the backward pass runs in autograd's threads and
+    must see the settings of the forward pass. If blocks of several threads overlap, the one entered last wins; each
+    reverts only its own changes, in any order. In a compiled function a block breaks the graph; arguments of a call and
+    attributes of a module do not.
     """
     return _Use(changed)
 
 
 def set_tolerance(tolerance: float) -> float:
-    """Set the error budget of every convolution that has none of its own; gives the one that held before.
+    """Set the default error budget of convolutions. Returns the previous one.
 
-    The budget is the largest error of any output element that may be expected of a fast algorithm, relative to the
-    output's scale (see docs/accuracy.md). A larger one lets algorithms run that multiply less; 0 allows direct
-    summation only. A call's own argument and a module's come before this.
+    The budget limits the predicted error of any output element computed by a fast algorithm, relative to the output's
+    scale (see docs/accuracy.md). A larger budget allows algorithms with fewer multiplications; 0 allows direct
+    summation only. The ``tolerance`` of a call or of a module takes precedence.
     """
     before = current().tolerance
     _set(tolerance=checked_tolerance(tolerance))
@@ -341,19 +337,19 @@ def set_tolerance(tolerance: float) -> float:
 
 
 def tolerance(value: float) -> AbstractContextManager[Settings]:
-    """:func:`set_tolerance` for a ``with`` block. A forward pass in it settles the budget of its backward pass, too."""
+    """:func:`set_tolerance` for a ``with`` block. It also applies to the backward passes of forward passes in it."""
     return use(tolerance=checked_tolerance(value))
 
 
 _DEPTH = 64
-"""How often a switch can be entered inside itself."""
+"""Most nested entries of one switch."""
 _UNUSED = (None,) * _DEPTH
 
 
 class _Used(list[None]):
-    """A switch whose first block has ended: nothing of it is in force outside of a block."""
+    """A switch whose first block has ended: in force only inside further blocks."""
 
-    _again: Block[_Change, None]
+    _again: Scope[_Change, None]
 
     def __enter__(self) -> None:
         self._again.__enter__()
@@ -366,34 +362,34 @@ class _Used(list[None]):
 
 
 class _Switched(_Used):
-    """What a switch gives: in force from the beginning, and until the end of a block, if it has one.
+    """Result of a switch: in force at once, for the process or, if used in ``with``, until the end of the block.
 
-    Not a value that is put back: another thread may have changed it meanwhile, or be in a block of its own. Dropped
-    without a block it stays in force; but a signal on the way into a block drops it, too. So it stays only if it was
-    given to the caller and never entered. Both are single steps of C code, during which no signal is handled: it is a
-    list that gets its elements when it is given (``iadd``), and entering it takes one of them.
+    An entry of the stack, not a saved value: other threads may change the setting meanwhile. Dropped without a block it
+    stays in force, but not if a signal between call and block drops it. So it stays only if it was returned to the
+    caller and never entered. Both steps are atomic to signals, being single steps of C code: it is a list that is
+    filled when it is returned (``iadd``), and ``__enter__`` pops an element.
     """
 
-    _entry: Entry[_Change] | None = None
+    _entry: ScopeEntry[_Change] | None = None
 
     def __init__(self, **changed: bool) -> None:
         super().__init__()
         change = _Change(changed, holds_changes=False)
-        self._again = Block(_changes, change, None)
-        self._entry = Entry(change)
+        self._again = Scope(_changes, change, None)
+        self._entry = ScopeEntry(change)
         _changes.put(self._entry)
 
     __enter__ = list.pop
 
     def __exit__(self, *_: object) -> None:
-        if len(self) < _DEPTH - 1:  # of a block inside itself
+        if len(self) < _DEPTH - 1:  # a nested block
             self.append(None)
         elif self._entry is not None:
             _changes.take(self._entry)
             self.__class__ = _Used  # type: ignore[assignment]
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """As a decorator it is in force while the function runs."""
+        """Decorator: in force while the function runs."""
         with self:
             return super().__call__(function)
 
@@ -406,19 +402,19 @@ class _Switched(_Used):
             _changes.take(self._entry)
 
 
-def _keep(entry: Entry[_Change]) -> None:
-    """Let a change hold for the rest of the block around it, or of the process."""
-    with whole:
+def _keep(entry: ScopeEntry[_Change]) -> None:
+    """Make a change hold for the rest of the enclosing block, or of the process."""
+    with STATE_LOCK:
         _set_among(_changes.entries[: _changes.entries.index(entry)], entry.value.changed)
         _changes.take(entry)
 
 
 def allow_low_precision(allow: bool = True) -> AbstractContextManager[None]:
-    """Let autocast on a CPU mean what it means elsewhere in torch: for the process, or, as a context, for a block.
+    """Follow ``torch.autocast`` on a CPU: for the process or, as a context manager, for a block.
 
-    By default a convolution on a CPU computes in float32 and gives float32, also under ``torch.autocast``. Once
-    allowed, autocast's dtype is followed: PyTorch's own convolution runs in that dtype. On a GPU it is always followed,
-    because there the kernels multiply elements of 16 bits, sum in float32 and round the result once::
+    By default a convolution on a CPU computes in float32 and returns float32, also under ``torch.autocast``. Once
+    allowed, PyTorch's own convolution runs in autocast's dtype. On a GPU autocast is always followed, because there the
+    kernels multiply 16-bit elements, sum in float32 and round the result once::
 
         polyconv.allow_low_precision()
         with polyconv.allow_low_precision(), torch.autocast("cpu", dtype=torch.bfloat16):
@@ -428,25 +424,23 @@ def allow_low_precision(allow: bool = True) -> AbstractContextManager[None]:
 
 
 def follows_autocast(device_type: str) -> bool:
-    """Whether a convolution in a region of autocast computes in the region's dtype, under the settings of now."""
+    """Whether convolutions follow the dtype of ``torch.autocast`` under the current settings."""
     return device_type == "cuda" or current().allow_low_precision
 
 
 def benchmark(enable: bool = True) -> AbstractContextManager[None]:
-    """Let the first calls of each new problem be a race: for the process, or, as a context, for a block.
+    """Autotune the first calls of each new problem: for the process or, as a context manager, for a block.
 
-    As ``torch.backends.cudnn.benchmark``, but no call is made that the program does not make itself. While a problem is
-    raced, each of its calls is computed by one contender, on the caller's own tensors, and timed: PyTorch's convolution
-    (on the CPU), and those of polyconv's plans that the cost model ranks first. Who is far behind drops out; after some
-    ten to sixty calls the fastest is known, and stays for the process, also after the block. Every result keeps the
-    tolerance, but the last bits may differ from call to call until then. So nothing is raced where
-    ``torch.use_deterministic_algorithms`` or ``torch.backends.cudnn.deterministic`` asks for determinism; only plain
-    calls are raced, not those of a compiled graph, of a CUDA graph that is captured, under ``torch.func``, autocast, a
-    profiler or a mode. What a tuning file or :func:`polyconv.optimize` has settled is not raced either. On a GPU a call
-    that takes part waits for the end of the one before::
+    As ``torch.backends.cudnn.benchmark``, but without extra calls: during an autotuning session each of the program's
+    own calls of a problem runs and times one trial, PyTorch's convolution (on the CPU) or a plan that the cost model
+    ranks first. Slow trials are dropped; after some ten to sixty calls the fastest is known, and stays for the process,
+    also after the block. Every result keeps the tolerance, but last bits may differ from call to call until then.
+    Excluded are calls under ``torch.use_deterministic_algorithms``, ``torch.backends.cudnn.deterministic``,
+    ``torch.func``, autocast, a profiler or a mode, in compiled graphs and in CUDA graphs being captured, and problems
+    decided by a tuning file or :func:`polyconv.optimize`. On a GPU a timed call waits for the previous one::
 
         polyconv.benchmark()
-        for batch in loader:  # the first some are the race
+        for batch in loader:  # the first few are the autotuning session
             model(batch)
         polyconv.save_benchmark("tuning.json")  # for later processes
     """
@@ -454,4 +448,4 @@ def benchmark(enable: bool = True) -> AbstractContextManager[None]:
 
 
 _SWITCHES = {allow_low_precision.__code__, benchmark.__code__}
-"""Where a switch is dropped before it was given to the caller."""
+"""Code objects in which a switch is dropped before it was returned to the caller."""

@@ -1,3 +1,3 @@
-"""The version of the package; ``pyproject.toml`` reads it from here."""
+"""Version of the package, read by ``pyproject.toml``."""
 
 __version__ = "0.1.0"

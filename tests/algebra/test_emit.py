@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polyconv.algebra.cook_toom import cook_toom
 from polyconv.algebra.emit import compile_matrix, emit_transform
 from polyconv.algebra.matrices import Matrix, identity, is_dyadic, matrix, transpose
-from polyconv.algebra.toom import cook_toom
 
 entries = st.one_of(st.just(Fraction(0)), st.sampled_from([Fraction(n, 4) for n in (-20, -8, -4, -1, 1, 2, 4, 8, 21)]))
 CLASSIC = [(2, 3), (4, 3), (6, 3), (4, 5), (2, 5), (4, 4), (3, 3), (2, 2)]

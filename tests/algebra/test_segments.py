@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polyconv.algebra.cook_toom import INFINITY, default_points
 from polyconv.algebra.segments import AxisScheme, Scheme2d, Segment, schemes
-from polyconv.algebra.toom import INFINITY, default_points
 
 cut, direct = AxisScheme.cut, AxisScheme.direct
 numbers = st.integers(-99, 99).map(lambda n: Fraction(n, 4))

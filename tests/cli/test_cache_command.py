@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from polyconv import cli, settings
-from polyconv.cuda.bundle_writer import BundleWriter
-from polyconv.cuda.cache import KernelCache
+from polyconv.cuda.jit.bundle_writer import BundleWriter
+from polyconv.cuda.jit.cache import KernelCache
 from virtual_gpu.example import KERNELS, axpy_spec
 
 ARCHS = ("sm_70", "sm_100")

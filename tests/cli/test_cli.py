@@ -18,10 +18,11 @@ import pytest
 import polyconv
 from commands import command_line, environment
 from commands import polyconv as command
-from polyconv import cli, console
+from polyconv import cli
 from polyconv.cli import _options
 from polyconv.cpu import native
 from polyconv.measure.workloads import WorkloadError, find
+from polyconv.util import console
 
 WITH_TORCH = "the package's public names need torch; help and completion do not"
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from polyconv import cli, tuning
+from polyconv import cli
+from polyconv.autotune import tuning_file
 
 CONV = "--in-channels 8 --out-channels 8 --kernel-size 3 --input 2 8 20 20"
 HUGE = 10**30
@@ -251,7 +252,7 @@ def places(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "file").write_text("something")
     (tmp_path / "garbage.json").write_bytes(b"\xff\xfe{[")
     os.mkfifo(tmp_path / "pipe")
-    tuning.update(tmp_path / "valid.json", tuning.Tuning())
+    tuning_file.update(tmp_path / "valid.json", tuning_file.Tuning())
     (tmp_path / "bundle").mkdir()
     (tmp_path / "bundle" / "manifest.json").write_text("{}")
     names = {

@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from polyconv import settings, tuning
-from polyconv.backends import backend_for
-from polyconv.choices import Decision
+from polyconv import settings
+from polyconv.autotune import tuning_file, tuning_lookup
+from polyconv.autotune.preferences import Decision
+from polyconv.autotune.tuning_file import Entry, Tuning
+from polyconv.backend import backend_for
 from polyconv.cli import main
 from polyconv.cpu import native
-from polyconv.measure import contest
-from polyconv.measure.limits import with_batch
+from polyconv.measure import candidate_timing
+from polyconv.measure.batch_limits import with_batch
 from polyconv.measure.workloads import find
 from polyconv.problem import Pass
-from polyconv.tuning import Entry, Environment, Tuning, problem_key
+from polyconv.tuning_key import Environment, problem_key
 
 if not native.is_available():
     pytest.skip(str(native.why_absent()), allow_module_level=True)
@@ -33,7 +35,7 @@ def test_measures_writes_and_is_found(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main([*asked, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["pass"] for row in rows] == ["fprop, inference", "fprop, training", "dgrad", "wgrad"]
-    kept = tuning.load(path)
+    kept = tuning_file.load(path)
     backend = backend_for(torch.device("cpu"))
     for row in rows:
         found = kept.find(row["problem"], backend.environment())
@@ -55,8 +57,8 @@ def test_measures_writes_and_is_found(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_table_and_the_default_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with settings.use(cache_dir=tmp_path):
         assert main(["tune", NAME, "--batch", "1", "--candidates", "1", "--pass", "wgrad"]) == 0
-        assert tuning.default_file().parent == tmp_path
-        assert len(tuning.load(tuning.default_file())) == 1
+        assert tuning_lookup.default_file().parent == tmp_path
+        assert len(tuning_file.load(tuning_lookup.default_file())) == 1
     out = capsys.readouterr().out
     assert "x PyTorch" in out
     assert "1 entry in 1 section" in out
@@ -65,11 +67,13 @@ def test_a_table_and_the_default_file(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_merge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [tmp_path / f"{name}.json" for name in "abc"]
     for path, choice, when in zip(paths, ("old", "new"), ("2026-01-01", "2026-01-02"), strict=False):
-        tuning.update(path, Tuning.of(HERE, {"k": Entry(choice, {choice: 1.0}, 2.0, when), choice: Entry("x", {}, 1)}))
+        tuning_file.update(
+            path, Tuning.of(HERE, {"k": Entry(choice, {choice: 1.0}, 2.0, when), choice: Entry("x", {}, 1)})
+        )
     a, b, c = map(str, paths)
     assert main(["tune", "--merge", a, b, "-o", c]) == 0
     assert capsys.readouterr().out == f"{c}: 3 entries in 1 section\n"
-    found = tuning.load(paths[2]).find("k", HERE)
+    found = tuning_file.load(paths[2]).find("k", HERE)
     assert found is not None
     assert found.choice == "new"
 
@@ -100,7 +104,7 @@ def test_wrong_usage(
 
 def test_a_file_that_is_none_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = tmp_path / "a.json", tmp_path / "b.json"
-    tuning.update(good, Tuning.of(HERE, {"k": Entry("x", {"x": 1.0}, 1.0)}))
+    tuning_file.update(good, Tuning.of(HERE, {"k": Entry("x", {"x": 1.0}, 1.0)}))
     bad.write_text("notes")
     assert main(["tune", "--merge", str(good), "-o", str(bad)]) == 1
     assert "not overwritten" in capsys.readouterr().err
@@ -110,20 +114,20 @@ def test_a_file_that_is_none_is_not_overwritten(tmp_path: Path, capsys: pytest.C
 def test_what_strays_costs_nothing_of_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = contest.contest
+    real = candidate_timing.contest
 
-    def strays(decision: Decision, *args: Any, **options: Any) -> contest.Outcome:
+    def strays(decision: Decision, *args: Any, **options: Any) -> candidate_timing.Outcome:
         if decision.problem.kind is Pass.DGRAD:
-            raise contest.InexactError("no candidate is exact enough")
+            raise candidate_timing.InexactError("no candidate is exact enough")
         return real(decision, *args, **options)
 
-    monkeypatch.setattr(contest, "contest", strays)
+    monkeypatch.setattr(candidate_timing, "contest", strays)
     path = tmp_path / "t.json"
     assert main(["tune", NAME, "--batch", "1", "--candidates", "1", "-o", str(path), "--json"]) == 1
     printed = capsys.readouterr()
     assert [row["pass"] for row in json.loads(printed.out)] == ["fprop, inference", "fprop, training", "wgrad"]
     assert "no candidate is exact enough" in printed.err
-    assert len(tuning.load(path)) == 3
+    assert len(tuning_file.load(path)) == 3
 
 
 def test_nothing_is_measured_that_could_not_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from polyconv.algebra.toom import cook_toom
+from polyconv.algebra.cook_toom import cook_toom
 
 CSRC = Path(__file__).parents[2] / "csrc" / "cpu"
 ALGORITHMS = [(2, 3), (4, 3), (6, 3), (4, 5), (3, 4), (5, 4), (2, 5), (3, 2)]

@@ -16,12 +16,12 @@ from torch import Tensor
 
 import polyconv
 from cpu_passes import BORDERS, OUT_LAYOUTS, Layer, close, layers, load_native, placed, poisoned
-from polyconv.accuracy import reduction_of
 from polyconv.cpu import native
+from polyconv.cpu.engines.tile_lanes import schemes
 from polyconv.cpu.planner import plan_cpu
-from polyconv.cpu.tile_lanes import schemes
+from polyconv.numerics.prediction import reduction_of
+from polyconv.numerics.scale import largest, scales
 from polyconv.problem import Activation, Problem
-from polyconv.scale import largest, scales
 
 load_native()
 

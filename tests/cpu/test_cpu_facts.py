@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from cpu_passes import load_native
-from polyconv.cpu import channel_lanes, depthwise, native, tile_lanes
+from polyconv.cpu import native
 from polyconv.cpu.device import CpuDevice
-from polyconv.cpu.schemes import KernelScheme
+from polyconv.cpu.engines import channel_lanes, depthwise, tile_lanes
+from polyconv.cpu.engines.schemes import KernelScheme
 from polyconv.problem import Activation, PaddingMode, Pass, Problem
 
 load_native()
@@ -21,7 +22,8 @@ DIRECT = KernelScheme(1, 1, 1, 1)
 ASKED = """
 import sys
 import polyconv
-from polyconv.cpu import backend, tile_lanes
+from polyconv.cpu import backend
+from polyconv.cpu.engines import tile_lanes
 assert "polyconv.cpu._native" not in sys.modules
 assert tile_lanes.schemes()
 assert "polyconv.cpu._native" in sys.modules

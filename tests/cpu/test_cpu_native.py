@@ -16,11 +16,11 @@ from torch import Tensor
 
 import polyconv
 from nightly import NIGHTLY, sampled
-from polyconv.backends import backend_for
+from polyconv.backend import backend_for
 from polyconv.cpu import native
 from polyconv.cpu.backend import CpuBackend
-from polyconv.cpu.schemes import KernelScheme as Scheme
-from polyconv.cpu.tile_lanes import schemes
+from polyconv.cpu.engines.schemes import KernelScheme as Scheme
+from polyconv.cpu.engines.tile_lanes import schemes
 from polyconv.problem import PaddingMode
 
 if not native.is_available():

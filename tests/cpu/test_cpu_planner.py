@@ -10,8 +10,9 @@ import pytest
 import polyconv
 from nightly import sampled
 from polyconv.cli import main
-from polyconv.cpu import aten, native, plain, planner
+from polyconv.cpu import native, planner
 from polyconv.cpu.device import CpuDevice, this_machine
+from polyconv.cpu.engines import aten, reference
 from polyconv.cpu.planner import offered, plan_cpu
 from polyconv.measure.workloads import find
 from polyconv.problem import PaddingMode, Pass, Problem
@@ -67,7 +68,7 @@ def test_a_larger_budget_never_costs_more() -> None:
 
 def test_float64_and_half_precision() -> None:
     double = Problem.make("fprop", (1, 8, 32, 32), (8, 8, 3, 3), dtype="float64")
-    assert plan_cpu(double, SERVER).chosen.engine == plain.NAME
+    assert plan_cpu(double, SERVER).chosen.engine == reference.NAME
     half = replace(double, dtype="bfloat16")
     plan = plan_cpu(half, SERVER)
     assert plan.chosen.engine == aten.NAME

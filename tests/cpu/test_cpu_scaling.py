@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fresh import run_fresh
 from nightly import NIGHTLY, nightly
-from polyconv import ops
+from polyconv import dispatch
 from polyconv.arguments import Geometry
 from polyconv.cpu import native
 from polyconv.measure.timing import interleaved
@@ -49,11 +49,11 @@ def call(kind: str, side: int) -> tuple[Callable[[], Tensor], int]:
     out = geometry.out_size((side, side), (5, 9))
     pixels = out[0] * out[1]
     if kind == "fprop":
-        return lambda: ops.fprop(x, w, None, *geometry), pixels
+        return lambda: dispatch.fprop(x, w, None, *geometry), pixels
     dy = torch.randn(1, 64, *out)
     if kind == "dgrad":
-        return lambda: ops.dgrad(dy, w, x.shape, False, *geometry), pixels
-    return lambda: ops.wgrad(dy, x, w.shape, False, False, *geometry)[0], pixels
+        return lambda: dispatch.dgrad(dy, w, x.shape, False, *geometry), pixels
+    return lambda: dispatch.wgrad(dy, x, w.shape, False, False, *geometry)[0], pixels
 
 
 def memory(key: str) -> int:

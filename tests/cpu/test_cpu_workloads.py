@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from nightly import NIGHTLY
-from polyconv import ops, reference
+from polyconv import dispatch
 from polyconv.arguments import Geometry
 from polyconv.cpu.planner import plan_cpu
 from polyconv.measure.workloads import Workload, find
+from polyconv.numerics import reference
+from polyconv.numerics.scale import largest, scales
 from polyconv.problem import Pass
-from polyconv.scale import largest, scales
 
 LARGEST = 512 if NIGHTLY else 72
 """Rows and columns that are kept of larger images, beside what the kernel reaches over."""
@@ -43,9 +44,9 @@ def test_workload(name: str) -> None:
     dy = torch.randn(workload.problem("fprop").y_shape)
 
     with torch.no_grad():
-        y = ops.fprop(x, w, bias, *geometry)
-        dx = ops.dgrad(dy, w, x.shape, False, *geometry)
-        dw, db = ops.wgrad(dy, x, w.shape, False, bias is not None, *geometry)
+        y = dispatch.fprop(x, w, bias, *geometry)
+        dx = dispatch.dgrad(dy, w, x.shape, False, *geometry)
+        dw, db = dispatch.wgrad(dy, x, w.shape, False, bias is not None, *geometry)
         expected_y = reference.fprop(geometry, x, w, bias)
         expected_dx = reference.dgrad(geometry, dy, w, x.shape)
         expected_dw, expected_db = reference.wgrad(geometry, x, dy, w.shape)

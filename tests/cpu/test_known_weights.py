@@ -13,20 +13,20 @@ from torch import Tensor
 import polyconv
 from every_candidate import Layer, Trial
 from nightly import sampled
-from polyconv import known_weights
-from polyconv.accuracy import Way
-from polyconv.algebra.error import axis_growth
 from polyconv.algebra.segments import AxisScheme, Scheme2d, schemes
-from polyconv.algebra.taps import Form, tap_forms
-from polyconv.backends import backend_for
-from polyconv.cpu import channel_lanes, tile_lanes
+from polyconv.backend import backend_for
 from polyconv.cpu.backend import CpuBackend
-from polyconv.cpu.candidates import CpuCandidate
+from polyconv.cpu.engines import channel_lanes, tile_lanes
+from polyconv.cpu.plan import CpuCandidate
 from polyconv.cpu.planner import plan_cpu
-from polyconv.known_weights import EVEN, error_for
 from polyconv.measure.workloads import find
+from polyconv.numerics import known_weights
+from polyconv.numerics.error_model import axis_growth
+from polyconv.numerics.known_weights import EVEN, error_for
+from polyconv.numerics.prediction import Way
+from polyconv.numerics.scale import largest, scales
+from polyconv.numerics.tap_forms import Form, tap_forms
 from polyconv.problem import DEFAULT_TOLERANCE, Pass, Problem
-from polyconv.scale import largest, scales
 from tap_distributions import TAPS
 
 KERNELS = [(3, 3), (5, 5), (5, 9), (7, 7), (1, 9), (1, 31)]
@@ -259,7 +259,7 @@ def test_one_axis(frozen: bool, measured: list[str]) -> None:
         assert largest((y.double() - exact).abs(), unit) <= DEFAULT_TOLERANCE
         assert torch.equal(conv(x), y)
     assert len(measured) == count
-    plan = cpu().plan(replace(problem.as_picture(), frozen=frozen), inference=True)
+    plan = cpu().plan(replace(problem.as_2d(), frozen=frozen), inference=True)
     assert bool(count) == bool(plan.ways and plan.keeps_weights)
 
 

@@ -13,12 +13,12 @@ from dataclasses import replace
 import pytest
 
 from polyconv.cpu import native, planner
-from polyconv.cpu.candidates import CpuCandidate
 from polyconv.cpu.device import CpuDevice
+from polyconv.cpu.plan import CpuCandidate
 from polyconv.cpu.planner import CpuPlan, plan_cpu
-from polyconv.cpu.processors import Profile, shipped
+from polyconv.cpu.profiles import Profile, shipped
 from polyconv.problem import Pass, Problem
-from polyconv.select import select
+from polyconv.selection import select
 
 if not native.is_available():
     pytest.skip(str(native.why_absent()), allow_module_level=True)

@@ -22,12 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nightly import NIGHTLY
-from polyconv import ops
+from polyconv import dispatch
 from polyconv.arguments import Geometry
 from polyconv.cpu.planner import plan_cpu
 from polyconv.measure.operands import Operands
+from polyconv.numerics.scale import largest, scales
 from polyconv.problem import Pass, Problem
-from polyconv.scale import largest, scales
 
 SHAPES = Path(__file__).parents[3] / "shared" / "onednn_shapes.jsonl"
 if not SHAPES.exists():
@@ -178,9 +178,9 @@ def results(case: Case, operands: Operands) -> Iterator[tuple[str, Pass, Tensor,
     assert dy is not None
     geometry = Geometry(case.stride, case.padding, case.dilation, case.groups)
     y64, dx64, dw64, db64 = reference(case, x.double(), w.double(), bias.double(), dy.double())
-    yield "y", Pass.FPROP, ops.fprop(x, w, bias, *geometry), y64
-    yield "dx", Pass.DGRAD, ops.dgrad(dy, w, x.shape, False, *geometry), dx64
-    dw, db = ops.wgrad(dy, x, w.shape, False, True, *geometry)
+    yield "y", Pass.FPROP, dispatch.fprop(x, w, bias, *geometry), y64
+    yield "dx", Pass.DGRAD, dispatch.dgrad(dy, w, x.shape, False, *geometry), dx64
+    dw, db = dispatch.wgrad(dy, x, w.shape, False, True, *geometry)
     yield "dw", Pass.WGRAD, dw, dw64
     yield "db", Pass.WGRAD, db, db64
 

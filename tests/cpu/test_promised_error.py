@@ -20,19 +20,19 @@ from torch import Tensor
 
 import uneven_data
 from every_candidate import Layer, Shape, Trial
-from polyconv.accuracy import reduction_of
-from polyconv.algebra.error import INDEPENDENT, predicted_error
 from polyconv.algebra.segments import Scheme2d
 from polyconv.algebra.steps import Form
-from polyconv.cpu import channel_lanes, tile_lanes
-from polyconv.cpu.candidates import CpuCandidate
+from polyconv.cpu.engines import channel_lanes, tile_lanes
+from polyconv.cpu.plan import CpuCandidate
 from polyconv.cpu.planner import plan_cpu
+from polyconv.cuda.planner import DEVICES
+from polyconv.cuda.planner.planner import plan_cuda
 from polyconv.measure.workloads import find
-from polyconv.plan import DEVICES
-from polyconv.plan.cuda import plan_cuda
+from polyconv.numerics.aliasing import repetition_of, times
+from polyconv.numerics.error_model import INDEPENDENT, predicted_error
+from polyconv.numerics.prediction import reduction_of
 from polyconv.problem import DEFAULT_TOLERANCE, Pass, Problem
-from polyconv.repetition import repetition_of, times
-from polyconv.select import by_cost
+from polyconv.selection import by_cost
 
 LAYER = Layer(batch=2, channels=40, filters=36, size=18)
 DIMENSIONS = list(chain.from_iterable(combinations(range(4), count) for count in range(1, 5)))

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from nightly import sampled
-from polyconv.cpu import aten, native
+from polyconv.cpu import native
+from polyconv.cpu.engines import aten
 from polyconv.cpu.planner import here, offered, plan_cpu
-from polyconv.cpu.weights import TransformedWeights
-from polyconv.preference import Preference
+from polyconv.cpu.weight_cache import TransformedWeights
 from polyconv.problem import Pass, Problem
+from polyconv.selection import Preference
 
 if not native.is_available():
     pytest.skip(str(native.why_absent()), allow_module_level=True)

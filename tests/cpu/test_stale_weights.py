@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import polyconv
-from polyconv.backends import backend_for
+from polyconv.backend import backend_for
 from polyconv.cpu import native
 from polyconv.cpu.backend import CpuBackend
-from polyconv.cpu.tile_lanes import schemes
-from polyconv.cpu.weights import TransformedWeights
+from polyconv.cpu.engines.tile_lanes import schemes
+from polyconv.cpu.weight_cache import TransformedWeights
+from polyconv.numerics.scale import largest, scales
 from polyconv.problem import Problem
-from polyconv.scale import largest, scales
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="no native kernels")
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from polyconv.cpu.processors import trend
+from polyconv.cpu.profiles import trend
 
 
 class Neighbour(NamedTuple):

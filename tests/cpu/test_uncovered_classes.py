@@ -15,14 +15,15 @@ import pytest
 import polyconv
 from nightly import nightly, sampled
 from polyconv import settings
-from polyconv.bench.cases import Mode
-from polyconv.cpu import aten, native
+from polyconv.cpu import native
 from polyconv.cpu.device import CpuDevice
+from polyconv.cpu.engines import aten
 from polyconv.cpu.planner import plan_cpu
-from polyconv.cpu.processors import Correction, Kernel, Profile, Record, Spent, in_words, shipped
-from polyconv.cpu.processors.profile import CAUTION, EXTREME, UNMEASURED, is_extreme
-from polyconv.explanation import problems_of
+from polyconv.cpu.profiles import Correction, Kernel, Profile, Record, Spent, in_words, shipped
+from polyconv.cpu.profiles.profile import CAUTION, EXTREME, UNMEASURED, is_extreme
+from polyconv.model.explain import problems_of
 from polyconv.problem import Pass, Problem
+from polyconv.tools.bench.cases import Mode
 
 if not native.is_available():
     pytest.skip(str(native.why_absent()), allow_module_level=True)

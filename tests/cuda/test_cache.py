@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 
 from nightly import NIGHTLY
-from polyconv import once
-from polyconv.cuda.cache import KernelCache
-from polyconv.cuda.compile import OPTIONS, compile_kernel
-from polyconv.cuda.cubin import kernel_info
-from polyconv.cuda.fingerprint import identity, included_headers
-from polyconv.files import Folder
-from polyconv.plan.plan import KernelSpec
+from polyconv.cuda.jit.cache import KernelCache
+from polyconv.cuda.jit.compile import OPTIONS, compile_kernel
+from polyconv.cuda.jit.cubin import kernel_info
+from polyconv.cuda.jit.fingerprint import identity, included_headers
+from polyconv.cuda.planner.codegen import source
+from polyconv.cuda.planner.plan import KernelSpec
+from polyconv.runtime import warn_once
+from polyconv.util.atomic_files import Folder
 from virtual_gpu.example import KERNELS, axpy_spec
 
 SPEC = axpy_spec()
@@ -59,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _warnings_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(once, "_said", {})
+    monkeypatch.setattr(warn_once, "_said", {})
 
 
 def new_cache(folder: Path, compiler: CountingCompiler | None = None) -> KernelCache:
@@ -80,11 +81,11 @@ def test_an_entry_can_be_read_by_people(folder: Path) -> None:
     entry = cache.entry(SPEC, ARCH)
     assert entry.name.startswith("axpy_128-sm_70-")
     assert len(entry.name.rpartition("-")[2]) == 16
-    assert (entry / "kernel.cu").read_text() == SPEC.source()
+    assert (entry / "kernel.cu").read_text() == source(SPEC)
     assert (entry / "kernel.cubin").read_bytes() == cubin
     assert kernel_info(cubin).name == "axpy_128"
     meta = json.loads((entry / "meta.json").read_text())
-    assert set(meta["headers"]) == {"axpy.cuh", "common.cuh", "layout.cuh"}
+    assert set(meta["headers"]) == {"axpy.cuh", "common/common.cuh", "common/field_check.cuh"}
     assert meta["arch"] == ARCH
 
 
@@ -146,11 +147,11 @@ def test_everything_that_can_change_the_binary_is_in_the_key(tmp_path: Path, mon
     seen.append(key())
     (headers / "axpy.cuh").write_text('#include "inner.cuh"\n// changed\n')
     seen.append(key())
-    monkeypatch.setattr("polyconv.cuda.cache.compiler_id", lambda: "CL-1 12.9")
+    monkeypatch.setattr("polyconv.cuda.jit.cache.compiler_id", lambda: "CL-1 12.9")
     seen.append(key())
-    monkeypatch.setattr("polyconv.cuda.cache.flags", lambda arch: ("--std=c++20",))
+    monkeypatch.setattr("polyconv.cuda.jit.cache.flags", lambda arch: ("--std=c++20",))
     seen.append(key())
-    monkeypatch.setattr("polyconv.cuda.fingerprint.SCHEMA", 1000)
+    monkeypatch.setattr("polyconv.cuda.jit.fingerprint.SCHEMA", 1000)
     seen.append(key())
     monkeypatch.setitem(OPTIONS, "use_fast_math", True)
     seen.append(key())
@@ -210,7 +211,7 @@ def test_processes_that_start_together_compile_each_kernel_once(
     # Forked from a server that has imported everything and done nothing: processes of their own, started fast.
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the server is not told pytest's own path
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["polyconv.cuda.cache", "cuda.core", "cuda.bindings.nvrtc", __name__])
+    context.set_forkserver_preload(["polyconv.cuda.jit.cache", "cuda.core", "cuda.bindings.nvrtc", __name__])
     barrier = context.Barrier(PROCESSES)
     log = tmp_path / "compilations"
     processes = [context.Process(target=_one_of_many, args=(folder, log, barrier)) for _ in range(PROCESSES)]

@@ -19,17 +19,21 @@ from typing import Any
 
 import pytest
 
-from polyconv import cli, once, settings, trust, tuning
-from polyconv.cuda import entries
-from polyconv.cuda.bundle import Bundle
-from polyconv.cuda.bundle_writer import BundleWriter
-from polyconv.cuda.cache import KernelCache
-from polyconv.cuda.entries import Entry, EntryError
+from polyconv import cli, settings
+from polyconv.autotune import tuning_file
+from polyconv.autotune.tuning_file import Tuning
 from polyconv.cuda.errors import MissingKernelError
-from polyconv.diagnosis import findings
-from polyconv.files import Folder, read_file, replace_whole
-from polyconv.trust import UntrustedError
-from polyconv.tuning import Environment, Tuning
+from polyconv.cuda.jit import store
+from polyconv.cuda.jit.bundle import Bundle
+from polyconv.cuda.jit.bundle_writer import BundleWriter
+from polyconv.cuda.jit.cache import KernelCache
+from polyconv.cuda.jit.store import Entry, EntryError
+from polyconv.runtime import warn_once
+from polyconv.tools.doctor import environment
+from polyconv.tuning_key import Environment
+from polyconv.util import file_trust
+from polyconv.util.atomic_files import Folder, read_file, replace_whole
+from polyconv.util.file_trust import UntrustedError
 from strangers import STRANGER, give_away, overwrite_as_group_member, public_folder, stranger
 from virtual_gpu.example import KERNELS, axpy_spec
 
@@ -42,7 +46,7 @@ pytestmark = pytest.mark.timeout(60)  # a pipe that somebody waits for is a fail
 
 @pytest.fixture(autouse=True)
 def _warnings_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(once, "_said", {})
+    monkeypatch.setattr(warn_once, "_said", {})
 
 
 @pytest.fixture
@@ -89,7 +93,7 @@ def plant(target: Path, entry: Path) -> None:
     meta = json.loads((entry / "meta.json").read_text())
     (target / "kernel.cu").write_bytes((entry / "kernel.cu").read_bytes())
     (target / "kernel.cubin").write_bytes(EVIL)
-    (target / "meta.json").write_text(json.dumps({**meta, "cubin": entries.sha256(EVIL)}))
+    (target / "meta.json").write_text(json.dumps({**meta, "cubin": store.sha256(EVIL)}))
 
 
 # ---- links
@@ -199,7 +203,7 @@ def test_a_description_that_changed_after_it_was_judged_is_refused(folder: Path,
     description = Entry.read(entry)
     meta = json.loads((entry / "meta.json").read_text())
     (entry / "kernel.cubin").write_bytes(EVIL)
-    (entry / "meta.json").write_text(json.dumps({**meta, "cubin": entries.sha256(EVIL)}))
+    (entry / "meta.json").write_text(json.dumps({**meta, "cubin": store.sha256(EVIL)}))
     with pytest.raises(EntryError, match="another file than a moment ago"):
         description.cubin()
 
@@ -261,7 +265,7 @@ def planted_by_group_member(entry: Path) -> None:
     overwrite_as_group_member(
         {
             entry / "kernel.cubin": EVIL,
-            entry / "meta.json": json.dumps({**meta, "cubin": entries.sha256(EVIL)}).encode(),
+            entry / "meta.json": json.dumps({**meta, "cubin": store.sha256(EVIL)}).encode(),
         }
     )
 
@@ -289,9 +293,9 @@ def test_a_bundle_of_the_owners_group_is_not_run(folders: int) -> None:
         writer.finish(["a test"])
         for path in (bundle, *bundle.rglob("*")):
             path.chmod(folders if path.is_dir() else 0o664)
-        (entry,) = entries.folders(bundle)
+        (entry,) = store.folders(bundle)
         manifest = json.loads((bundle / "manifest.json").read_text())
-        manifest["kernels"][entry.name]["cubin"] = entries.sha256(EVIL)
+        manifest["kernels"][entry.name]["cubin"] = store.sha256(EVIL)
         planted_by_group_member(entry)
         overwrite_as_group_member({bundle / "manifest.json": json.dumps(manifest).encode()})
         with pytest.raises(MissingKernelError, match="chmod go-w"):
@@ -303,7 +307,7 @@ def test_no_group_may_write_not_even_the_owners_own(folder: Path, mode: int) -> 
     """No database lists the users whose primary group it is, so no group is known to have one member."""
     folder.chmod(mode)
     with pytest.raises(UntrustedError, match=rf"mode {mode:04o}\): chmod go-w"):
-        entries.check_folder(folder)
+        store.check_folder(folder)
 
 
 @pytest.mark.parametrize("mask", [0, 0o002, 0o022, 0o077])
@@ -325,7 +329,7 @@ def test_what_polyconv_makes_is_not_for_others_whatever_the_mask(tmp_path: Path)
     """``tune`` may be the first to make the cache's folder, and ``warmup`` makes the bundle's."""
     before = os.umask(0)
     try:
-        tuning.update(tmp_path / "cache" / "tuning.json", Tuning())
+        tuning_file.update(tmp_path / "cache" / "tuning.json", Tuning())
         BundleWriter(tmp_path / "kernels", new_cache(tmp_path / "cache")).add(SPEC, ARCH)
     finally:
         os.umask(before)
@@ -363,7 +367,7 @@ def test_a_hard_link_to_another_users_file_is_not_read(
 def test_roots_entries_are_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache that was filled for everybody. To root its own are root's, so somebody else asks."""
     owner = folder.stat().st_uid
-    monkeypatch.setattr(trust, "ROOT", owner)
+    monkeypatch.setattr(file_trust, "ROOT", owner)
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     assert ask(folder, EVIL) == (OURS, [])
 
@@ -456,7 +460,7 @@ def test_a_cache_that_this_user_may_not_read_or_write_is_one_warning(which: str)
     with public_folder() as home, stranger():
         folder = home / "cache"
         assert ask_for_many(folder) == []
-        found = entries.folders(folder)
+        found = store.folders(folder)
         shut = {"entries": found, "locks": [folder / "locks"], "an entry": found[:1], "nothing": []}
         folder.chmod(0o500)
         with closed(*shut.get(which, [*found, folder / "locks"])):
@@ -483,7 +487,7 @@ def test_a_bundle_that_this_user_may_not_read_is_one_warning() -> None:
         for threads in (32, 64, 128):
             writer.add(axpy_spec(threads), ARCH)
         writer.finish(["a test"])
-        with closed(*entries.folders(home / "kernels")):
+        with closed(*store.folders(home / "kernels")):
             (told,) = ask_for_many(home / "cache", kernels=home / "kernels")
         assert told.startswith(f"{home / 'kernels'} has kernels that this user may not read; ")
 
@@ -697,8 +701,8 @@ def test_the_commands_say_what_is_refused(folder: Path, capsys: pytest.CaptureFi
         assert "none of them is run" in capsys.readouterr().out
         assert cli.main(["cache", "info", "--json"]) == 0
         assert "chmod go-w" in json.loads(capsys.readouterr().out)["refused"]
-        (found,) = (finding for finding in findings.findings() if finding.name == "cache")
-    assert found.state is findings.State.WARNING
+        (found,) = (finding for finding in environment.findings() if finding.name == "cache")
+    assert found.state is environment.State.WARNING
     assert "chmod go-w" in found.text
 
 
@@ -719,21 +723,21 @@ def test_a_tuning_file_may_be_anybodys_and_is_read_through_a_link(
 ) -> None:
     here = Environment("cpu", "A Processor", "0.1.0", "2.13.0")
     path, link = tmp_path / "t.json", tmp_path / "link.json"
-    tuning.update(path, Tuning.of(here, {"a": tuning.Entry("b", {"b": 1.0}, 2.0)}))
+    tuning_file.update(path, Tuning.of(here, {"a": tuning_file.Entry("b", {"b": 1.0}, 2.0)}))
     path.chmod(0o666)
     give_away(path, monkeypatch)
     link.symlink_to(path)
-    assert tuning.load(link).find("a", here).choice == "b"
-    tuning.update(link, Tuning.of(here, {"c": tuning.Entry("d", {"d": 1.0}, 2.0)}))
+    assert tuning_file.load(link).find("a", here).choice == "b"
+    tuning_file.update(link, Tuning.of(here, {"c": tuning_file.Entry("d", {"d": 1.0}, 2.0)}))
     assert link.is_symlink()
-    assert len(tuning.load(path)) == 2
+    assert len(tuning_file.load(path)) == 2
 
 
 def test_nothing_is_written_through_a_link_that_leads_nowhere(tmp_path: Path) -> None:
     link, target = tmp_path / "tuning.json", tmp_path / "nowhere" / "file"
     link.symlink_to(target)
-    with pytest.raises(tuning.TuningError, match=r"is a link, .* It was not overwritten"):
-        tuning.update(link, Tuning())
+    with pytest.raises(tuning_file.TuningError, match=r"is a link, .* It was not overwritten"):
+        tuning_file.update(link, Tuning())
     assert link.is_symlink()
     assert not target.parent.exists()
     target = tmp_path / "untouched"

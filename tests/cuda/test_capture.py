@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import polyconv
-from polyconv.backends import override
+from polyconv.backend import override
 from polyconv.cuda import CaptureError, DriverError, driver
-from polyconv.cuda.cache import KernelCache
-from polyconv.cuda.compile import compile_kernel
-from polyconv.plan.plan import KernelSpec
+from polyconv.cuda.jit.cache import KernelCache
+from polyconv.cuda.jit.compile import compile_kernel
+from polyconv.cuda.planner.plan import KernelSpec
 from polyconv.problem import Problem
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.example import KERNELS, axpy_launch, axpy_plan, axpy_spec

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import polyconv.cuda.compile as compile_module
+import polyconv.cuda.jit.compile as compile_module
 from polyconv.cuda import CompileError
-from polyconv.cuda.compile import compile_kernel, compiler_id, flags, in_threads, kernels_dir
-from polyconv.cuda.cubin import kernel_info
+from polyconv.cuda.jit.compile import compile_kernel, compiler_id, flags, in_threads, kernels_dir
+from polyconv.cuda.jit.cubin import kernel_info
 from virtual_gpu.example import KERNELS, axpy_spec
 
 ARCHS = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -66,7 +66,7 @@ def test_an_architecture_that_is_too_old_is_refused_in_words() -> None:
 
 
 def test_a_volta_on_cuda_13_is_sent_to_cu12(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyconv.cuda.compile.supported_archs", lambda: (75, 80, 90, 100, 120))
+    monkeypatch.setattr("polyconv.cuda.jit.compile.supported_archs", lambda: (75, 80, 90, 100, 120))
     with pytest.raises(CompileError, match=r"polyconv\[cu12\]"):
         compile_kernel(axpy_spec(), "sm_70")
 
@@ -141,7 +141,8 @@ def test_device_headers_include_neither_torch_nor_std() -> None:
 
 def test_importing_polyconv_loads_neither_compiler_nor_driver() -> None:
     code = (
-        "import sys, polyconv, polyconv.cuda, polyconv.cuda.compile, polyconv.cuda.cache, polyconv.cuda.driver\n"
+        "import sys, polyconv, polyconv.cuda\n"
+        "import polyconv.cuda.jit.compile, polyconv.cuda.jit.cache, polyconv.cuda.driver\n"
         "assert not {'cuda.core', 'cuda.bindings.nvrtc'} & set(sys.modules)\n"  # torch itself imports the others
         "assert not any(name in open('/proc/self/maps').read() for name in ('libnvrtc', 'libcuda.so'))"
     )

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from polyconv.cuda.compile import compile_kernel, search_path
-from polyconv.cuda.cubin import CubinError, Parameter, kernel_info, read_cubin
-from polyconv.plan.plan import KernelSpec
+from polyconv.cuda.jit.compile import compile_kernel, search_path
+from polyconv.cuda.jit.cubin import CubinError, Parameter, kernel_info, read_cubin
+from polyconv.cuda.planner.codegen import source
+from polyconv.cuda.planner.plan import KernelSpec
 from virtual_gpu.example import KERNELS, axpy_spec
 
 ARCHS = ("sm_70", "sm_80", "sm_90", "sm_100", "sm_120")
@@ -90,7 +91,7 @@ def _ptxas_says(ptxas: Path, spec: KernelSpec, arch: str, folder: Path) -> tuple
 
     include = [f"-I{folder}" for folder in search_path([KERNELS])]
     options = [f"-arch={arch.replace('sm', 'compute')}", *include, "--std=c++17"]
-    _, program = nvrtc.nvrtcCreateProgram(spec.source().encode(), b"kernel.cu", 0, None, None)
+    _, program = nvrtc.nvrtcCreateProgram(source(spec).encode(), b"kernel.cu", 0, None, None)
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
     assert status == 0
     _, size = nvrtc.nvrtcGetPTXSize(program)

@@ -12,18 +12,24 @@ from torch import Tensor
 import gpu_emulator
 from emulate import V100, check, cubin, plan_of, run_plan
 from machine_suites import Shape
-from polyconv import reference
-from polyconv.export import ExportError, convolution_model, exported_file
-from polyconv.inspection.counting import count_plan
+from polyconv.cuda.planner import all_kernels, plan_cuda
+from polyconv.cuda.planner.candidate import CudaCandidate
+from polyconv.cuda.planner.cost import bound_us
+from polyconv.cuda.planner.depthwise import strip
+from polyconv.cuda.planner.depthwise.halo import HaloCandidate
+from polyconv.cuda.planner.epilogue import has_epilogue
+from polyconv.cuda.planner.implicit_gemm import fprop_dgrad
+from polyconv.cuda.planner.implicit_gemm.fprop_dgrad import ImplicitGemmCandidate
+from polyconv.cuda.planner.implicit_gemm.tiles import GATHER_TILES, PLANE_TILES, SLIMMER, SMALL, TALL, GemmTile
+from polyconv.cuda.planner.winograd import fused as winograd_fused
+from polyconv.cuda.planner.winograd import nonfused as winograd_nonfused
+from polyconv.cuda.planner.winograd_fp16x3 import fused as winograd_fp16x3_fused
+from polyconv.cuda.planner.winograd_fp16x3 import nonfused as winograd_fp16x3_nonfused
 from polyconv.measure.workloads import find
-from polyconv.plan import all_kernels, fused, fused_tensor, gather, plan_cuda, separable, strips, tensor
-from polyconv.plan.candidates import CudaCandidate
-from polyconv.plan.cost import bound_us
-from polyconv.plan.depthwise import DepthwiseCandidate
-from polyconv.plan.epilogue import has_epilogue
-from polyconv.plan.gather import GatherCandidate
-from polyconv.plan.tiles import GATHER_TILES, PLANE_TILES, SLIMMER, SMALL, TALL, GemmTile
+from polyconv.numerics import reference
 from polyconv.problem import Activation, Pass, Problem
+from polyconv.tools.export import ExportError, convolution_model, exported_file
+from polyconv.tools.inspect.emulated_cost import count_plan
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.gpu import VirtualGpu
 
@@ -85,40 +91,40 @@ def test_named(shape: Shape, epilogue: tuple[Activation, bool]) -> None:
 # ---- Every instance
 
 GATHERED = {
-    gather.TAPS: Shape((1, 16, 13, 11), 40, (3, 2), padding=(1, 2, 0, 1), dilation=(2, 1)),
-    gather.TAPS_VECTOR: Shape((1, 16, 13, 11), 40, (3, 2), padding=(1, 2, 0, 1), layout="channels_last"),
-    gather.POINTWISE: Shape((2, 20, 10, 14), 36, (1, 1)),
-    gather.ROWS: Shape((1, 11, 13, 11), 37, (3, 2), (2, 1), (1, 2, 0, 1)),
-    gather.ROWS_BORDERED: Shape((1, 11, 13, 11), 37, (3, 2), (2, 1), (1, 2, 0, 1), mode="reflect"),
+    fprop_dgrad.TAPS: Shape((1, 16, 13, 11), 40, (3, 2), padding=(1, 2, 0, 1), dilation=(2, 1)),
+    fprop_dgrad.TAPS_VECTOR: Shape((1, 16, 13, 11), 40, (3, 2), padding=(1, 2, 0, 1), layout="channels_last"),
+    fprop_dgrad.POINTWISE: Shape((2, 20, 10, 14), 36, (1, 1)),
+    fprop_dgrad.ROWS: Shape((1, 11, 13, 11), 37, (3, 2), (2, 1), (1, 2, 0, 1)),
+    fprop_dgrad.ROWS_BORDERED: Shape((1, 11, 13, 11), 37, (3, 2), (2, 1), (1, 2, 0, 1), mode="reflect"),
 }
 PLANE = Shape((3, 3, 37, 70), 6, (3, 5), (1, 2), (1, 2, 3, 0), groups=3)
 SMALL_3X3 = Shape((2, 6, 19, 70), 40, (3, 3), padding=(1, 1, 1, 1))
 EVEN_3X3 = Shape((1, 6, 16, 128), 40, (3, 3), padding=(1, 1, 1, 1))
-"""Whole tiles: fused_resident.cuh stores pairs of columns."""
+"""Whole tiles: winograd/fused_resident.cuh stores pairs of columns."""
 DILATED_3X3 = Shape((1, 6, 17, 41), 33, (3, 3), padding=(2, 2, 3, 3), dilation=(2, 3))
 UNEVEN = Shape((2, 9, 19, 37), 21, (3, 5), padding=(1, 1, 2, 2))
 QUADS = Shape((1, 9, 16, 40), 21, (3, 5), padding=(1, 1, 2, 2))
-"""Rows of y that half_inverse.cuh stores by four."""
+"""Rows of y that winograd/nonfused_output.cuh stores by four."""
 
 
 def _every() -> Iterator[tuple[CudaCandidate, Shape]]:
-    for loader in gather.LOADERS:
+    for loader in fprop_dgrad.LOADERS:
         for tile in GATHER_TILES:
             if tile.name in loader.epilogue_tiles:
-                yield GatherCandidate(tile, loader), GATHERED[loader]
-    yield from ((DepthwiseCandidate(tile), PLANE) for tile in PLANE_TILES)
-    for (lanes, stride), kernels in strips.KERNELS.items():
-        layout, c = ("channels_last", 34) if lanes == strips.CHANNELS else ("contiguous", 3)
+                yield ImplicitGemmCandidate(tile, loader), GATHERED[loader]
+    yield from ((HaloCandidate(tile), PLANE) for tile in PLANE_TILES)
+    for (lanes, stride), kernels in strip.KERNELS.items():
+        layout, c = ("channels_last", 34) if lanes == strip.CHANNELS else ("contiguous", 3)
         for taps in kernels:
             shape = Shape((2, c, 21, 13), c, taps, (stride, stride), (2, 1, 3, 0), groups=c, layout=layout)
-            yield strips.StripCandidate(taps, stride, lanes, scatters=False), shape
-    for way in (*fused.CANDIDATES, fused_tensor.CANDIDATE):
+            yield strip.StripCandidate(taps, stride, lanes, scatters=False), shape
+    for way in (*winograd_fused.CANDIDATES, winograd_fp16x3_fused.CANDIDATE):
         yield from ((way, shape) for shape in (SMALL_3X3, EVEN_3X3, DILATED_3X3))
-    for h in separable.H_AXES:
-        for w in (separable.F23, separable.F45):
-            yield from ((separable.SeparableCandidate(h, w, 32), shape) for shape in (UNEVEN, QUADS))
-    for way in tensor.CANDIDATES:
-        yield way, Shape((1, 9, 6, 11), 10, (1, {separable.F23: 3}.get(way.w, 5)), padding=(0, 0, 1, 1))
+    for h in winograd_nonfused.H_AXES:
+        for w in (winograd_nonfused.F23, winograd_nonfused.F45):
+            yield from ((winograd_nonfused.NonfusedCandidate(h, w, 32), shape) for shape in (UNEVEN, QUADS))
+    for way in winograd_fp16x3_nonfused.CANDIDATES:
+        yield way, Shape((1, 9, 6, 11), 10, (1, {winograd_nonfused.F23: 3}.get(way.w, 5)), padding=(0, 0, 1, 1))
 
 
 EVERY = [
@@ -148,7 +154,7 @@ def test_no_instance_is_missing() -> None:
 
 @pytest.mark.usefixtures("every_arch")
 def test_slabs_of_the_separable_chain() -> None:
-    way = separable.SeparableCandidate(separable.F43, separable.F45, 32)
+    way = winograd_nonfused.NonfusedCandidate(winograd_nonfused.F43, winograd_nonfused.F45, 32)
     x, w, bias, dy = UNEVEN.tensors()
     problem = replace(UNEVEN.problem(Pass.FPROP, x, w, dy), activation=SILU, residual=True)
     plan = plan_of(problem, way, sms=2, workspace=way.least_workspace(problem))
@@ -160,18 +166,20 @@ def test_slabs_of_the_separable_chain() -> None:
 @pytest.mark.parametrize("most", [400, 100], ids=["images", "rows of an image"])
 def test_launches_of_a_large_gemm(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """More pixels than one launch can number: whole images per launch, or rows of one image."""
-    monkeypatch.setattr(gather, "DIVIDEND_LIMIT", most)
+    monkeypatch.setattr(fprop_dgrad, "DIVIDEND_LIMIT", most)
     shape = Shape((5, 8, 10, 14), 12, (3, 3), padding=(1, 1, 1, 1))
     x, w, bias, dy = shape.tensors()
     problem = replace(shape.problem(Pass.FPROP, x, w, dy), activation=RELU, residual=True)
-    plan = plan_of(problem, GatherCandidate(SMALL, gather.TAPS))
+    plan = plan_of(problem, ImplicitGemmCandidate(SMALL, fprop_dgrad.TAPS))
     assert len(plan.launches) > 3
     check(problem, x, w, bias, dy, plan, torch.randn(problem.y_shape))
 
 
 @pytest.mark.usefixtures("every_arch")
-@pytest.mark.parametrize("way", [*fused.CANDIDATES[::4], fused_tensor.CANDIDATE], ids=lambda way: way.name)
-def test_channels_split_between_blocks(way: fused.FusedCandidate) -> None:
+@pytest.mark.parametrize(
+    "way", [*winograd_fused.CANDIDATES[::4], winograd_fp16x3_fused.CANDIDATE], ids=lambda way: way.name
+)
+def test_channels_split_between_blocks(way: winograd_fused.FusedCandidate) -> None:
     run(Shape((1, 6, 9, 33), 130, (3, 3), padding=(1, 1, 1, 1)), SILU, True, way)
 
 
@@ -179,9 +187,9 @@ def test_channels_split_between_blocks(way: fused.FusedCandidate) -> None:
 def test_the_residual_may_be_the_output() -> None:
     """Every thread reads its residuals before it stores: y += conv(x, w) in place."""
     for way in (
-        GatherCandidate(TALL, gather.TAPS),
-        fused.CANDIDATES[0],
-        separable.SeparableCandidate(separable.F43, separable.F23, 16),
+        ImplicitGemmCandidate(TALL, fprop_dgrad.TAPS),
+        winograd_fused.CANDIDATES[0],
+        winograd_nonfused.NonfusedCandidate(winograd_nonfused.F43, winograd_nonfused.F23, 16),
     ):
         shape = Shape((1, 8, 12, 36), 20, (3, 3), padding=(1, 1, 1, 1), bias=False)
         x, w, _, dy = shape.tensors()
@@ -200,7 +208,9 @@ def activated(activation: Activation, z: Tensor, tile: GemmTile = SLIMMER) -> Te
     x = z.reshape(1, 1, 1, -1)
     problem = Problem.make(Pass.FPROP, tuple(x.shape), (1, 1, 1, 1), activation=activation)  # type: ignore[arg-type]
     y = torch.full_like(x, torch.nan)
-    run_plan(plan_of(problem, GatherCandidate(tile, gather.ROWS)), {"x": x, "w": torch.ones(1, 1, 1, 1), "y": y})
+    run_plan(
+        plan_of(problem, ImplicitGemmCandidate(tile, fprop_dgrad.ROWS)), {"x": x, "w": torch.ones(1, 1, 1, 1), "y": y}
+    )
     return y.flatten()
 
 
@@ -222,7 +232,7 @@ def test_silu_of_special_values() -> None:
 
 @pytest.mark.usefixtures("every_arch")
 def test_silu_errs_by_less_than_it_says() -> None:
-    """3.2e-7 |z| (kernels/epilogue.cuh); the emulator's special functions are exact to half an ulp, a GPU's to two."""
+    """3.2e-7 |z| (common/epilogue.cuh); the emulator's special functions are exact to half an ulp, a GPU's to two."""
     z = torch.cat([torch.linspace(-100, 100, 20_000), torch.logspace(-30, 2, 2_000), -torch.logspace(-30, 2, 2_000)])
     error = (activated(SILU, z).double() - torch.nn.functional.silu(z.double())).abs()
     assert (error <= 3.2e-7 * z.double().abs() + 1e-37).all()
@@ -232,9 +242,9 @@ def test_silu_errs_by_less_than_it_says() -> None:
 def test_a_nan_in_the_residual_stays_in_its_place() -> None:
     shape = Shape((1, 8, 9, 40), 12, (3, 3), padding=(1, 1, 1, 1))
     for way in (
-        GatherCandidate(TALL, gather.TAPS),
-        fused.CANDIDATES[0],
-        separable.SeparableCandidate(separable.F43, separable.F45, 16),
+        ImplicitGemmCandidate(TALL, fprop_dgrad.TAPS),
+        winograd_fused.CANDIDATES[0],
+        winograd_nonfused.NonfusedCandidate(winograd_nonfused.F43, winograd_nonfused.F45, 16),
     ):
         x, w, bias, dy = shape.tensors()
         problem = replace(shape.problem(Pass.FPROP, x, w, dy), activation=RELU, residual=True)
@@ -261,10 +271,12 @@ def test_a_plain_problem_is_planned_as_before() -> None:
 
 def test_an_instance_without_a_twin_says_so() -> None:
     problem = Problem.make(Pass.FPROP, (1, 8, 9, 9), (8, 8, 1, 1), activation="relu")
-    lacking = [tile for tile in GATHER_TILES if tile.name not in gather.ROWS.epilogue_tiles]
+    lacking = [tile for tile in GATHER_TILES if tile.name not in fprop_dgrad.ROWS.epilogue_tiles]
     assert lacking
     for tile in lacking:
-        assert "without an activation or a residual" in (GatherCandidate(tile, gather.ROWS).refusal(problem) or "")
+        assert "without an activation or a residual" in (
+            ImplicitGemmCandidate(tile, fprop_dgrad.ROWS).refusal(problem) or ""
+        )
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import torch
 
 import gpu_emulator._core
 import polyconv
-from polyconv.backends import override
+from polyconv.backend import override
 from polyconv.cuda import CudaError
-from polyconv.cuda.compile import compiler_id
+from polyconv.cuda.jit.compile import compiler_id
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.gpu import VirtualGpu
 

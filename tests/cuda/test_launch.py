@@ -15,19 +15,19 @@ import torch
 
 import gpu_emulator
 import polyconv
-from polyconv import wanted
 from polyconv.arguments import Geometry
-from polyconv.backends import backend_for
+from polyconv.backend import backend_for
 from polyconv.cuda import DriverError, LaunchError, driver
 from polyconv.cuda.backend import CudaBackend
-from polyconv.cuda.cache import KernelCache
-from polyconv.cuda.compile import compile_kernel
 from polyconv.cuda.device import describe
-from polyconv.diagnosis import findings
-from polyconv.ops import problem_of
-from polyconv.plan import plan_cuda
-from polyconv.plan.plan import KernelSpec, Launch, Plan, PointerSlot
+from polyconv.cuda.jit.cache import KernelCache
+from polyconv.cuda.jit.compile import compile_kernel
+from polyconv.cuda.planner import plan_cuda
+from polyconv.cuda.planner.plan import KernelSpec, Launch, Plan, PointerSlot
+from polyconv.dispatch import problem_of
+from polyconv.model import aot
 from polyconv.problem import Pass, Problem
+from polyconv.tools.doctor import environment
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.example import KERNELS, THREADS, axpy_launch, axpy_plan, axpy_spec
 from virtual_gpu.gpu import LaunchRecord, VirtualGpu, record_only
@@ -236,14 +236,14 @@ def _asked_of_a_p100() -> list[str]:
     asked: list[Callable[[], object]] = [
         lambda: backend_for(torch.device("cuda", 0)),
         lambda: plan_cuda(problem, describe(0)),
-        lambda: wanted.wanted_by([problem], "sm_60"),
+        lambda: aot.wanted_by([problem], "sm_60"),
     ]
     for ask in asked:
         with pytest.raises((RuntimeError, ValueError)) as error:
             ask()
         said.append(str(error.value))
     explained = polyconv.explain(polyconv.Conv2d(4, 4, 3), (1, 4, 8, 8), device="cuda:0")
-    found = [finding for finding in findings.findings() if finding.name == "compiler"]
+    found = [finding for finding in environment.findings() if finding.name == "compiler"]
     return [*said, str(explained), str(found[-1].text)]
 
 

@@ -6,9 +6,10 @@ import pytest
 
 from nightly import NIGHTLY, sampled
 from other_nvrtc import nvrtc
-from polyconv.cuda.compile import flags, search_path
-from polyconv.cuda.cubin import kernel_info
-from polyconv.plan import all_kernels
+from polyconv.cuda.jit.compile import flags, search_path
+from polyconv.cuda.jit.cubin import kernel_info
+from polyconv.cuda.planner import all_kernels
+from polyconv.cuda.planner.codegen import source
 
 ARCHITECTURES = {
     "12.4.127": ("sm_70", "sm_80", "sm_90"),
@@ -33,6 +34,6 @@ def test_kernels_compile_without_spills(version: str, arch: str) -> None:
     chosen = sampled(all_kernels(arch), SAMPLE, version)
     compiler = nvrtc(version)
     options = [*flags(arch), *(f"--include-path={folder}" for folder in search_path())]
-    found = [kernel_info(compiler.cubin(spec.source(), f"{spec.symbol}.cu", options)) for spec in chosen]
+    found = [kernel_info(compiler.cubin(source(spec), f"{spec.symbol}.cu", options)) for spec in chosen]
     assert {info.arch for info in found} == {arch}
     assert not [str(info) for info in found if info.stack]

@@ -10,11 +10,11 @@ import torch
 
 from nightly import sampled
 from polyconv.cuda import driver
-from polyconv.cuda.compile import compile_kernel, ptx_arch, supported_archs
-from polyconv.cuda.cubin import is_cubin
 from polyconv.cuda.device import describe
-from polyconv.plan import DEVICES, Plan, plan_cuda
-from polyconv.plan.cost import resident_blocks
+from polyconv.cuda.jit.compile import compile_kernel, ptx_arch, supported_archs
+from polyconv.cuda.jit.cubin import is_cubin
+from polyconv.cuda.planner import DEVICES, Plan, plan_cuda
+from polyconv.cuda.planner.cost import resident_blocks
 from polyconv.problem import Pass, Problem
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.example import KERNELS, axpy_spec

@@ -8,11 +8,11 @@ from torch import Tensor
 
 import polyconv
 from geometries import CASES, Case
-from polyconv import reference
 from polyconv.arguments import Geometry
-from polyconv.backends import override
+from polyconv.autotune import online
+from polyconv.backend import override
 from polyconv.measure.workloads import find
-from polyconv.ops import racing
+from polyconv.numerics import reference
 from polyconv.problem import Pass, Problem
 from recording import Calls
 from virtual_gpu import run_in_virtual_gpu
@@ -74,13 +74,13 @@ def _race() -> None:
     exact = torch.nn.functional.conv2d(x.double(), w.double())
     problem = Problem.make("fprop", x.shape, w.shape)
     with VirtualGpu() as gpu, override("cpu", gpu.backend()) as backend, polyconv.benchmark(), torch.no_grad():
-        names = backend.contenders(problem)
+        names = backend.trials(problem)
         assert len(names) > 1
         before = -1
-        while before != racing.turns():
-            before = racing.turns()
+        while before != online.turns():
+            before = online.turns()
             torch.testing.assert_close(polyconv.conv2d(x, w).double(), exact, atol=1e-3, rtol=1e-4)
-        (race,) = racing._races.values()
+        (race,) = online._races.values()
         assert race.entry is not None
         assert race.entry.torch_seconds is None
         assert set(race.entry.seconds) == set(names)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pretended_cuda import LaunchRecord, PretendedGpu
+from fake_cuda import LaunchRecord, PretendedGpu
 
 
 def is_ours(launch: LaunchRecord) -> bool:

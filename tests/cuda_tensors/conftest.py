@@ -1,8 +1,8 @@
-"""Tests of the CUDA path with real CUDA tensors: a CUDA build of PyTorch on pretended GPUs (tools/pretended_cuda).
+"""Tests of the CUDA path with real CUDA tensors: a CUDA build of PyTorch on fake GPUs (tools/fake_cuda).
 
     .ci/check_cuda_tensors                                               all of it
-    python tools/pretended_cuda -m pytest -m 'not caching' tests/cuda_tensors
-    python tools/pretended_cuda --caching -m pytest -m caching tests/cuda_tensors
+    python tools/fake_cuda -m pytest -m 'not caching' tests/cuda_tensors
+    python tools/fake_cuda --caching -m pytest -m caching tests/cuda_tensors
 
 An ordinary run of the tests has no such PyTorch, and leaves this folder out.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from pretended_cuda import LaunchRecord, PretendedGpu, execute
+from fake_cuda import LaunchRecord, PretendedGpu, execute
 
 from .comparing import is_ours
 

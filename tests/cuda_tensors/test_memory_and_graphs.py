@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import polyconv
+from fake_cuda import PretendedGpu, counts
 from fresh import run_fresh
-from polyconv.backends import backend_for
-from polyconv.explanation import problems_of
+from polyconv.backend import backend_for
+from polyconv.model.explain import problems_of
 from polyconv.problem import Pass
-from pretended_cuda import PretendedGpu, counts
 
 from .comparing import assert_near, exact_step, ours, replaced_on, step
 

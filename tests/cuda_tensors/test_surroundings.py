@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import polyconv
-from pretended_cuda import PretendedGpu, counts
+from fake_cuda import PretendedGpu, counts
 
 from .comparing import assert_near, exact_step, ours, passes, replaced_on, step
 

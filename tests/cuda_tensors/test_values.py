@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import polyconv
+from fake_cuda import PretendedGpu, counts
 from geometries import CASES, Case
 from nightly import NIGHTLY
-from polyconv.ops import racing
-from pretended_cuda import PretendedGpu, counts
+from polyconv.autotune import online
 
 from .comparing import assert_near, exact_step, ours, passes, replaced_on, small_network, step
 
@@ -98,8 +98,8 @@ def test_a_race_is_timed_by_events_of_the_gpu(gpu: PretendedGpu) -> None:
     on_gpu, exact = (x.cuda(), w.cuda()), F.conv2d(x.double(), w.double())
     turns = -1
     with polyconv.benchmark(), torch.no_grad():
-        while turns != racing.turns():
-            turns = racing.turns()
+        while turns != online.turns():
+            turns = online.turns()
             assert_near({"y": polyconv.conv2d(*on_gpu)}, {"y": exact})
     assert turns > 1
     assert len({launch.name for launch in ours(gpu)}) > 2

@@ -21,12 +21,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from polyconv.cpu import channel_lanes, native, planner
+from polyconv.cpu import native, planner
 from polyconv.cpu.device import CpuDevice
-from polyconv.cuda.cache import KernelCache
-from polyconv.cuda.compile import compile_kernel, compiler_id
+from polyconv.cpu.engines import channel_lanes
+from polyconv.cuda.jit.cache import KernelCache
+from polyconv.cuda.jit.compile import compile_kernel, compiler_id
+from polyconv.cuda.planner import DEVICES, KernelSpec, Launch, Plan, all_kernels, plan_cuda
 from polyconv.measure.workloads import find
-from polyconv.plan import DEVICES, KernelSpec, Launch, Plan, all_kernels, plan_cuda
 from polyconv.problem import Activation, PaddingMode, Pass, Problem
 
 FOLDER = Path(__file__).resolve().parent

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 import gpu_emulator
-from polyconv.algebra.tensor_core import VOLTA
+from polyconv.numerics.tensor_core import VOLTA
 from tensor_core_sums import multiply_add
 
 Array = npt.NDArray[Any]

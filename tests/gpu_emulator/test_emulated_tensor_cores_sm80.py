@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 import gpu_emulator
-from polyconv.algebra.tensor_core import AMPERE
+from polyconv.numerics.tensor_core import AMPERE
 from tensor_core_sums import multiply_add
 
 Array = npt.NDArray[Any]

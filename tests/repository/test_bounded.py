@@ -13,50 +13,51 @@ import torch
 
 import polyconv
 from nightly import NIGHTLY
-from polyconv import choices, once
+from polyconv.autotune import online, preferences
 from polyconv.cpu import native, planner
-from polyconv.ops import calls, racing
+from polyconv.dispatch import prepare
 from polyconv.problem import Problem
+from polyconv.runtime import warn_once
 
 SOURCE = Path(polyconv.__file__).parent
-TOOLS = ("auditing", "bench", "cli", "diagnosis", "export", "inspection", "measure", "optimization")
+TOOLS = ("cli", "measure", "tools")
 """What ends, and lets go of everything, before a program goes on."""
 
 GROWING = {
     "algebra/emit.py compile_matrix": "a transform of a scheme",
     "algebra/program.py Builder._known": "a step of a program that is being built",
     "algebra/segments.py schemes": "a number of taps",
-    "algebra/toom.py cook_toom": "a scheme",
-    "backends.py _backends": "a device",
+    "algebra/cook_toom.py cook_toom": "a scheme",
+    "backend.py _backends": "a device",
     "cpu/planner.py Costs._corrections": "a formula",
-    "cpu/processors/lines.py Lines._places": "a line of a file",
-    "cpu/weights.py TransformedWeights._kept": "a weight that lives, and no more bytes than the limit",
+    "cpu/profiles/lines.py Lines._places": "a line of a file",
+    "cpu/weight_cache.py TransformedWeights._kept": "a weight that lives, and no more bytes than the limit",
     "cuda/backend.py CudaBackend._planned": "a problem that is being prepared",
     "cuda/backend.py _given_up": "a kernel",
-    "cuda/bundle_writer.py BundleWriter._added": "a kernel of a bundle that is being written",
-    "cuda/cache.py KernelCache._bundles": "a bundle",
-    "cuda/cache.py KernelCache._busy": "a kernel",
-    "cuda/cache.py KernelCache._memory": "a kernel",
+    "cuda/jit/bundle_writer.py BundleWriter._added": "a kernel of a bundle that is being written",
+    "cuda/jit/cache.py KernelCache._bundles": "a bundle",
+    "cuda/jit/cache.py KernelCache._busy": "a kernel",
+    "cuda/jit/cache.py KernelCache._memory": "a kernel",
     "cuda/device.py describe": "a device",
     "cuda/driver.py Device._kernels": "a kernel",
     "cuda/driver.py _devices": "a device",
     "cuda/driver.py bindings": "nothing: there is one",
     "cuda/driver.py bindings_version": "nothing: there is one",
     "cuda/driver.py entry_points": "nothing: there is one",
-    "cuda/weights.py PreparedWeights._judged": "a weight that lives, and a plan",
-    "cuda/weights.py PreparedWeights._kept": "a weight that lives, and no more bytes than the limit",
-    "epoch.py _sources": "a module of polyconv",
-    "freezing.py Freezing.left_alone": "a module, in a report",
-    "once.py _said": "a text, up to MOST",
-    "ops/left.py Left._calls": "a module that lives",
-    "ops/racing.py Race._runs": "a contender",
-    "ops/racing.py Race._warm": "a contender",
-    "ops/racing.py _prepared": "a race, up to MOST_PREPARED",
-    "recent.py Recent.older": "half of the capacity",
-    "replacement.py Replacement.left_alone": "a module, in a report",
+    "cuda/weight_cache.py PreparedWeights._judged": "a weight that lives, and a plan",
+    "cuda/weight_cache.py PreparedWeights._kept": "a weight that lives, and no more bytes than the limit",
+    "runtime/state_version.py _sources": "a module of polyconv",
+    "model/freeze.py Freezing.left_alone": "a module, in a report",
+    "runtime/warn_once.py _said": "a text, up to MOST",
+    "dispatch/passthrough.py PassthroughCache._calls": "a module that lives",
+    "autotune/online.py AutotuningSession._runs": "a contender",
+    "autotune/online.py AutotuningSession._warm": "a contender",
+    "autotune/online.py _prepared": "a race, up to MOST_PREPARED",
+    "util/lru.py LruTable.older": "half of the capacity",
+    "model/replace.py Replacement.left_alone": "a module, in a report",
     "settings.py _observers": "a module of polyconv",
-    "tuning/lookup.py _loaded": "a file",
-    "vouching.py vouched": "a weight that lives",
+    "autotune/tuning_lookup.py _loaded": "a file",
+    "runtime/frozen_weights.py frozen_marks": "a weight that lives",
 }
 """What each entry of a table without a bound stands for: none of them is a shape, or a call."""
 
@@ -89,7 +90,7 @@ def test_every_table_without_a_bound_is_known() -> None:
     found = set()
     for path in sorted(SOURCE.rglob("*.py")):
         place = path.relative_to(SOURCE)
-        if place.parts[0] not in (*TOOLS, "dry_run.py", "explanation.py", "wanted.py"):
+        if place.parts[0] not in TOOLS and str(place) not in ("model/aot.py", "model/dry_run.py", "model/explain.py"):
             found |= {f"{place} {name}" for name in tables(ast.parse(path.read_text()))}
     assert found - GROWING.keys() == set(), "bound it, or say in GROWING what its entries stand for"
     assert GROWING.keys() - found == set(), "no longer there"
@@ -99,9 +100,9 @@ def test_every_table_without_a_bound_is_known() -> None:
 def test_many_shapes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under ``benchmark``, where most is kept of a shape: 20,000 of them at night, by day enough to fill tables."""
     if not NIGHTLY:
-        for table in (calls.known, choices._raced, racing._races, racing._passes):
+        for table in (prepare.known, preferences._raced, online._races, online._passes):
             monkeypatch.setattr(table, "capacity", 64)
-        monkeypatch.setattr(racing, "MOST_PREPARED", 16)
+        monkeypatch.setattr(online, "MOST_PREPARED", 16)
     forget()
     shapes = [(rows, columns) for rows in range(3, 203) for columns in range(3, 103)]
     random.Random(0).shuffle(shapes)
@@ -114,17 +115,17 @@ def test_many_shapes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
                 if number % (5000 if NIGHTLY else 50) == 49:
                     gc.collect()
                     sizes.append(anonymous())
-                for table in (calls.known, choices._raced, racing._races, racing._passes):
+                for table in (prepare.known, preferences._raced, online._races, online._passes):
                     assert len(table) <= table.capacity
-                assert len(racing._prepared) <= racing.MOST_PREPARED
+                assert len(online._prepared) <= online.MOST_PREPARED
         assert sizes[-1] - sizes[1] < 64 * 2**20
     finally:
         forget()
 
 
 def forget() -> None:
-    choices.forget_races()
-    for table in (calls.known, racing._races, racing._passes, racing._prepared):
+    preferences.forget_races()
+    for table in (prepare.known, online._races, online._passes, online._prepared):
         table.clear()
 
 
@@ -137,19 +138,19 @@ def anonymous() -> int:
 def test_outcomes_of_races_are_found_in_constant_time() -> None:
     """Each by its key, whatever their number: none is looked through."""
     backend_environment = Environments("cpu")
-    choices.forget_races()
-    remembered = len(choices._measured.entries)
+    preferences.forget_races()
+    remembered = len(preferences._measured.entries)
     try:
         for number in range(200):
-            choices.settle(backend_environment, f"problem {number}", "a kernel", "a race")
+            preferences.settle(backend_environment, f"problem {number}", "a kernel", "a race")
         compared = Environments.compared
-        found = choices._own("problem 100", backend_environment)
+        found = preferences._own("problem 100", backend_environment)
         assert found is not None
         assert found.name == "a kernel"
         assert Environments.compared - compared <= 2
-        assert len(choices._measured.entries) == remembered
+        assert len(preferences._measured.entries) == remembered
     finally:
-        choices.forget_races()
+        preferences.forget_races()
 
 
 class Environments(str):
@@ -172,8 +173,8 @@ def test_plans_are_small() -> None:
 
 
 def test_warnings_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(once, "_said", {})
-    for number in range(3 * once.MOST):
+    monkeypatch.setattr(warn_once, "_said", {})
+    for number in range(3 * warn_once.MOST):
         with pytest.warns(RuntimeWarning, match=str(number)):
-            once.warn_once(f"shape {number}")
-        assert len(once._said) <= once.MOST
+            warn_once.warn_once(f"shape {number}")
+        assert len(warn_once._said) <= warn_once.MOST

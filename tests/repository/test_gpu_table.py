@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
+from polyconv.cuda.planner import DEVICES, KernelSpec, Launch, Plan, plan_cuda
+from polyconv.cuda.planner.plan import Work
+from polyconv.cuda.planner.volumes import planned
+from polyconv.lowering.volume_sum import NAME, cut
 from polyconv.measure.workloads import find
-from polyconv.plan import DEVICES, KernelSpec, Launch, Plan, plan_cuda
-from polyconv.plan.plan import Work
-from polyconv.plan.volumes import planned
-from polyconv.preference import Preference
 from polyconv.problem import Pass, Problem
-from polyconv.sheets import NAME, cut
+from polyconv.selection import Preference
 
 PATH = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu" / "table.py"
 PROBLEM = Problem.make(Pass.FPROP, (4, 8, 32, 32), (16, 8, 3, 3))
@@ -139,7 +139,7 @@ def test_the_published_figures_are_those_of_the_table(table: ModuleType) -> None
     simulated = re.search(r"^\| W1 fprop \| ([\d.]+) \| ([\d.]+) \|", page, re.MULTILINE)
     assert simulated
     quoted = {
-        "README.md": [
+        "docs/performance.md": [
             f"is {forward} ms forward, {dx} for the input gradient and {dw} for the weight gradient",
             f"direct multiplication in FP32 needs {direct} ms",
         ],

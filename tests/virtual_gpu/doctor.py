@@ -1,4 +1,4 @@
-"""``polyconv.diagnosis.examine`` on the virtual GPU, and faults that are planted there for it to find.
+"""``polyconv.tools.doctor.worker`` on the virtual GPU, and faults that are planted there for it to find.
 
     python -m virtual_gpu.doctor "every kernel"       # with the environment that virtual_gpu.process sets
 
@@ -20,19 +20,19 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from polyconv.backends import override
+from fake_cuda import execute
+from polyconv.backend import override
 from polyconv.cuda.backend import PreparedPlan
-from polyconv.cuda.cache import KernelCache
-from polyconv.diagnosis import examine
-from polyconv.diagnosis.fences import FencedBackend
-from polyconv.diagnosis.subject import Subject, spread
-from polyconv.plan import KernelSpec
-from pretended_cuda import execute
+from polyconv.cuda.jit.cache import KernelCache
+from polyconv.cuda.planner import KernelSpec
+from polyconv.tools.doctor import worker
+from polyconv.tools.doctor.device_under_test import Subject, spread
+from polyconv.tools.doctor.redzones import FencedBackend
 from virtual_gpu.gpu import VirtualGpu
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
-SPOILT = "depthwise_8x8"
+SPOILT = "depthwise_halo_8x8"
 FIRST = "blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x == 0"
 PLANTS = {
     "out of bounds": f"{{body}} if ({FIRST}) params.written[-3] = 1.0f;",
@@ -123,5 +123,5 @@ if __name__ == "__main__":
     with VirtualGpu(execute) as gpu:
         if os.environ.get("PLANTED") == "launch":
             gpu.fail("cuLaunchKernel", 2, 1, LAUNCH_OUT_OF_RESOURCES)
-        status = examine.main(subject=partial(VirtualSubject, gpu))
+        status = worker.main(subject=partial(VirtualSubject, gpu))
     sys.exit(status)

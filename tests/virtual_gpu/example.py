@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from polyconv.plan.plan import KernelSpec, Launch, Plan, PointerSlot
+from polyconv.cuda.planner.plan import KernelSpec, Launch, Plan, PointerSlot
 from polyconv.problem import Problem
 
 KERNELS = Path(__file__).resolve().parent / "kernels"

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fake_cuda import Executor, LaunchRecord, execute
+from fake_cuda.library import LAUNCH
 from polyconv.cuda import LaunchError
 from polyconv.cuda.backend import CudaBackend, PreparedPlan
 from polyconv.problem import Pass
-from pretended_cuda import Executor, LaunchRecord, execute
-from pretended_cuda.library import LAUNCH
 
 _LAUNCH_FAILED = 719
 

@@ -54,7 +54,7 @@ def run_in_virtual_gpu(
 
 def build_driver() -> Path:
     """Compile the stub and return its folder. It lies in the temporary directory, named after its source's hash."""
-    handed_over = _REPOSITORY / "tools" / "pretended_cuda" / "runtime" / "launch_record.h"
+    handed_over = _REPOSITORY / "tools" / "fake_cuda" / "runtime" / "launch_record.h"
     sources = [*sorted((_HERE / "driver").glob("*.[ch]")), handed_over]
     digest = hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"polyconv-virtual-gpu-{os.getuid()}-{digest}"

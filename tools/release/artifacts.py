@@ -23,13 +23,13 @@ SDIST_HAS = (
     "PKG-INFO",
     "README.md",
     "csrc/build.py",
-    "csrc/cpu/torch/convolution.cc",
+    "csrc/cpu/bindings/convolution.cc",
     "csrc/cuda/module.cc",
-    "csrc/ops/module.cc",
+    "csrc/dispatch/module.cc",
     "pyproject.toml",
     "setup.py",
     "src/polyconv/__init__.py",
-    "src/polyconv/kernels/common.cuh",
+    "src/polyconv/cuda/kernels/common/common.cuh",
     "src/polyconv/py.typed",
     "tests/conftest.py",
     "tools/gpu_emulator/__init__.py",
@@ -42,7 +42,7 @@ NEVER_PACKED = ("*.so", "*.o", "*.d", "*.key", "*.pyc", "*.cubin", "*.ptx", "*.p
 KERNELS = "polyconv/cpu/_native.abi3.so"
 """The CPU kernels, in the wheel that has them."""
 
-MODULES = (KERNELS, "polyconv/cuda/_native.abi3.so", "polyconv/ops/_native.abi3.so")
+MODULES = (KERNELS, "polyconv/cuda/_native.abi3.so", "polyconv/dispatch/_native.abi3.so")
 """With what launches the kernels of a GPU and what calls PyTorch's convolution: these ask for nothing of torch's, nor
 of CUDA's."""
 

@@ -9,7 +9,7 @@
 // once per weight in double. Pairs matter: the rows of +p and -p differ only in the sign of every second column, so
 // transforms compute an even and an odd part once for both (see transforms-inl.h).
 //
-// The same mathematics, over exact fractions and with proofs, is polyconv/algebra/toom.py.
+// The same mathematics, over exact fractions and with proofs, is polyconv/algebra/cook_toom.py.
 #pragma once
 
 namespace polyconv {

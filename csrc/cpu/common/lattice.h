@@ -3,7 +3,7 @@
 // Along one axis, dx[j] = sum w[r] dy[i] over the pairs with j + top = i stride + r dilation. For the pixels
 // j = a + stride u of one class only the taps r = first + q step with r dilation = a + top (mod stride) take part, and
 // then i = u + base - q (dilation / g): a correlation over the reversed taps. The same, over exact integers and with
-// proofs, is polyconv/algebra/lattice.py.
+// proofs, is polyconv/algebra/polyphase.py.
 #pragma once
 
 #include <numeric>

@@ -1,16 +1,16 @@
-"""Constant matrices as short straight-line code: one C++ text for CUDA device code and for vector types on the CPU.
+"""Code generation for constant matrices: one C++ text for CUDA device code and for vector types on the CPU.
 
-What is found, for the matrices of :mod:`polyconv.algebra.toom`:
+Common subexpressions found for the matrices of :mod:`polyconv.algebra.cook_toom`:
 
 * points +p and -p give two rows (B^T, G) or two columns (A^T) that agree up to signs: the even part e and the odd part
   o are computed once, then e + o and e - o;
-* several rows on the same inputs are sometimes cheaper as one common row plus a correction each: from
+* rows on the same inputs are sometimes cheaper as one common row plus a correction each: from
   u = a - 5b + c come 4a - 5b + c = u + 3a, a - 5b + 4c = u + 3c and a - 4.25b + c = u + 0.75b;
 * sums of two terms that occur in several rows are computed once;
-* a coefficient other than 1 and -1 is one multiply-add, and needs none of its own where a term without one starts.
+* a coefficient other than 1 and -1 is one multiply-add if the sum starts with a term of coefficient 1.
 
-The common row does not always pay, and a program for the transposed matrix, run backwards, is at times the better one:
-all four combinations are tried and the cheapest is kept. The result is deterministic, and short enough to be read.
+With and without common rows, from the matrix and from its transpose (then reversed): all four combinations are
+compiled and the cheapest is used. The result is deterministic.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from itertools import combinations, product
 from math import lcm
 from typing import Literal, TypeAlias
 
-from polyconv.algebra.matrices import Matrix, is_dyadic, transpose
-from polyconv.algebra.program import Builder, Op, Program, common_factor
+from .matrices import Matrix, is_dyadic, transpose
+from .program import Builder, Op, Program, common_factor
 
 Form: TypeAlias = dict[int, Fraction]
-"""A linear form: coefficient by value. Never holds a zero."""
+"""A linear form: non-zero coefficient by value index."""
 
 Recipe: TypeAlias = list[tuple[Fraction, Form]]
-"""An output as a sum of scaled linear forms, some of which other outputs use too."""
+"""An output as a sum of scaled linear forms, which outputs may share."""
 
 Scalar: TypeAlias = Literal["float", "double"]
 
@@ -38,21 +38,20 @@ Scalar: TypeAlias = Literal["float", "double"]
 def emit_transform(
     name: str, matrix: Matrix, *, scalar: Scalar = "float", rounded: bool = False, program: Program | None = None
 ) -> str:
-    """The text of ``template <class T> void name(const T* x, T* y)`` with ``y = matrix x``.
+    """C++ text of ``template <class T> void name(const T* x, T* y)`` with ``y = matrix x``.
 
-    It is written with what kernels/toom.cuh declares: ``POLYCONV_INLINE``, mul_add(x, c, y) = x * c + y and
-    mul_sub(x, c, y) = x * c - y. Another compiler, or a vector type, brings its own.
-
-    ``x`` and ``y`` may be the same memory: every input is read before an output is written. Coefficients must be exact
-    in ``scalar`` unless ``rounded`` allows the nearest (G has thirds and ninths). To add to outputs that exist, append
-    the identity to the matrix and pass the old outputs as further inputs; for some points only, pass some rows.
+    The text uses ``POLYCONV_INLINE``, ``mul_add`` and ``mul_sub`` of kernels/winograd/axis.cuh; another compiler or a
+    vector type supplies its own. ``x`` and ``y`` may alias: all inputs are read before an output is written.
+    Coefficients must be exact in ``scalar`` unless ``rounded`` allows the nearest (G has thirds and ninths). To
+    accumulate into existing outputs, append the identity to the matrix and pass the outputs as further inputs; for a
+    subset of points, pass a subset of rows.
     """
     program = program or compile_matrix(matrix)
     names = {i: f"x{i}" for i in range(program.inputs)}
     used = {v for op in program.ops for v in (op.a, op.b)} | {o for o in program.outputs if o is not None}
     lines = [f"  const T x{i} = x[{i}];" for i in range(program.inputs) if i in used]
 
-    # An output that no operation reads needs no name: it is stored where it is computed.
+    # An output that no operation reads needs no temporary.
     reads = {v for op in program.ops for v in ((op.a,) if op.kind == "mul" else (op.a, op.b))}
     stores: dict[int, list[int]] = {}
     for row, value in enumerate(program.outputs):
@@ -88,7 +87,7 @@ def _expression(op: Op, names: dict[int, str], scalar: Scalar, rounded: bool) ->
 
 
 def _literal(c: Fraction, scalar: Scalar, rounded: bool) -> str:
-    """The shortest decimal that reads back as ``c``: exact, unless ``rounded`` allows the nearest."""
+    """Shortest decimal that parses to ``c``, or to the nearest ``scalar`` if ``rounded``."""
     nearest = float(c)
     if scalar == "float":
         nearest = struct.unpack("f", struct.pack("f", nearest))[0]
@@ -105,7 +104,7 @@ def _literal(c: Fraction, scalar: Scalar, rounded: bool) -> str:
 
 @cache
 def compile_matrix(matrix: Matrix) -> Program:
-    """The cheapest program found for ``y = matrix x``: fewest operations, then least depth."""
+    """Cheapest program found for ``y = matrix x``: fewest operations, then least depth."""
     straight = [_compile(matrix, common=common) for common in (True, False)]
     backward = [_compile(transpose(matrix), common=common).transposed() for common in (True, False)]
     programs = straight + backward
@@ -141,7 +140,7 @@ def _distinct(forms: list[Form]) -> list[Form]:
 
 
 def _signs(a: Sequence[Fraction], b: Sequence[Fraction]) -> tuple[Fraction, list[int]] | None:
-    """(ratio, signs) with ``b[i] = signs[i] * ratio * a[i]`` and ratio > 0, or None; a and b without zeros."""
+    """(ratio, signs) with ``b[i] = signs[i] * ratio * a[i]`` and dyadic ratio > 0, or None; a and b have no zeros."""
     ratios = [q / p for p, q in zip(a, b, strict=True)]
     if len(set(map(abs, ratios))) != 1 or not is_dyadic(ratios[0]):
         return None
@@ -150,7 +149,7 @@ def _signs(a: Sequence[Fraction], b: Sequence[Fraction]) -> tuple[Fraction, list
 
 
 def _pair_columns(builder: Builder, forms: list[Form]) -> None:
-    """Columns that agree up to sign, x and z, become x + z and x - z where that saves operations."""
+    """Replace columns x and z that agree up to sign by x + z and x - z if that saves operations."""
     for j, k in combinations(range(builder.inputs), 2):
         users = [form for form in forms if j in form]
         if users != [form for form in forms if k in form]:
@@ -168,13 +167,13 @@ def _pair_columns(builder: Builder, forms: list[Form]) -> None:
 
 
 def _primitive(form: Form) -> tuple[Fraction, Form]:
-    """(scale, form): one of its coefficients made 1 if possible, so that no multiplication is needed to begin."""
+    """(scale, form / scale) with a coefficient of 1 if possible, so that the sum starts without a multiplication."""
     scale = common_factor(list(form.values()))
     return scale, {v: c / scale for v, c in form.items()}
 
 
 def _pair_rows(forms: list[Form]) -> list[Recipe]:
-    """Rows that agree up to sign become e + o and e - o, where e has the terms with equal signs, o the others."""
+    """Split rows that agree up to sign into e + o and e - o; e has the terms of equal sign, o the others."""
     recipes: list[Recipe | None] = [None] * len(forms)
     for i, k in combinations(range(len(forms)), 2):
         if recipes[i] or recipes[k] or forms[i].keys() != forms[k].keys():
@@ -193,7 +192,7 @@ def _pair_rows(forms: list[Form]) -> list[Recipe]:
         odd: Form = {v: c for (v, c), sign in zip(forms[i].items(), signs, strict=True) if sign < 0}
         (p, even_), (q, odd_) = _primitive(even), _primitive(odd)
         if abs(p) != 1 and abs(q) != 1:
-            # One of the two must enter without a factor, or both outputs would multiply twice.
+            # One of the two needs factor 1, or both outputs would multiply twice.
             if len(even) > 1:
                 p, even_ = Fraction(1), even
             else:
@@ -204,7 +203,7 @@ def _pair_rows(forms: list[Form]) -> list[Recipe]:
 
 
 def _cost(form: Form) -> int:
-    """Operations that :meth:`Builder.sum` spends on the form."""
+    """Operations of :meth:`Builder.sum` for the form."""
     if len(form) == 0:
         return 0
     units = [c for c in form.values() if abs(c) == 1]
@@ -219,10 +218,8 @@ def _minus(a: Form, b: Form, sign: int) -> Form:
 
 
 def _cheapest_row(forms: Sequence[Form], support: tuple[int, ...]) -> Form | None:
-    """The row of which forms on the same values differ in the fewest operations; None if it saves none.
-
-    Hundreds are tried, so in whole numbers: of the unit in which all coefficients are whole.
-    """
+    """Common row from which forms on the same values take the fewest operations, None if it saves none."""
+    # Hundreds of rows are tried, so coefficients are scaled to integers.
     unit = lcm(*(c.denominator for form in forms for c in form.values()))
     rows = [[int(form[v] * unit) for v in support] for form in forms]
     alone = [_cost(form) for form in forms]
@@ -235,7 +232,7 @@ def _cheapest_row(forms: Sequence[Form], support: tuple[int, ...]) -> Form | Non
         residues = [[abs(c - b) for c, b in zip(each, row, strict=True)] for each in rows]
         costs = (min(cost, len(each) - each.count(0)) for cost, each in zip(alone, residues, strict=True))
         total = _cost(base) + sum(costs)
-        # Among equally cheap rows the smallest coefficients: they lose the fewest digits.
+        # Among equally cheap rows, the smallest coefficients lose the fewest digits.
         weight = sum(map(abs, row)) + sum(map(sum, residues))
         if total < best[0] or (chosen is not None and (total, weight) < best):
             best, chosen = (total, weight), base
@@ -243,7 +240,7 @@ def _cheapest_row(forms: Sequence[Form], support: tuple[int, ...]) -> Form | Non
 
 
 def _common_rows(builder: Builder, forms: list[Form]) -> None:
-    """For each set of three or more forms on the same values, the row from which they are cheapest, if any is."""
+    """Rewrite each set of three or more forms on the same values as a common row plus corrections, if cheaper."""
     supports = {tuple(sorted(form)) for form in forms}
     for support in sorted(supports):
         group = [i for i, form in enumerate(forms) if tuple(sorted(form)) == support]
@@ -260,7 +257,7 @@ def _common_rows(builder: Builder, forms: list[Form]) -> None:
 
 
 def _common_pairs(builder: Builder, forms: list[Form]) -> None:
-    """While it saves operations, compute the sum of two terms once that several forms contain (up to a factor)."""
+    """Compute two-term sums that several forms contain (up to a factor) once, while that saves operations."""
     while True:
         before = sum(map(_cost, forms))
         best: tuple[int, list[Form], tuple[int, Fraction, int]] | None = None
@@ -277,7 +274,7 @@ def _common_pairs(builder: Builder, forms: list[Form]) -> None:
 
 
 def _candidates(forms: list[Form]) -> Iterator[tuple[int, Fraction, int]]:
-    """(a, ratio, b) for each ``a + ratio * b`` that at least two forms contain, in a fixed order."""
+    """(a, ratio, b) for each ``a + ratio * b`` with a dyadic ratio in at least two forms, in a fixed order."""
     count: dict[tuple[int, Fraction, int], int] = {}
     for form in forms:
         for a, b in combinations(sorted(form), 2):

@@ -1,4 +1,4 @@
-"""Small matrices of fractions: what the bilinear algorithms need, exact and immutable (so they can be cache keys)."""
+"""Small exact matrices of fractions, immutable so that they can be cache keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ Number: TypeAlias = Fraction | int
 
 
 def matrix(rows: Iterable[Iterable[Number]]) -> Matrix:
-    """The rows as fractions."""
     return tuple(tuple(Fraction(entry) for entry in row) for row in rows)
 
 
@@ -25,17 +24,17 @@ def transpose(a: Matrix) -> Matrix:
 
 
 def apply(a: Matrix, x: Sequence[Number]) -> Vector:
-    """The product of a matrix and a vector."""
+    """Matrix-vector product."""
     return tuple(sum((c * e for c, e in zip(row, x, strict=True) if c), Fraction(0)) for row in a)
 
 
 def kron(a: Matrix, b: Matrix) -> Matrix:
-    """The Kronecker product: ``a`` acts on the slow index, ``b`` on the fast one."""
+    """Kronecker product: ``a`` acts on the slow index, ``b`` on the fast one."""
     return tuple(tuple(p * q for p in row_a for q in row_b) for row_a in a for row_b in b)
 
 
 def power_of_two_below(x: Fraction) -> Fraction:
-    """The largest power of two that does not exceed ``|x|``, for ``x`` other than 0."""
+    """Largest power of two that is at most ``|x|``, for non-zero ``x``."""
     x = abs(x)
     exponent = x.numerator.bit_length() - x.denominator.bit_length()
     power = Fraction(2) ** exponent
@@ -43,5 +42,5 @@ def power_of_two_below(x: Fraction) -> Fraction:
 
 
 def is_dyadic(x: Fraction) -> bool:
-    """Whether ``x`` is an integer over a power of two: only these are exact in floating point."""
+    """True if ``x`` is an integer over a power of two, as every floating-point number is."""
     return x.denominator & (x.denominator - 1) == 0

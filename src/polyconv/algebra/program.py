@@ -1,7 +1,7 @@
-"""Straight-line programs: the few operations that multiply a vector by a constant matrix.
+"""Straight-line programs that multiply a vector by a constant matrix: the IR between a matrix and its C++ text.
 
-The intermediate form between a matrix and its C text. A program is a list of operations on numbered values; it can be
-run on fractions, so a test proves that it computes its matrix exactly, and counted, so a plan knows what it costs.
+A program is a list of operations on numbered values. It runs on fractions, so a test proves that it computes its
+matrix exactly, and its operations are counted for the cost model.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal, NamedTuple, TypeAlias
 
-from polyconv.algebra.matrices import Matrix, Number, Vector, is_dyadic, transpose
+from .matrices import Matrix, Number, Vector, is_dyadic, transpose
 
 Kind: TypeAlias = Literal["add", "sub", "mul", "fma", "fms"]
 
 
 class Op(NamedTuple):
-    """One operation: ``a + b``, ``a - b``, ``a * c``, ``a * c + b`` or ``a * c - b``; a and b number earlier values."""
+    """``a + b``, ``a - b``, ``a * c``, ``a * c + b`` or ``a * c - b``; a and b are indices of earlier values."""
 
     kind: Kind
     a: int
@@ -27,7 +27,7 @@ class Op(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OpCount:
-    """What a program costs: subtractions count as additions, ``fms`` as ``fma``."""
+    """Operation counts of a program; subtractions count as additions, ``fms`` as ``fma``."""
 
     adds: int
     muls: int
@@ -44,14 +44,13 @@ class OpCount:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Values 0 to ``inputs - 1`` are the inputs, then one per operation; ``outputs`` numbers them, None for a zero."""
+    """Values 0 to ``inputs - 1`` are the inputs, then one per operation. ``outputs`` holds indices, None for zero."""
 
     inputs: int
     ops: tuple[Op, ...]
     outputs: tuple[int | None, ...]
 
     def run(self, x: Sequence[Number]) -> Vector:
-        """The outputs for the inputs ``x``, exactly."""
         if len(x) != self.inputs:
             raise ValueError(f"the program takes {self.inputs} values, not {len(x)}")
         values = [Fraction(v) for v in x]
@@ -68,15 +67,11 @@ class Program:
         return tuple(Fraction(0) if o is None else values[o] for o in self.outputs)
 
     def matrix(self) -> Matrix:
-        """The matrix that the program multiplies by."""
         return transpose(tuple(self.run([int(i == j) for i in range(self.inputs)]) for j in range(self.inputs)))
 
     def transposed(self) -> Program:
-        """A program for the transposed matrix: the same operations backwards, every use becoming a contribution.
-
-        A good program for a matrix makes a good one for its transpose (the two differ by the excess of inputs over
-        outputs, a theorem of Tellegen's), which is often better than what is found from the transpose itself.
-        """
+        """Program for the transposed matrix: the operations in reverse, each use of a value becoming a contribution. By
+        Tellegen's theorem the operation counts differ by the excess of inputs over outputs only."""
         builder = Builder(len(self.outputs))
         uses: list[dict[int, Fraction]] = [{} for _ in range(self.inputs + len(self.ops))]
 
@@ -90,7 +85,7 @@ class Program:
             terms = [(c, v) for v, c in uses[number].items() if c]
             if not terms:
                 continue
-            # Factors pass through to where they are added; only sums become operations.
+            # Factors are deferred to the addition that uses them; only sums become operations.
             scale = common_factor([c for c, _ in terms])
             total = builder.sum([(c / scale, v) for c, v in terms])
             op = self.ops[number - self.inputs]
@@ -117,10 +112,7 @@ Term: TypeAlias = tuple[Fraction, int]
 
 
 def common_factor(coefficients: Sequence[Fraction]) -> Fraction:
-    """One of the coefficients, by which the others may be divided without leaving the dyadic numbers; 1 if none is.
-
-    Divided by it, a sum has a term without coefficient to begin with. The smallest is preferred.
-    """
+    """Coefficient of smallest magnitude by which all others can be divided with dyadic results, 1 if there is none."""
     for c in sorted(coefficients, key=lambda c: (abs(c), c < 0)):
         if all(is_dyadic(other / c) for other in coefficients):
             return c
@@ -129,7 +121,7 @@ def common_factor(coefficients: Sequence[Fraction]) -> Fraction:
 
 @dataclass(slots=True)
 class Builder:
-    """Collects operations; asked twice for the same one, it gives the same value."""
+    """Collects operations without duplicates: an equal operation returns the existing value."""
 
     inputs: int
     ops: list[Op] = field(default_factory=list)
@@ -153,7 +145,7 @@ class Builder:
         return a if c == 1 else self.op(Op("mul", a, c=c))
 
     def multiply_add(self, c: Fraction, a: int, b: int, sign: int = 1) -> int:
-        """``c * a + sign * b``, an addition where that is all it is."""
+        """``c * a + sign * b``, as an addition or subtraction if that suffices."""
         if c == 1:
             return self.add(a, b) if sign > 0 else self.sub(a, b)
         if c == -1 and sign > 0:
@@ -161,7 +153,7 @@ class Builder:
         return self.op(Op("fma" if sign > 0 else "fms", a, b, c))
 
     def signed_sum(self, terms: Sequence[Term]) -> tuple[int, int]:
-        """(sign, value) with ``sum(c * v) = sign * value``, all c being 1 or -1: additions only, in a balanced tree."""
+        """(sign, value) with ``sum(c * v) = sign * value`` for c of 1 or -1: a balanced tree of additions."""
         pending = [(int(c), v) for c, v in terms]
         while len(pending) > 1:
             joined = []
@@ -174,10 +166,8 @@ class Builder:
         return pending[0]
 
     def sum(self, terms: Iterable[Term]) -> int:
-        """``sum(c * v)``: terms of equal magnitude are added first, then each group enters by one multiply-add.
-
-        The group of magnitude 1 starts, for it needs no multiplication; the rest follow in rising magnitude.
-        """
+        """``sum(c * v)``: one multiply-add per group of coefficients of equal magnitude. The group of magnitude 1,
+        which needs no multiplication, is first; the others follow in rising magnitude."""
         groups: dict[Fraction, list[Term]] = {}
         for c, v in terms:
             groups.setdefault(abs(c), []).append((Fraction(1 if c > 0 else -1), v))
@@ -191,7 +181,7 @@ class Builder:
         return value if sign > 0 else self.scale(Fraction(-1), value)
 
     def program(self, outputs: Sequence[int | None]) -> Program:
-        """The operations that the outputs need, each as late as the order of the outputs allows: short live ranges."""
+        """Program of the operations that the outputs need, each as late as possible, for short live ranges."""
         rename = {i: i for i in range(self.inputs)}
         ops: list[Op] = []
 

@@ -1,16 +1,16 @@
-"""How one axis is computed: a Cook-Toom algorithm, a cut of the taps into segments, and a nesting of the segments.
+"""Scheme of one axis: a Cook-Toom algorithm, a cut of the taps into segments, and a nesting of the segments.
 
-F(m, r) for long kernels needs many points, and its error grows with each. So the taps are cut into segments, each short
-enough for a good F(m, taps), and the segments are summed before the output transform, which is paid once:
+F(m, r) of a long kernel needs many points, and its error grows with each. The taps are therefore cut into segments that
+suit an accurate F(m, taps), and the segments are summed before the single output transform:
 
     y = A^T sum_s (G w_s) * (B^T x_s),      x_s = the input tile, shifted by the first tap of segment s.
 
-When every first tap is a multiple of m, the shifted tile of one segment is the unshifted tile of a neighbour, and one
-input transform per tile serves all the segments (9 taps as 4 + 5 with m = 4, not as 5 + 4).
+If every first tap is a multiple of m, the shifted tile of one segment is the unshifted tile of a neighbour, and one
+input transform per tile serves all segments (9 taps as 4 + 5 with m = 4, not as 5 + 4).
 
-In that case the segments are themselves the taps of a correlation, over tiles. With V_t the transformed tile t and U_s
-the transformed segment s, the products of tile t sum to ``sum_s U_s V_(t + s)``, and F(tiles, segments) applies once
-more: two segments over two neighbouring tiles need 3 products per point and not 4,
+The segments are then the taps of a correlation over tiles. With V_t the transformed tile t and U_s the transformed
+segment s, the products of tile t sum to ``sum_s U_s V_(t + s)``, to which F(tiles, segments) applies: two segments over
+two neighbouring tiles need 3 products per point instead of 4,
 
     y_0 = U_0 (V_0 - V_1) + P,   y_1 = P + U_1 (V_2 - V_1),   P = (U_0 + U_1) V_1.
 """
@@ -23,10 +23,9 @@ from fractions import Fraction
 from functools import cache
 from typing import NamedTuple
 
-from polyconv.algebra.matrices import Matrix, Number, Vector, apply, kron, transpose
-from polyconv.algebra.toom import Bilinear, Point, cook_toom
-
-from ..rounding import ceil_div
+from ..util.intmath import ceil_div
+from .cook_toom import Bilinear, Point, cook_toom
+from .matrices import Matrix, Number, Vector, apply, kron, transpose
 
 
 class Segment(NamedTuple):
@@ -38,10 +37,10 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AxisScheme:
-    """How one axis is computed: F(m, longest segment) per segment, F(tiles, segments) over them.
+    """F(m, longest segment) per segment, F(tiles, segments) across segments.
 
-    ``points`` are those of the inner algorithm, empty for its default. ``tiles = 1`` adds the segments up; more tiles
-    nest them, which needs segment s to begin at tap ``s * m``.
+    Empty ``points`` mean the default of the inner algorithm. ``tiles = 1`` sums the segments; more tiles nest them,
+    which requires segment s to start at tap ``s * m``.
     """
 
     m: int
@@ -66,12 +65,12 @@ class AxisScheme:
 
     @classmethod
     def direct(cls, r: int) -> AxisScheme:
-        """The definition: r multiplications per output, no transform."""
+        """Direct summation: r multiplications per output, no transform."""
         return cls(1, r, (Segment(0, r),))
 
     @classmethod
     def cut(cls, m: int, r: int, *taps: int, tiles: int = 1, points: tuple[Point, ...] = ()) -> AxisScheme:
-        """Segments of the given lengths, in order; one of length r if none is given."""
+        """Scheme with segments of the given lengths, by default one of length r."""
         lengths = taps or (r,)
         firsts = [sum(lengths[:s]) for s in range(len(lengths))]
         return cls(m, r, tuple(map(Segment, firsts, lengths)), tiles, points)
@@ -90,58 +89,55 @@ class AxisScheme:
 
     @property
     def inner(self) -> Bilinear:
-        """The algorithm of one segment on one tile. A shorter segment uses the first columns of its G."""
+        """Algorithm of one segment on one tile. A shorter segment uses the first columns of its G."""
         return cook_toom(self.m, self.longest, self.points or None)
 
     @property
     def outer(self) -> Bilinear:
-        """The algorithm over segments and tiles: its "taps" are transformed segments, its "inputs" transformed tiles.
-
-        Without nesting it is the direct F(1, segments), one product per segment.
-        """
+        """Algorithm across segments (its "taps") and tiles (its "inputs"); F(1, segments) without nesting."""
         return cook_toom(self.tiles, len(self.segments))
 
     @property
     def outputs(self) -> int:
-        """Outputs that are computed together."""
+        """Outputs of one application of the scheme."""
         return self.m * self.tiles
 
     @property
     def products(self) -> int:
-        """Multiplications for these outputs."""
+        """Multiplications for :attr:`outputs`."""
         return self.inner.products * self.outer.products
 
     @property
     def multiplications(self) -> Fraction:
-        """Multiplications per output; the definition has r."""
+        """Multiplications per output; direct summation has r."""
         return Fraction(self.products, self.outputs)
 
     @property
     def reduction(self) -> Fraction:
-        """How many times fewer multiplications than the definition."""
+        """Multiplications of direct summation over those of the scheme."""
         return self.r / self.multiplications
 
     @property
     def shared(self) -> bool:
-        """Whether every segment reads tiles that are also some neighbour's, so that each is transformed once."""
+        """True if all segments read tiles of one grid, so that each tile is transformed once."""
         return all(first % self.m == 0 for first, _ in self.segments)
 
     @property
     def transforms(self) -> int:
-        """Input transforms per tile of m outputs, neighbours' transforms being reused where they can be."""
+        """Input transforms per tile of m outputs, with neighbours' transforms reused where possible."""
         return len({first % self.m for first, _ in self.segments})
 
     @property
     def tile_offsets(self) -> tuple[int, ...]:
-        """Where the input tiles begin, relative to the first: the inputs of ``outer``, in its order."""
+        """Start of each input tile of ``outer`` relative to the first [elements]."""
         if self.nested:
             return tuple(t * self.m for t in range(self.outer.inputs))
         return tuple(first for first, _ in self.segments)
 
     @property
     def span(self) -> int:
-        """Inputs that are read. More than ``outputs + r - 1`` when the last segment is short: what lies beyond cancels
-        exactly, so it may be anything finite, but it must not be NaN or infinite (zero is best: it adds no error)."""
+        """Number of inputs read. It exceeds ``outputs + r - 1`` if the last segment is short. The extra inputs cancel
+        exactly, so they may be any finite value, but not NaN or infinity; zero adds no rounding error."""
         return self.tile_offsets[-1] + self.inner.inputs
 
     @property
@@ -170,17 +166,17 @@ class AxisScheme:
 
     @property
     def output_transform(self) -> Matrix:
-        """(outputs x products). Kernels add the passes up first and apply the inner A^T once per tile."""
+        """(outputs x products). Kernels sum the passes first and apply the inner A^T once per tile."""
         return kron(self.outer.at, self.inner.at)
 
     def bilinear(self) -> Bilinear:
-        """The whole scheme as one algorithm, whose ``error()`` is the proof of segments and nesting."""
+        """The scheme as one algorithm, whose ``error()`` proves segments and nesting."""
         return Bilinear(
             self.outputs, self.r, (), at=self.output_transform, g=self.weight_transform, bt=self.input_transform
         )
 
     def apply(self, x: Sequence[Number], w: Sequence[Number]) -> Vector:
-        """The outputs for ``span`` inputs and r taps, exactly, in the order in which a kernel works."""
+        """Compute the outputs for ``span`` inputs and r taps exactly, in a kernel's order of operations."""
         inner, outer = self.inner, self.outer
         tiles = [apply(inner.bt, x[at : at + inner.inputs]) for at in self.tile_offsets]
         segments = []
@@ -202,14 +198,14 @@ class AxisScheme:
 
 @dataclass(frozen=True, slots=True)
 class Scheme2d:
-    """Both axes of a kernel: the outer product of two schemes. Reductions multiply, and so do errors."""
+    """Outer product of the schemes of two axes. Reductions multiply, and so do errors."""
 
     h: AxisScheme
     w: AxisScheme
 
     @property
     def multiplications(self) -> Fraction:
-        """Multiplications per output and pair of channels."""
+        """Multiplications per output and (input, output) channel pair."""
         return self.h.multiplications * self.w.multiplications
 
     @property
@@ -218,11 +214,11 @@ class Scheme2d:
 
     @property
     def points(self) -> int:
-        """Products of one pass: the independent matrix products of a kernel."""
+        """Products of one pass, each an independent GEMM in a kernel."""
         return self.h.inner.products * self.w.inner.products
 
     def apply(self, x: Sequence[Sequence[Number]], w: Sequence[Sequence[Number]]) -> Matrix:
-        """The tile of outputs for ``h.span`` rows of ``w.span`` inputs, exactly."""
+        """Compute the output tile for ``h.span`` rows of ``w.span`` inputs exactly."""
         rows, columns = self.h.bilinear(), self.w.bilinear()
         inputs = _both(rows.bt, columns.bt, x)
         weights = _both(rows.g, columns.g, w)
@@ -234,17 +230,14 @@ class Scheme2d:
 
 
 def _both(left: Matrix, right: Matrix, x: Sequence[Sequence[Number]]) -> Matrix:
-    """``left x right^T``: one matrix on the columns, the other on the rows."""
+    """``left @ x @ right^T``."""
     along_rows = tuple(apply(right, row) for row in x)
     return transpose(tuple(apply(left, column) for column in transpose(along_rows)))
 
 
 @cache
 def schemes(r: int, max_points: int = 8, max_segments: int = 4) -> tuple[AxisScheme, ...]:
-    """The sensible schemes for r taps and at most ``max_points`` points, fewest multiplications first, direct last.
-
-    Left out are those that save nothing and those that another one beats or equals in every respect.
-    """
+    """Pareto front of the schemes that save multiplications, fewest multiplications first, direct summation last."""
     found = {s: _burdens(s) for s in _candidates(r, max_points, max_segments) if s.reduction > 1}
 
     def dominated(burdens: tuple[Number, ...]) -> bool:
@@ -257,7 +250,7 @@ def schemes(r: int, max_points: int = 8, max_segments: int = 4) -> tuple[AxisSch
 
 
 def _burdens(scheme: AxisScheme) -> tuple[Number, ...]:
-    """What a scheme costs, in arithmetic, error (points, nesting), input transforms, granularity and weight memory."""
+    """Costs of a scheme: arithmetic, error (points, nesting), input transforms, granularity, weight memory."""
     return (
         scheme.multiplications,
         scheme.inner.products,
@@ -275,8 +268,7 @@ def _candidates(r: int, max_points: int, max_segments: int) -> Iterator[AxisSche
                 if longest == r:
                     yield AxisScheme.cut(m, r)
                 break
-            # Tiles are shared when segments advance by a multiple of m: the last one takes what is left. Otherwise
-            # segments are as equal as can be.
+            # Segments that advance by a multiple of m share tiles; others have lengths as equal as possible.
             if longest >= m:
                 step = longest - longest % m
                 count = ceil_div(r - longest, step) + 1

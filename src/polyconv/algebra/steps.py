@@ -1,8 +1,8 @@
-"""What a kernel does along one axis, step by step: two transforms, sums of products, the transform back.
+"""Operations of a kernel along one axis, in order: operand transforms, sums of products, output transform.
 
-A :class:`~polyconv.algebra.segments.AxisScheme` says which algorithm computes an axis. Here it becomes the operations
-that run, in their order: inner transforms tile by tile, then the nesting across tiles, and the same backwards. The
-error model follows every rounding through these steps, and the float32 simulation of the tests executes them.
+:func:`axis_steps` lowers an :class:`~polyconv.algebra.segments.AxisScheme`: inner transforms tile by tile, then the
+nesting across tiles, and the reverse for the output. The error model propagates every rounding through these steps,
+and the float32 simulation of the tests executes them.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
-from polyconv.algebra.emit import compile_matrix
-from polyconv.algebra.matrices import Matrix, transpose
-from polyconv.algebra.program import Builder, Op, Program
-from polyconv.algebra.segments import AxisScheme
+from .emit import compile_matrix
+from .matrices import Matrix, transpose
+from .program import Builder, Op, Program
+from .segments import AxisScheme
 
 Form: TypeAlias = Literal["forward", "weight gradient"]
-"""``forward`` serves the input gradient too: it is the forward algorithm on ``dy``, the taps in reverse order."""
+"""``forward`` includes the input gradient, which is the forward algorithm on ``dy`` with reversed taps."""
 
 
 @dataclass(frozen=True, slots=True)
 class AxisSteps:
-    """One axis in the order in which a kernel works: transform both operands, multiply and add, transform back."""
+    """Steps of one axis: transform both operands, multiply and accumulate, transform the accumulators."""
 
     at: Matrix
     g: Matrix
     bt: Matrix
     input: Program
-    """From the ``span`` inputs to the factors of the products: ``bt``."""
+    """``bt``: from the ``span`` inputs to the factors of the products."""
     weight: Program | None
-    """The same for the other operand, ``g``; None where it is done in double and rounded once, as it is for weights."""
+    """``g``, for the other operand; None if it is transformed in double and rounded once, as weights are."""
     sums: tuple[int, ...]
-    """For each product the accumulator that it is added to."""
+    """Accumulator index of each product."""
     output: Program
-    """From the accumulators to the outputs: ``at``, its equal columns taken together."""
+    """``at`` with equal columns merged: from the accumulators to the outputs."""
     passes: int = 1
-    """Accumulators that become one: of nested segments, kernels go on from the sum of one pass with the next."""
+    """Accumulators summed in one sequence: with nested segments, kernels continue the sum of one pass in the next."""
 
     @property
     def taps(self) -> int:
-        """Products of the definition that one output sums."""
+        """Products per output of direct summation."""
         return len(self.g[0])
 
     @property
@@ -50,13 +50,12 @@ class AxisSteps:
 
     @property
     def shared(self) -> int:
-        """Products that one accumulator takes per channel (forward) or per tile (weight gradient)."""
+        """Products per accumulator and channel (forward) or tile (weight gradient)."""
         return len(self.sums) // self.accumulators
 
 
 @lru_cache(maxsize=1024)
 def axis_steps(scheme: AxisScheme, form: Form = "forward") -> AxisSteps:
-    """The steps of a scheme."""
     builder = Builder(scheme.span)
     inner = scheme.inner
     tiles = [_append(builder, inner.bt, range(offset, offset + inner.inputs)) for offset in scheme.tile_offsets]
@@ -66,7 +65,7 @@ def axis_steps(scheme: AxisScheme, form: Form = "forward") -> AxisSteps:
 
 def _forward(scheme: AxisScheme, to_products: Program) -> AxisSteps:
     inner, outer, points, passes = scheme.inner, scheme.outer, scheme.inner.products, scheme.outer.products
-    # The taps of F(1, r) are summed where they are multiplied, and so are segments that are not nested.
+    # The products of F(1, r) share one accumulator, and so do segments that are not nested.
     plain = inner.m == 1 and not inner.points
     kept = 1 if plain else points
     sums = [(q * kept if scheme.nested else 0) + (0 if plain else p) for q in range(passes) for p in range(points)]
@@ -93,7 +92,7 @@ def _forward(scheme: AxisScheme, to_products: Program) -> AxisSteps:
 
 
 def _weight_gradient(scheme: AxisScheme, to_products: Program) -> AxisSteps:
-    """The matrices of a forward pass, exchanged and transposed: A^T takes dy to the products, G^T leads to the taps."""
+    """Transposed matrices of the forward pass: A transforms dy to the products, G^T transforms the sums to taps."""
     inner, outer, points = scheme.inner, scheme.outer, scheme.inner.products
     builder = Builder(scheme.outputs)
     tiles = [
@@ -121,7 +120,7 @@ def _weight_gradient(scheme: AxisScheme, to_products: Program) -> AxisSteps:
 
 
 def _append(builder: Builder, matrix: Matrix, values: Sequence[int | None]) -> list[int | None]:
-    """The cheapest program for the matrix, on values that the builder has."""
+    """Append the cheapest program for the matrix, applied to existing values of the builder."""
     program = compile_matrix(matrix)
     known = list(values)
     for op in program.ops:
@@ -133,6 +132,6 @@ def _append(builder: Builder, matrix: Matrix, values: Sequence[int | None]) -> l
 
 
 def _across(builder: Builder, matrix: Matrix, parts: Sequence[Sequence[int | None]]) -> list[int | None]:
-    """The matrix applied to whole parts (tiles, segments, passes), element by element; the results in order."""
+    """Apply the matrix across parts (tiles, segments, passes), element by element. Returns the parts concatenated."""
     columns = [_append(builder, matrix, column) for column in zip(*parts, strict=True)]
     return [value for part in zip(*columns, strict=True) for value in part]

@@ -1,12 +1,11 @@
 """The ``polyconv`` command.
 
 Each subcommand is a module of this package with ``add_arguments(parser)`` and ``run(args) -> int``, listed in
-:data:`COMMANDS`. A module is imported only when its command is the one that was typed, so that none pays for what
-another one needs; and none imports torch before ``run``, so that help and completion are quick
-(:mod:`polyconv_cli`, the entry point, imports this package without it).
+:data:`COMMANDS`. Modules are imported lazily, and none imports torch before ``run``, so that help and completion are
+fast (:mod:`polyconv_cli`, the entry point, imports this package without torch).
 
-Exit statuses are the same for all: 0, fine; 1, the answer is bad: a check failed, something is missing; 2, wrong usage;
-130, interrupted; 141, the reader of the output went away.
+Exit statuses: 0, success; 1, a check failed or something is missing; 2, usage error; 130, interrupted; 141, broken
+pipe.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ COMMANDS: dict[str, str] = {
     "cache": "the compiled kernels on this machine: where, how many, whether they are whole; clear them",
     "completion": "print a script that completes polyconv's commands in bash, zsh or fish",
 }
-"""Command -> the one line that ``polyconv --help`` shows. The module has the command's name."""
+"""Command, which is also the module's name -> its line in ``polyconv --help``."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,21 +48,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("polyconv: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # From here on standard output leads nowhere, so that the interpreter's last flush does not fail as well.
+        # Redirect standard output to the null device, so that the interpreter's final flush does not fail as well.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
 
 
 def command_parser(command: str) -> argparse.ArgumentParser:
-    """The parser of one command."""
     parser = argparse.ArgumentParser(prog=f"polyconv {command}", description=COMMANDS[command])
     import_module(f".{command}", __package__).add_arguments(parser)
     return parser
 
 
 def complete_parser() -> argparse.ArgumentParser:
-    """One parser with all commands in it, for the scripts that complete them."""
+    """One parser with all commands, for the completion scripts."""
     parser = _frame()
     commands = parser.add_subparsers(dest="command")
     for command, line in COMMANDS.items():
@@ -93,13 +91,13 @@ def _run(words: list[str]) -> int:
 
 
 def _status_of(error: Exception) -> int | None:
-    """The exit status for an error whose message is meant for the user; None for a bug."""
-    from ..cuda.entries import EntryError
+    """Exit status of an error whose message is for the user; None for a bug."""
     from ..cuda.errors import CudaError
+    from ..cuda.jit.store import EntryError
     from ..measure.workloads import WorkloadError
-    from ..select import PlanError
+    from ..model.aot import WarmupError
+    from ..selection import PlanError
     from ..settings import SettingsError
-    from ..wanted import WarmupError
     from ._options import UsageError
 
     if isinstance(error, (UsageError, WorkloadError, SettingsError, WarmupError)):
@@ -110,14 +108,14 @@ def _status_of(error: Exception) -> int | None:
 
 
 def _in_words(error: Exception) -> str:
-    """The message; of the system's own errors, the file and what is wrong with it, without the number."""
+    """Message of an error; for an OSError, file and reason without the errno."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
     return str(error)
 
 
 def _frame() -> argparse.ArgumentParser:
-    """What there is before the first command."""
+    """Parser without subcommands: help and version."""
     width = get_terminal_size().columns - 2
     parser = argparse.ArgumentParser(
         prog="polyconv",

@@ -1,4 +1,4 @@
-"""``polyconv bench``: time and error next to PyTorch: of passes of named workloads, of layers, of whole networks."""
+"""``polyconv bench``: time and error next to PyTorch, of single passes, layers and whole networks."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..bench import environment
-from ..bench.cases import Cases, Layout, Mode
-from ..bench.environment import HUGE_PAGES
-from ..console import print_json, progress
-from ..measure import workloads
+from ..measure import environment, workloads
+from ..measure.environment import HUGE_PAGES
 from ..measure.layers import SEED
 from ..problem import Pass, Word
-from . import _isa, _options
+from ..tools.bench.cases import Cases, Layout, Mode
+from ..util.console import print_json, progress
+from . import _options
 
 if TYPE_CHECKING:
-    from ..bench.contests import Contest
-    from ..bench.record import Record
-    from ..bench.suites import Suite
+    from ..tools.bench.journal import Record
+    from ..tools.bench.runner import Contest
+    from ..tools.bench.suites import Suite
 
 WORKLOADS = {"quick": "quick", "headline": "headline", "kernelbench": "kernelbench", "models": "models"}
 """Suite of passes -> group of workloads."""
@@ -80,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "resnet,depthwise; of networks, family: those with convolutions over one axis or three, or transposed",
     )
     _options.add_device_argument(parser, ["cpu"], "cpu", "where to run")
-    _isa.add_isa_argument(parser)
+    _options.add_isa_argument(parser)
     _options.add_pass_argument(parser)
     parser.set_defaults(passes=None)
     _add_words(parser, "--mode", "modes", Mode)
@@ -136,22 +135,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
-    _isa.set_up("bench", environment.wanted(args.isa), args.isa)
+    _options.set_up("bench", environment.wanted(args.isa), args.isa)
     from ..cpu import native
 
     if not native.is_available():
         print("polyconv bench: no native kernels in this installation, PyTorch's run for ours, too", file=sys.stderr)
-    from ..bench import plot, record
-    from ..bench.contests import outstanding
+    from ..tools.bench import charts, journal
+    from ..tools.bench.runner import outstanding
 
     try:
         if args.plot:
-            plot.require(args.plot)
+            charts.require(args.plot)
         suite = _suite(args)
-        known = [suite.read(row) for row in record.earlier(args.output, suite.name)] if args.resume else []
-    except (plot.PlotError, record.RecordError) as error:
+        known = [suite.read(row) for row in journal.earlier(args.output, suite.name)] if args.resume else []
+    except (charts.PlotError, journal.RecordError) as error:
         raise _options.UsageError(str(error)) from error
-    rows = record.Record(args.output, suite.name, known)
+    rows = journal.Record(args.output, suite.name, known)
     ahead = outstanding(suite.contests, {row.key for row in known})
     _announce(suite, ahead)
     complete = _measure(ahead, args.seconds, rows)
@@ -159,20 +158,20 @@ def run(args: argparse.Namespace) -> int:
         print_json(rows.as_json())
     if rows.rows:
         threads = tuple(dict.fromkeys(_threads(args)))
-        where = record.in_words(record.setting(), threads)
+        where = journal.in_words(journal.setting(), threads)
         if not args.json:
             suite.show(rows.rows, where)
         if args.plot:
-            plot.draw(suite.panels(rows.rows), args.plot, suite.legend, where)
+            charts.draw(suite.panels(rows.rows), args.plot, suite.legend, where)
     for failure in rows.failures:
         print(f"polyconv bench: {failure.key}: {failure.reason}", file=sys.stderr)
     return 130 if not complete else 1 if rows.failures else 0
 
 
 def _suite(args: argparse.Namespace) -> Suite[Any]:
-    """What is to be measured. What it needs is there, or an error says what to do."""
-    from ..bench import suites, zoo
-    from ..bench.passes import Options
+    """Requested suite. Raises :class:`~polyconv.cli._options.UsageError` if nothing matches or a package is missing."""
+    from ..tools.bench import model_zoo, suites
+    from ..tools.bench.passes import Options
 
     batches = args.batch or (1, 8)
     modes, layouts = args.modes or tuple(Mode), args.layouts or tuple(Layout)
@@ -185,7 +184,7 @@ def _suite(args: argparse.Namespace) -> Suite[Any]:
         if args.suite == NETWORKS:
             return suites.of_networks(cases, args.only)
         return suites.of_layers(cases, args.only, args.sample or SAMPLE, SEED if args.seed is None else args.seed)
-    except (suites.NothingError, zoo.ZooError) as error:
+    except (suites.NothingError, model_zoo.ZooError) as error:
         raise _options.UsageError(str(error)) from error
 
 
@@ -194,7 +193,6 @@ def _passes_run(args: argparse.Namespace) -> bool:
 
 
 def _names(args: argparse.Namespace) -> str:
-    """Of the workloads."""
     return WORKLOADS[args.suite] if args.workloads is None else str(args.workloads)
 
 
@@ -205,8 +203,8 @@ def _threads(args: argparse.Namespace) -> tuple[int, ...]:
 
 
 def _measure(contests: Sequence[Contest[Any]], seconds: float | None, rows: Record) -> bool:
-    """Whether all that there was time for could be measured: an impatient Ctrl-C keeps the rows that are there."""
-    from ..bench.contests import Failure, run
+    """Run the contests. Returns False after Ctrl-C, which keeps the rows measured so far."""
+    from ..tools.bench.runner import Failure, run
 
     done = 0
     try:
@@ -226,11 +224,11 @@ def _measure(contests: Sequence[Contest[Any]], seconds: float | None, rows: Reco
     return True
 
 
-# ---- what is checked before a long run
+# ---- arguments
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Options that say nothing about what is measured are mistakes."""
+    """Reject options that do not apply to the suite."""
     if _passes_run(args):
         given = {"--mode": args.modes, "--layout": args.layouts, "--benchmark": args.benchmark}
         where = "networks and layers"
@@ -253,7 +251,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _add_words(parser: argparse.ArgumentParser, option: str, name: str, words: type[Word]) -> None:
-    """An option that takes some of a few words."""
+    """Option that takes a comma-separated subset of the words."""
     every = [str(word) for word in words]
 
     def read(text: str) -> Word:
@@ -271,11 +269,11 @@ def _add_words(parser: argparse.ArgumentParser, option: str, name: str, words: t
     _options.completes(action, every)
 
 
-# ---- what is printed
+# ---- output
 
 
 def _announce(suite: Suite[Any], ahead: Sequence[Contest[Any]]) -> None:
-    """What will be done. How long it takes is known, and shown, once the first of it is done."""
+    """Print the number of contests. The progress display estimates the time after the first one."""
     names = ", ".join(suite.subjects[:4]) + (f" and {len(suite.subjects) - 4} more" if suite.subjects[4:] else "")
     known = len(suite.contests) - len(ahead)
     rest = f", of which {known} are measured" if known else ""

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from .. import settings
-from ..console import print_json, print_table, progress, size_text
-from ..cuda import entries
-from ..cuda.bundle import MANIFEST, Bundle
-from ..cuda.entries import Entry, EntryError
+from ..cuda.jit import store
+from ..cuda.jit.bundle import MANIFEST, Bundle
+from ..cuda.jit.store import Entry, EntryError
+from ..util.console import print_json, print_table, progress, size_text
 from ._options import FOLDERS, UsageError, add_examples, add_json_argument, completes
 
 ACTIONS = {
@@ -74,7 +74,7 @@ def _path(directory: Path, as_json: bool) -> int:
 
 
 def _info(directory: Path, as_json: bool) -> int:
-    found = entries.summary(directory, shipped=_is_bundle(directory))
+    found = store.summary(directory, shipped=_is_bundle(directory))
     if as_json:
         print_json(found)
         return 0
@@ -89,7 +89,7 @@ def _info(directory: Path, as_json: bool) -> int:
 
 
 def _list(directory: Path, as_json: bool) -> int:
-    found = sorted(entries.entries(directory), key=lambda entry: (entries.arch_number(entry.arch), entry.symbol))
+    found = sorted(store.entries(directory), key=lambda entry: (store.arch_number(entry.arch), entry.symbol))
     rows: list[dict[str, Any]] = [
         {
             "kernel": entry.symbol,
@@ -114,8 +114,8 @@ def _list(directory: Path, as_json: bool) -> int:
 
 def _verify(directory: Path, as_json: bool) -> int:
     is_bundle = _is_bundle(directory)
-    entries.check_folder(directory, shipped=is_bundle)
-    folders = entries.folders(directory)
+    store.check_folder(directory, shipped=is_bundle)
+    folders = store.folders(directory)
     problems = Bundle(directory).check() if is_bundle else _problems(folders)
     if as_json:
         print_json({"directory": str(directory), "kernels": len(folders), "problems": problems})
@@ -149,15 +149,15 @@ def _clear(directory: Path, age: float | None, as_json: bool) -> int:
         raise UsageError(f"{directory} is a bundle, not a cache: delete it as a whole")
     latest = time.time() - (age or 0.0)
     removed, freed = 0, 0
-    for path in entries.folders(directory):
+    for path in store.folders(directory):
         if age is not None and path.lstat().st_mtime > latest:
             continue
-        if not entries.is_entry(path.name):
+        if not store.is_entry(path.name):
             continue
-        size = entries.size_of(path)
-        entries.remove(path)
+        size = store.size_of(path)
+        store.remove(path)
         removed, freed = removed + 1, freed + size
-    entries.sweep(directory)
+    store.sweep(directory)
     if as_json:
         print_json({"directory": str(directory), "removed": removed, "bytes": freed})
     else:

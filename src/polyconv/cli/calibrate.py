@@ -1,4 +1,4 @@
-"""``polyconv calibrate``: measure this processor, so that plans are right on it."""
+"""``polyconv calibrate``: measure a profile of this processor for the cost model."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from math import exp, log
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..bench import environment
-from ..console import print_json, print_table, progress
-from . import INTERRUPTED, _isa, _options
+from ..measure import environment
+from ..util.console import print_json, print_table, progress
+from . import INTERRUPTED, _options
 
 if TYPE_CHECKING:
-    from ..cpu.processors import Record, Section
+    from ..cpu.profiles import Record, Section
 
 ABOUT = """\
 What runs is chosen by a cost model, corrected by what was measured: by a profile of the processor. Some are shipped;
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure layers of these kinds: depthwise,stem,transposed; family: over one axis, or transposed; "
         "pixels: dilated, asymmetric and long kernels; photographs: large pictures, with --most 1.4e10",
     )
-    _isa.add_isa_argument(parser)
+    _options.add_isa_argument(parser)
     _options.add_output_argument(parser, "the profile to add to (default: profile.json in the cache's folder)")
     _options.add_json_argument(parser, "what was measured")
     _options.add_examples(
@@ -60,9 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    _isa.set_up("calibrate", environment.limits(args.isa), args.isa)
+    _options.set_up("calibrate", environment.limits(args.isa), args.isa)
     from ..cpu import native
-    from ..cpu.processors import ProfileError, own_file
+    from ..cpu.profiles import ProfileError, own_file
 
     if reason := native.why_absent():
         print(f"polyconv calibrate: there is nothing to measure: {reason}", file=sys.stderr)
@@ -80,10 +80,10 @@ def run(args: argparse.Namespace) -> int:
 def _calibrate(path: Path, args: argparse.Namespace) -> int:
     import torch
 
-    from ..backends import backend_for
-    from ..cpu.processors import Section, check, update
-    from ..machine import processor_model
+    from ..backend import backend_for
+    from ..cpu.profiles import Section, check, update
     from ..measure.calibration import cases, measured
+    from ..util.cpuinfo import processor_model
 
     check(path)
     records: list[Record] = []
@@ -95,7 +95,7 @@ def _calibrate(path: Path, args: argparse.Namespace) -> int:
                 records += layer
                 while shown.done < min(gone, args.seconds):
                     shown.step(f"{layer[0].problem}")
-        except KeyboardInterrupt:  # keep what is there
+        except KeyboardInterrupt:  # keep the records so far
             status = INTERRUPTED
     if not records:
         if not status:
@@ -131,13 +131,13 @@ def _report(section: Section, path: Path, *, as_json: bool) -> None:
 
 
 def _layout(record: Record) -> str:
-    from ..cpu.processors.profile import is_channels_last
+    from ..cpu.profiles.profile import is_channels_last
 
     return "channels_last" if is_channels_last(record.problem) else "NCHW"
 
 
 def _figures(records: Sequence[Record]) -> dict[str, float]:
-    """How often the best kernel of polyconv's is ahead of PyTorch's, and by how much; and how wrong estimates are."""
+    """Problems on which polyconv's best kernel beats PyTorch's, by which factor, and the estimates' scatter."""
     ratios = [r.torch.seconds / min(s.seconds for _, s in r.kernels) for r in records if r.kernels]
     errors = [error for record in records for _, error in record.errors()]
     mean = sum(errors) / len(errors)

@@ -1,4 +1,4 @@
-"""``polyconv completion``: a script that completes polyconv's commands, options and workloads in a shell."""
+"""``polyconv completion``: shell completion script for commands, options and workloads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from ..console import print_json
+from ..util.console import print_json
 from ._options import add_examples, add_json_argument
 
 SHELLS = ("bash", "zsh", "fish")

@@ -1,4 +1,4 @@
-"""``polyconv doctor``: what this installation can do here, what is wrong with it, what to do; and tests of it."""
+"""``polyconv doctor``: report on the installation with advice, self-test, and checks of a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..console import Progress, print_json, print_table, progress
+from ..util.console import Progress, print_json, print_table, progress
 from ._options import UsageError, add_examples, add_json_argument, add_output_argument, check_writable
 
 if TYPE_CHECKING:
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ..diagnosis.correctness import Trial
-    from ..diagnosis.examination import Examination
-    from ..diagnosis.examiner import Examiner
-    from ..diagnosis.findings import Gpu
-    from ..diagnosis.report import Report
-    from ..diagnosis.subject import Subject
+    from ..tools.doctor.check import Examination
+    from ..tools.doctor.device_under_test import Subject
+    from ..tools.doctor.environment import Gpu
+    from ..tools.doctor.quick.correctness import Trial
+    from ..tools.doctor.runner import Examiner
+    from ..tools.doctor.summary import Report
 
 REPORT = Path("polyconv-report.json")
 ROUND = Path("polyconv-doctor.json")
 WORKLOADS = "W1,W2,W3"
 IMAGES_ON_CPU = 1
-"""Of a workload's batch: a minute has to be enough."""
+"""Batch of a workload on the CPU, so that the self-test takes about a minute."""
 ABOUT = f"""\
 The self-test takes about a minute, longer the first time on a GPU, whose kernels are compiled then. It runs every
 family of kernels on small problems, all three passes, and compares each element with float64 on the CPU; then it times
@@ -77,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
     check_writable(args.output)
     if args.full or args.quick:
         return examine(args.output or ROUND, quick=args.quick, again=args.again, json=args.json)
-    from ..diagnosis.findings import findings, usable_gpus
-    from ..diagnosis.report import Report
+    from ..tools.doctor.environment import findings, usable_gpus
+    from ..tools.doctor.summary import Report
 
     report = Report(findings())
     if not args.json:
@@ -100,16 +100,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine(path: Path, *, quick: bool, again: bool, json: bool) -> int:
-    """A round of examinations of the first GPU."""
+    """Run the checks on the first GPU."""
     check_writable(path)
-    from ..diagnosis.findings import gpus
+    from ..tools.doctor.environment import gpus
 
     found = gpus()
     if not found:
         raise UsageError("there is no GPU to examine: polyconv doctor --self-test tests the CPU's kernels")
-    from ..diagnosis.examinations import EXAMINATIONS
-    from ..diagnosis.examiner import Examiner
-    from ..diagnosis.subject import Subject
+    from ..tools.doctor.checks import EXAMINATIONS
+    from ..tools.doctor.device_under_test import Subject
+    from ..tools.doctor.runner import Examiner
 
     gpu = found[0].index
     return examine_with(path, Subject(gpu, quick), Examiner(gpu, quick), EXAMINATIONS, again=again, json=json)
@@ -124,8 +124,8 @@ def examine_with(
     again: bool = False,
     json: bool = False,
 ) -> int:
-    """The same of any subject, by any examiner."""
-    from ..diagnosis.round import begin, go_round, write_screen
+    """Run checks on any subject, with any runner. Returns the exit status."""
+    from ..tools.doctor.session import begin, go_round, write_screen
 
     record, said = begin(path, subject, quick=examiner.quick, again=again)
     if said:
@@ -146,9 +146,9 @@ def examine_with(
 
 
 def self_test(report: Report, gpu: Gpu | None, shown: Progress, *, timing: bool = True) -> None:
-    """Fill in the self-test of a GPU, or of the CPU."""
-    from ..diagnosis import correctness, speed
+    """Run the self-test on a GPU, or on the CPU if None, and add its results to the report."""
     from ..measure import workloads
+    from ..tools.doctor.quick import correctness, speed
 
     device, trials = cpu_subject() if gpu is None else gpu_subject(gpu)
     report.device = "cpu" if gpu is None else gpu.description.name
@@ -163,45 +163,45 @@ def self_test(report: Report, gpu: Gpu | None, shown: Progress, *, timing: bool 
 
 
 def cpu_subject() -> tuple[torch.device, list[Trial]]:
-    """What is tested without a GPU, and where its tensors are."""
+    """Device and trials of the self-test on the CPU."""
     import torch
 
-    from ..diagnosis import correctness
+    from ..tools.doctor.quick import correctness
 
     return torch.device("cpu"), list(correctness.cpu_trials())
 
 
 def gpu_subject(gpu: Gpu) -> tuple[torch.device, list[Trial]]:
-    """The same for a GPU."""
+    """Device and trials of the self-test on a GPU."""
     import torch
 
     from ..cuda.backend import CudaBackend
-    from ..diagnosis import correctness
+    from ..tools.doctor.quick import correctness
 
     trials = correctness.cuda_trials(gpu.description, lambda planner: CudaBackend(gpu.index, planner=planner))
     return torch.device("cuda", gpu.index), list(trials)
 
 
 def _compile(trials: list[Trial], arch: str, shown: Progress) -> None:
-    """Compile what is missing on all cores, before one trial after the other asks for it."""
+    """Compile missing kernels on all cores, instead of one by one in the trials."""
     from ..cuda import CudaError
-    from ..cuda.cache import KernelCache
-    from ..cuda.compile import in_threads
-    from ..plan import KernelSpec
+    from ..cuda.jit.cache import KernelCache
+    from ..cuda.jit.compile import in_threads
+    from ..cuda.planner import KernelSpec
 
     kernels = list(dict.fromkeys(kernel for trial in trials for kernel in trial.kernels))
     cache = KernelCache()
     shown.expect(len(kernels))
 
     def compile_one(kernel: KernelSpec) -> None:
-        with contextlib.suppress(CudaError):  # the trials that need it will say so
+        with contextlib.suppress(CudaError):  # reported by the trials that need it
             cache.get(kernel, arch)
         shown.step(f"compiled {kernel.symbol}")
 
     in_threads(compile_one, kernels)
 
 
-# ---- what is printed
+# ---- output
 
 
 def _print_findings(report: Report) -> None:
@@ -245,6 +245,6 @@ def _print_self_test(report: Report) -> None:
 
 
 def _contents() -> str:
-    from ..diagnosis.report import CONTENTS
+    from ..tools.doctor.summary import QUICK_CONTENTS
 
-    return CONTENTS
+    return QUICK_CONTENTS

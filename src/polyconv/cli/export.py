@@ -1,4 +1,4 @@
-"""``polyconv export``: one Python file with a convolution and its CUDA kernels, which needs nothing but torch."""
+"""``polyconv export``: one Python file with a convolution and its CUDA kernels that needs only torch."""
 
 from __future__ import annotations
 
@@ -7,24 +7,29 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
-from ..console import print_json
+from ..cuda.planner import DEVICES
 from ..measure.workloads import catalogue
-from ..plan import DEVICES, PlanError
 from ..problem import Pass
-from ._convolution import add_convolution_arguments, convolution, given, option, problem_of
+from ..selection import PlanError
+from ..util.console import print_json
 from ._options import (
     UsageError,
     add_arch_argument,
+    add_convolution_arguments,
     add_device_argument,
     add_examples,
     add_json_argument,
     add_output_argument,
     check_writable,
     completes,
+    convolution,
+    given,
+    option,
+    problem_of,
 )
 
 if TYPE_CHECKING:
-    from ..export import Model
+    from ..tools.export import Model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..export import ExportError, exported_file
+    from ..tools.export import ExportError, exported_file
 
     if args.list:
         _list(args.json)
@@ -94,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(as_json: bool) -> None:
-    from ..export import exportable, named_model
+    from ..tools.export import exportable, named_model
 
     titles = {name: named_model(name).title for name in exportable()}
     if as_json:
@@ -104,7 +109,7 @@ def _list(as_json: bool) -> None:
 
 
 def _model(args: argparse.Namespace) -> Model:
-    from ..export import ExportError, convolution_model, imported_model, named_model
+    from ..tools.export import ExportError, convolution_model, imported_model, named_model
 
     found = given(args)
     if args.workload is not None:
@@ -116,5 +121,5 @@ def _model(args: argparse.Namespace) -> Model:
             raise ExportError("--from names a convolution already: beside it only --input is given, and it is needed")
         return imported_model(args.module, tuple(args.input))
     values = convolution(args)
-    problem_of(values, Pass.FPROP)  # what cannot be planned is refused in the words of polyconv plan
+    problem_of(values, Pass.FPROP)  # for the error messages of polyconv plan
     return convolution_model(**values)

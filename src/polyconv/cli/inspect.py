@@ -1,4 +1,4 @@
-"""``polyconv inspect``: what each kernel takes of a multiprocessor, and what a GPU would spend on it. Needs no GPU."""
+"""``polyconv inspect``: registers, spills, occupancy and emulated cost of kernels. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from ..console import Progress, print_json, print_table, progress
-from ..cuda.cache import KernelCache
-from ..inspection import (
+from ..cuda.jit.cache import KernelCache
+from ..cuda.planner import all_kernels
+from ..measure import workloads
+from ..problem import Pass
+from ..tools.inspect import (
     CountingError,
     EmulatorError,
     InspectionError,
@@ -19,10 +21,8 @@ from ..inspection import (
     inspect_kernels,
     inspect_workloads,
 )
-from ..inspection.counting import COUNTED
-from ..measure import workloads
-from ..plan import all_kernels
-from ..problem import Pass
+from ..tools.inspect.emulated_cost import COUNTED
+from ..util.console import Progress, print_json, print_table, progress
 from . import _options
 
 NO_EMULATOR = "counted figures need the emulator: in a source checkout, pip install -e tools/gpu_emulator"
@@ -105,7 +105,7 @@ def _print(arch: str, rows: Sequence[Row]) -> None:
     if counted:
         gpu = COUNTED[arch]
         title = f"{arch}, counted for the {gpu.name}: {gpu.sms} SMs, {gpu.clock_mhz:g} MHz, {gpu.dram_gbs:g} GB/s"
-    # Without workloads the columns of a launch would be empty.
+    # Without workloads the columns of a launch are empty.
     launched = any(row.workload for row in rows)
     keep = range(len(_HEADERS)) if counted else range(7) if launched else range(2, 7)
     lines = [[line[i] for i in keep] if line else [] for line in _lines(rows)]

@@ -1,4 +1,4 @@
-"""``polyconv plan``: what would run for a convolution, on a GPU that need not be here or on this CPU, and why."""
+"""``polyconv plan``: plan of a convolution for this CPU or for any known GPU, with reasons."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings
-from ..console import print_json, progress
+from ..cuda.planner import DEVICES, Plan
+from ..cuda.planner.volumes import CudaVolumePlan, planned
 from ..measure import workloads
-from ..plan import DEVICES, Plan
-from ..plan.volumes import CudaVolumePlan, planned
 from ..problem import AXES, Pass, Problem
-from ..select import Candidate, by_cost
+from ..selection import Candidate, by_cost
+from ..util.console import print_json, progress
 from . import _options
-from ._convolution import add_convolution_arguments, convolution, given, option, problem_of
+from ._options import add_convolution_arguments, convolution, given, option, problem_of
 
 if TYPE_CHECKING:
     from ..cpu.planner import CpuPlan
@@ -52,12 +52,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Asked(NamedTuple):
-    """One pass to plan: of a workload, by its name and id, or of a convolution by its arguments."""
+    """One pass to plan, of a workload or of a convolution given by its arguments (``id`` is empty)."""
 
     name: str
     id: str
     kind: Pass
-    """Of the workload: of a transposed convolution, the problem is another pass."""
+    """Pass of the workload; for a transposed convolution, the problem's pass differs."""
     problem: Problem
 
 
@@ -84,7 +84,7 @@ def _in_words(plan: Plan | CudaVolumePlan | CpuPlan, *, verbose: bool) -> str:
 
 
 def _candidates(plan: Plan, *, verbose: bool) -> list[str]:
-    """Every candidate with its cost, error and reason, cheapest first; those that cannot run, by reason."""
+    """Table of candidates with cost, error and reason, cheapest first; then those that cannot run, by reason."""
     able = by_cost(plan.candidates)
     inexact = [c for c in plan.candidates if c.cost is None and c.error is not None]
     width = max(len(c.name) for c in [*able, *inexact])
@@ -106,11 +106,11 @@ def _candidates(plan: Plan, *, verbose: bool) -> list[str]:
 
 def _plan(problem: Problem, device: str) -> Plan | CudaVolumePlan | CpuPlan:
     current = settings.current()
-    problem = replace(problem, tolerance=current.tolerance).as_picture()
+    problem = replace(problem, tolerance=current.tolerance).as_2d()
     if device == "cpu":
-        from ..cpu.backend import CpuBackend  # here, because it imports torch
+        from ..cpu.backend import CpuBackend  # lazy: imports torch
 
-        return CpuBackend().plan(problem)  # with what tuning files say for this machine
+        return CpuBackend().plan(problem)  # follows this machine's tuning files
     return planned(problem, DEVICES[device], current.workspace_bytes)
 
 

@@ -1,4 +1,4 @@
-"""``polyconv tune``: measure which kernels are the fastest here, and write it into a tuning file."""
+"""``polyconv tune``: measure the fastest candidates on this machine and write them into a tuning file."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..console import print_json, print_table, progress
 from ..measure import workloads
 from ..measure.workloads import Workload
 from ..problem import Pass
-from ..tf32 import in_words
+from ..util.console import print_json, print_table, progress
+from ..util.tf32 import in_words
 from . import INTERRUPTED, _options
 
 if TYPE_CHECKING:
-    from ..measure.contest import Outcome
-    from ..tuning import Tuning
+    from ..autotune.tuning_file import Tuning
+    from ..measure.candidate_timing import Outcome
 
 ABOUT = """\
 The candidates that the cost model ranks first run in turn with PyTorch's convolution, on random numbers; the fastest
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..tuning import TuningError
+    from ..autotune.tuning_file import TuningError
 
     if (args.workloads is None) == (args.merge is None):
         raise _options.UsageError("name either WORKLOADS to measure or files to --merge")
@@ -69,15 +69,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _merge(args: argparse.Namespace) -> int:
-    from .. import tuning
+    from ..autotune import tuning_file
 
     if args.output is None:
         raise _options.UsageError("--merge needs the file to write: -o FILE")
     try:
-        merged = tuning.merge(tuning.load(path) for path in args.merge)
+        merged = tuning_file.merge(tuning_file.load(path) for path in args.merge)
     except FileNotFoundError as error:
         raise _options.UsageError(f"there is no {error.filename}") from None
-    written = tuning.update(args.output, merged)
+    written = tuning_file.update(args.output, merged)
     if args.json:
         print_json({"output": str(args.output), "sections": len(written.sections), "entries": len(written)})
     else:
@@ -85,20 +85,18 @@ def _merge(args: argparse.Namespace) -> int:
     return 0
 
 
-# ---- measure
+# ---- measurement
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One problem of a workload."""
-
     workload: Workload
     what: str
-    """The pass, and which of its two uses."""
+    """Pass, and for fprop inference or training."""
     batch: str
     outcome: Outcome
     torch_computes_in: str
-    """PyTorch's format, under the user's own flags."""
+    """PyTorch's format under the user's flags."""
 
     def as_json(self) -> dict[str, Any]:
         outcome = self.outcome
@@ -117,7 +115,7 @@ class Measured:
     def cells(self) -> list[str]:
         entry, model = self.outcome.entry, self.outcome.decision.choice
         ours, theirs = self.outcome.seconds, entry.torch_seconds
-        assert theirs is not None  # a contest has PyTorch's convolution always
+        assert theirs is not None  # PyTorch's convolution is always timed
         milliseconds = [f"{theirs * 1e3:.4g}", f"{ours * 1e3:.4g}", f"{theirs / ours:.2f}"]
         modelled = f"{entry.seconds[model] * 1e3:.4g}" if model in entry.seconds else ""
         head = [self.workload.name, self.what, self.batch, entry.choice]
@@ -127,12 +125,12 @@ class Measured:
 def _tune(args: argparse.Namespace) -> int:
     import torch
 
-    from .. import tuning
-    from ..backends import backend_for
-    from ..measure.contest import InexactError
+    from ..autotune import tuning_file, tuning_lookup
+    from ..backend import backend_for
+    from ..measure.candidate_timing import InexactError
 
     chosen = workloads.find(args.workloads)
-    path = args.output or tuning.default_file()
+    path = args.output or tuning_lookup.default_file()
     _options.check_folder(path.parent, "name a file with -o")
     device = torch.device(args.device)
     measured: list[Measured] = []
@@ -143,28 +141,31 @@ def _tune(args: argparse.Namespace) -> int:
             for workload, kind in ((w, kind) for w in chosen for kind in args.passes):
                 try:
                     measured += _measure(workload, kind, device, args)
-                except InexactError as error:  # the others still count
+                except InexactError as error:  # continue with the other workloads
                     print(f"polyconv tune: {error}", file=sys.stderr)
                     status = 1
                 shown.step(f"{workload.name} {kind}")
-        except KeyboardInterrupt:  # keep what is there
+        except KeyboardInterrupt:  # keep the measurements so far
             status = INTERRUPTED
     if measured:
-        found = tuning.Tuning.of(backend_for(device).environment(), {m.outcome.key: m.outcome.entry for m in measured})
-        _report(measured, path, tuning.update(path, found), as_json=args.json)
+        found = tuning_file.Tuning.of(
+            backend_for(device).environment(), {m.outcome.key: m.outcome.entry for m in measured}
+        )
+        _report(measured, path, tuning_file.update(path, found), as_json=args.json)
     return status
 
 
 def _measure(workload: Workload, kind: Pass, device: Any, args: argparse.Namespace) -> Iterator[Measured]:
-    """The problems of one pass: two where the backend tells inference from training."""
-    from .. import settings, tf32
-    from ..backends import backend_for
-    from ..measure.contest import Stopwatch, contest, decision_of
-    from ..measure.limits import available_memory, cut_batch, with_batch
+    """Measure the problems of one pass: two if the backend distinguishes inference from training."""
+    from .. import settings
+    from ..backend import backend_for
+    from ..measure.batch_limits import available_memory, cut_batch, with_batch
+    from ..measure.candidate_timing import Stopwatch, contest, decision_of
     from ..measure.operands import Operands
+    from ..util import tf32
 
     batch = cut_batch(workload, args.batch, available_memory())
-    problem = with_batch(workload, batch.images).problem(kind).as_picture()
+    problem = with_batch(workload, batch.images).problem(kind).as_2d()
     problem = replace(problem, tolerance=settings.current().tolerance)
     operands = Operands.random(problem).to(device)
     done: set[str] = set()

@@ -1,4 +1,4 @@
-"""``polyconv warmup``: compile kernels before a program wants them, on a machine that needs no GPU."""
+"""``polyconv warmup``: compile kernels ahead of time, without a GPU."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from .. import settings
-from ..console import Progress, print_json, print_table, progress, size_text
-from ..cuda.bundle_writer import BundleWriter
-from ..cuda.cache import KernelCache
-from ..cuda.compile import in_threads
+from ..cuda.jit.bundle_writer import BundleWriter
+from ..cuda.jit.cache import KernelCache
+from ..cuda.jit.compile import in_threads
+from ..cuda.planner import KernelSpec
 from ..measure import workloads
-from ..plan import KernelSpec
+from ..model.aot import Wanted, every_kernel, wanted_by, wanted_by_name
 from ..problem import Pass, Problem
-from ..wanted import Wanted, every_kernel, wanted_by, wanted_by_name
+from ..util.console import Progress, print_json, print_table, progress, size_text
 from . import _options
 
 ABOUT = """\
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     archs = args.archs or _archs_here()
     wanted = _wanted(args, archs)
-    # Compiling is what was asked for, whatever POLYCONV_JIT says.
+    # Compile regardless of POLYCONV_JIT.
     cache = KernelCache(jit=True)
     _options.check_folder(args.output or cache.directory, "name a folder with -o, or set POLYCONV_CACHE_DIR")
     writer = BundleWriter(args.output, cache) if args.output else None
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-# ---- what is wanted
+# ---- selection
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -107,25 +107,24 @@ def _wanted(args: argparse.Namespace, archs: Sequence[str]) -> list[Wanted]:
     else:
         tolerance = settings.current().tolerance
         found = workloads.find(args.workloads)
-        problems = [replace(w.problem(kind).as_picture(), tolerance=tolerance) for w in found for kind in args.passes]
+        problems = [replace(w.problem(kind).as_2d(), tolerance=tolerance) for w in found for kind in args.passes]
     return [wanted_by(problems, arch) for arch in archs]
 
 
 def _model_problems(name: str, shapes: Sequence[tuple[int, ...]], passes: Sequence[Pass]) -> list[Problem]:
-    """What a model's forward pass, and the backward pass after it, would ask of polyconv."""
     import torch
 
-    from .. import replacement
-    from ..explanation import problems_of
+    from ..model import replace as model_replace
+    from ..model.explain import problems_of
 
     model = load_model(name)
     inputs: list[Any] = list(shapes)
     if not any(parameter.is_floating_point() for parameter in model.parameters()):
         inputs = [torch.empty(shape) for shape in shapes]
-    replacement.replace(model)
+    model_replace.replace(model)
     try:
         problems = problems_of(model, *inputs)
-    except Exception as error:  # the model's own code: anything may happen in it
+    except Exception as error:  # the model's code can raise anything
         sizes = " ".join(",".join(map(str, shape)) for shape in shapes)
         raise _options.UsageError(f"{name} cannot be called with inputs of shape {sizes}: {error}") from error
     if not problems:
@@ -134,7 +133,7 @@ def _model_problems(name: str, shapes: Sequence[tuple[int, ...]], passes: Sequen
 
 
 def load_model(name: str) -> Any:
-    """The model that ``MODULE:ATTRIBUTE`` names, made if a class or a function is named."""
+    """Model named by ``MODULE:ATTRIBUTE``, called without arguments if it is a class or a function."""
     import torch
 
     module_name, _, attribute = name.partition(":")
@@ -153,7 +152,6 @@ def load_model(name: str) -> Any:
 
 
 def _archs_here() -> tuple[str, ...]:
-    """Architectures of the GPUs in this machine."""
     from ..cuda import CudaError, driver
     from ..cuda.device import describe
 
@@ -172,7 +170,7 @@ def _archs_here() -> tuple[str, ...]:
 def _compile(
     wanted: Sequence[Wanted], get: Callable[[KernelSpec, str], bytes], shown: Progress
 ) -> list[dict[str, int]]:
-    """For each architecture: kernel -> bytes of its binary."""
+    """Compile the kernels. Returns symbol -> size of the binary [bytes], for each architecture."""
     shown.expect(sum(len(each.kernels) for each in wanted))
 
     def sizes_for(each: Wanted) -> dict[str, int]:
@@ -188,7 +186,7 @@ def _compile(
 
 
 def _asked(args: argparse.Namespace, arch: str) -> str:
-    """What was asked for, in words, for the manifest."""
+    """Description of the request, for the manifest."""
     if args.all_kernels:
         return f"every kernel for {arch}"
     if args.kernels:
@@ -197,7 +195,7 @@ def _asked(args: argparse.Namespace, arch: str) -> str:
     return f"{args.workloads}{shapes}, {','.join(map(str, args.passes))}, for {arch}"
 
 
-# ---- what is printed
+# ---- output
 
 
 def _print(folder: Path, wanted: Sequence[Wanted], sizes: Sequence[dict[str, int]], *, bundle: bool) -> None:

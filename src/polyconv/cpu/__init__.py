@@ -1,1 +1,1 @@
-"""The CPU backend: a planner, engines of polyconv's own in C++, and PyTorch's convolution where nothing beats it."""
+"""CPU backend: a planner, native C++ engines, and ATen's convolution where no engine beats it."""

@@ -1,4 +1,4 @@
-"""The CPU backend: plans a problem and hands its tensors to the engine that was chosen."""
+"""CPU backend: plans a problem and calls the chosen engine on its tensors."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from .. import choices, epoch
-from ..known_weights import in_words
-from ..preference import Preference
+from ..autotune import preferences
+from ..backend import PrepareReport, PrepareRequest, Run
+from ..numerics.known_weights import in_words
 from ..problem import Pass, Problem
-from ..readiness import Asked, Ready, Run
-from ..select import by_cost, worth_timing
-from ..standings import CONTENDERS
-from ..tuning import Environment, problem_key
-from . import aten, native
-from .planner import CLOCK, CpuPlan, head_start, here, plan_cpu
-from .weights import TransformedWeights
+from ..runtime import state_version
+from ..selection import TRIALS, Preference, by_cost, worth_timing
+from ..tuning_key import Environment, problem_key
+from . import native
+from .engines import aten
+from .planner import CLOCK, CpuPlan, dispatch_overhead, here, plan_cpu
+from .weight_cache import TransformedWeights
 
 if TYPE_CHECKING:
-    from ..console import Progress
+    from ..util.console import Progress
 
 
 LARGEST_TIMED_WEIGHT = 2**25
-"""Elements of a weight up to which candidates are timed. A larger one is a matrix that is written as a convolution, as
-in a VGG: there is nothing to gain, and each candidate would take as many hundreds of megabytes once more."""
+"""Largest weight [elements] for which candidates are timed. A larger one is a matrix product written as a convolution,
+as in a VGG: there is nothing to gain, and each candidate would take hundreds of megabytes more."""
 
 
 class CpuBackend:
-    """Implements :class:`polyconv.backends.Backend`."""
+    """Implements :class:`polyconv.backend.Backend`."""
 
     name = "cpu"
 
@@ -44,33 +44,33 @@ class CpuBackend:
         self._planned = lru_cache(maxsize=4096)(self._plan_anew)
 
     def plan(self, problem: Problem, *, inference: bool = False, w: Tensor | None = None) -> CpuPlan:
-        """What would run: the model's choice, or one that was measured or agreed upon; or what suits the weight."""
-        found = self._planned(problem, inference, epoch.now())
+        """The plan in force: modelled, tuned or agreed between ranks; with ``w``, the one that suits this weight."""
+        found = self._planned(problem, inference, state_version.current())
         return found if w is None or not found.keeps_weights else found.for_weights(w)
 
     def candidates(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
-        """PyTorch's own convolution is one of them."""
+        """Names of the candidates by ascending cost, ATen's convolution included."""
         plan = plan_cpu(problem, inference=inference)
         return tuple(candidate.name for candidate in by_cost(plan.candidates))
 
-    def contenders(self, problem: Problem, *, inference: bool = False, most: int = CONTENDERS) -> tuple[str, ...]:
+    def trials(self, problem: Problem, *, inference: bool = False, most: int = TRIALS) -> tuple[str, ...]:
         plan = plan_cpu(problem, inference=inference)
         if prod(problem.w_shape) > LARGEST_TIMED_WEIGHT:
             return (plan.name,)
         return _worth_timing(plan, most)
 
-    def contender(self, problem: Problem, name: str, *, inference: bool = False) -> Run:
+    def trial(self, problem: Problem, name: str, *, inference: bool = False) -> Run:
         plan = plan_cpu(problem, inference=inference, prefer=Preference(name))
         return plan.prepared(TransformedWeights())
 
-    def head_start(self, problem: Problem, ahead: Mapping[Pass, float], *, inference: bool = False) -> float:
+    def dispatch_overhead(self, problem: Problem, ahead: Mapping[Pass, float], *, inference: bool = False) -> float:
         device = here()
         per_second = CLOCK * device.cores
         cycles = {kind: seconds * per_second for kind, seconds in ahead.items()}
-        return head_start(problem, device, inference, cycles) / per_second
+        return dispatch_overhead(problem, device, inference, cycles) / per_second
 
-    def give_back(self) -> None:
-        """What torch freed lies between what it did not: glibc returns such pages only when it is asked to."""
+    def trim_memory(self) -> None:
+        """Call glibc's ``malloc_trim``: it returns free pages in the middle of the heap only on request."""
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
@@ -82,24 +82,24 @@ class CpuBackend:
         return Environment.of_cpu(native.instruction_set() if native.is_available() else "")
 
     def prepare(self, problem: Problem, *, inference: bool = False) -> Run:
-        """Plan. In inference transformed weights may be kept between calls."""
+        """Plan a problem. In inference the plan may use the weight cache."""
         return self.plan(problem, inference=inference).prepared(self.weights)
 
-    def prepare_all(self, asked: Sequence[Asked], progress: Progress) -> Ready:
-        """The kernels are compiled already: what there is to make are the plans."""
+    def prepare_all(self, asked: Sequence[PrepareRequest], progress: Progress) -> PrepareReport:
+        """Make the plans. The kernels need no compilation."""
         began = time.perf_counter()
         progress.expect(len(asked))
         for problem, inference in asked:
             self.prepare(problem, inference=inference)
             progress.step(f"planned {problem}")
-        return Ready(len(asked), time.perf_counter() - began)
+        return PrepareReport(len(asked), time.perf_counter() - began)
 
-    def leaves_to_torch(self, problem: Problem, *, inference: bool = False) -> bool:
+    def is_passthrough(self, problem: Problem, *, inference: bool = False) -> bool:
         plan = self.plan(problem, inference=inference)
         return plan.engine is aten and not plan.folded and aten.takes_tensors(problem)
 
     def explain(self, problem: Problem, w: Tensor | None = None) -> str:
-        """That of training, and where they differ those of inference, without and with a frozen weight."""
+        """Explain the plan of training and, where they differ, those of inference without and with a frozen weight."""
         said = self.plan(replace(problem, frozen=False))
         text = said.explain()
         for words, frozen in _INFERENCE[problem.kind]:
@@ -113,7 +113,7 @@ class CpuBackend:
         return text
 
     def _plan_anew(self, problem: Problem, inference: bool, _: int) -> CpuPlan:
-        return choices.decide(
+        return preferences.decide(
             problem,
             _may_keep_weights(problem, inference),
             self.environment(),
@@ -126,17 +126,17 @@ _INFERENCE = {
     Pass.DGRAD: (("as a transposed convolution without gradients", False),),
     Pass.WGRAD: (),
 }
-"""What a pass may be asked for without gradients: words, and whether the weight is frozen."""
+"""Variants of a pass without gradients: description, and whether the weight is frozen."""
 
 _KEPT = {
     False: "with transformed weights kept and the weight read to see a change",
     True: "with transformed weights kept",
 }
-"""By whether the weight is frozen."""
+"""Description of the weight cache, by whether the weight is frozen."""
 
 
 def _may_keep_weights(problem: Problem, inference: bool) -> bool:
-    """Whether transformed weights may stay from call to call."""
+    """True if the weight cache may be used."""
     return inference and problem.kind is Pass.FPROP
 
 
@@ -146,5 +146,4 @@ def _worth_timing(plan: CpuPlan, most: int) -> tuple[str, ...]:
 
 
 def _engine(name: str) -> str:
-    """Whose candidate it is."""
     return name.rpartition(", ")[2]

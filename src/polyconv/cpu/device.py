@@ -1,4 +1,4 @@
-"""The processor that is planned for: what the cost model needs to know of it, read from the machine once."""
+"""Description of the processor, as the cost model needs it; read from the machine once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from .processors import Profile
+from .profiles import Profile
 
 VECTOR_LANES = {"avx512": 16, "avx2": 8, "sse4": 4}
 """Floats per vector, by the native kernels' instruction set."""
@@ -17,14 +17,14 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 @dataclass(frozen=True, slots=True)
 class CpuDevice:
-    """One processor. Costs are counted in cycles of one core; the defaults are a server core with AVX-512."""
+    """A processor. Costs are cycles of one core; the defaults describe a server core with AVX-512."""
 
     instruction_set: str = "avx512"
     cores: int = 1
     l1_bytes: int = 48 * 2**10
     l2_bytes: int = 2 * 2**20
     profile: Profile | None = None
-    """What was measured on it, or on others; None: the cost model is believed as it is."""
+    """Measured corrections, possibly of another processor. None: the cost model's estimates are used uncorrected."""
 
     @property
     def lanes(self) -> int:
@@ -32,7 +32,7 @@ class CpuDevice:
 
     @property
     def tile_channels(self) -> int:
-        """Output channels of a register tile: 32 registers hold twice as many as 16."""
+        """Output channels of a register tile: AVX-512 has 32 registers, the other instruction sets 16."""
         return 8 if self.instruction_set == "avx512" else 4
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class CpuDevice:
 
 @lru_cache(maxsize=8)
 def this_machine(instruction_set: str) -> CpuDevice:
-    """The processor that runs this, with the instruction set that the native kernels use on it."""
+    """The current processor, with the instruction set used by the native kernels."""
     found = {level: size for level in (1, 2) if (size := _cache_bytes(level))}
     default = CpuDevice()
     return CpuDevice(
@@ -56,7 +56,7 @@ def this_machine(instruction_set: str) -> CpuDevice:
 
 
 def _cache_bytes(level: int) -> int | None:
-    """Size of a data cache as the system tells it, None where it does not."""
+    """Size of a data or unified cache [bytes] from sysfs, or None if it is not there."""
     for index in sorted(_CACHES.glob("index*")):
         try:
             if int((index / "level").read_text()) != level or (index / "type").read_text().strip() == "Instruction":

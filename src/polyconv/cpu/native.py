@@ -1,8 +1,7 @@
-"""The native CPU kernels (``csrc/cpu``): where they are loaded from, and what all their operators share.
+"""The native CPU kernels (``csrc/cpu``): loading the extension, and helpers shared by all its operators.
 
-The extension registers operators under ``torch.ops.polyconv_cpu`` when it is loaded, at the first convolution. It is
-part of a wheel that was built with it, or is built in place by ``python csrc/build.py``. Without it the package works
-the same, more slowly: :func:`why_absent` says why.
+Loading it at the first convolution registers operators under ``torch.ops.polyconv_cpu``. It is part of a wheel built
+with it, or is built in place by ``python csrc/build.py``. Without it ATen runs; :func:`why_absent` gives the reason.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ import torch
 from torch import Tensor
 
 from .. import settings
-from ..importing import imported
 from ..problem import Activation, PaddingMode, Problem
+from ..runtime.lazy_import import imported
 from ..settings import INSTRUCTION_SETS, Settings
 
 _MODULE = "polyconv.cpu._native"
 
 LARGEST_EXTENT = 2**31 - 1
-"""Of a tensor, along an axis: the kernels count in 32 bits."""
+"""Largest extent of a tensor along an axis: the kernels index in 32 bits."""
 
 
 @lru_cache(maxsize=1)
 def why_absent() -> str | None:
-    """Loads the extension, once. None if it is there, else why not."""
+    """Load the extension once. Returns None on success, else the reason of the failure."""
     try:
         imported(_MODULE)
     except ModuleNotFoundError:
@@ -40,14 +39,11 @@ def why_absent() -> str | None:
 
 
 _followed = Settings()
-"""The settings that the extension was told of last. It begins with the defaults."""
+"""The settings last passed to the extension, which starts with the defaults."""
 
 
 def _follow(current: Settings) -> None:
-    """Tell the extension of settings that it holds itself, where they have changed.
-
-    Only then: what :func:`instruction_set` has chosen stays until the setting is another one.
-    """
+    """Pass changed settings to the extension. An unchanged setting does not override :func:`instruction_set`."""
     global _followed
     before, _followed = _followed, current
     if current.output_pool != before.output_pool:
@@ -61,12 +57,11 @@ def _follow(current: Settings) -> None:
 
 
 def is_available() -> bool:
-    """Whether the native kernels can run here."""
     return why_absent() is None
 
 
 def takes(problem: Problem) -> bool:
-    """Whether there are kernels for the problem's dtype and the extents of its tensors."""
+    """True if there are kernels for the problem's dtype and extents."""
     largest = max(*problem.x_shape, *problem.w_shape, *problem.y_shape)
     return is_available() and problem.dtype in ("float32", "float64") and largest <= LARGEST_EXTENT
 
@@ -79,12 +74,12 @@ def _operators() -> Any:
 
 
 def operator(name: str) -> Any:
-    """One operator of the extension, without the frame of Python that torch has around it: for calls that are short."""
+    """An operator of the extension without torch's Python wrapper, for short calls."""
     return getattr(_operators(), name).default._op
 
 
 def instruction_set(name: str = "") -> str:
-    """The instruction set in use: ``avx512``, ``avx2`` or ``sse4``. With a name (or ``best``), choose it: for tests."""
+    """The instruction set in use: ``avx512``, ``avx2`` or ``sse4``. Tests select one by name, or ``best``."""
     if name:
         _instruction_set.cache_clear()
         _operators().instruction_set(name)
@@ -93,65 +88,59 @@ def instruction_set(name: str = "") -> str:
 
 @lru_cache(maxsize=1)
 def _instruction_set() -> str:
-    """Remembered, because calls that keep weights ask."""
+    """Cached, because every call that uses the weight cache reads it."""
     operators = _operators()
-    settings.current()  # may limit it
+    settings.current()  # may limit the instruction set
     result: str = operators.instruction_set("")
     return result
 
 
 def l2_bytes(size: int = 0) -> int:
-    """The L2 cache of a core that work is cut for, read from the machine. With a size, another one: for tests."""
+    """L2 cache of a core [bytes] for which work is tiled, read from the machine. Tests set another size."""
     result: int = _operators().l2_bytes(size)
     return result
 
 
 def empty_output(like: Tensor, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
-    """``torch.empty_strided`` for a large float32 output: on huge pages, reused from outputs that were freed before.
-
-    The system clears every page of new memory, which takes longer than computing a large output. At most
-    ``settings.output_pool`` bytes lie idle in the pool; larger outputs are allocated by torch.
-    """
+    """``torch.empty_strided`` for a large float32 output: on huge pages, reused from freed outputs. The system zeroes
+    every new page, which takes longer than computing a large output. At most ``settings.output_pool`` bytes stay idle
+    in the pool; larger outputs are allocated by torch."""
     operators = _operators()
-    settings.current()  # the pool has the size that they say
+    settings.current()  # applies the pool limit
     pooled: Tensor = operators.empty_output(like, list(shape), list(strides))
     return pooled if pooled.numel() else like.new_empty_strided(shape, strides)
 
 
 @lru_cache(maxsize=1)
 def facts() -> dict[str, Any]:
-    """What the kernels say of themselves: their schemes, and names in the order of the numbers that stand for them.
-
-    ``csrc/cpu/torch/facts.cc`` writes it. What is there is written down nowhere else: nothing has to be kept alike.
-    """
+    """Schemes and enumerations of the kernels; list positions are their numbers (``csrc/cpu/bindings/facts.cc``)."""
     said: dict[str, Any] = json.loads(_operators().facts())
     return said
 
 
 def plan_numbers(engine: str, algorithm: int) -> list[int]:
-    """What the lanes hold and which scheme, for a forward pass; zeros leave the cut of the work to the kernels."""
+    """Plan argument of a forward pass: content of the lanes and scheme. Zeros leave the tiling to the kernels."""
     return [facts()["lanes"].index(engine), algorithm, 0, 0, 0]
 
 
 def activation_number(activation: Activation) -> int:
-    """The number by which operators know an activation."""
     number: int = facts()["activations"].index(activation)
     return number
 
 
 def longest_sum(engine: str, algorithm: int, terms: int) -> int:
-    """Of a sum over so many channels and taps: how many a forward pass adds in sequence before it begins anew."""
+    """Longest sequential sum of a forward pass over ``terms`` channels and taps."""
     length: int = _operators().longest_sum(terms, plan_numbers(engine, algorithm))
     return length
 
 
 def weight_gradient_blocks(problem: Problem, algorithm: int) -> tuple[int, ...]:
-    """How a weight gradient with channels in the lanes cuts the sum of one weight: lengths in sequence."""
+    """Lengths of the nested sequential sums of one weight, in the weight gradient of channel lanes."""
     return tuple(_operators().weight_gradient_blocks(_sizes(problem), geometry_numbers(problem), [algorithm]))
 
 
 def depthwise_longest_sum(problem: Problem) -> int:
-    """Products that a lane of a depthwise weight gradient adds in float, at most, before it goes on in double."""
+    """Most products that a lane of a depthwise weight gradient adds in float before it continues in double."""
     length: int = _operators().depthwise_longest_sum(_sizes(problem), geometry_numbers(problem))
     return length
 
@@ -161,7 +150,7 @@ def _sizes(problem: Problem) -> list[int]:
 
 
 def geometry_numbers(problem: Problem) -> list[int]:
-    """The geometry that every operator takes; bottom and right padding follow from the sizes of the tensors."""
+    """Geometry argument of every operator. Bottom and right padding follow from the tensor sizes."""
     top, _, left, _ = problem.padding
     border = problem.padding_mode if any(problem.padding) else PaddingMode.ZEROS
     return [*problem.stride, top, left, *problem.dilation, problem.groups, facts()["borders"].index(border)]

@@ -1,7 +1,7 @@
-"""The CPU planner: every candidate for a problem with its predicted error and cost, and the choice with its reasons.
+"""The CPU planner: lists every candidate with its predicted error and cost, and chooses one.
 
-Deterministic: the choice follows from the problem, its tolerance, the processor's description and, where there is one,
-the preference. Nothing is timed.
+Deterministic: the choice depends on the problem, its tolerance, the device description and the preference, if any.
+Nothing is timed.
 """
 
 from __future__ import annotations
@@ -16,69 +16,70 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..accuracy import Way
-from ..known_weights import keeping_tolerance
-from ..preference import Preference
+from ..backend import Run
+from ..lowering.border import fold, has_border, padded
+from ..numerics.known_weights import keeping_tolerance
+from ..numerics.prediction import Way
 from ..problem import IMAGE_CHANNELS, Pass, Problem
-from ..readiness import Run
-from ..select import Candidate, PlanError, Selection, by_cost, select, why_not
-from . import aten, channel_lanes, depthwise, native, plain, sheets, tile_lanes
-from .borders import fold, has_border, padded
-from .candidates import CpuCandidate
+from ..selection import Candidate, PlanError, Preference, Selection, by_cost, select, why_not
+from . import native
 from .device import CpuDevice, this_machine
-from .processors import Correction, Formula, Profile, in_force, in_words
-from .weights import TransformedWeights
+from .engines import aten, channel_lanes, depthwise, reference, tile_lanes
+from .engines import volumes as engines_volumes
+from .plan import CpuCandidate
+from .profiles import Correction, Formula, Profile, in_force, in_words
+from .weight_cache import TransformedWeights
 
 CALL_CYCLES = 2000.0
-"""What any call costs, so that no work at all is not free."""
+"""Cost of any call, so that an empty problem is not free."""
 
 OWN_CALL_CYCLES, RECORDED_CYCLES = 100e3, 250e3
-"""What it costs to get to a kernel of polyconv's, where PyTorch's would have been called as a program calls it; and
-where gradients are recorded: PyTorch computes both in one call, which spares it less than a whole one of them.
-Measured not in a loop, where it is a quarter of that, but as in a network, whose other layers push Python's objects
-out of the caches."""
+"""Dispatch overhead of a native kernel compared to passthrough: in inference, and per pass where gradients are
+recorded. The latter is larger because ATen computes both gradients in one call, so replacing one saves less than its
+own time. Measured inside a network, whose other layers evict Python's objects from the caches; in a loop it is a
+quarter."""
 
-RACED_CALL_CYCLES = 200e3
-"""The first of these for a race, whose clock runs only inside of kernels: where other layers have used all caches, it
-was two to four times as much. Estimates are cautious anyhow, times are not."""
+TRIAL_CALL_CYCLES = 200e3
+""":data:`OWN_CALL_CYCLES` for trials, whose clock covers only the kernels. With cold caches the overhead was two to
+four times as large; estimates have a safety margin, measured times have none."""
 
 MIXED_CYCLES = 900e3
-"""What it costs beside that, once, if any pass of a layer whose gradients are recorded is polyconv's: then all three go
-through Python instead of C++. All passes together have to be worth it. Measured alike."""
+"""Additional overhead, once per training layer, if any pass runs a native kernel: then all three passes go through
+Python instead of C++, and must together gain as much. Measured in the same way."""
 
 CLOCK = 2.5e9
-"""Cycles per second of the cores on which all this was measured."""
+"""Clock [Hz] of the cores on which these constants were measured."""
 
 CHECK_CYCLES, CHECK_BYTES = 8e3, 8.0
-"""What it costs to find out whether a weight is still the one whose transform was kept: a call, bytes per cycle."""
+"""Cost of checking that a cached weight is unchanged: cycles per call, and bytes hashed per cycle."""
 
 MOST_FOR_THE_CHECK = 0.02
-"""Share of a call that may go into that. A weight that would take more is transformed anew at each call."""
+"""Largest share of a call's cost for that check. Above it the weight is transformed in every call."""
 
-ENGINES: tuple[ModuleType, ...] = (tile_lanes, channel_lanes, depthwise, plain, aten)
-"""Modules with a ``NAME``, ``candidates(problem, device)`` for problems of pictures and ``prepare(chosen, problem,
-weights)``, where ``weights`` keeps transformed ones from call to call, or is None."""
+ENGINES: tuple[ModuleType, ...] = (tile_lanes, channel_lanes, depthwise, reference, aten)
+"""Modules with a ``NAME``, ``candidates(problem, device)`` for 2-D problems and ``prepare(chosen, problem, weights)``,
+where ``weights`` is the weight cache or None."""
 
 
 def engine_of(candidate: CpuCandidate) -> ModuleType:
-    """Who offers it, and runs it."""
-    return next(engine for engine in (*ENGINES, sheets) if candidate.engine == engine.NAME)
+    """The engine that offers and runs a candidate."""
+    return next(engine for engine in (*ENGINES, engines_volumes) if candidate.engine == engine.NAME)
 
 
 @dataclass(frozen=True, slots=True)
 class CpuPlan:
-    """What runs, and what does not and why."""
+    """The chosen candidate, with what is needed to explain the others' rejection."""
 
     problem: Problem
     costs: Costs
     chosen: CpuCandidate
     prefer: Preference | None = None
     own_kernels: bool = False
-    """Whether only polyconv's own kernels were weighed: for a part of a volume."""
+    """Only native kernels are candidates: the problem is a slice of a volume."""
 
     @property
     def ran(self) -> Problem:
-        """The problem as kernels are asked for it: the input gradient of a border is that of the padded image."""
+        """The problem passed to kernels: the padded one, if a border's input gradient is folded."""
         return self.costs.problem
 
     @property
@@ -87,22 +88,21 @@ class CpuPlan:
 
     @property
     def keeps_weights(self) -> bool:
-        """Whether transformed weights stay from call to call."""
+        """True if the chosen candidate uses the weight cache."""
         return self.costs.keeps(self.chosen)
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
-        """All of them, weighed anew; their costs are cycles of one core."""
+        """All candidates, evaluated again. Costs in cycles of one core."""
         return _selection(self).candidates
 
     @property
     def preference(self) -> str:
-        """What became of a choice from outside; empty where there was none."""
+        """Outcome of the preference; empty if there was none."""
         return "" if self.prefer is None else _selection(self).preference
 
     @property
     def reason(self) -> str:
-        """Why the chosen one, in a few words."""
         found = _selection(self)
         if self.prefer is not None and found.chosen.name == self.prefer.name:
             return found.preference
@@ -110,23 +110,22 @@ class CpuPlan:
 
     @property
     def uncovered(self) -> str:
-        """Where too little was measured near the problem to go by an estimate: its class, and how far ahead of
-        PyTorch's convolution a kernel has to be."""
+        """Message for a problem without measurements nearby: its class and the required speed-up over ATen. Else
+        empty."""
         return _uncovered(_selection(self), self.costs)
 
     @property
     def folded(self) -> bool:
-        """Whether the gradient of the padded image is computed first, and its border then added to the pixels."""
+        """True if the gradient of the padded input is computed first, and its border then added to the pixels."""
         return self.ran is not self.problem
 
     @property
     def choice(self) -> str:
-        """The chosen candidate's name, by which it can be preferred."""
+        """The chosen candidate's name, as used in a :class:`~polyconv.selection.Preference`."""
         return self.chosen.name
 
     @property
     def engine(self) -> ModuleType:
-        """Who computes."""
         return engine_of(self.chosen)
 
     @property
@@ -135,25 +134,23 @@ class CpuPlan:
 
     @property
     def predicted_error(self) -> float:
-        """The largest error of any output element to be expected, relative to the output's scale."""
+        """Largest expected error of any output element, relative to the output's scale."""
         return self.chosen.error
 
     @property
     def cost(self) -> float:
-        """What was compared with the other candidates', in cycles of one core."""
+        """The compared cost [cycles of one core]."""
         return self.costs.cautious(self.chosen)
 
     @property
     def ways(self) -> tuple[Way, ...]:
-        """How output maps are summed by fast algorithms: what the error for known weights follows from."""
+        """How fast algorithms sum the output maps; input of the error prediction for known weights."""
         engine: Any = self.engine
         return tuple(engine.ways(self.chosen, self.ran)) if hasattr(engine, "ways") else ()
 
     def prepared(self, weights: TransformedWeights | None) -> Run:
-        """What runs it; transformed weights, where they may be kept, stay in ``weights``.
-
-        A weight that is kept is known: where the plan does not keep its tolerance for it, another one runs.
-        """
+        """Bind the plan to its kernel and, if the plan uses it, the weight cache. A cached weight is known, so a plan
+        that misses its tolerance for it is replaced by another one."""
         engine: Any = self.engine
         if self.keeps_weights and weights is not None and self.ways:
             run: Run = engine.prepare(self.chosen, self.ran, weights, self.instead)
@@ -162,25 +159,25 @@ class CpuPlan:
         return _folding(run, self) if self.folded else run
 
     def for_weights(self, w: Tensor) -> CpuPlan:
-        """The plan that keeps the tolerance for these weights: this one, or one that rounds less."""
+        """The plan that keeps the tolerance for this weight: this one, or one with smaller rounding errors."""
         return keeping_tolerance(
             self.problem, self, w, lambda asked: plan_cpu(asked, self.device, inference=self.keeps_weights)
         )
 
     def instead(self, w: Tensor) -> Run | None:
-        """What runs in its place for weights for which it does not keep its tolerance."""
+        """The replacement for a weight for which this plan misses its tolerance; None if it keeps it."""
         found = self.for_weights(w)
         return None if found is self else found.prepared(TransformedWeights())
 
     def explain(self, *, verbose: bool = False) -> str:
-        """The plan in words: what runs, and why others do not: the next best, or all (verbose)."""
+        """Describe what runs, and why the next best candidates (``verbose``: all others) do not."""
         runs = f"  runs {self.name} on {self.device.instruction_set}: {self.reason}"
         error = f"predicted error {self.predicted_error:.1e}"
         said = [str(self.problem), f"{runs}; {error}", *why_not(self.candidates, verbose=verbose)]
         if self.device.profile is not None:
             said.append(f"  estimates are corrected by the profile of {self.device.profile}")
             said += [f"  {self.uncovered}"] if self.uncovered else []
-        if isinstance(self.chosen, sheets.SheetCandidate):
+        if isinstance(self.chosen, engines_volumes.VolumeCandidate):
             said += self.chosen.plan.in_words(verbose=verbose)
         return "\n".join(said)
 
@@ -192,27 +189,26 @@ def plan_cpu(
     inference: bool = False,
     prefer: Preference | None = None,
 ) -> CpuPlan:
-    """The plan for a problem on this processor, or on one that is described.
+    """Plan a problem for this processor, or for a described one.
 
-    In inference the weight of a forward pass is likely to stay what it is, and transformed weights of earlier calls may
-    be used: then a transform that would not pay for one call may be the better choice. They are used where finding out
-    whether they are still right costs little beside the call, or nothing, because the weight is frozen. Otherwise
-    gradients are recorded, and a pass is chosen in view of the two others. What is preferred runs if it can and keeps
-    the tolerance.
+    In inference a forward pass may use the weight cache, which favours transforms that would not pay off in a single
+    call. It does so if the weight is frozen or the check for changes is cheap. Without ``inference`` gradients are
+    recorded, and each pass is chosen in view of the other two. ``prefer`` is followed if that candidate can run and
+    keeps the tolerance.
     """
     return _plan(problem, device or here(), inference, prefer)
 
 
 @lru_cache(maxsize=4096)
 def _plan(problem: Problem, device: CpuDevice, inference: bool, prefer: Preference | None) -> CpuPlan:
-    if problem.rank != 3 and (other_axes := problem.why_not_pictures()):
+    if problem.rank != 3 and (other_axes := problem.why_not_2d()):
         raise PlanError(other_axes)
     return _plan_of(problem, _costs(problem, device, inference), prefer)
 
 
 @lru_cache(maxsize=4096)
 def _plan_of_picture(problem: Problem, device: CpuDevice) -> CpuPlan:
-    """Of a part of a volume, by polyconv's own kernels."""
+    """Plan a slice of a volume by native kernels."""
     return _plan_of(problem, Costs(ran_for(problem), device, False), None, own_kernels=True)
 
 
@@ -224,15 +220,13 @@ def _plan_of(problem: Problem, costs: Costs, prefer: Preference | None, *, own_k
     if chosen is None:
         chosen = _cheapest(every, problem, costs)
     if chosen is None:
-        chosen = _select(problem, costs, every, prefer).chosen  # raises: it says why there is none
+        chosen = _select(problem, costs, every, prefer).chosen  # raises with the reasons
     return CpuPlan(problem, costs, chosen, prefer, own_kernels)
 
 
 def _cheapest(every: Iterable[CpuCandidate], problem: Problem, costs: Costs) -> CpuCandidate | None:
-    """The candidate that :func:`~polyconv.select.select` finds: the least cost of those that may run, first of equals.
-
-    Errors are asked for from the least cost on, until one keeps the tolerance: most are never asked for.
-    """
+    """The choice of :func:`~polyconv.selection.select`: least cost among those that may run, the first of equals.
+    Errors are evaluated by ascending cost until one keeps the tolerance, so most never are."""
     able = [(costs.cautious(one), place, one) for place, one in enumerate(every) if one.refusal is None]
     able.sort()
     return next((one for _, _, one in able if _may_run(one, problem)), None)
@@ -245,14 +239,14 @@ def _may_run(candidate: CpuCandidate, problem: Problem) -> bool:
 def _every(problem: Problem, device: CpuDevice, own_kernels: bool) -> tuple[CpuCandidate, ...]:
     if own_kernels:
         return tuple(offered(ran_for(problem), device, own_kernels=True))
-    if problem.rank == 2 and (problem.bias or problem.frozen):  # nothing of a candidate depends on them
+    if problem.rank == 2 and (problem.bias or problem.frozen):  # no candidate depends on them
         problem = replace(problem, bias=False, frozen=False)
     return _offered_here(problem, device)
 
 
 @lru_cache(maxsize=16)
 def _selection(plan: CpuPlan) -> Selection[CpuCandidate]:
-    """All candidates of a plan with the reasons why they do not run: for those who ask why, and for races."""
+    """All candidates of a plan with the reasons of their rejection, for explanations and autotuning."""
     every = _every(plan.problem, plan.device, plan.own_kernels)
     return _select(plan.problem, plan.costs, every, plan.prefer)
 
@@ -271,7 +265,7 @@ def _select(
 
 
 def ran_for(problem: Problem) -> Problem:
-    """What the kernels are asked for: the input gradient of a border is that of the padded image."""
+    """The problem passed to kernels: for the input gradient with a border, that of the padded input."""
     folded = problem.rank == 2 and problem.kind is Pass.DGRAD and has_border(problem)
     return padded(problem) if folded else problem
 
@@ -284,20 +278,20 @@ def _offered_here(problem: Problem, device: CpuDevice) -> tuple[CpuCandidate, ..
 
 def _costs(problem: Problem, device: CpuDevice, inference: bool) -> Costs:
     costs = Costs(ran_for(problem), device, inference)
-    return costs if device.profile is None else replace(costs, call=head_start(problem, device, inference))
+    return costs if device.profile is None else replace(costs, call=dispatch_overhead(problem, device, inference))
 
 
-def head_start(
+def dispatch_overhead(
     problem: Problem, device: CpuDevice, inference: bool, ahead: Mapping[Pass, float] | None = None
 ) -> float:
-    """Cycles that it costs to get to a kernel of polyconv's: by so many PyTorch's is ahead before it computes anything.
+    """Overhead [cycles, summed over all cores] of a native kernel compared to ATen's, before either computes.
 
-    One core goes there while all others wait: what is compared is the work of all of them. Where gradients are
-    recorded, a pass pays what the others of its layer do not gain of :data:`MIXED_CYCLES`. ``ahead``: in a race, cycles
-    by which a kernel of polyconv's is ahead of PyTorch's in other passes.
+    Dispatch occupies one core while the others wait, so it counts once per core. With gradients, a pass pays the part
+    of :data:`MIXED_CYCLES` that the other passes of its layer do not gain. ``ahead``: measured gains of other passes
+    [cycles], in autotuning.
     """
     if inference:
-        return device.cores * (OWN_CALL_CYCLES if ahead is None else RACED_CALL_CYCLES)
+        return device.cores * (OWN_CALL_CYCLES if ahead is None else TRIAL_CALL_CYCLES)
     recorded = device.cores * RECORDED_CYCLES
     image = problem.in_channels <= IMAGE_CHANNELS
     others = [kind for kind in Pass if kind is not problem.kind and not (kind is Pass.DGRAD and image)]
@@ -310,7 +304,7 @@ def head_start(
 
 @lru_cache(maxsize=4096)
 def _gain(problem: Problem, device: CpuDevice) -> float:
-    """Cycles by which polyconv's best kernel for a pass is ahead of PyTorch's, probably; 0 where it is not."""
+    """Conservative gain [cycles] of the best native kernel over ATen for a pass; 0 if there is none."""
     costs = Costs(ran_for(problem), device, False, device.cores * RECORDED_CYCLES)
     every = _every(problem, device, False)
     theirs, ours = (
@@ -321,7 +315,7 @@ def _gain(problem: Problem, device: CpuDevice) -> float:
 
 
 def here() -> CpuDevice:
-    """The processor that runs this, as it is set up now: as many cores as PyTorch's pool has threads."""
+    """The current processor with as many cores as PyTorch's pool has threads."""
     instruction_set = native.instruction_set() if native.is_available() else aten.instruction_set()
     threads = torch.get_num_threads()
     return _described(instruction_set, threads, in_force(instruction_set, threads))
@@ -334,17 +328,17 @@ def _described(instruction_set: str, threads: int, profile: Profile | None) -> C
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What candidates cost, in cycles of one core."""
+    """Costs of candidates [cycles of one core]."""
 
     problem: Problem
     device: CpuDevice
     inference: bool
     call: float = OWN_CALL_CYCLES
-    """What a kernel of polyconv's costs beside what it computes."""
+    """Overhead of a native kernel beside its computation."""
     _check: float = field(init=False, compare=False, repr=False)
-    """To find out whether a weight is still the one that was transformed."""
+    """Cost of checking that a cached weight is unchanged."""
     _corrections: dict[Formula, Correction] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """Of the kernels that were asked about: few formulas, many candidates."""
+    """Cache: few formulas serve many candidates."""
 
     def __post_init__(self) -> None:
         problem = self.problem
@@ -352,20 +346,20 @@ class Costs:
         object.__setattr__(self, "_check", check)
 
     def keeps(self, candidate: CpuCandidate) -> bool:
-        """Whether it uses weights that were transformed before."""
+        """True if the candidate would use the weight cache."""
         if not self.inference or self.problem.kind is not Pass.FPROP or candidate.weight_cycles <= 0.0:
             return False
         return self._check <= MOST_FOR_THE_CHECK * (candidate.cycles - candidate.weight_cycles)
 
     def counted(self, candidate: CpuCandidate) -> float:
-        """By the cost model."""
+        """The cost model's estimate."""
         saved = candidate.weight_cycles - self._check if self.keeps(candidate) else 0.0
         return CALL_CYCLES + candidate.cycles - saved
 
     def correction(self, candidate: CpuCandidate) -> Correction | None:
-        """By what was measured; None for PyTorch's convolution, which all others are compared with, and for sums of
-        pictures, whose parts are corrected."""
-        if self.device.profile is None or candidate.engine in (aten.NAME, sheets.NAME):
+        """Measured correction of an estimate. None without a profile, for ATen, the reference of all ratios, and for
+        sums of slices, whose parts are corrected."""
+        if self.device.profile is None or candidate.engine in (aten.NAME, engines_volumes.NAME):
             return None
         formula = candidate.engine, candidate.form == "direct", self.keeps(candidate)
         found = self._corrections.get(formula)
@@ -374,7 +368,7 @@ class Costs:
         return found
 
     def cautious(self, candidate: CpuCandidate) -> float:
-        """What is compared: a kernel of polyconv's has to be ahead by as much as its estimate may well be wrong."""
+        """The compared cost: a native kernel must be ahead of ATen by more than the uncertainty of its estimate."""
         counted = self.counted(candidate)
         if self.device.profile is None or candidate.engine == aten.NAME:
             return counted
@@ -383,11 +377,11 @@ class Costs:
 
 
 def offered(problem: Problem, device: CpuDevice, *, own_kernels: bool = False) -> Iterator[CpuCandidate]:
-    """Every candidate of every engine that has kernels for the problem's dtype; ``own_kernels``: but PyTorch's."""
+    """All candidates with kernels for the problem's dtype; ``own_kernels`` excludes ATen."""
     if not native.takes(problem):
         yield from aten.candidates(problem, device)
     elif problem.dtype == "float64":
-        yield from plain.candidates(problem, device)
+        yield from reference.candidates(problem, device)
     else:
         for engine in ENGINES:
             if engine is not aten or not own_kernels:
@@ -395,19 +389,17 @@ def offered(problem: Problem, device: CpuDevice, *, own_kernels: bool = False) -
 
 
 def offered_for_volumes(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
-    """The same for three axes: what polyconv's engines make of the pictures, or PyTorch's convolution of the whole.
-
-    Of pictures that lie in a volume PyTorch's would have to make copies.
-    """
+    """All candidates of a 3-D problem: a sum of slices by native kernels, or ATen on the whole volume. ATen is no
+    candidate for the slices: it would have to copy these views."""
     own = native.takes(problem)
     if own:
-        yield from sheets.candidates(problem, device, lambda picture: _plan_of_picture(picture, device))
+        yield from engines_volumes.candidates(problem, device, lambda picture: _plan_of_picture(picture, device))
     if not own or problem.dtype == "float32":
         yield from aten.candidates(problem, device)
 
 
 def _folding(run: Run, plan: CpuPlan) -> Run:
-    """Runs on the padded image, then adds the gradients of the border to the pixels that it was made of."""
+    """Run on the padded input, then add the border's gradients to the pixels that it was copied from."""
     problem, shape = plan.problem, plan.ran.x_shape
 
     def run_folded(tensors: MutableMapping[str, Tensor]) -> None:
@@ -420,14 +412,13 @@ def _folding(run: Run, plan: CpuPlan) -> Run:
 
 
 def _reason(problem: Problem, found: Selection[CpuCandidate], costs: Costs) -> str:
-    """Why the chosen one, in a few words."""
     chosen = found.chosen
     if len(found.able) == 1:
         alone = chosen.engine == aten.NAME
         return aten.why_alone(problem) if alone else f"{problem.dtype} is for checking, not for speed"
     if costs.device.profile is not None and any(candidate.engine == aten.NAME for candidate in found.able):
         return _advantage(found, costs)
-    direct = [c for c in found.able if c.direct and c is not chosen and c.engine != plain.NAME]
+    direct = [c for c in found.able if c.direct and c is not chosen and c.engine != reference.NAME]
     if not direct:
         return "the least estimated time"
     ratio = min(map(costs.counted, direct)) / costs.counted(chosen)
@@ -436,7 +427,7 @@ def _reason(problem: Problem, found: Selection[CpuCandidate], costs: Costs) -> s
 
 
 def _uncovered(found: Selection[CpuCandidate], costs: Costs) -> str:
-    """What a plan says where the estimate that decides, of polyconv's best kernel, is in no measured neighbourhood."""
+    """See :attr:`CpuPlan.uncovered`. It is judged by the estimate of the best native kernel."""
     ours = {candidate.name: candidate for candidate in found.able if candidate.engine != aten.NAME}
     if costs.device.profile is None or not 0 < len(ours) < len(found.able):
         return ""
@@ -450,7 +441,7 @@ def _uncovered(found: Selection[CpuCandidate], costs: Costs) -> str:
 
 
 def _advantage(found: Selection[CpuCandidate], costs: Costs) -> str:
-    """The same where estimates are corrected by measurements. Of a class that is not covered, only what is certain."""
+    """Reason text where measurements correct the estimates. For an uncovered class, only the lower bound."""
     theirs = next(candidate for candidate in found.able if candidate.engine == aten.NAME)
     correction, least = costs.correction(found.chosen), costs.counted(theirs) / costs.cautious(found.chosen)
     if found.chosen is theirs:

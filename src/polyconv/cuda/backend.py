@@ -1,12 +1,12 @@
-"""Runs problems on an NVIDIA GPU: plan, compile, allocate, launch.
+"""Backend of an NVIDIA GPU: plan, compile, allocate, launch.
 
-The first run of a problem plans it, compiles what is not in the cache, loads the kernels and packs their parameters.
-Every later run only writes addresses and launches. Nothing waits for the GPU: the launches go to torch's current
-stream, and the workspace comes from torch's allocator, which orders memory by stream.
+The first run of a problem plans it, compiles kernels that are not cached, loads them and packs their parameters. Later
+runs only write addresses and launch. Nothing waits for the GPU: launches go to torch's current stream, and the
+workspace comes from torch's allocator, which orders memory by stream.
 
-A kernel that cannot be compiled, loaded or launched is given up: one warning says what to report, no plan of this
-process names it any more, and the next candidate runs, down to the plain direct kernels. ``POLYCONV_STRICT=on`` raises
-instead. Errors that are not the kernel's (the GPU is lost, memory is short, a graph is being captured) are raised.
+A kernel that cannot be compiled, loaded or launched is blacklisted: one warning says what to report, no later plan of
+this process uses it, and the next candidate runs, down to the direct kernels. ``POLYCONV_STRICT=on`` raises instead.
+Errors that are not the kernel's fault (lost GPU, out of memory, graph capture) are raised.
 """
 
 from __future__ import annotations
@@ -21,54 +21,54 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from .. import choices, epoch, settings
-from ..forking import whole
-from ..known_weights import in_words, keeping_tolerance
-from ..once import warn_once
-from ..plan.cost import resident_blocks
-from ..plan.cuda import plan_cuda
-from ..plan.device import why_too_old
-from ..plan.plan import Plan
-from ..plan.volumes import CudaVolumePlan, plan_volume, planned
-from ..preference import Preference
+from .. import settings
+from ..autotune import preferences
+from ..backend import PrepareReport, PrepareRequest, Run
+from ..lowering.volume import Parts, pictures_of
+from ..lowering.volume_stack import Stack
+from ..lowering.volume_stack_run import stacked
+from ..lowering.volume_sum import Cut
+from ..lowering.volume_sum_run import summed
+from ..numerics.known_weights import in_words, keeping_tolerance
 from ..problem import Pass, Problem
-from ..readiness import Asked, Ready, Run
-from ..select import by_cost, worth_timing
-from ..sheets import Cut
-from ..stacking import stacked
-from ..stacks import Stack
-from ..standings import CONTENDERS
-from ..summing import summed
-from ..tuning import Environment, problem_key
-from ..volumes import Parts, pictures_of
+from ..runtime import state_version
+from ..runtime.fork_safety import STATE_LOCK
+from ..runtime.warn_once import warn_once
+from ..selection import TRIALS, Preference, by_cost, worth_timing
+from ..tuning_key import Environment, problem_key
 from . import driver
-from .cache import KernelCache
-from .compile import cores
-from .enqueue import Enqueue, Refused, enqueuer
+from .compile_log import Teller
 from .errors import CaptureError, CudaError, LaunchError, RefusedKernelError
-from .first_use import Teller
-from .weights import Memory, PreparedWeights, State
+from .jit.cache import KernelCache
+from .jit.compile import cores
+from .launch import Enqueue, Refused, enqueuer
+from .planner.cost import resident_blocks
+from .planner.device import why_too_old
+from .planner.plan import Plan
+from .planner.planner import plan_cuda
+from .planner.volumes import CudaVolumePlan, plan_volume, planned
+from .weight_cache import Memory, PreparedWeights, State
 
 if TYPE_CHECKING:
-    from ..console import Progress
-    from ..plan.device import CudaDevice
+    from ..util.console import Progress
+    from .planner.device import CudaDevice
 
 Planner = Callable[[Problem, "CudaDevice"], Plan]
 P = TypeVar("P", Plan, CudaVolumePlan)
 
 _given_up: list[str] = []
-"""Kernels that could not be used, on any GPU. Calls that were prepared with them are prepared again."""
+"""Blacklisted kernels of all GPUs. Their number is part of the state version, so cached calls are prepared again."""
 
 
-@epoch.follow
+@state_version.include
 def _kernels_given_up() -> int:
     return len(_given_up)
 
 
 def _torch_stream(index: int) -> Callable[[], int]:
-    """Gives the handle of torch's current stream of a GPU, without an object of torch's around it."""
+    """Function that returns the raw handle of torch's current stream on a GPU."""
     handle: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    if handle is None:  # a build for the CPU, which plans for a GPU and has no tensor on one
+    if handle is None:  # a CPU build of torch, which can plan for a GPU but has no CUDA tensors
         return lambda: int(torch.cuda.current_stream(index).cuda_stream)
     return partial(handle, index)
 
@@ -79,16 +79,15 @@ def _is_the_kernels(error: RefusedKernelError | LaunchError) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """What is kept of a plan's work from call to call, because its weight is frozen."""
+    """Weight-cache slot of a plan whose weight is frozen."""
 
     weights: PreparedWeights
-    """Where."""
     launches: int
-    """How many launches make it, all before the others."""
+    """Number of leading launches that prepare the weight."""
     recipe: bytes
-    """These launches: problems that differ elsewhere share what they make."""
+    """Cache key made of these launches: problems that differ only in the other launches share the prepared weight."""
     judged: bool = False
-    """Whether the plan was made for the weight, and need not be asked whether it suits it."""
+    """Whether the plan was made for this weight, so that its tolerance need not be checked."""
 
     @classmethod
     def of(cls, plan: Plan, weights: PreparedWeights) -> Keeping:
@@ -98,28 +97,28 @@ class Keeping:
 
 @dataclass(frozen=True, slots=True)
 class PreparedPlan:
-    """A plan whose kernels are loaded and whose launches are packed. Calling it enqueues them."""
+    """A plan with loaded kernels and packed launches. Calling it enqueues them."""
 
     plan: Plan
     launches: tuple[driver.PreparedLaunch, ...]
     enqueue: Enqueue
     backend: CudaBackend
     keeping: Keeping | None = None
-    """None where everything is made at each call."""
+    """None if the weight is prepared at each call."""
 
     def __call__(self, tensors: MutableMapping[str, Tensor]) -> None:
         self.backend.enqueue(self, tensors)
 
 
 class CudaBackend:
-    """The backend of one GPU.
+    """Backend of one GPU.
 
     Args:
         index: the GPU.
-        stream: gives the handle of the stream to launch on; torch's current stream if absent.
-        description: the device to plan for; read from the driver if absent.
-        cache: where compiled kernels are kept; the one in the settings if absent.
-        planner: makes the plan; if absent :func:`polyconv.plan.plan_cuda`, and what was measured or agreed upon.
+        stream: returns the handle of the stream to launch on; default: torch's current stream.
+        description: the device to plan for; default: read from the driver.
+        cache: kernel cache; default: that of the settings.
+        planner: default: :func:`polyconv.cuda.planner.planner.plan_cuda` with autotuned or agreed preferences.
     """
 
     name = "cuda"
@@ -149,11 +148,11 @@ class CudaBackend:
         self._planner = planner or self._plan_or_choose
         self._prepare = lru_cache(maxsize=1024)(self._prepare_anew)
         self._planned: dict[tuple[Problem, int], tuple[CudaDevice, Plan]] = {}
-        """Plans that are yet to be prepared, and the description that they were made with."""
+        """Plans of :meth:`prepare_all` that are not prepared yet, with the description they were made for."""
         self._teller = Teller(self._cache.compilations, description.arch, self._cache.folder)
 
     def plan(self, problem: Problem, *, inference: bool = False, w: Tensor | None = None) -> Plan | CudaVolumePlan:
-        """What would run; makes no call to the compiler or the driver."""
+        """Plan that would run. Compiles and loads nothing."""
         if problem.rank == 3:
             return self._plan_volume(problem).with_plans(self._plan_picture)
         found = self._plan_picture(problem)
@@ -163,15 +162,15 @@ class CudaBackend:
         return self._planner(problem, self.description)
 
     def _plan_volume(self, problem: Problem) -> CudaVolumePlan:
-        """The way that is chosen; how its pictures are computed is for each of them to be chosen, too."""
+        """Lowering of a 3-D problem to 2-D problems, which are planned individually."""
         return self._choose(problem, partial(plan_volume, problem, self.description))
 
     def _pictures_of(self, problem: Problem) -> tuple[Problem, ...]:
-        """What kernels are asked for in the place of a problem: itself, if it has two axes."""
+        """2-D problems that kernels run for ``problem``: itself unless it is 3-D."""
         return pictures_of(self._plan_volume(problem).parts) if problem.rank == 3 else (problem,)
 
     def prepare(self, problem: Problem, *, inference: bool = False) -> Run:
-        """Plan, compile and load: what is left for a run is to write addresses and to launch."""
+        """Plan, compile and load. A run then only writes addresses and launches."""
         if problem.rank == 3:
             return self._prepare_parts(self._plan_volume(problem).parts)
         return self.prepare_picture(problem)
@@ -184,16 +183,13 @@ class CudaBackend:
         return stacked(parts, runs)
 
     def prepare_picture(self, problem: Problem) -> PreparedPlan:
-        """The same for two axes: its launches can be looked at."""
-        return self._prepare(problem, epoch.now())
+        """:meth:`prepare` for a 2-D problem; the result exposes its launches."""
+        return self._prepare(problem, state_version.current())
 
-    def prepare_all(self, asked: Sequence[Asked], progress: Progress) -> Ready:
-        """Plan all, compile what is missing side by side, then load.
-
-        A kernel that NVRTC refuses is met again by the problems that want it, which do without it.
-        """
+    def prepare_all(self, asked: Sequence[PrepareRequest], progress: Progress) -> PrepareReport:
+        """Plan all problems, compile missing kernels in parallel, then load. Rejected kernels are blacklisted last."""
         self._teller.tell()
-        number, problems = epoch.now(), dict.fromkeys(problem for problem, _ in asked)
+        number, problems = state_version.current(), dict.fromkeys(problem for problem, _ in asked)
         pictures = list(dict.fromkeys(picture for problem in problems for picture in self._pictures_of(problem)))
         began = time.perf_counter()
         self._planned = {(problem, number): (self.description, self._plan_picture(problem)) for problem in pictures}
@@ -211,7 +207,7 @@ class CudaBackend:
         finally:
             self._planned.clear()
         found = self._cache.compilations.take()
-        return Ready(
+        return PrepareReport(
             len(problems),
             planning=planned - began,
             kernels=len(specs),
@@ -234,8 +230,7 @@ class CudaBackend:
         if prepared.keeping is not None and self._enqueue_keeping(prepared, prepared.keeping, tensors, stream):
             return
         size = prepared.plan.workspace_bytes
-        # Freed on return, while the kernels may still be running: the allocator gives the memory to nobody but later
-        # work on the same stream.
+        # Freed while kernels may still be running: the allocator reuses it only for later work on the same stream.
         memory = self.allocate(size) if size else None
         workspace = 0 if memory is None else memory.data_ptr()
         refused = prepared.enqueue(0, len(prepared.launches), stream, tensors, workspace, workspace)
@@ -245,7 +240,7 @@ class CudaBackend:
     def _enqueue_keeping(
         self, prepared: PreparedPlan, keeping: Keeping, tensors: MutableMapping[str, Tensor], stream: int
     ) -> bool:
-        """The same, without the launches that made what is kept, or with what they make kept. False if it cannot be."""
+        """:meth:`enqueue` with a cached weight, or caching it. Returns False if the weight cannot be cached now."""
         plan, w = prepared.plan, tensors.get("owner", tensors["w"])
         if w.is_inference():  # it has no version counter
             return False
@@ -276,7 +271,7 @@ class CudaBackend:
         return True
 
     def _instead(self, plan: Plan, w: Tensor) -> Run | None:
-        """What runs for a weight in the place of a plan that does not keep its tolerance for it. Waits for the GPU."""
+        """Replacement for a plan that exceeds its tolerance for this weight; None if it does not. Waits for the GPU."""
         found = self._for_weights(plan, w)
         if found is plan:
             return None
@@ -288,13 +283,13 @@ class CudaBackend:
         return keeping_tolerance(plan.problem, plan, w, self._plan_again)
 
     def _plan_again(self, problem: Problem) -> Plan:
-        """By the planner alone: no other rank is asked about a weight."""
+        """Plan without preferences: ranks do not agree on plans for individual weights."""
         return plan_cuda(problem, self.description, settings.current().workspace_bytes)
 
     def _go_on(
         self, prepared: PreparedPlan, tensors: MutableMapping[str, Tensor], stream: int, refused: Refused
     ) -> None:
-        """Run what comes after a plan of which a launch was refused, if that is the kernel's fault."""
+        """Handle a refused launch: run the next plan if the kernel is at fault, else raise."""
         function, launched, number = refused
         status = driver.status_of(number)
         if function != driver.LAUNCH:
@@ -302,33 +297,32 @@ class CudaBackend:
         error = prepared.launches[launched].error(status, stream)
         residual = tensors.get("residual")
         if launched and residual is not None and residual.data_ptr() == tensors["y"].data_ptr():
-            raise error  # what was launched before may have written over an input
+            raise error  # earlier launches may have overwritten the residual
         self._give_up(error)
         other = self.prepare_picture(prepared.plan.problem)
         if error.symbol in {kernel.symbol for kernel in other.plan.kernels}:
             raise error
         other(tensors)
 
-    def leaves_to_torch(self, problem: Problem, *, inference: bool = False) -> bool:
-        """Never: PyTorch's convolution is not called on a CUDA tensor."""
+    def is_passthrough(self, problem: Problem, *, inference: bool = False) -> bool:
+        """Always False: ATen's convolution is never called on a CUDA tensor."""
         return False
 
     def explain(self, problem: Problem, w: Tensor | None = None) -> str:
-        """The plan in words."""
         plan = self.plan(problem)
         return plan.explain() + ("" if w is None else in_words(problem, plan, w, self._plan_again))
 
     def candidates(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
-        """The candidates that may run: the same, and as dear, whether the weight is kept or not."""
+        """Candidates by cost. Neither depends on ``inference``."""
         plan = planned(problem, self.description, settings.current().workspace_bytes)
         return tuple(candidate.name for candidate in by_cost(plan.candidates))
 
-    def contenders(self, problem: Problem, *, inference: bool = False, most: int = CONTENDERS) -> tuple[str, ...]:
-        """PyTorch's convolution is none of them: it is not called on a CUDA tensor."""
+    def trials(self, problem: Problem, *, inference: bool = False, most: int = TRIALS) -> tuple[str, ...]:
+        """Candidates for autotuning. ATen's convolution is never one of them."""
         plan = planned(problem, self.description, settings.current().workspace_bytes)
         return tuple(worth_timing(plan.candidates, most, lambda name: name.partition("_")[0]))
 
-    def contender(self, problem: Problem, name: str, *, inference: bool = False) -> Run:
+    def trial(self, problem: Problem, name: str, *, inference: bool = False) -> Run:
         workspace = settings.current().workspace_bytes
         if problem.rank == 3:
             return self._prepare_parts(plan_volume(problem, self.description, workspace, Preference(name)).parts)
@@ -336,27 +330,23 @@ class CudaBackend:
             lambda: plan_cuda(problem, self.description, workspace, Preference(name)), PreparedWeights()
         )
 
-    def head_start(self, problem: Problem, ahead: Mapping[Pass, float], *, inference: bool = False) -> float:
-        return 0.0  # PyTorch's convolution is no contender here
+    def dispatch_overhead(self, problem: Problem, ahead: Mapping[Pass, float], *, inference: bool = False) -> float:
+        return 0.0  # ATen's convolution is not a candidate here
 
-    def give_back(self) -> None:
-        """PyTorch's allocator has it, for whoever wants it next."""
+    def trim_memory(self) -> None:
+        """No-op: torch's allocator already has the memory."""
 
     def key(self, problem: Problem, *, inference: bool = False) -> str:
         return problem_key(problem)
 
     def environment(self) -> Environment:
-        """This GPU, its driver, and what its kernels are compiled with."""
+        """GPU, driver version and version of the CUDA bindings."""
         number = int(driver.call("cuDriverGetVersion"))
         version = f"{number // 1000}.{number % 1000 // 10}"
         return Environment.of_cuda(self.description.name, self.description.arch, version, driver.bindings_version())
 
     def allocate(self, size: int) -> Memory:
-        """Scratch memory for one run.
-
-        Without a tensor around it: in deterministic mode torch fills a new one, and kernels read nothing here that they
-        have not written.
-        """
+        """Allocate GPU memory. Not as a tensor: in deterministic mode torch would fill it, which no kernel needs."""
         return torch.UntypedStorage(size, device=self._place)
 
     def _prepare_anew(self, problem: Problem, number: int) -> PreparedPlan:
@@ -368,10 +358,9 @@ class CudaBackend:
     def _settled(
         self, planned: Callable[[], Plan], weights: PreparedWeights, first: Plan | None = None
     ) -> PreparedPlan:
-        """Planned again for as long as a kernel turns out to be another than the planner believed: it learns of it.
+        """Plan and prepare, repeatedly until all kernels load and have the occupancy that the planner assumed.
 
-        ``weights``: where those of a frozen problem are kept. ``first``: what was planned already, with what is known
-        of the device.
+        ``weights``: weight cache for a frozen problem. ``first``: plan to begin with, made for the current description.
         """
         tried: set[str] = set()
         while True:
@@ -391,7 +380,7 @@ class CudaBackend:
                 self._give_up(error)
 
     def _launches(self, plan: Plan) -> tuple[driver.PreparedLaunch, ...]:
-        """Compiled, loaded and packed."""
+        """Compile, load and pack the launches of a plan."""
         specs = list(dict.fromkeys(plan.kernels))
         missing = [spec.symbol for spec in specs if not self.device.has(spec)]
         if missing and driver.is_capturing(self.stream()):
@@ -407,22 +396,22 @@ class CudaBackend:
             return tuple(driver.PreparedLaunch(kernels[launch.kernel], launch) for launch in plan.launches)
 
     def _give_up(self, error: RefusedKernelError | LaunchError) -> None:
-        """Let no plan name the kernel that an error is about; raise the error if it is not the kernel's, or must be."""
+        """Blacklist the kernel of an error. Raises the error if the kernel is not at fault, or in strict mode."""
         if settings.current().strict or not _is_the_kernels(error):
             raise error
         warn_once(
             f"{error.symbol} cannot be used here, and another kernel, which may be slower, runs instead. Please report "
             f"it, with the output of polyconv doctor ({self.environment()}): {error}"
         )
-        with whole:
-            epoch.changed()
+        with STATE_LOCK:
+            state_version.changed()
             known = {**self.description.refused, error.symbol: str(error).splitlines()[0].rstrip(":")}
             self.description = replace(self.description, unusable=tuple(sorted(known.items())))
             _given_up.append(error.symbol)
-            epoch.changed()
+            state_version.changed()
 
     def _learns_occupancy(self, plan: Plan, launches: tuple[driver.PreparedLaunch, ...]) -> bool:
-        """Whether a multiprocessor holds fewer blocks of some launch than its cost was reckoned with."""
+        """Record kernels with a lower occupancy [blocks per SM] than the cost model assumed. Returns whether any."""
         fewer: dict[str, int] = {}
         with self.device.activate():
             for prepared, launch in zip(launches, plan.launches, strict=True):
@@ -430,7 +419,7 @@ class CudaBackend:
                 if believed > 1 and symbol not in fewer and (held := prepared.resident_blocks) < believed:
                     fewer[symbol] = max(1, held)
         if fewer:
-            with whole:
+            with STATE_LOCK:
                 known = {**self.description.read, **fewer}
                 self.description = replace(self.description, resident=tuple(sorted(known.items())))
         return bool(fewer)
@@ -439,6 +428,6 @@ class CudaBackend:
         return self._choose(problem, partial(plan_cuda, problem, device))
 
     def _choose(self, problem: Problem, plan: Callable[[int, Preference | None], P]) -> P:
-        """What was measured or agreed upon, or else the planner's own choice, given the workspace."""
+        """Plan by measured or agreed preference, or else by the cost model, within the workspace limit."""
         workspace = settings.current().workspace_bytes
-        return choices.decide(problem, False, self.environment(), partial(plan, workspace))
+        return preferences.decide(problem, False, self.environment(), partial(plan, workspace))

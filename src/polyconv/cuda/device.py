@@ -1,19 +1,18 @@
-"""A GPU in the planner's words, read from the driver."""
+"""The planner's description of a GPU, read from the driver."""
 
 from __future__ import annotations
 
 from functools import cache
 
-from ..plan.device import CudaDevice
 from . import driver
+from .planner.device import CudaDevice
 
 USUAL_CLOCK_MHZ = 1500
-"""For drivers that report no clock: the cost model compares candidates on one device, and any clock serves for that."""
+"""Clock for drivers that report none. Any value works: the cost model compares candidates on one device."""
 
 
 @cache
 def describe(index: int) -> CudaDevice:
-    """What the planner wants to know about the GPU with this index."""
     gpu = driver.device(index)
     major, minor = gpu.attribute("COMPUTE_CAPABILITY_MAJOR"), gpu.attribute("COMPUTE_CAPABILITY_MINOR")
     sms = gpu.attribute("MULTIPROCESSOR_COUNT")
@@ -33,9 +32,8 @@ def describe(index: int) -> CudaDevice:
 
 
 def _bandwidth(clock_khz: int, bus_bits: int, sms: int) -> float:
-    """GB/s of the device's memory: two transfers per clock.
+    """DRAM bandwidth [GB/s] at two transfers per clock.
 
-    Some drivers report no memory clock (virtualised and integrated GPUs). Then 10 GB/s per multiprocessor, a typical
-    ratio, keeps the cost model working.
+    Virtualised and integrated GPUs may report no clock; 10 GB/s per SM is a typical ratio.
     """
     return 2 * clock_khz * 1e3 * bus_bits / 8 / 1e9 or 10.0 * sms

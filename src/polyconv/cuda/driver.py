@@ -1,11 +1,11 @@
-"""The NVIDIA driver: contexts, loaded kernels, launches. Nothing else in polyconv calls it.
+"""NVIDIA driver: contexts, loaded kernels, launches. The only module that calls the driver.
 
-Every call's status is checked here (the bindings return it and never raise), nothing here waits for the GPU, and
-everything here may be used from several threads.
+Every status is checked here (the bindings return it and never raise), nothing waits for the GPU, and everything is
+thread-safe.
 
-Launches go through ``cuda.bindings`` and not ``cuda.core.launch``: a kernel of ours takes one struct by value, which
-``cuda.core`` 1.2 cannot pass, and with one prepared buffer a launch costs about two microseconds of Python. Those of a
-whole plan go through native code, where there is some (:mod:`~.enqueue`): it gets the driver's own functions from here.
+Launches use ``cuda.bindings`` and not ``cuda.core.launch``: our kernels take one struct by value, which ``cuda.core``
+1.2 cannot pass, and with one prepared buffer a launch costs about two microseconds of Python. The launches of a whole
+plan go through native code if it is built (:mod:`~.launch`), which gets the driver's functions from here.
 """
 
 from __future__ import annotations
@@ -19,35 +19,34 @@ from functools import cache, partial
 from importlib.metadata import version
 from typing import Any
 
-from ..forking import whole
-from ..importing import imported
-from ..plan.plan import KernelSpec, Launch
-from .cubin import KernelInfo, is_cubin, kernel_info
+from ..runtime.fork_safety import STATE_LOCK
+from ..runtime.lazy_import import imported
 from .errors import ContextLostError, DriverError, LaunchError
+from .jit.cubin import KernelInfo, is_cubin, kernel_info
+from .planner.plan import KernelSpec, Launch
 
 LAUNCH = "cuLaunchKernel"
 
 _SHARED_WITHOUT_OPT_IN = 48 * 1024
 _ENTRY_POINTS = ("cuCtxGetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent", LAUNCH)
-"""What ``csrc/cuda/driver.h`` has, in its order."""
+"""Functions of ``csrc/cuda/driver.h``, in its order."""
 _ENTRY_VERSION = 12000
-"""Of CUDA, whose interface of these functions is meant: the first that has kernels which belong to no module."""
+"""CUDA version of these functions' interface: the first with kernels that belong to no module."""
 _LOADS_FUNCTIONS = 12040
-"""The first driver that can be told to load a function. Those before it load it when it is looked up."""
+"""First driver version with ``cuFuncLoad``. Older ones load a function when it is looked up."""
 
 _LOST = frozenset({4, 214, 220, 700, 702, 709, 710, *range(714, 720), 999})
-"""Statuses after which a context is of no use: a memory access, an instruction or an assertion of some kernel that was
-wrong, an error of the hardware, a driver that has shut down. The driver's word for them: sticky."""
+"""Sticky statuses, after which the context is unusable: illegal memory access, illegal instruction, device assertion,
+hardware error, driver shut down."""
 _NOT_THE_KERNELS = frozenset({2, 3, 100, 101, 201, 400, *range(900, 911)})
-"""Statuses that any kernel would have met: no memory, no context, no such stream, a graph that is being captured."""
+"""Statuses that any kernel would get: out of memory, no context, invalid stream, graph capture."""
 
 
 @cache
 def bindings() -> Any:
-    """``cuda.bindings.driver``, ready to use.
+    """``cuda.bindings.driver``, initialised.
 
-    The library is probed by hand first: without it the bindings fail in ways that differ from call to call, and one of
-    them never returns.
+    libcuda is probed first: without it the bindings fail differently from call to call, and one call never returns.
     """
     try:
         ctypes.CDLL("libcuda.so.1")
@@ -68,17 +67,17 @@ def bindings() -> Any:
 
 @cache
 def bindings_version() -> str:
-    """The version of CUDA that the bindings speak: 12.9."""
-    with whole:
+    """CUDA version of the bindings, such as 12.9."""
+    with STATE_LOCK:
         return ".".join(version("cuda-bindings").split(".")[:2])
 
 
 class _Unnamed(int):
-    """A status that the bindings have no name for: a driver that is newer than they are may give one."""
+    """Status without a name in the bindings, from a driver newer than they are."""
 
 
 def _answer(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function of the bindings returns, a status first. At a status without a name they raise instead."""
+    """Call a function of the bindings; the result begins with the status. They raise for a status without a name."""
     try:
         return function(*arguments)
     except ValueError as error:
@@ -89,7 +88,7 @@ def _answer(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def describe_status(driver: Any, status: Any) -> str:
-    """A CUDA error's name and text: ``CUDA_ERROR_INVALID_VALUE (invalid argument)``."""
+    """Name and text of a CUDA error: ``CUDA_ERROR_INVALID_VALUE (invalid argument)``."""
     if isinstance(status, _Unnamed):
         return f"CUDA error {status} (which cuda.bindings {bindings_version()} has no name for)"
     _, name = driver.cuGetErrorName(status)
@@ -98,7 +97,7 @@ def describe_status(driver: Any, status: Any) -> str:
 
 
 def call(name: str, *arguments: Any) -> Any:
-    """Call a driver function by name and return its value; raise :class:`DriverError` if it fails."""
+    """Call a driver function by name and return its value. Raises :class:`DriverError` if it fails."""
     status, *values = _answer(getattr(bindings(), name), *arguments)
     if status:
         raise failed(name, status)
@@ -106,12 +105,12 @@ def call(name: str, *arguments: Any) -> Any:
 
 
 def failed(name: str, status: Any) -> DriverError:
-    """The error of a driver function that returned this status."""
+    """Error for a driver function that returned this status."""
     return DriverError(f"{name} failed: {describe_status(bindings(), status)}", status=int(status))
 
 
 def status_of(number: int) -> Any:
-    """A status as the bindings have it, from the number that native code was given."""
+    """Status object of the bindings for a number from native code."""
     try:
         return bindings().CUresult(number)
     except ValueError:
@@ -120,15 +119,12 @@ def status_of(number: int) -> Any:
 
 @cache
 def entry_points() -> tuple[int, ...]:
-    """Addresses of the functions that launching takes, in the library that the bindings have loaded."""
+    """Addresses of the driver functions needed to launch, in the library loaded by the bindings."""
     return tuple(int(call("cuGetProcAddress", name.encode(), _ENTRY_VERSION, 0)[0]) for name in _ENTRY_POINTS)
 
 
 def is_capturing(stream: int) -> bool:
-    """Whether what is launched on a stream is written down for a graph. One that does not answer counts as such.
-
-    The default stream never is, and is not asked.
-    """
+    """Whether a stream is being captured into a graph; True if the query fails. The default stream never is."""
     if stream == 0:
         return False
     status, *capturing = _answer(bindings().cuStreamIsCapturing, stream)
@@ -136,7 +132,7 @@ def is_capturing(stream: int) -> bool:
 
 
 def launch_error(words: str, symbol: str, status: int) -> LaunchError:
-    """The error of a kernel that the driver did not load or launch, told apart by what it returned."""
+    """Error for a kernel that was not loaded or launched; :class:`ContextLostError` for a sticky status."""
     if status not in _LOST:
         return LaunchError(words, symbol=symbol, status=status)
     return ContextLostError(
@@ -148,39 +144,38 @@ def launch_error(words: str, symbol: str, status: int) -> LaunchError:
 
 
 def blames_the_kernel(error: LaunchError) -> bool:
-    """Whether another kernel may do where this one could not be loaded or launched."""
+    """Whether another kernel may succeed where this one could not be loaded or launched."""
     return not isinstance(error, ContextLostError) and error.status not in _NOT_THE_KERNELS
 
 
 class Device:
-    """One GPU: its primary context, which torch shares, and the kernels loaded on it."""
+    """One GPU: its primary context, shared with torch, and the kernels loaded on it."""
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.handle = call("cuDeviceGet", index)
-        # As C means it: what follows the first NUL is whatever the driver left in the buffer.
+        # A C string: the bytes after the first NUL are undefined.
         self.name = call("cuDeviceGetName", 256, self.handle).split(b"\0")[0].decode(errors="replace").strip()
-        # Retained for the life of the process: kernels stay loaded in it.
+        # Retained for the life of the process, because kernels stay loaded in it.
         self._context = call("cuDevicePrimaryCtxRetain", self.handle)
         self.context_address = int(self._context)
         self._kernels: dict[KernelSpec, Kernel] = {}
 
     def attribute(self, name: str) -> int:
-        """A device attribute by the driver's own name, without its prefix."""
+        """Device attribute by the driver's name without ``CU_DEVICE_ATTRIBUTE_``."""
         attribute = getattr(bindings().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(call("cuDeviceGetAttribute", attribute, self.handle))
 
     def activate(self) -> Activation:
-        """A ``with`` block in which this device's context is the thread's current one."""
+        """Scope in which this device's context is current for the thread."""
         return Activation(self)
 
     def has(self, spec: KernelSpec) -> bool:
-        """Whether the kernel is loaded on this device."""
         return spec in self._kernels
 
     def load(self, spec: KernelSpec, cubin: bytes) -> Kernel:
-        """The kernel, loaded on this device; the second time, the same object."""
-        with whole:
+        """Load a kernel on this device, once."""
+        with STATE_LOCK:
             kernel = self._kernels.get(spec)
             if kernel is None:
                 with self.activate(), relaxed():
@@ -192,10 +187,7 @@ class Device:
 
 
 class Activation:
-    """Makes a device's context current and puts back what was there.
-
-    torch has usually made the same context current already, so the common case is one question to the driver.
-    """
+    """Scope with a device's context current. If torch has made it current, as usual, it costs one driver query."""
 
     __slots__ = ("_device", "_pushed")
 
@@ -216,9 +208,9 @@ class Activation:
 
 @contextmanager
 def relaxed() -> Iterator[None]:
-    """A ``with`` block in which this thread may load kernels, although some thread captures a graph.
+    """Scope in which this thread may load kernels although some thread captures a graph.
 
-    Otherwise the driver refuses, and spoils the graph as well. Loading is not part of what a graph repeats.
+    Otherwise the driver refuses and invalidates the graph. Loading is not part of what a graph replays.
     """
     before = call("cuThreadExchangeStreamCaptureMode", bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
     try:
@@ -228,10 +220,10 @@ def relaxed() -> Iterator[None]:
 
 
 class Kernel:
-    """A kernel loaded on one device, which is the active one when this is made.
+    """A kernel loaded on one device, which must be active during construction.
 
-    The driver loads lazily: a library brings no code to the device before one of its functions is wanted. A launch that
-    is captured in a graph must not be what wants it first, so the function is loaded here.
+    The driver loads the code of a library lazily, at the first use of a function. That must not be a launch in graph
+    capture, so the function is loaded here.
     """
 
     def __init__(self, device: Device, spec: KernelSpec, code: bytes) -> None:
@@ -245,7 +237,7 @@ class Kernel:
                 symbol=spec.symbol,
             )
         try:
-            # PTX ends with a NUL; a cubin knows its length.
+            # PTX is NUL-terminated; a cubin contains its length.
             self._library = call("cuLibraryLoadData", code if info else code + b"\0", [], [], 0, [], [], 0)
             self._kernel = call("cuLibraryGetKernel", self._library, spec.symbol.encode())
             self.info: KernelInfo = info or self._translated()
@@ -258,7 +250,7 @@ class Kernel:
         self._dynamic_shared = _SHARED_WITHOUT_OPT_IN - self.info.static_shared
 
     def _translated(self) -> KernelInfo:
-        """What the driver made of PTX."""
+        """Resources of the kernel after the driver has translated its PTX."""
         return KernelInfo(
             self.spec.symbol,
             "PTX",
@@ -274,14 +266,14 @@ class Kernel:
         return int(call("cuKernelGetAttribute", attribute, self._kernel, self.device.handle))
 
     def blocks_per_sm(self, dynamic_shared: int) -> int:
-        """Blocks that a multiprocessor holds at once, as the driver says. The device is the active one."""
+        """Occupancy [blocks per SM] according to the driver. The device must be active."""
         return int(
             call("cuOccupancyMaxActiveBlocksPerMultiprocessor", self.function, self.spec.threads, dynamic_shared)
         )
 
     def allow_shared(self, dynamic_shared: int) -> None:
-        """Ask for more dynamic shared memory than a kernel gets by default (48 KiB, static included)."""
-        with whole:
+        """Opt in to more dynamic shared memory [bytes] than the default (48 KiB, static included)."""
+        with STATE_LOCK:
             if dynamic_shared <= self._dynamic_shared:
                 return
             attribute = bindings().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -297,10 +289,10 @@ class Kernel:
 
 
 class PreparedLaunch:
-    """One launch of a plan on one device, with all but the addresses and the stream already in place.
+    """One launch of a plan on one device, complete except for addresses and stream.
 
-    The parameters lie in one buffer whose address the driver gets; a call writes the addresses into it. The driver
-    copies the buffer before it returns; a thread that comes in between takes a buffer of its own.
+    A call writes the addresses into the parameter buffer, which the driver copies before it returns. A concurrent
+    thread uses a buffer of its own.
     """
 
     __slots__ = ("_arguments", "_blob", "_kernel", "_launch", "_launch_kernel", "_lock", "_sizes", "_slots", "_where")
@@ -327,14 +319,14 @@ class PreparedLaunch:
         self._lock = threading.Lock()
 
     def __call__(self, addresses: Mapping[str, int], stream: int) -> None:
-        """Enqueue the kernel on a stream (its handle; 0 is the default stream). Returns before the kernel has run."""
+        """Enqueue the kernel on a stream handle (0: default stream), without waiting for it. Raises on failure."""
         if status := self.enqueue(addresses, stream):
             raise self.error(status, stream)
 
     def enqueue(self, addresses: Mapping[str, int], stream: int) -> Any:
-        """The same; gives what the driver returned."""
+        """Enqueue the kernel and return the driver's status."""
         if not self._lock.acquire(blocking=False):
-            # Another thread is between the two, or was when this process was forked off.
+            # Another thread is using the buffer, or was when this process was forked.
             return PreparedLaunch(self._kernel, self._launch).enqueue(addresses, stream)
         try:
             for slot, buffer, offset in self._slots:
@@ -346,13 +338,13 @@ class PreparedLaunch:
         return status
 
     def described(self) -> tuple[Any, ...]:
-        """As native code takes it (``csrc/cuda/module.cc``)."""
+        """Description of the launch for native code (``csrc/cuda/module.cc``)."""
         launch = self._launch
         slots = tuple((slot.offset, slot.buffer, slot.byte_offset) for slot in launch.pointers)
         return int(self._kernel.function), launch.grid, launch.block, launch.dynamic_shared, launch.params, slots
 
     def error(self, status: Any, stream: int) -> LaunchError:
-        """That of a launch for which the driver returned this status."""
+        """Error for a failed launch with this status."""
         launch, kernel = self._launch, self._kernel
         words = (
             f"{describe_status(bindings(), status)} when launching {kernel.spec.symbol} on {kernel.device}: "
@@ -364,7 +356,7 @@ class PreparedLaunch:
 
     @property
     def resident_blocks(self) -> int:
-        """Blocks of this launch that a multiprocessor holds at once. The device is the active one."""
+        """Occupancy [blocks per SM] of this launch. The device must be active."""
         return self._kernel.blocks_per_sm(self._launch.dynamic_shared)
 
 
@@ -373,7 +365,7 @@ _devices: dict[int, Device] = {}
 
 def device(index: int) -> Device:
     """The GPU with this index, one object per process."""
-    with whole:
+    with STATE_LOCK:
         found = _devices.get(index)
         if found is None:
             found = _devices[index] = Device(index)
@@ -381,9 +373,8 @@ def device(index: int) -> Device:
 
 
 def release_devices() -> None:
-    """Let go of all GPUs, in a process that launches nothing: one that serves a single process at a time may be wanted
-    by another."""
-    with whole:
+    """Release all GPUs in a process that launches nothing: in exclusive mode a GPU serves one process at a time."""
+    with STATE_LOCK:
         for found in _devices.values():
             call("cuDevicePrimaryCtxRelease", found.handle)
         _devices.clear()

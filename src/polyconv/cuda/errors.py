@@ -1,16 +1,10 @@
-"""What can go wrong between a plan and a GPU, said so that a person can act on it."""
+"""Errors of the CUDA backend. Each message says what to do."""
 
 from __future__ import annotations
 
 
 class CudaError(RuntimeError):
-    """Base of everything that this folder raises.
-
-    Args:
-        message: the words.
-        symbol: the kernel that it is about, if it is about one.
-        status: what the driver returned, if it was the driver.
-    """
+    """Base class. ``symbol``: the kernel at issue, if any; ``status``: the driver's, if a driver call failed."""
 
     def __init__(self, message: str, *, symbol: str = "", status: int = 0) -> None:
         super().__init__(message)
@@ -19,15 +13,15 @@ class CudaError(RuntimeError):
 
 
 class CompileError(CudaError):
-    """NVRTC refused a kernel, or cannot compile for this GPU at all."""
+    """NVRTC rejected a kernel, or cannot compile for this GPU at all."""
 
 
 class RefusedKernelError(CompileError):
-    """NVRTC refused one kernel. The message holds the compiler's own words."""
+    """NVRTC rejected one kernel. The message contains the compiler's log."""
 
 
 class MissingKernelError(CudaError):
-    """A kernel is nowhere, and the settings forbid to compile it. The message holds the command that makes it."""
+    """A kernel is not on disk, and the settings forbid compiling. The message contains the command that builds it."""
 
 
 class DriverError(CudaError):
@@ -39,8 +33,8 @@ class LaunchError(DriverError):
 
 
 class ContextLostError(LaunchError):
-    """The GPU stopped working for this process: every later call fails, whatever is launched."""
+    """The GPU context is lost: every later call of this process fails."""
 
 
 class CaptureError(CudaError):
-    """A convolution first runs while a CUDA graph is captured, when nothing may be loaded. The message says which."""
+    """A convolution runs first during CUDA graph capture, when kernels cannot be loaded. The message names it."""

@@ -1,1 +1,1 @@
-"""How long a convolution takes and how exact it is: what bench, tune, optimize, the doctor and the tests share."""
+"""Time and accuracy of convolutions, as measured by bench, tune, optimize, the doctor and the tests."""

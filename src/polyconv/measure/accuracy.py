@@ -1,8 +1,8 @@
-"""How far a result is from the exact one: the largest deviation from float64, in units of the output map's scale.
+"""Measured error of a result: its largest deviation from float64, in units of the output map's scale.
 
-That is the unit of predictions (:mod:`polyconv.scale`), so that figures of different layers compare, and with those. A
-float64 convolution of a large layer takes minutes; there, only a part of the result is compared: some channels of the
-last image, in bands of rows at the top, in the middle and at the bottom, or the weights between some channels.
+Predictions use the same unit (:mod:`polyconv.numerics.scale`), so figures of different layers are comparable. A float64
+convolution of a large layer takes minutes; there only a sample is compared: some channels of the last image, in bands
+of rows at the top, in the middle and at the bottom, or the weights between some channels.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..cpu.borders import sides_for_torch
-from ..cpu.convolutions import CONVOLUTIONS
+from ..lowering.aten import CONVOLUTIONS
+from ..lowering.border import sides_for_torch
+from ..numerics.scale import largest, scales
 from ..problem import RESULTS, Pass, Problem
-from ..scale import largest, scales
 from .operands import Operands
 
 WHOLE = 2e9
-"""Multiply-adds up to which the whole result is compared."""
+"""Largest problem [multiply-adds] whose whole result is compared."""
 SAMPLE = 2.5e8
-"""Multiply-adds of a sample."""
+"""Size of a sample [multiply-adds]."""
 CHANNELS = 8
 """Channels of a sample."""
 BANDS = 3
@@ -33,18 +33,16 @@ BANDS = 3
 @dataclass(frozen=True, slots=True)
 class Accuracy:
     error: float
-    """Largest |result - exact| of the elements compared, relative to the scale of its output map."""
+    """Largest |result - exact| of the compared elements, relative to the scale of its output map."""
     compared: float
-    """Share of the result that was compared."""
+    """Compared share of the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a result: ranges of images, groups, channels within a group, and rows.
-
-    Channels are narrowed only within a single group, so that what belongs to a part is again a grouped convolution.
-    ``others`` are the channels on the other side, which only the weights have.
-    """
+    """A part of a result: ranges of images, groups, channels within a group, and rows. Channels are narrowed only
+    within a single group, so that a part is again a grouped convolution. ``others`` are the channels on the other side,
+    which only weights have."""
 
     images: range
     groups: range
@@ -54,7 +52,7 @@ class Part:
 
 
 def scale(problem: Problem, operands: Operands) -> Tensor:
-    """The scale of every map of the result, to be broadcast against it."""
+    """The scale of every map of the result, for broadcasting."""
     given = {"x": operands.x, "w": operands.w, "bias": operands.bias, "y": operands.dy}
     found = scales(problem, {name: tensor for name, tensor in given.items() if tensor is not None})
     return found[RESULTS[problem.kind]]
@@ -63,10 +61,7 @@ def scale(problem: Problem, operands: Operands) -> Tensor:
 def measure(
     problem: Problem, operands: Operands, result: Tensor, *, whole: float = WHOLE, sample: float = SAMPLE
 ) -> Accuracy:
-    """The error of ``result``: output, input gradient or weight gradient, according to the problem's pass.
-
-    An element that is not a number makes the error infinite.
-    """
+    """Error of ``result``: output, input gradient or weight gradient, by the pass. A NaN makes it infinite."""
     return measure_all(problem, operands, {"": result}, whole=whole, sample=sample)[""]
 
 
@@ -78,7 +73,7 @@ def measure_all(
     whole: float = WHOLE,
     sample: float = SAMPLE,
 ) -> dict[str, Accuracy]:
-    """The same of several results, by name."""
+    """:func:`measure` for several results, by name."""
     errors, compared, unit = dict.fromkeys(results, 0.0), 0, scale(problem, operands)
     for part in parts(problem, whole, sample):
         expected = _REFERENCES[problem.kind](problem, operands, part)
@@ -89,11 +84,11 @@ def measure_all(
     return {name: Accuracy(errors[name], compared / result.numel()) for name, result in results.items()}
 
 
-# ---- which part
+# ---- sampling
 
 
 def parts(problem: Problem, whole: float, sample: float) -> Iterator[Part]:
-    """The parts to compare: one that is the whole result, or a few that are cheap."""
+    """The parts to compare: the whole result, or a few cheap samples."""
     c, k = problem.channels_per_group
     own, other = (c, k) if problem.kind is Pass.DGRAD else (k, c)
     rows = problem.in_size[0] if problem.kind is Pass.DGRAD else problem.out_size[0]
@@ -127,7 +122,6 @@ def _cut(problem: Problem, result: Tensor, part: Part) -> Tensor:
 
 
 def _channels(tensor: Tensor, per_group: int, groups: range, channels: range, dim: int = 1) -> Tensor:
-    """The channels of a part, out of all."""
     start = groups.start * per_group + channels.start
     length = len(groups) * per_group if len(groups) > 1 else len(channels)
     return tensor.narrow(dim, start, length)
@@ -137,13 +131,13 @@ def _slice(tensor: Tensor, dim: int, chosen: range) -> Tensor:
     return tensor.narrow(dim, chosen.start, len(chosen))
 
 
-# ---- the same in float64
+# ---- float64 references
 
 
 def _output(problem: Problem, operands: Operands, part: Part) -> Tensor:
     c, k = problem.channels_per_group
     stride, dilation, top = problem.stride[0], problem.dilation[0], problem.padding[0]
-    # Input rows that the output rows read, before cropping to those that exist.
+    # Input rows read by the output rows, before cropping to the image.
     first = part.rows.start * stride - top
     last = (part.rows.stop - 1) * stride - top + dilation * (problem.kernel[0] - 1)
     begin, end = max(first, 0), min(last + 1, problem.in_size[0])
@@ -161,7 +155,7 @@ def _input_gradient(problem: Problem, operands: Operands, part: Part) -> Tensor:
     assert operands.dy is not None
     _, k = problem.channels_per_group
     stride, dilation, top = problem.stride[0], problem.dilation[0], problem.padding[0]
-    # Output rows that read the input rows of the part, or one that does not, where none does.
+    # Output rows that read the part's input rows; at least one row, even if it reads none of them.
     begin = max(0, (part.rows.start + top - dilation * (problem.kernel[0] - 1)) // stride)
     begin = min(begin, problem.out_size[0] - 1)
     end = max(begin + 1, min(problem.out_size[0], (part.rows.stop - 1 + top) // stride + 1))
@@ -170,7 +164,7 @@ def _input_gradient(problem: Problem, operands: Operands, part: Part) -> Tensor:
     w = _slice(_channels(operands.w, k, part.groups, range(k), dim=0), 1, part.channels).double()
     transpose = {2: F.conv_transpose2d, 3: F.conv_transpose3d}[problem.rank]
     spread = transpose(dy, w, None, problem.stride, 0, groups=len(part.groups), dilation=problem.dilation)
-    # Row 0 of `spread` is the input row begin * stride - top. What no output reads has the gradient zero.
+    # Row 0 of `spread` is the input row begin * stride - top. Rows that no output reads have gradient zero.
     wanted = [(part.rows.start + top - begin * stride, len(part.rows))]
     wanted += zip(problem.padding[2::2], problem.in_size[1:], strict=True)
     for dim, (start, length) in enumerate(wanted, start=2):

@@ -1,8 +1,7 @@
-"""Measures a profile of this processor: layers of real networks, kernels of every engine in turn with PyTorch's.
+"""Measures a profile of this processor on layers of real networks: kernels of every engine, interleaved with ATen's.
 
-Layers come in an order in which each is far from those before it, so that whatever the time allows covers all kinds;
-each is measured in both layouts and in all its passes, before the next. A signal is measured as the picture of height 1
-that the kernels are given, in its one layout.
+Each layer is chosen far from all before it, so that any time budget covers all kinds. It is measured in both layouts
+and all passes before the next. A signal is measured as the 2-D problem of height 1 that the kernels see, in one layout.
 """
 
 from __future__ import annotations
@@ -15,42 +14,42 @@ from math import dist, prod, sqrt
 import torch
 from torch import Tensor
 
-from ..cpu import aten, plain
-from ..cpu.candidates import CpuCandidate
 from ..cpu.device import CpuDevice
+from ..cpu.engines import aten, reference
+from ..cpu.plan import CpuCandidate
 from ..cpu.planner import Costs, engine_of, here, offered
-from ..cpu.processors import Kernel, Record, Spent
-from ..cpu.processors.profile import Place, place_of
-from ..cpu.weights import TransformedWeights
+from ..cpu.profiles import Kernel, Record, Spent
+from ..cpu.profiles.profile import Place, place_of
+from ..cpu.weight_cache import TransformedWeights
 from ..problem import IMAGE_CHANNELS, Pass, Problem
 from . import layers, more_layers, workloads
-from .limits import with_batch
+from .batch_limits import with_batch
 from .timing import interleaved
 from .workloads import Workload
 
 BATCHES = (1, 8)
-"""In turn, from layer to layer."""
+"""Batch sizes, alternating from layer to layer."""
 REPEATS = 4
 PATIENCE = 0.1
-"""Seconds after which a problem has only the rounds that it must have."""
+"""Time [s] after which a problem gets no more than the minimum of rounds."""
 PER_ENGINE = 2
-"""Kernels of an engine that are timed: those that the model ranks first."""
+"""Timed kernels per engine: those with the least estimated cost."""
 WORTH_A_TRIAL = 5.0
-"""Kernels whose estimate is so many times the least are not timed."""
+"""Kernels estimated at more than this multiple of the least cost are not timed."""
 MOST_MULTIPLICATIONS = 2e8
-"""Of one call: some milliseconds of one core."""
+"""Most multiply-adds of one call: some milliseconds of one core."""
 MOST_WEIGHTS = 2**23
-"""Elements: there are few larger weights, and they take long."""
+"""Largest weight [elements]: larger ones are few and slow."""
 
 
 def cases(most: float = MOST_MULTIPLICATIONS, only: Sequence[str] = ()) -> Iterator[list[Problem]]:
-    """The problems of one layer after the other: both layouts, all passes. ``only``: words in what they are called."""
+    """The problems of each layer in turn: both layouts, all passes. ``only``: words in the layer's description."""
     for number, layer in enumerate(_far_apart(_candidates(most, only))):
         yield list(_passes(layer, BATCHES[number % len(BATCHES)], most))
 
 
 def _candidates(most: float, only: Sequence[str]) -> list[Workload]:
-    """Layers that are small enough; first those that are nobody's neighbours."""
+    """Layers that are small enough; those without neighbours in the networks first."""
     named = [with_batch(layer, 1) for layer in workloads.find("all")]
     every = [*named, *more_layers.every(), *layers.sample(layers.every(), None)]
     problems = [(layer, layer.problem(Pass.FPROP)) for layer in every if layers.has_any(layers.described(layer), only)]
@@ -58,8 +57,8 @@ def _candidates(most: float, only: Sequence[str]) -> list[Workload]:
 
 
 def _far_apart(every: Sequence[Workload]) -> Iterator[Workload]:
-    """In an order in which the next is the one that is farthest from all before; of equals, that which is used most."""
-    places = [place_of(layer.problem(Pass.FPROP).as_picture()) for layer in every]
+    """Farthest-point order: each layer is the farthest from all before it; of equals, the most used one."""
+    places = [place_of(layer.problem(Pass.FPROP).as_2d()) for layer in every]
     distances = [float(layer.uses) * 1e6 for layer in every]
     for _ in every:
         chosen = max(range(len(every)), key=distances.__getitem__)
@@ -72,7 +71,7 @@ def _far_apart(every: Sequence[Workload]) -> Iterator[Workload]:
 
 
 def _weighed(place: Place, other: Place, uses: int) -> float:
-    """The square of a distance; a layer that is used often may be nearer to another one."""
+    """Squared distance, weighted by use: a frequently used layer may be closer to another one."""
     return dist(place, other) ** 2 * sqrt(uses)
 
 
@@ -83,13 +82,12 @@ def _passes(layer: Workload, batch: int, most: float) -> Iterator[Problem]:
         if kind is Pass.DGRAD and layer.input[1] <= IMAGE_CHANNELS:
             continue
         problem = with_batch(layer, images).problem(kind)
-        yield problem.as_picture()
+        yield problem.as_2d()
         if problem.rank == 2:
             yield problem.channels_last()
 
 
 def measure(problem: Problem) -> Record:
-    """Time one problem."""
     tensors = _tensors(problem)
     trials = list(_trials(problem, replace(here(), profile=None)))
     calls = {str(trial): _call(problem, trial, tensors) for trial in trials}
@@ -102,7 +100,7 @@ def measure(problem: Problem) -> Record:
 
 
 def remodelled(record: Record, instruction_set: str, threads: int) -> Record:
-    """The same with the estimates of today's cost model, for the processor that was measured."""
+    """A record with the current cost model's estimates for the measured processor."""
     device = CpuDevice(instruction_set, cores=threads)
     known = dict(record.kernels)
     spent = {
@@ -115,7 +113,7 @@ def remodelled(record: Record, instruction_set: str, threads: int) -> Record:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """A candidate, with weights that are kept or not."""
+    """A candidate, with or without a cached weight."""
 
     candidate: CpuCandidate
     kept: bool
@@ -140,18 +138,18 @@ def _record(problem: Problem, spent: Mapping[_Trial, Spent]) -> Record:
 
 
 def _estimated(problem: Problem, device: CpuDevice) -> Iterator[_Trial]:
-    """All that can run it, and in a forward pass again with kept weights, where they can be kept."""
+    """All candidates that can run; in a forward pass again with a cached weight, where that is possible."""
     for kept in (False, True) if problem.kind is Pass.FPROP else (False,):
         costs = Costs(replace(problem, frozen=kept), device, kept)
         for candidate in offered(problem, device):
-            able = candidate.refusal is None and candidate.engine != plain.NAME
+            able = candidate.refusal is None and candidate.engine != reference.NAME
             exact = candidate.direct or candidate.error <= problem.tolerance
             if able and exact and kept == costs.keeps(candidate):
                 yield _Trial(candidate, kept, costs.counted(candidate))
 
 
 def _trials(problem: Problem, device: CpuDevice) -> Iterator[_Trial]:
-    """Those that are worth it, and PyTorch's."""
+    """The candidates worth timing, and ATen's."""
     every = sorted(_estimated(problem, device), key=lambda trial: trial.cycles)
     taken: dict[tuple[str, bool], int] = {}
     for trial in every:
@@ -163,7 +161,7 @@ def _trials(problem: Problem, device: CpuDevice) -> Iterator[_Trial]:
 
 
 def _tensors(problem: Problem) -> dict[str, Tensor]:
-    """Random numbers as they lie in memory."""
+    """Random tensors with the problem's strides."""
     draw = torch.Generator().manual_seed(0)
 
     def strided(shape: Sequence[int], strides: Sequence[int], scale: float = 1.0) -> Tensor:
@@ -181,7 +179,7 @@ def _tensors(problem: Problem) -> dict[str, Tensor]:
 
 
 def _call(problem: Problem, trial: _Trial, tensors: Mapping[str, Tensor]) -> Callable[[], object]:
-    """One pass as a backend runs it: into a new tensor."""
+    """A call of one pass as a backend makes it: into a new tensor."""
     asked = replace(problem, frozen=trial.kept)
     weights = TransformedWeights() if trial.kept else None
     run = engine_of(trial.candidate).prepare(trial.candidate, asked, weights)
@@ -199,7 +197,7 @@ def _call(problem: Problem, trial: _Trial, tensors: Mapping[str, Tensor]) -> Cal
 
 
 def measured(seconds: float, every: Iterable[list[Problem]]) -> Iterator[tuple[float, list[Record]]]:
-    """As many of these layers as the time allows, each with the seconds that are gone by then."""
+    """Measure layers until the time is up; yields the elapsed seconds with the records of each."""
     began = time.monotonic()
     for problems in every:
         if time.monotonic() - began >= seconds:

@@ -1,7 +1,7 @@
-"""The layers of real networks: every distinct Conv2d of a hundred, at their own image size, and samples of them.
+"""Layers of real networks: every distinct Conv2d of a hundred networks at their own image size, and samples of them.
 
-``layers.json`` has them as numbers, so that nothing but the package is needed to measure them. It is written by
-``python benchmarks/collect_layers.py``, which needs ``polyconv[zoo]``.
+``layers.json`` stores them as numbers, so measuring needs nothing but the package. It is written by
+``benchmarks/collect_layers.py``, which needs ``polyconv[zoo]``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SEED = 0
 
 @lru_cache(maxsize=1)
 def every() -> tuple[Workload, ...]:
-    """All of them, one image each, network by network in the order of the calls: ``resnet50/4``."""
+    """All layers with batch 1, network by network in call order: ``resnet50/4``."""
     text = files(__package__).joinpath("layers.json").read_text(encoding="utf-8")
     networks = {name: layers for name, layers in json.loads(text).items() if name not in ("about", "columns")}
     return tuple(
@@ -31,15 +31,15 @@ def every() -> tuple[Workload, ...]:
 
 
 def sample(layers: Iterable[Workload], size: int | None, seed: int = SEED) -> list[Workload]:
-    """Layers in an order drawn at random, the same for the same seed: a smaller sample is the beginning of a larger."""
+    """Random sample, reproducible by seed; a smaller sample is a prefix of a larger one."""
     drawn = list(layers)
     random.Random(seed).shuffle(drawn)
     return drawn[:size]
 
 
 def class_of(layer: Workload) -> str:
-    """What kind of layer it is, in a few words: layers of a kind gain or lose for the same reason."""
-    problem = layer.problem(Pass.FPROP).as_picture()
+    """Class of a layer; layers of a class gain or lose for the same reason."""
+    problem = layer.problem(Pass.FPROP).as_2d()
     taps = "×".join(map(str, problem.kernel))
     stride = f" stride {max(problem.stride)}" if max(problem.stride) > 1 else ""
     dilation = " dilated" if max(problem.dilation) > 1 else ""
@@ -47,12 +47,12 @@ def class_of(layer: Workload) -> str:
 
 
 def described(layer: Workload) -> str:
-    """Its name and its class: what words are sought in."""
+    """Name and class, the text that is searched for words."""
     return f"{layer.name} {class_of(layer)}"
 
 
 def has_any(text: str, words: Sequence[str]) -> bool:
-    """Whether one of the words is in a text; any text has one, if there are none."""
+    """True if the text contains one of the words, or if there are none."""
 
     def plain(text: str) -> str:
         return text.lower().replace("×", "x")
@@ -69,7 +69,7 @@ def _role(problem: Problem) -> str:
 
 
 def _map(problem: Problem) -> str:
-    """The size of the map, where it decides: what is done once per call weighs more on a small one."""
+    """Class of map size: fixed costs per call weigh more on a small map."""
     if problem.in_channels <= IMAGE_CHANNELS:
         return ""
     pixels = problem.in_size[0] * problem.in_size[1]

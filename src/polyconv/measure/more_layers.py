@@ -1,9 +1,8 @@
-"""Layers of networks that ``layers.json`` has not, because they do not classify pictures.
+"""Layers of networks that do not classify images, and so are not in ``layers.json``.
 
-Those of audio networks and of decoders are convolutions over one axis, and transposed ones. Those of networks that
-label or restore every pixel, or read spectrograms, have dilated, asymmetric and long kernels on large maps: what
-polyconv is for. A profile of a processor that had none of these could say nothing about them, and would leave them to
-PyTorch.
+Audio networks and decoders have 1-D and transposed convolutions. Networks that label or restore every pixel, or read
+spectrograms, have dilated, asymmetric and long kernels on large maps: polyconv's main use. A profile without such
+layers would not cover them, and would choose ATen.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from .workloads import Workload
 
 
 class _Layer(NamedTuple):
-    """A convolution. One number holds for every axis of its input."""
+    """A convolution. A single number applies to every axis."""
 
     channels: int
     size: tuple[int, ...]
@@ -31,7 +30,7 @@ class _Layer(NamedTuple):
 
 @lru_cache(maxsize=1)
 def every() -> tuple[Workload, ...]:
-    """All of them, one signal or image each: ``family/vocoder/4``, ``pixels/unet/2``, ``photographs/1``."""
+    """All layers with batch 1: ``family/vocoder/4``, ``pixels/unet/2``, ``photographs/1``."""
     networks = {
         "family/vocoder": _vocoder(),
         "family/demucs": _demucs(),
@@ -72,7 +71,7 @@ def _vocoder() -> Iterator[_Layer]:
 
 
 def _demucs() -> Iterator[_Layer]:
-    """A second in stereo, and its four sources."""
+    """Demucs on one second of stereo, to four sources."""
     c, back, samples = 2, 8, 44032
     for k in (48, 96, 192, 384):
         yield _Layer(c, (samples,), k, 8, 4, 2)
@@ -91,7 +90,7 @@ def _wavenet() -> Iterator[_Layer]:
 
 
 def _tasnet() -> Iterator[_Layer]:
-    """Conv-TasNet: an encoder of two samples' stride, blocks of depthwise layers, a decoder."""
+    """Conv-TasNet: an encoder with stride 8, blocks of depthwise layers, a decoder."""
     yield _Layer(1, (16000,), 512, 16, 8)
     yield _Layer(128, (2000,), 512, 1)
     for dilation in (1, 8, 64):
@@ -100,7 +99,7 @@ def _tasnet() -> Iterator[_Layer]:
 
 
 def _wav2vec() -> Iterator[_Layer]:
-    """The features of half a second."""
+    """Feature encoder on half a second."""
     yield _Layer(1, (8000,), 512, 10, 5)
     yield _Layer(512, (1599,), 512, 3, 2)
     yield _Layer(512, (199,), 512, 3, 2)
@@ -115,7 +114,7 @@ def _dcgan() -> Iterator[_Layer]:
 
 
 def _unet_up() -> Iterator[_Layer]:
-    """The way up, to 128 x 128 pixels."""
+    """Upsampling path, to 128 x 128 pixels."""
     for c, side in ((512, 8), (256, 16), (128, 32), (64, 64)):
         yield _Layer(c, (side, side), c // 2, 2, 2, transposed=True)
 
@@ -123,7 +122,7 @@ def _unet_up() -> Iterator[_Layer]:
 def _same(
     channels: int, size: tuple[int, int], outputs: int, kernel: tuple[int, int], dilation: tuple[int, int] = (1, 1)
 ) -> _Layer:
-    """A layer over a picture that keeps its size."""
+    """A 2-D layer that keeps the map's size."""
     padding = tuple(d * (taps // 2) for taps, d in zip(kernel, dilation, strict=True))
     return _Layer(channels, size, outputs, kernel, padding=padding, dilation=dilation)
 
@@ -136,7 +135,7 @@ def _deeplab() -> Iterator[_Layer]:
 
 
 def _drn() -> Iterator[_Layer]:
-    """Residual stages that dilate in the place of striding."""
+    """Residual stages with dilation instead of stride."""
     for c, side, dilation in ((64, 112, 2), (128, 56, 2), (256, 28, 2), (512, 28, 2), (256, 56, 4), (512, 28, 4)):
         yield _same(c, (side, side), c, (3, 3), (dilation, dilation))
 
@@ -149,7 +148,7 @@ def _context() -> Iterator[_Layer]:
 
 
 def _erfnet() -> Iterator[_Layer]:
-    """Kernels of one row or one column, in turn."""
+    """Alternating kernels of one row and one column."""
     for c, size, dilations in ((16, (128, 256), (1,)), (64, (64, 128), (1, 2)), (128, (32, 64), (1, 2, 4, 8, 16))):
         for dilation in dilations:
             yield _same(c, size, c, (3, 1), (dilation, 1))
@@ -157,7 +156,7 @@ def _erfnet() -> Iterator[_Layer]:
 
 
 def _gcn() -> Iterator[_Layer]:
-    """Large separable kernels on the way to labels."""
+    """Large separable kernels before the labels."""
     for taps in (7, 11, 15):
         for c, side in ((256, 64), (512, 32), (64, 64), (21, 32)):
             yield _same(c, (side, side), 21, (taps, 1))
@@ -167,7 +166,7 @@ def _gcn() -> Iterator[_Layer]:
 
 
 def _unet_down() -> Iterator[_Layer]:
-    """Pairs of layers on the way down, and on the way up, where they have twice the channels."""
+    """Pairs of layers of both paths; the upsampling path has twice the channels."""
     for c, side in ((32, 256), (64, 128), (128, 64), (256, 32), (512, 16)):
         yield _same(c, (side, side), c, (3, 3))
         yield _same(c, (side // 2, side // 2), 2 * c, (3, 3))
@@ -185,7 +184,7 @@ def _restoration() -> Iterator[_Layer]:
 
 
 def _spectrogram() -> Iterator[_Layer]:
-    """Frequencies and frames are not alike, nor are their kernels."""
+    """Kernels that differ along frequencies and frames."""
     for c, size, k in ((16, (128, 128), 32), (32, (128, 128), 64), (64, (64, 64), 64)):
         yield _same(c, size, k, (5, 9), (2, 3))
         yield _same(c, size, k, (3, 5), (1, 4))
@@ -197,7 +196,7 @@ def _spectrogram() -> Iterator[_Layer]:
 
 
 def _large_kernels() -> Iterator[_Layer]:
-    """Depthwise, as long as the map is."""
+    """Depthwise kernels as large as the map."""
     for c, side, kernel in ((128, 56, (31, 31)), (256, 28, (29, 29)), (512, 14, (27, 27)), (128, 56, (51, 5))):
         yield _same(c, (side, side), c, kernel)._replace(depthwise=True)
     yield _same(256, (28, 28), 256, (5, 51))._replace(depthwise=True)
@@ -205,7 +204,7 @@ def _large_kernels() -> Iterator[_Layer]:
 
 
 def _photographs() -> Iterator[_Layer]:
-    """First and last layers of networks on whole photographs, which do not fit into any cache."""
+    """First and last layers of networks on whole photographs, which exceed every cache."""
     for c, side in (
         (16, 512),
         (16, 1024),

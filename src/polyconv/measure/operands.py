@@ -1,7 +1,6 @@
-"""Who is timed: polyconv and PyTorch, both in both memory layouts, on the same numbers.
+"""Timed calls: polyconv and PyTorch, each in both memory layouts, on the same data.
 
-Everything a candidate may prepare once is prepared here, outside the timing: the channels_last candidates get their
-input, weight and gradient in that layout, so that no conversion counts against them.
+One-time preparation is outside the timing: channels_last candidates get input, weight and gradient in that layout.
 """
 
 from __future__ import annotations
@@ -15,27 +14,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import ops
+from .. import dispatch
 from ..arguments import CHANNELS_LAST as CHANNELS_LAST_OF
 from ..arguments import Geometry
-from ..cpu import aten
-from ..cpu.aten import takes_padding
-from ..cpu.convolutions import CONVOLUTIONS, convolution_backward
+from ..cpu.engines import aten
+from ..cpu.engines.aten import takes_padding
+from ..lowering.aten import CONVOLUTIONS, convolution_backward
+from ..lowering.signal import HEIGHT, picture
+from ..lowering.volume_sum import result_shape
 from ..nn import OURS as OF_TORCHS
-from ..ops.pictures import HEIGHT, picture
 from ..problem import RESULTS, Pass, Problem
-from ..sheets import result_shape
 
 OURS, OURS_CHANNELS_LAST = "ours", "ours_channels_last"
 NCHW, CHANNELS_LAST = "torch_nchw", "torch_channels_last"
 
 Call = Callable[[], Tensor]
-"""One pass of one candidate: the output, the input's gradient, or the weight's."""
+"""One pass of one candidate: returns the output, the input gradient or the weight gradient."""
 
 
 @dataclass(frozen=True)
 class Operands:
-    """The tensors of a convolution, dense NCHW; ``dy`` is the incoming gradient, which only gradients need."""
+    """Tensors of a convolution, dense NCHW; ``dy`` is the incoming gradient, for gradient passes only."""
 
     x: Tensor
     w: Tensor
@@ -44,7 +43,7 @@ class Operands:
 
     @classmethod
     def random(cls, problem: Problem, seed: int = 0) -> Operands:
-        """Normal inputs and gradients; weights and bias as ``torch.nn.Conv2d`` draws them."""
+        """Normal inputs and gradients; weights and bias distributed as in ``torch.nn.Conv2d``."""
         draw = torch.Generator().manual_seed(seed)
         bound = (problem.channels_per_group[0] * prod(problem.kernel)) ** -0.5
         return cls(
@@ -55,22 +54,21 @@ class Operands:
         )
 
     def to(self, device: torch.device) -> Operands:
-        """The same on another device."""
         moved = [None if tensor is None else tensor.to(device) for tensor in (self.bias, self.dy)]
         return Operands(self.x.to(device), self.w.to(device), *moved)
 
     def channels_last(self) -> Operands:
-        """The same in that layout. All are new tensors: what is kept of a weight is kept for one layout at a time."""
+        """Copies in channels_last. All are new tensors: a weight is prepared for one layout at a time."""
         dy = None if self.dy is None else _channels_last(self.dy)
         return Operands(_channels_last(self.x), _channels_last(self.w), self.bias, dy)
 
     def pictures(self) -> Operands:
-        """The same memory, of signals over height and width."""
+        """Views of 1-D tensors with height 1."""
         return Operands(picture(self.x), picture(self.w), self.bias, None if self.dy is None else picture(self.dy))
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
-    """A copy in that layout: that of the picture, if the tensor is a signal, because torch has no name for its own."""
+    """Copy in channels_last; a signal by way of its 2-D view, because torch has no such format for 1-D tensors."""
     seen = picture(tensor)
     copy = seen.clone(memory_format=CHANNELS_LAST_OF[seen.dim()])
     return copy if copy.dim() == tensor.dim() else copy.squeeze(HEIGHT)
@@ -81,16 +79,15 @@ def candidates(
 ) -> dict[str, Call]:
     """Each candidate's call, by name.
 
-    They are modules, as programs have them: where PyTorch's convolution is the plan of all passes, ours is nothing but
-    a call of it. What PyTorch cannot pad, and fresh weights, are calls of the operators.
-
-    Layouts alternate. Calls are timed in this order: none comes after one that left its own tensors in the caches.
+    Calls go through modules, as in a program: if all passes choose ATen, polyconv's module is a passthrough. Padding
+    that PyTorch does not support, and fresh weights, call the operators instead. Calls are timed in this order, with
+    alternating layouts, so that none finds its own tensors in the caches.
 
     Args:
         problem: a pass.
         operands: its tensors.
-        transposed: the pass is one of a transposed convolution, and that is what is asked of PyTorch.
-        fresh_weights: ours gets a weight that it has never seen, every time.
+        transposed: the pass belongs to a transposed convolution, which PyTorch is to compute.
+        fresh_weights: polyconv gets a new weight in every call.
     """
     last = operands.channels_last()
     module: Any = getattr(nn, f"Conv{'Transpose' * transposed}{problem.rank}d")
@@ -111,11 +108,11 @@ def candidates(
 
 
 def _by_module(problem: Problem, kind: Callable[..., Any], transposed: bool, operands: Operands) -> Call:
-    """The forward pass of a module, or of its backward pass the gradient that is asked for."""
+    """A module's forward pass, or one gradient of its backward pass."""
     channels, sources = [problem.in_channels, problem.out_channels], [operands.x, operands.dy]
     forward, of_input, extra = Pass.FPROP, Pass.DGRAD, {}
     if transposed:
-        # An input gradient: it reads the gradient and writes the input.
+        # A transposed convolution is an input gradient: it reads ``dy`` and writes ``x``.
         channels.reverse()
         sources.reverse()
         forward, of_input, extra = of_input, forward, {"output_padding": _output_padding(problem)}
@@ -137,7 +134,7 @@ def _by_module(problem: Problem, kind: Callable[..., Any], transposed: bool, ope
     read, grad = sources
     if problem.kind is forward:
         return lambda: module(read)
-    if read is None:  # nothing but its shape and layout is looked at
+    if read is None:  # only its shape and layout are read
         read = operands.x.new_empty(problem.y_shape)
         read = _channels_last(read) if operands.x.stride(1) == 1 else read
     x = read.detach().requires_grad_(problem.kind is of_input)
@@ -148,7 +145,7 @@ def _by_module(problem: Problem, kind: Callable[..., Any], transposed: bool, ope
 
 
 def _output_padding(problem: Problem) -> tuple[int, ...]:
-    """Of the transposed convolution that a problem is a pass of: what its result has more than the least."""
+    """Output padding of the transposed convolution: the result's extent beyond the least possible one."""
     padding = problem.padding[::2]
     axes = problem.in_size, problem.out_size, problem.stride, padding, problem.dilation, problem.kernel
     return tuple(
@@ -158,7 +155,7 @@ def _output_padding(problem: Problem) -> tuple[int, ...]:
 
 
 def ours(problem: Problem, operands: Operands, *, fresh_weights: bool = False) -> Call:
-    """The operator of the pass, as it is called by a program, and by a backward pass."""
+    """The operator of the pass, as called by a program or by a backward pass."""
     geometry = Geometry(
         problem.stride,
         problem.padding,
@@ -170,21 +167,19 @@ def ours(problem: Problem, operands: Operands, *, fresh_weights: bool = False) -
     x, w, bias, dy = operands.x, operands.w, operands.bias, operands.dy
     if problem.kind is Pass.FPROP:
         if fresh_weights:
-            return lambda: ops.fprop(x, w.clone(), bias, *geometry)
-        return lambda: ops.fprop(x, w, bias, *geometry)
+            return lambda: dispatch.fprop(x, w.clone(), bias, *geometry)
+        return lambda: dispatch.fprop(x, w, bias, *geometry)
     assert dy is not None  # both gradients read it
     if problem.kind is Pass.DGRAD:
         if fresh_weights:
-            return lambda: ops.input_gradient(dy, w.clone(), x, geometry)
-        return lambda: ops.input_gradient(dy, w, x, geometry)
-    return lambda: ops.weight_gradient(dy, x, w, problem.bias, geometry)[0]
+            return lambda: dispatch.input_gradient(dy, w.clone(), x, geometry)
+        return lambda: dispatch.input_gradient(dy, w, x, geometry)
+    return lambda: dispatch.weight_gradient(dy, x, w, problem.bias, geometry)[0]
 
 
 def pytorch(problem: Problem, operands: Operands) -> Call:
-    """PyTorch's convolution, or of its backward pass only the gradient that is asked for.
-
-    A padding that its kernels do not know is done as ``torch.nn.Conv2d`` does it, on a padded copy.
-    """
+    """PyTorch's convolution, or one gradient of its backward pass. An unsupported padding is applied to a copy first,
+    as in ``torch.nn.Conv2d``."""
     x, w, bias, dy = operands.x, operands.w, operands.bias, operands.dy
     if not takes_padding(problem):
         return _padded(problem, operands)

@@ -1,4 +1,4 @@
-"""How calls are timed: in turn, so that whatever else the machine does meets every candidate alike."""
+"""Interleaved timing of calls, so that other load on the machine affects all candidates alike."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 
-from ..standings import Standings
+from ..autotune.elimination import Elimination
 
 SHORTEST = 2e-3
-"""Seconds that one sample lasts at least: shorter calls are repeated within it, and the sample is their mean."""
+"""Least duration [s] of a sample, which is the mean of as many calls as needed."""
 MOST_CALLS = 200
-"""Calls within one sample, at most."""
+"""Most calls per sample."""
 FEWEST_ROUNDS = 3
-"""Rounds that are run whatever they take."""
+"""Rounds that are run at any patience."""
 SGEMM_SIZE = 1024
 
 Within = Mapping[str, Callable[[], AbstractContextManager[object]]]
-"""By candidate: the state of the program in which its calls are made, entered and left outside the timing."""
+"""Context in which a candidate's calls are made, by name; entered and left outside the timing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Timing:
     best: float
     median: float
     cpu: float = nan
-    """Of all threads of the process together, at best: what is left of the time on a machine that others use, too."""
+    """Least CPU time of all threads of the process; not affected by other processes."""
 
     @classmethod
     def of(cls, samples: list[float], cpu: list[float]) -> Timing:
@@ -42,11 +42,11 @@ class Timing:
 
 
 Sample = Callable[[Callable[[], object], int], float]
-"""Calls something so many times and gives the seconds that one call took, the mean of them."""
+"""Returns the mean time [s] of a number of calls."""
 
 
 def sample(call: Callable[[], object], times: int) -> float:
-    """Seconds per call by this process's clock."""
+    """Mean time [s] by the host's clock."""
     began = time.perf_counter()
     for _ in range(times):
         call()
@@ -54,7 +54,7 @@ def sample(call: Callable[[], object], times: int) -> float:
 
 
 def cuda_sample(call: Callable[[], object], times: int) -> float:
-    """Seconds per call by the clock of the current GPU: see :func:`current`."""
+    """Mean time [s] by events on the current GPU: see :func:`current`."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(times):
@@ -65,7 +65,7 @@ def cuda_sample(call: Callable[[], object], times: int) -> float:
 
 
 def current(device: torch.device) -> AbstractContextManager[Any]:
-    """A ``with`` block in which a GPU is the current one, on which events are recorded; nothing for the CPU."""
+    """Make a GPU the current device, on which events are recorded; nothing for the CPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -78,17 +78,16 @@ def interleaved(
     patience: float = inf,
     stays: Collection[str] | None = None,
 ) -> dict[str, Timing]:
-    """Time the calls in turn, ``repeats`` times; each round starts with another one.
-
-    A first round, not counted, warms up caches, pools and threads, and says how many calls make a sample.
+    """Time the calls in turn, ``repeats`` times; each round starts with another one. A first round, not counted, warms
+    up caches, pools and threads, and determines the calls per sample.
 
     Args:
         calls: the candidates.
-        repeats: rounds.
-        timer: takes one sample; on a GPU, one that waits for it.
-        within: the state in which a candidate runs; those that are not named run in the one that is there.
-        patience: seconds after which no more than :data:`FEWEST_ROUNDS` are run.
-        stays: who is timed to the end; of the others, who is far behind drops out. Everybody, unless they are named.
+        repeats: number of rounds.
+        timer: takes one sample; on a GPU, one that synchronises.
+        within: contexts of candidates; the others run in the current one.
+        patience: time [s] after which rounds beyond :data:`FEWEST_ROUNDS` are skipped.
+        stays: candidates that are timed to the end, by default all; of the others, those far behind drop out.
     """
     names = list(calls)
     states = {name: (within or {}).get(name, nullcontext) for name in names}
@@ -101,7 +100,7 @@ def interleaved(
             if once < SHORTEST:
                 once = min(once, timer(call, 1))
         per_sample[name] = max(1, min(MOST_CALLS, ceil(SHORTEST / max(once, 1e-9))))
-    standings = Standings(names, repeats, names if stays is None else stays)
+    standings = Elimination(names, repeats, names if stays is None else stays)
     cpu: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(repeats):
         if turn >= FEWEST_ROUNDS and time.perf_counter() - began > patience:
@@ -112,7 +111,7 @@ def interleaved(
                 continue
             with states[name]():
                 if name in (within or {}) and per_sample[name] > 1:
-                    calls[name]()  # the state changed: what follows from it, a plan, is found again
+                    calls[name]()  # the context changed, so the plan is looked up again
                 before = time.process_time()
                 seconds = timer(calls[name], per_sample[name])
                 cpu[name].append((time.process_time() - before) / per_sample[name])
@@ -122,7 +121,7 @@ def interleaved(
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """PyTorch's thread pool, which polyconv shares, at ``count`` threads inside a ``with`` block."""
+    """Run a ``with`` block with ``count`` threads in PyTorch's pool, which polyconv shares."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -133,10 +132,21 @@ def threads(count: int) -> Iterator[None]:
 
 @lru_cache(maxsize=8)
 def sgemm_rate(count: int, repeats: int = 10) -> float:
-    """Multiply-adds per second of ``torch.mm`` at ``count`` threads: what a machine gives to dense arithmetic.
-
-    The clock and the units of a virtual machine cannot be read, so a peak is not computed; it is measured, once.
-    """
+    """Multiply-adds per second of ``torch.mm`` with ``count`` threads: the machine's peak of dense arithmetic. Measured
+    once, because clock and units of a virtual machine cannot be read."""
     a, b = (torch.randn(SGEMM_SIZE, SGEMM_SIZE) for _ in range(2))
     with threads(count), torch.inference_mode():
         return SGEMM_SIZE**3 / interleaved({"mm": lambda: torch.mm(a, b)}, repeats)["mm"].best
+
+
+def timings_as_json(timings: Mapping[str, Timing]) -> dict[str, dict[str, float]]:
+    return {
+        name: {"best_ms": timing.best * 1e3, "median_ms": timing.median * 1e3, "cpu_ms": timing.cpu * 1e3}
+        for name, timing in timings.items()
+    }
+
+
+def timings_from_json(found: Mapping[str, Mapping[str, float]]) -> dict[str, Timing]:
+    return {
+        name: Timing(one["best_ms"] / 1e3, one["median_ms"] / 1e3, one["cpu_ms"] / 1e3) for name, one in found.items()
+    }

@@ -1,7 +1,7 @@
-"""The named convolutions of ``workloads.json``, and the problems that they ask for.
+"""The named convolutions of ``workloads.json``, and their problems.
 
-A workload goes by its id (``kb80``, ``resnet50-2b``) or, for the three that lead every table, by a short name (``W1``).
-A few words name several at once: see :data:`GROUPS`.
+A workload has an id (``kb80``, ``resnet50-2b``) and, if it is one of the three headline ones, a short name (``W1``).
+:data:`GROUPS` names several at once.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 from ..problem import Extents, Pass, Problem, Shape
 
 TRANSPOSED = {Pass.FPROP: Pass.DGRAD, Pass.DGRAD: Pass.FPROP, Pass.WGRAD: Pass.WGRAD}
-"""What the passes of a transposed convolution are of the convolution that it is the input gradient of."""
+"""Pass of a transposed convolution -> pass of the convolution whose input gradient it is."""
 
 
 class WorkloadError(ValueError):
-    """No workload of that name. The message lists the names."""
+    """Unknown workload. The message lists the names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One of ``torch.nn``'s convolutions and the shape of its input."""
+    """A convolution of ``torch.nn`` and the shape of its input."""
 
     name: str
-    """What it was asked for as: the id or the short name."""
+    """The requested name: id or short name."""
     id: str
     suite: str
     """``kernelbench``, ``models``, or ``layers`` for one of :mod:`~polyconv.measure.layers`."""
@@ -43,32 +43,29 @@ class Workload:
     bias: bool
     transposed: bool = False
     output_padding: Extents = ()
-    """Of a transposed convolution; no other has one."""
+    """Only for a transposed convolution."""
     note: str = ""
     uses: int = 1
-    """Of a layer: how many convolutions of all networks are this one."""
+    """Of a layer: number of convolutions in all networks that equal it."""
 
     @property
     def rank(self) -> int:
-        """The number of axes."""
+        """Number of spatial axes."""
         return len(self.kernel)
 
     @property
     def module(self) -> str:
-        """What ``torch.nn`` calls it."""
         return f"Conv{'Transpose' * self.transposed}{self.rank}d"
 
     def problem(self, kind: Pass | str) -> Problem:
-        """One of its passes, on dense NCHW tensors, as the problem that is computed. The input gradient knows no bias.
-
-        Of a transposed convolution it is another pass, which :data:`TRANSPOSED` has, of the convolution whose input
-        gradient it is; so it has no bias either, which is added afterwards.
-        """
+        """The problem of a pass on dense NCHW tensors. The input gradient has no bias. A transposed convolution maps to
+        another pass (:data:`TRANSPOSED`) of the convolution whose input gradient it is, also without bias, which is
+        added afterwards."""
         kind = Pass(kind)
         batch, channels, *size = self.input
         outputs, sides = self.out_channels, tuple(side for side in self.padding for _ in range(2))
         if self.transposed:
-            from ..arguments import normalise_transposed  # here, because it imports torch
+            from ..arguments import normalise_transposed  # lazy, because it imports torch
 
             numbers = self.stride, self.padding, self.output_padding, self.groups, self.dilation
             geometry, extents = normalise_transposed(size, self.kernel, *numbers, rank=self.rank)
@@ -99,11 +96,11 @@ GROUPS: dict[str, tuple[str, Callable[[Workload], bool]]] = {
     "models": ("layers of networks people run", lambda w: w.suite == "models"),
     "all": ("every Conv2d", lambda w: w.module == "Conv2d"),
 }
-"""Word -> what it stands for, and which workloads these are."""
+"""Group -> description and predicate."""
 
 
 def find(names: str) -> list[Workload]:
-    """The workloads that a comma-separated list of ids, short names and groups asks for, each once, in that order."""
+    """The workloads of a comma-separated list of ids, short names and groups, each once, in that order."""
     known = catalogue()
     found: dict[str, Workload] = {}
     for name in filter(None, (part.strip() for part in names.split(","))):
@@ -132,14 +129,14 @@ def _names(known: Mapping[str, Workload]) -> str:
 
 @lru_cache(maxsize=1)
 def catalogue() -> Mapping[str, Workload]:
-    """Every workload by id: the headline ones first, then in the order of the file."""
+    """Every workload by id: headline ones first, then in file order."""
     every = [_read(entry, suite) for suite, listed in _entries().items() for entry in listed]
     every.sort(key=lambda w: w.name if w.name != w.id else "~")
     return {workload.id: workload for workload in every}
 
 
 def entries() -> dict[str, dict[str, Any]]:
-    """The same by id, in the file's order and as the file has them: a module's arguments as they are written."""
+    """The raw entries by id, in file order, with a module's arguments as written."""
     return {entry["id"]: entry for listed in _entries().values() for entry in listed}
 
 

@@ -22,7 +22,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "launch_record.h" /* of tools/pretended_cuda */
+#include "launch_record.h" /* of tools/fake_cuda */
 
 #define API __attribute__((visibility("default")))
 

@@ -2,7 +2,7 @@
 // part of the launch path: pointers, 64-bit and float parameters, shared memory, more than one block.
 #pragma once
 
-#include "common.cuh"
+#include "common/common.cuh"
 
 namespace example {
 

@@ -1,0 +1,208 @@
+// The operators, on torch's stable ABI: from tensors to plain pointers, and nothing else.
+#include <Python.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bindings/tensors.h"
+#include "channel_lanes/forward.h"
+#include "common/caches.h"
+#include "common/convolution.h"
+#include "common/hash.h"
+#include "common/memory.h"
+#include "common/output_pool.h"
+#include "common/stages.h"
+#include "tile_lanes/schemes.h"
+
+namespace polyconv {
+namespace {
+
+// The plan of a call: which kernels, and how the work is cut. Zeros leave the cut to the kernels.
+struct Plan {
+  const SchemeKernels* kernels;
+  Schedule schedule;
+};
+
+// From [lanes, algorithm, mode, lanes per chunk, channels at a time]. The first says what the lanes of vectors hold.
+Plan ReadPlan(const std::vector<int64_t>& numbers) {
+  Require(numbers.size() == 5, "a plan has 5 numbers");
+  const auto at = [&](int i) { return Narrow(numbers[i], "a number of a plan"); };
+  const auto lanes = static_cast<Lanes>(at(0));
+  Require(lanes == Lanes::kTiles || lanes == Lanes::kChannels, "no such engine");
+  const SchemeKernels* kernels = lanes == Lanes::kTiles ? FindScheme(TheSet(), SchemeAt(kTileSchemes, at(1)))
+                                                        : FindChannelScheme(TheSet(), SchemeAt(kChannelSchemes, at(1)));
+  Require(kernels != nullptr, "a scheme that no kernels are compiled for");
+  return {kernels, {at(2), at(3), at(4)}};
+}
+
+// Transformed weights for a forward `convolve`. They depend on the instruction set, the weights and the algorithm, not
+// on the images nor the schedule.
+Tensor TransformWeightsOp(const Tensor& x, const Tensor& w, const Tensor& y,
+                          const std::vector<int64_t>& geometry_numbers, const std::vector<int64_t>& plan_numbers) {
+  const Geometry geometry = ReadGeometry(geometry_numbers);
+  const SchemeKernels& kernels = *ReadPlan(plan_numbers).kernels;
+  const Convolution first = DescribeForward(x, w, y, geometry);
+  const std::size_t size = kernels.weights_size(first);
+  Tensor transformed = torch::stable::new_empty(w, {static_cast<int64_t>(size) * geometry.groups});
+  float* target = transformed.mutable_data_ptr<float>();
+  AdviseHugePages(target, size * geometry.groups * sizeof(float));
+  for (int group = 0; group < geometry.groups; group++) {
+    kernels.transform_weights(OfGroup(first, group, false), target + group * size, TheRuntime());
+  }
+  return transformed;
+}
+
+// All groups of one correlation, with its weights transformed here unless they are given.
+void RunGroups(const Convolution& first, int groups, bool input_gradient, const Plan& plan, const float* transformed) {
+  const Runtime runtime = TheRuntime();
+  if (first.taps_h == 0) {
+    for (int group = 0; group < groups; group++) WriteZeros(OfGroup(first, group, input_gradient), runtime);
+    return;
+  }
+  const SchemeKernels& kernels = *plan.kernels;
+  const std::size_t size = kernels.weights_size(first);
+  static thread_local Scratch weights_scratch;
+  for (int group = 0; group < groups; group++) {
+    const Convolution conv = OfGroup(first, group, input_gradient);
+    const float* weights = transformed == nullptr ? nullptr : transformed + group * size;
+    if (transformed == nullptr && !kernels.takes_plain_weights(conv)) {
+      float* fresh = weights_scratch.Get(size);
+      kernels.transform_weights(conv, fresh, runtime);
+      weights = fresh;
+    }
+    kernels.run(conv, plan.schedule, weights, runtime);
+  }
+}
+
+void ConvolveOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
+                const std::vector<int64_t>& geometry_numbers, const std::vector<int64_t>& plan_numbers,
+                const std::optional<Tensor>& transformed, const std::optional<Tensor>& residual, int64_t activation) {
+  const Geometry geometry = ReadGeometry(geometry_numbers);
+  const Plan plan = ReadPlan(plan_numbers);
+  Convolution first = DescribeForward(x, w, y, geometry);
+  if (bias.has_value()) first.bias = bias->const_data_ptr<float>();
+  first.epilogue = ReadEpilogue<float>(residual, activation, y);
+  AdviseHugePages(first.y, static_cast<std::size_t>(y.numel()) * sizeof(float));
+  const float* kept = transformed.has_value() ? transformed->const_data_ptr<float>() : nullptr;
+  RunGroups(first, geometry.groups, false, plan, kept);
+}
+
+void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx, const std::vector<int64_t>& geometry_numbers,
+                     const std::vector<int64_t>& plan_numbers) {
+  const Geometry geometry = ReadGeometry(geometry_numbers);
+  const Plan plan = ReadPlan(plan_numbers);
+  AdviseHugePages(dx.mutable_data_ptr<float>(), static_cast<std::size_t>(dx.numel()) * sizeof(float));
+  for (const Convolution& phase : DescribeInputGradient(dy, w, dx, geometry)) {
+    RunGroups(phase, geometry.groups, true, plan, nullptr);
+  }
+}
+
+// How `convolve` and `input_gradient` cut a sum over so many channels and taps, for the error model: see SchemeKernels.
+int64_t LongestSumOp(int64_t terms, const std::vector<int64_t>& plan_numbers) {
+  Require(terms > 0, "a sum has terms");
+  return ReadPlan(plan_numbers).kernels->longest_sum(Narrow(terms, "the terms of a sum"));
+}
+
+// Of the bits of a dense float32 tensor, in the order of their addresses.
+int64_t HashOp(const Tensor& dense) {
+  Require(dense.is_contiguous(), "a hash is of a dense tensor");
+  return static_cast<int64_t>(Hash(dense.const_data_ptr<float>(), dense.numel() * sizeof(float)));
+}
+
+#if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_11_0
+// A dense float32 tensor on pooled memory, undefined contents; one without elements where the pool has none to give.
+Tensor EmptyOutputOp(const Tensor& like, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
+  int64_t count = 1;
+  for (const int64_t size : sizes) count *= std::max<int64_t>(size, 1);
+  const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(float);
+  constexpr std::size_t kSmallest = std::size_t{16} << 20;  // below this torch's allocator is as good
+  void* block = bytes >= kSmallest ? TakeOutputBlock(bytes) : nullptr;
+  if (block == nullptr) return torch::stable::new_empty(like, {0});
+  return torch::stable::from_blob(block, sizes, strides, like.device(), like.scalar_type(), &ReturnOutputBlock);
+}
+#endif
+
+// The instruction set in use; chooses it first if a name (or "best") is given.
+std::string InstructionSetOp(const std::string& name) {
+  ChooseInstructionSet(name);
+  return NameOf(TheSet());
+}
+
+// Bytes of L2 cache that the work is cut for; sets them first if any are given.
+int64_t L2BytesOp(int64_t bytes) {
+  if (bytes > 0) SetL2Bytes(static_cast<std::size_t>(bytes));
+  return static_cast<int64_t>(L2Bytes());
+}
+
+void SetOutputPoolLimitOp(int64_t bytes) {
+  SetOutputPoolLimit(static_cast<std::size_t>(std::max<int64_t>(bytes, 0)));
+}
+int64_t OutputPoolIdleBytesOp() {
+  return static_cast<int64_t>(OutputPoolIdleBytes());
+}
+
+#ifdef POLYCONV_STAGE_COUNTERS
+// Cycles of the calling thread since the last call, by stage.
+std::vector<int64_t> StageCyclesOp() {
+  std::vector<int64_t> cycles;
+  for (auto& count : stage_cycles) {
+    cycles.push_back(static_cast<int64_t>(count));
+    count = 0;
+  }
+  return cycles;
+}
+#endif
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(polyconv_cpu, m) {
+  // geometry: stride_h, stride_w, top, left, dilation_h, dilation_w, groups, border; plan: see ReadPlan
+  m.def("transform_weights(Tensor x, Tensor w, Tensor y, int[] geometry, int[] plan) -> Tensor");
+  m.def(
+      "convolve(Tensor x, Tensor w, Tensor? bias, Tensor(a!) y, int[] geometry, int[] plan, Tensor? transformed, "
+      "Tensor? residual=None, int activation=0) -> ()");
+  m.def("input_gradient(Tensor dy, Tensor w, Tensor(a!) dx, int[] geometry, int[] plan) -> ()");
+  m.def("longest_sum(int terms, int[] plan) -> int");
+  m.def("hash(Tensor dense) -> int");
+  m.def("instruction_set(str name) -> str");
+  m.def("l2_bytes(int bytes) -> int");
+#if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_11_0
+  m.def("empty_output(Tensor like, int[] sizes, int[] strides) -> Tensor");
+  m.def("set_output_pool_limit(int bytes) -> ()");
+  m.def("output_pool_idle_bytes() -> int");
+#endif
+#ifdef POLYCONV_STAGE_COUNTERS
+  m.def("stage_cycles() -> int[]");
+#endif
+}
+
+STABLE_TORCH_LIBRARY_IMPL(polyconv_cpu, CompositeExplicitAutograd, m) {
+  m.impl("transform_weights", TORCH_BOX(&TransformWeightsOp));
+  m.impl("convolve", TORCH_BOX(&ConvolveOp));
+  m.impl("input_gradient", TORCH_BOX(&InputGradientOp));
+  m.impl("longest_sum", TORCH_BOX(&LongestSumOp));
+  m.impl("hash", TORCH_BOX(&HashOp));
+  m.impl("instruction_set", TORCH_BOX(&InstructionSetOp));
+  m.impl("l2_bytes", TORCH_BOX(&L2BytesOp));
+#if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_11_0
+  m.impl("empty_output", TORCH_BOX(&EmptyOutputOp));
+  m.impl("set_output_pool_limit", TORCH_BOX(&SetOutputPoolLimitOp));
+  m.impl("output_pool_idle_bytes", TORCH_BOX(&OutputPoolIdleBytesOp));
+#endif
+#ifdef POLYCONV_STAGE_COUNTERS
+  m.impl("stage_cycles", TORCH_BOX(&StageCyclesOp));
+#endif
+}
+
+}  // namespace polyconv
+
+// Importing the module registers the operators; it has nothing of its own.
+extern "C" PyMODINIT_FUNC PyInit__native() {
+  static PyModuleDef module = {
+      PyModuleDef_HEAD_INIT, "_native", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+  return PyModule_Create(&module);
+}

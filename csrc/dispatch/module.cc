@@ -1,0 +1,320 @@
+// The module polyconv.dispatch._native: the passthrough cache of polyconv/dispatch/passthrough.py. It knows
+// nothing of torch but names of attributes, and gives a call that it is not sure of back to Python, without a word.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <algorithm>
+#include <functional>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "../module_of_one_type.h"
+
+namespace polyconv {
+namespace {
+
+// A reference of its own.
+class Owned {
+ public:
+  explicit Owned(PyObject* object = nullptr) : object_(object) {}
+  Owned(const Owned& other) : object_(other.object_) { Py_XINCREF(object_); }
+  Owned(Owned&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+  Owned& operator=(Owned other) noexcept {
+    std::swap(object_, other.object_);
+    return *this;
+  }
+  ~Owned() { Py_XDECREF(object_); }
+
+  static Owned To(PyObject* borrowed) {
+    Py_XINCREF(borrowed);
+    return Owned(borrowed);
+  }
+
+  PyObject* get() const { return object_; }
+  PyObject* release() { return std::exchange(object_, nullptr); }
+
+ private:
+  PyObject* object_;
+};
+
+// Fields of the last call of a module: the tuple LastCall of polyconv/dispatch/passthrough.py.
+enum Field : Py_ssize_t {
+  kWhileItLives,
+  kNumber,
+  kGraded,
+  kVouched,
+  kBiased,
+  kFits,
+  kTorchs,
+  kArguments,
+  kKind,
+  kNames,
+  kValues,
+  kClasses,
+  kSize,
+  kOfClasses,
+  kFields
+};
+
+struct Remembered {
+  const void* module;
+  Owned call;
+};
+
+struct PassthroughObject {
+  PyObject head;
+  // In the order of the modules' addresses: few cache lines are read to find one of some hundreds.
+  std::vector<Remembered>* calls;
+  // What was seen last of the state: its number by the count of threads, and a weak reference to the process group or
+  // None.
+  PyObject* seen;
+  PyObject* frozen_marks;
+  PyObject* is_grad_enabled;
+  PyObject* get_num_threads;
+  // In the place of an attribute that a call does not depend on.
+  PyObject* any;
+};
+
+struct Names {
+  PyObject* parameters = PyUnicode_InternFromString("_parameters");
+  PyObject* weight = PyUnicode_InternFromString("weight");
+  PyObject* bias = PyUnicode_InternFromString("bias");
+  PyObject* is_nested = PyUnicode_InternFromString("is_nested");
+  PyObject* c10d = PyUnicode_InternFromString("torch.distributed.distributed_c10d");
+  PyObject* world = PyUnicode_InternFromString("_world");
+  PyObject* group = PyUnicode_InternFromString("_default_pg");
+};
+
+const Names& TheNames() {
+  static const Names names;
+  return names;
+}
+
+PassthroughObject* AsCache(PyObject* object) {
+  return reinterpret_cast<PassthroughObject*>(object);
+}
+
+// Where the call of a module is, or would be.
+std::vector<Remembered>::iterator Find(PassthroughObject& cache, const void* module) {
+  return std::lower_bound(cache.calls->begin(), cache.calls->end(), module,
+                          [](const Remembered& one, const void* at) { return std::less<>()(one.module, at); });
+}
+
+bool IsAt(const PassthroughObject& cache, std::vector<Remembered>::iterator found, const void* module) {
+  return found != cache.calls->end() && found->module == module;
+}
+
+PyObject* New(PyTypeObject* type, PyObject* arguments, PyObject*) {
+  PyObject *seen, *frozen_marks, *is_grad_enabled, *get_num_threads, *any;
+  if (!PyArg_ParseTuple(arguments, "O!O!OOO", &PyList_Type, &seen, &PyDict_Type, &frozen_marks, &is_grad_enabled,
+                        &get_num_threads, &any)) {
+    return nullptr;
+  }
+  PyObject* self = PyType_GenericAlloc(type, 0);
+  if (self == nullptr) return nullptr;
+  auto* cache = AsCache(self);
+  cache->seen = Owned::To(seen).release();
+  cache->frozen_marks = Owned::To(frozen_marks).release();
+  cache->is_grad_enabled = Owned::To(is_grad_enabled).release();
+  cache->get_num_threads = Owned::To(get_num_threads).release();
+  cache->any = Owned::To(any).release();
+  cache->calls = new (std::nothrow) std::vector<Remembered>();
+  if (cache->calls == nullptr) {
+    Py_DECREF(self);
+    return PyErr_NoMemory();
+  }
+  return self;
+}
+
+void Delete(PyObject* object) {
+  auto* cache = AsCache(object);
+  delete cache->calls;
+  Py_XDECREF(cache->seen);
+  Py_XDECREF(cache->frozen_marks);
+  Py_XDECREF(cache->is_grad_enabled);
+  Py_XDECREF(cache->get_num_threads);
+  Py_XDECREF(cache->any);
+  PyTypeObject* type = Py_TYPE(object);
+  PyObject_Free(object);
+  Py_DECREF(type);
+}
+
+PyObject* Remember(PyObject* object, PyObject* arguments) {
+  PyObject *key, *call;
+  if (!PyArg_ParseTuple(arguments, "O!O!", &PyLong_Type, &key, &PyTuple_Type, &call)) return nullptr;
+  if (PyTuple_Size(call) != kFields) {
+    PyErr_SetString(PyExc_TypeError, "not the fields of a LastCall");
+    return nullptr;
+  }
+  const void* module = PyLong_AsVoidPtr(key);
+  if (module == nullptr) return nullptr;
+  PassthroughObject& cache = *AsCache(object);
+  Remembered now{module, Owned::To(call)};
+  try {
+    const auto found = Find(cache, module);
+    if (IsAt(cache, found, module)) {
+      std::swap(*found, now);  // what was there before ends with the function, when the new one stands
+    } else {
+      cache.calls->insert(found, std::move(now));
+    }
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* Forget(PyObject* object, PyObject* key) {
+  const void* module = PyLong_AsVoidPtr(key);
+  if (PyErr_Occurred()) return nullptr;
+  PassthroughObject& cache = *AsCache(object);
+  const auto found = Find(cache, module);
+  if (IsAt(cache, found, module)) {
+    const Remembered forgotten = std::move(*found);  // ends when it is out of the list
+    cache.calls->erase(found);
+  }
+  Py_RETURN_NONE;
+}
+
+bool Is(PyObject* expected, Owned found) {
+  return found.get() == expected;
+}
+
+// Whether the process group is the one that was seen last. It comes and goes without a word to anyone.
+bool IsSameGroup(PyObject* seen) {
+  const Names& names = TheNames();
+  PyObject* c10d = PyDict_GetItemWithError(PyImport_GetModuleDict(), names.c10d);
+  if (c10d == nullptr) return seen == Py_None;  // not in every build of PyTorch
+  const Owned world(PyObject_GetAttr(c10d, names.world));
+  if (world.get() == nullptr) return false;
+  const Owned group(PyObject_GetAttr(world.get(), names.group));
+  if (group.get() == Py_None || seen == Py_None) return group.get() == seen;
+  return group.get() != nullptr && PyWeakref_GetObject(seen) == group.get();
+}
+
+bool IsVouched(PyObject* frozen_marks, PyObject* weight) {
+  if (PyDict_Size(frozen_marks) == 0) return false;
+  const Owned key(PyLong_FromVoidPtr(weight));
+  return key.get() != nullptr && PyDict_GetItemWithError(frozen_marks, key.get()) != nullptr;
+}
+
+// Whether the state is the one of a call: its number for as many threads as this one may use, and the process group.
+bool IsSameState(const PassthroughObject& cache, PyObject* number) {
+  const Owned threads(PyObject_CallObject(cache.get_num_threads, nullptr));
+  PyObject* numbers = PyList_GetItem(cache.seen, 0);
+  if (threads.get() == nullptr || numbers == nullptr || !PyDict_Check(numbers)) return false;
+  return PyDict_GetItemWithError(numbers, threads.get()) == number && IsSameGroup(PyList_GetItem(cache.seen, 1));
+}
+
+// Whether a module has the attributes that it had, in their order, and those that a call depends on are the objects that
+// they were. The dictionary is read from its beginning to its end: looking names up would read other memory for each.
+bool HasSameAttributes(PyObject* own, PyObject* call, PyObject* any) {
+  PyObject *names = PyTuple_GetItem(call, kNames), *values = PyTuple_GetItem(call, kValues);
+  const Py_ssize_t count = PyTuple_Size(names);
+  if (PyDict_Size(own) != count) return false;
+  PyObject *name, *value;
+  Py_ssize_t position = 0;
+  for (Py_ssize_t i = 0; PyDict_Next(own, &position, &name, &value); i++) {
+    if (i == count || name != PyTuple_GetItem(names, i)) return false;
+    PyObject* expected = PyTuple_GetItem(values, i);
+    if (expected != value && expected != any) return false;
+  }
+  return true;
+}
+
+// Whether its classes have as many attributes as they had, and what the call depends on is the same.
+bool HasSameClasses(PyObject* module, PyObject* call) {
+  if (reinterpret_cast<PyObject*>(Py_TYPE(module)) != PyTuple_GetItem(call, kKind)) return false;
+  PyObject *classes = PyTuple_GetItem(call, kClasses), *attributes = PyTuple_GetItem(call, kOfClasses);
+  const Py_ssize_t class_count = PyTuple_Size(classes), count = PyTuple_Size(attributes);
+  Py_ssize_t size = 0;
+  for (Py_ssize_t i = 0; i < class_count; i++) size += PyDict_Size(PyTuple_GetItem(classes, i));
+  if (size != PyLong_AsSsize_t(PyTuple_GetItem(call, kSize))) return false;
+  for (Py_ssize_t i = 0; i < count; i++) {
+    PyObject* one = PyTuple_GetItem(attributes, i);
+    PyObject* value = PyDict_GetItemWithError(PyTuple_GetItem(one, 0), PyTuple_GetItem(one, 1));
+    if (value != PyTuple_GetItem(one, 2)) return false;
+  }
+  return true;
+}
+
+// What PyTorch's convolution is called with, if a call is the one that is remembered. None and no exception if not.
+Owned Arguments(const PassthroughObject& cache, PyObject* call, PyObject* module, PyObject* x) {
+  const Names& names = TheNames();
+  if (!IsSameState(cache, PyTuple_GetItem(call, kNumber))) return Owned();
+  if (!Is(PyTuple_GetItem(call, kGraded), Owned(PyObject_CallObject(cache.is_grad_enabled, nullptr)))) return Owned();
+  const Owned own(PyObject_GenericGetDict(module, nullptr));
+  if (own.get() == nullptr || !HasSameAttributes(own.get(), call, cache.any)) return Owned();
+  if (!HasSameClasses(module, call)) return Owned();
+  const Owned parameters = Owned::To(PyDict_GetItemWithError(own.get(), names.parameters));
+  if (parameters.get() == nullptr || !PyDict_Check(parameters.get())) return Owned();
+  const Owned weight = Owned::To(PyDict_GetItemWithError(parameters.get(), names.weight));
+  const Owned bias = Owned::To(PyDict_GetItemWithError(parameters.get(), names.bias));
+  if (weight.get() == nullptr || bias.get() == nullptr) return Owned();  // made anew before each call
+  const bool biased = PyTuple_GetItem(call, kBiased) == Py_True;
+  const bool frozen_marks = PyTuple_GetItem(call, kVouched) == Py_True;
+  if (biased == (bias.get() == Py_None) || frozen_marks != IsVouched(cache.frozen_marks, weight.get())) return Owned();
+  PyObject* const tensors[] = {x, weight.get(), bias.get()};
+  const Py_ssize_t count = biased ? 3 : 2;
+  const Owned looked_at(PyTuple_New(count));
+  if (looked_at.get() == nullptr) return Owned();
+  for (Py_ssize_t i = 0; i < count; i++) {
+    if (!Is(Py_False, Owned(PyObject_GetAttr(tensors[i], names.is_nested)))) return Owned();
+    PyTuple_SetItem(looked_at.get(), i, Owned::To(tensors[i]).release());
+  }
+  if (!Is(Py_True, Owned(PyObject_CallObject(PyTuple_GetItem(call, kFits), looked_at.get())))) return Owned();
+  PyObject* arguments = PyTuple_GetItem(call, kArguments);
+  const Py_ssize_t more = PyTuple_Size(arguments);
+  Owned all(PyTuple_New(3 + more));
+  if (all.get() == nullptr) return Owned();
+  for (Py_ssize_t i = 0; i < 3 + more; i++) {
+    PyObject* argument = i < 3 ? tensors[i] : PyTuple_GetItem(arguments, i - 3);
+    PyTuple_SetItem(all.get(), i, Owned::To(argument).release());
+  }
+  return all;
+}
+
+PyObject* Again(PyObject* object, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 2) {
+    PyErr_SetString(PyExc_TypeError, "again(module, x)");
+    return nullptr;
+  }
+  PassthroughObject& cache = *AsCache(object);
+  const auto found = Find(cache, arguments[0]);
+  if (!IsAt(cache, found, arguments[0])) Py_RETURN_NONE;
+  const Owned call = found->call;  // a reference of its own: Python code that runs meanwhile may forget it
+  const Owned all = Arguments(cache, call.get(), arguments[0], arguments[1]);
+  if (all.get() == nullptr) {
+    PyErr_Clear();  // whatever it was, Python will find it and say it in words
+    Py_RETURN_NONE;
+  }
+  return PyObject_CallObject(PyTuple_GetItem(call.get(), kTorchs), all.get());
+}
+
+Py_ssize_t Length(PyObject* object) {
+  return static_cast<Py_ssize_t>(AsCache(object)->calls->size());
+}
+
+PyMethodDef methods[] = {{"remember", &Remember, METH_VARARGS, "remember(key, call)"},
+                         {"forget", &Forget, METH_O, "forget(key)"},
+                         {"again", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&Again)), METH_FASTCALL,
+                          "again(module, x): the output, or None."},
+                         {nullptr, nullptr, 0, nullptr}};
+
+PyType_Slot slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(&New)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(&Delete)},
+    {Py_tp_methods, methods},
+    {Py_mp_length, reinterpret_cast<void*>(&Length)},
+    {Py_tp_doc, const_cast<char*>("Left(seen, frozen_marks, is_grad_enabled, get_num_threads, any)")},
+    {0, nullptr}};
+
+PyType_Spec spec = {"polyconv.dispatch._native.PassthroughCache", sizeof(PassthroughObject), 0, Py_TPFLAGS_DEFAULT,
+                    slots};
+
+}  // namespace
+}  // namespace polyconv
+
+extern "C" PyMODINIT_FUNC PyInit__native() {
+  return polyconv::ModuleOfOneType(polyconv::spec, "PassthroughCache");
+}

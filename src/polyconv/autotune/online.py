@@ -1,0 +1,352 @@
+"""Online autotuning (``polyconv.benchmark``): the first calls of a problem are trials of its candidates.
+
+Each call runs one candidate on the caller's tensors and is timed in place, between the other layers of a model and with
+their cache contents. No extra work is done, and the times are those of the program. The fastest candidate becomes a
+preference of this process (:mod:`~polyconv.autotune.preferences`); calls are then prepared again, without any overhead.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, MutableMapping
+from functools import partial
+from math import inf
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, UntypedStorage
+
+from .. import settings
+from ..problem import Pass, Problem
+from ..runtime.fork_safety import STATE_LOCK
+from ..runtime.guards import are_plain, is_watched
+from ..runtime.warn_once import warn_once
+from ..util.lru import LruTable
+from . import preferences
+from .elimination import Elimination
+
+if TYPE_CHECKING:
+    from ..backend import Backend, Run
+    from ..tuning_key import Environment
+    from .tuning_file import Entry
+
+ROUNDS, MORE_ROUNDS = 5, 10
+"""Trials of each remaining candidate: of calls of at least :data:`SHORT`, and of shorter ones."""
+SHORT = 1e-3
+"""Duration below which calls are noisier and get more trials [s]."""
+MIN_SPEEDUP = 1.02
+"""Required speed-up over ATen, which is called without dispatch overhead. The gain must also exceed that overhead, as
+estimated by the backend."""
+LONGEST = 100
+"""Calls after which a session ends even if undecided: if every call brings a new weight, no trial counts."""
+
+LARGE = 2**20
+"""Weight size [elements] from which a candidate's prepared weight is freed after each trial and prepared again before
+the next, untimed: those of all candidates of all layers are many times what a network keeps."""
+
+MOST_RACES = 2048
+"""Largest number of sessions kept, ended ones included, which hold the measurements."""
+MOST_PREPARED = 256
+"""Largest number of sessions that keep prepared weights: more than the layers and passes of a network. A program with
+new shapes at each call would otherwise keep prepared weights for each."""
+
+_races: LruTable[tuple[Environment, str], AutotuningSession] = LruTable(MOST_RACES)
+"""Sessions by environment and key."""
+_passes: LruTable[Hashable, dict[Pass, AutotuningSession]] = LruTable(MOST_RACES)
+"""Sessions of trained layers, by layer."""
+_prepared: OrderedDict[AutotuningSession, None] = OrderedDict()
+"""Sessions that keep prepared weights, least recently used first."""
+
+
+def clock() -> float:
+    """CPU timer [s]: with a single compute thread its CPU time, which excludes preemption."""
+    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
+class AutotuningSession:
+    """Autotuning session of one problem in one environment."""
+
+    __slots__ = (
+        "_aten",
+        "_backend",
+        "_environment",
+        "_inference",
+        "_key",
+        "_layer",
+        "_pending",
+        "_problem",
+        "_runs",
+        "_standings",
+        "_usual",
+        "_warm",
+        "_weight",
+        "calls",
+        "ended",
+        "entry",
+    )  # fmt: skip
+
+    def __init__(
+        self, backend: Backend, environment: Environment, key: str, problem: Problem, *, inference: bool
+    ) -> None:
+        names = backend.trials(problem, inference=inference)
+        self._backend = backend
+        self._key = key
+        self._environment = environment
+        self._problem, self._inference = problem, inference
+        self._layer = None if inference else (environment, problem.as_2d().another_pass(Pass.FPROP))
+        """Key shared by all passes of a trained layer; None in inference."""
+        self._usual = names[0]
+        """The cost model's choice."""
+        self._aten = next((name for name in names if name.endswith(", ATen")), None)
+        """ATen's candidate, or None. It is never dropped, so that one slow call does not decide against it."""
+        self._standings = Elimination(names, MORE_ROUNDS, stays=[self._aten] if self._aten else ())
+        self._runs: dict[tuple[Problem, str], Run] = {}
+        self._warm: set[str] = set()
+        """Candidates that have run on this weight, so that their next call is a trial."""
+        self._weight: tuple[weakref.ref[UntypedStorage], int] | None = None
+        """Storage and address. In inference one weight takes part: each candidate caches its own preparation of it."""
+        self.calls = 0
+        self._pending: tuple[str, Any, Any] | None = None
+        """GPU trial and its events, read at the next call, when it has likely finished."""
+        self.entry: Entry | None = None
+        """Outcome; None until the session has ended with one."""
+        self.ended = False
+
+    def run(self, problem: Problem, inference: bool, usual: Run, tensors: MutableMapping[str, Tensor]) -> None:
+        """Run one call, as a trial if possible, else by ``usual``, the cost model's choice."""
+        if self._pending is not None:
+            self._read_pending()
+        with STATE_LOCK:
+            turn = self._next(inference and problem.kind is Pass.FPROP, tensors)
+        if turn is None:
+            usual(tensors)
+            return
+        name, counted = turn
+        try:
+            self._run_timed(name, counted, self._prepared(problem, name, inference), tensors)
+        except RuntimeError as error:  # of PyTorch or the driver: out of memory, say, which others may not be
+            with STATE_LOCK:
+                self._standings.drop(name)
+            warn_once(f"polyconv.benchmark: {name} is out of the race for {self._key}: {error}")
+            usual(tensors)
+        if counted:
+            with STATE_LOCK:
+                self._settle()
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Free the prepared weights of dropped candidates, and of those that must prepare them again."""
+        staying = self._warm.intersection(self._standings.running)
+        self._runs = {(problem, name): run for (problem, name), run in self._runs.items() if name in staying}
+        if not self._runs:
+            _prepared.pop(self, None)
+
+    def _keep(self) -> None:
+        """Mark this session as most recently used; above the limit, the least recently used one must warm up again."""
+        with STATE_LOCK:
+            _prepared[self] = None
+            _prepared.move_to_end(self)
+            if len(_prepared) > MOST_PREPARED:
+                other, _ = _prepared.popitem(last=False)
+                other._runs, other._warm = {}, set()
+
+    def _next(self, one_weight: bool, tensors: MutableMapping[str, Tensor]) -> tuple[str, bool] | None:
+        """Next candidate and whether the call is a timed trial; None if the call takes no part in the session."""
+        if (
+            self.ended
+            or not _is_fair(tensors["x"])
+            or (one_weight and not self._has_weight(tensors.get("owner", tensors["w"])))
+        ):
+            return None
+        self.calls += 1
+        if self.calls > LONGEST:
+            self._end()
+            return None
+        name = self._standings.next
+        if name not in self._warm:
+            self._warm.add(name)
+            return name, False
+        if one_weight and tensors["w"].numel() >= LARGE:
+            self._warm.discard(name)
+        return name, True
+
+    def _has_weight(self, w: Tensor) -> bool:
+        """True if ``w`` is the weight that takes part. A new weight replaces one that was freed."""
+        storage, address = w.untyped_storage(), w.data_ptr()
+        if self._weight is None or self._weight[0]() is None:
+            self._weight = weakref.ref(storage), address
+            self._warm.clear()
+        return self._weight[0]() is storage and self._weight[1] == address
+
+    def _prepared(self, problem: Problem, name: str, inference: bool) -> Run:
+        run = self._runs.get((problem, name))
+        if run is None:
+            run = self._runs[problem, name] = self._backend.trial(problem, name, inference=inference)
+        self._keep()
+        return run
+
+    def _run_timed(self, name: str, counted: bool, run: Run, tensors: MutableMapping[str, Tensor]) -> None:
+        if tensors["x"].is_cuda:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            stream = torch.cuda.current_stream(tensors["x"].device)  # the tensor's GPU may not be the current one
+            start.record(stream)
+            run(tensors)
+            end.record(stream)
+            if counted:
+                self._pending = name, start, end
+            return
+        began = clock()
+        run(tensors)
+        seconds = clock() - began
+        if counted:
+            with STATE_LOCK:
+                self._standings.note(name, seconds)
+
+    def _read_pending(self) -> None:
+        with STATE_LOCK:
+            pending, self._pending = self._pending, None
+        if pending is None or torch.cuda.is_current_stream_capturing():
+            return
+        name, start, end = pending
+        end.synchronize()
+        with STATE_LOCK:
+            self._standings.note(name, start.elapsed_time(end) / 1e3)
+            self._settle()
+
+    # ---- end of the session
+
+    def _settle(self) -> None:
+        best = self._standings.best
+        if best and min(best.values()) >= SHORT:
+            self._standings.rounds = ROUNDS
+        if self._standings.decided and not self.ended:
+            self._end()
+
+    def _end(self) -> None:
+        """End the session and make its outcome a preference of this process."""
+        self.ended = True
+        self._runs.clear()
+        _prepared.pop(self, None)
+        self._backend.trim_memory()
+        best = self._standings.best
+        running = [name for name in self._standings.running if name in best]
+        if not running:  # no weight came twice: keep the cost model's choice
+            preferences.settle(self._environment, self._key, self._usual, "raced in vain, for new weights")
+            return
+        winner, torchs = min(running, key=best.__getitem__), self._aten
+        if torchs is not None and best.get(torchs, inf) <= max(
+            MIN_SPEEDUP * best[winner], best[winner] + self._dispatch_overhead()
+        ):
+            winner = torchs
+        elif best.get(self._usual, inf) <= self._standings.spread(winner, self._usual) * best[winner]:
+            winner = self._usual  # within the noise: keep the cost model's choice
+        from .tuning_file import Entry  # lazy, as below: the backends have imported it, importing polyconv does not
+
+        self.entry = Entry(winner, best, best.get(torchs) if torchs else None)
+        preferences.settle(self._environment, self._key, winner, _in_words(winner, best))
+
+    def _dispatch_overhead(self) -> float:
+        """Untimed dispatch overhead of polyconv's kernels [s], given the gains of the layer's other passes."""
+        passes = (_passes[self._layer] or {}) if self._layer is not None else {}
+        others = [(kind, race) for kind, race in list(passes.items()) if race is not self]
+        ahead = {kind: gained for kind, race in others if (gained := race._ahead) is not None}
+        return self._backend.dispatch_overhead(self._problem, ahead, inference=self._inference)
+
+    @property
+    def _ahead(self) -> float | None:
+        """Gain of polyconv's best candidate over ATen so far [s]; None if either has no trial."""
+        best = dict(self._standings.best)
+        torchs = best.pop(self._aten, None) if self._aten else None
+        return torchs - min(best.values()) if best and torchs is not None else None
+
+
+def _in_words(winner: str, best: dict[str, float]) -> str:
+    others = [f"{best[name] * 1e3:.3g} ms by {name}" for name in sorted(best, key=best.__getitem__) if name != winner]
+    against = f" against {', '.join(others)}" if others else ""
+    return f"the winner of a race in this process ({best[winner] * 1e3:.3g} ms{against})"
+
+
+def _is_fair(x: Tensor) -> bool:
+    """True if any candidate may run the call and its time is representative: plain tensors, no graph capture."""
+    if preferences.determinism_is_asked_for() or is_watched() or not are_plain(x):
+        return False
+    return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+
+
+def is_autotuned(backend: Backend, problem: Problem, *, inference: bool) -> bool:
+    """True if the next call of a problem may take part in an autotuning session."""
+    return _place(backend, problem, inference) is not None
+
+
+def entered(backend: Backend, problem: Problem, usual: Run, *, inference: bool) -> Run:
+    """Run of a problem through its autotuning session, or ``usual`` if it has none."""
+    place = _place(backend, problem, inference)
+    if place is None:
+        return usual
+    with STATE_LOCK:
+        race = _races[place]
+        if race is None or race.ended:
+            race = AutotuningSession(backend, *place, problem, inference=inference)
+            _races.put(place, race)
+            if race._layer is not None:
+                passes = _passes[race._layer]
+                if passes is None:
+                    passes = {}
+                    _passes.put(race._layer, passes)
+                passes[problem.kind] = race
+    return partial(race.run, problem, inference, usual)
+
+
+def _place(backend: Backend, problem: Problem, inference: bool) -> tuple[Environment, str] | None:
+    """Environment and key of the session; None if the problem is settled or has a single candidate."""
+    if not settings.current().benchmark:
+        return None
+    environment, key = backend.environment(), backend.key(problem, inference=inference)
+    if not preferences.may_autotune(key, environment) or len(backend.trials(problem, inference=inference)) < 2:
+        return None
+    return environment, key
+
+
+def awaited(backend: Backend, gradients: Iterable[Problem], run: Run) -> Run:
+    """Forward run whose gradients are still to be autotuned; settles them on the cost model's choice if they never run.
+    Until then the call cannot be a passthrough, which a program that never computes its gradients would pay forever."""
+    places = {place: problem for problem in gradients if (place := _place(backend, problem, False)) is not None}
+    if not places:
+        return run
+    ahead = itertools.count(LONGEST, -1)
+
+    def run_and_count(tensors: MutableMapping[str, Tensor]) -> None:
+        run(tensors)
+        if next(ahead) == 0:
+            for (environment, key), problem in places.items():
+                if _races[environment, key] is None:
+                    preferences.settle(environment, key, backend.trials(problem)[0], "never raced, for want of calls")
+
+    return run_and_count
+
+
+def turns() -> int:
+    """Calls that took part in autotuning so far. A call that does not increase the count has only settled problems."""
+    return sum(race.calls for race in _races.every().values())
+
+
+def save_benchmark(path: str | PathLike[str]) -> int:
+    """Merge the autotuning outcomes of this process into a tuning file. Returns the number of entries.
+
+    Name the file in ``POLYCONV_TUNING_FILE``, or write ``tuning.json`` in the cache folder: a later process in the same
+    environment (processor, threads, versions) then uses these choices at once and autotunes only new problems.
+    """
+    from .tuning_file import Tuning, merge, update
+
+    with STATE_LOCK:
+        every = _races.every().items()
+        ended = [(environment, key, race.entry) for (environment, key), race in every if race.entry]
+    found = merge(Tuning.of(environment, {key: entry}) for environment, key, entry in ended)
+    if ended:
+        update(Path(path), found)
+    return len(found)

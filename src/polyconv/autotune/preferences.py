@@ -1,0 +1,235 @@
+"""Precedence of choices when a backend plans: forced, other ranks, measured in this process, tuning file, cost model.
+
+A cached plan is stale when :mod:`~polyconv.runtime.state_version` differs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+
+import torch
+
+from .. import settings
+from ..problem import Problem
+from ..runtime import state_version
+from ..runtime.fork_safety import STATE_LOCK
+from ..runtime.scopes import Scope, ScopeEntry, ScopeStack
+from ..selection import Preference
+from ..util.lru import LruTable
+from . import rank_consensus
+
+if TYPE_CHECKING:
+    from ..numerics.prediction import Way
+    from ..tuning_key import Environment
+
+AGREED = "agreed with the other ranks"
+MEASURED = "measured in this process"
+
+
+class Planned(Protocol):
+    """A plan of any backend."""
+
+    @property
+    def choice(self) -> str:
+        """Name of the chosen candidate."""
+
+    @property
+    def name(self) -> str:
+        """Display name: the candidate and its additional steps."""
+
+    @property
+    def predicted_error(self) -> float:
+        """Predicted largest error of an element, relative to the output's scale."""
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """Fast algorithms of its output maps; empty for direct summation."""
+
+
+class Decision(NamedTuple):
+    """A choice made for a problem."""
+
+    problem: Problem
+    inference: bool
+    """True if the prepared weight is cached between calls."""
+    key: str
+    choice: str
+
+
+P = TypeVar("P", bound=Planned)
+
+
+def decide(problem: Problem, inference: bool, environment: Environment, plan: Callable[[Preference | None], P]) -> P:
+    """Plan a problem by the preference of highest precedence; only measurements of the same ``environment`` count."""
+    from ..tuning_key import problem_key  # lazy, as below: calls with a cached plan do not need it
+
+    key = problem_key(problem, kept_weights=inference)
+    decided = _decide(key, environment, plan)
+    for entry in _forced.entries:
+        if entry.value.seen is not None:
+            entry.value.seen.append(Decision(problem, inference, key, decided.choice))
+    return decided
+
+
+def _decide(key: str, environment: Environment, plan: Callable[[Preference | None], P]) -> P:
+    forced = _forced.entries[-1].value if _forced.entries else None
+    if forced is not None and key in forced.choices:
+        return plan(Preference(forced.choices[key], "asked for"))
+    own = _own(key, environment)
+    mine = plan(own)
+    if (forced is not None and forced.alone) or rank_consensus.ranks() == 1:
+        return mine
+    if own is None and _races():  # do not publish the cost model's choice: the first rank to finish autotuning decides
+        return mine
+    agreed = rank_consensus.agree(environment.device, key, mine.choice)
+    if agreed == mine.choice:
+        return mine
+    adopted = plan(Preference(agreed, AGREED))
+    if adopted.choice != agreed:
+        warnings.warn(
+            f"the other ranks run {agreed!r} for a convolution that cannot run it here ({environment}): "
+            f"{adopted.choice!r} runs instead. Results may differ between ranks in the last bits. Problem: {key}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return adopted
+
+
+def _own(key: str, environment: Environment) -> Preference | None:
+    """Preference of this process, without the other ranks; None leaves it to the cost model."""
+    for entry in reversed(_measured.entries):
+        if key in entry.value.choices and entry.value.environment == environment:
+            return Preference(entry.value.choices[key], entry.value.source)
+    raced = _raced[environment, key]
+    if raced is not None:
+        return raced
+    from . import tuning_lookup
+
+    found = tuning_lookup.find(key, environment)
+    return None if found is None else Preference(found.entry.choice, f"chosen by the tuning file {found.path}")
+
+
+# ---- online autotuning
+
+
+def may_autotune(key: str, environment: Environment) -> bool:
+    """True if the problem is to be autotuned online: enabled, and without any measured preference."""
+    return _races() and _own(key, environment) is None
+
+
+def _races() -> bool:
+    """True if online autotuning is active: not inside :class:`Forced` or :func:`watched`, nor in deterministic mode."""
+    return settings.current().benchmark and not _forced.entries and not determinism_is_asked_for()
+
+
+def determinism_is_asked_for() -> bool:
+    """True if PyTorch is in deterministic mode."""
+    return torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic
+
+
+# ---- invalidation of plans
+
+
+@state_version.include
+def _files() -> int:
+    """Identity of the setting: naming the tuning files again invalidates plans, since they may have been rewritten."""
+    return id(settings.current().tuning_file)  # the state keeps the settings, and so this tuple, alive
+
+
+# ---- preferences of this process
+
+
+class Measured(NamedTuple):
+    """Best candidates by key, measured in one environment."""
+
+    environment: Environment
+    choices: Mapping[str, str]
+    source: str = MEASURED
+
+
+_measured: ScopeStack[Measured] = ScopeStack()
+"""The last one takes precedence."""
+
+
+def remember(environment: Environment, choices: Mapping[str, str], source: str = MEASURED) -> ScopeEntry[Measured]:
+    """Prefer measured choices until :func:`forget`."""
+    measured = ScopeEntry(Measured(environment, dict(choices), source))
+    _measured.put(measured)
+    return measured
+
+
+def forget(measured: ScopeEntry[Measured]) -> None:
+    """Undo :func:`remember`; earlier measurements, for another model say, apply again."""
+    _measured.take(measured)
+
+
+MOST_RACED = 8192
+"""Largest number of autotuning outcomes kept."""
+
+_raced: LruTable[tuple[Environment, str], Preference] = LruTable(MOST_RACED)
+"""Outcomes by environment and key. A problem whose outcome is evicted is autotuned again."""
+_raced_changes = 0
+
+
+@state_version.include
+def _races_that_ended() -> int:
+    return _raced_changes
+
+
+def settle(environment: Environment, key: str, choice: str, source: str) -> None:
+    """Prefer the outcome of an autotuning session from now on; :func:`remember` takes precedence."""
+    global _raced_changes
+    with STATE_LOCK:
+        state_version.changed()
+        _raced.put((environment, key), Preference(choice, source))
+        _raced_changes += 1
+        state_version.changed()
+
+
+def forget_races() -> None:
+    """Undo every :func:`settle`, so that problems are autotuned again."""
+    global _raced_changes
+    with STATE_LOCK:
+        state_version.changed()
+        _raced.clear()
+        _raced_changes += 1
+        state_version.changed()
+
+
+class _Force(NamedTuple):
+    """Effect of a :class:`Forced` or :func:`watched` block."""
+
+    choices: Mapping[str, str]
+    alone: bool
+    seen: list[Decision] | None
+
+
+_forced: ScopeStack[_Force] = ScopeStack()
+"""The last one takes precedence."""
+
+
+class Forced(Scope[_Force, None]):
+    """Force candidates inside a ``with`` block, above all other preferences, to measure them.
+
+    Re-entrant and process-wide, as settings are; blocks of several threads may end in any order. With ``alone``, other
+    problems planned inside neither follow nor bind the other ranks.
+    """
+
+    def __init__(self, choices: Mapping[str, str], *, alone: bool = False) -> None:
+        super().__init__(_forced, _Force(dict(choices), alone, None), None)
+
+
+def are_watched() -> bool:
+    """True inside a :func:`watched` block."""
+    return any(entry.value.seen is not None for entry in _forced.entries)
+
+
+def watched(*, alone: bool = False) -> AbstractContextManager[list[Decision]]:
+    """Record the decisions for problems that run inside a ``with`` block, each planned anew. With ``alone``, the other
+    ranks are ignored: the cost model's choice must not be agreed on before a measurement."""
+    seen: list[Decision] = []
+    now = _forced.entries[-1].value.choices if _forced.entries else {}
+    return Scope(_forced, _Force(now, alone, seen), seen)

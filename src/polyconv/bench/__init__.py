@@ -1,1 +1,0 @@
-"""polyconv against PyTorch on named workloads: the rows, and the pictures of them."""

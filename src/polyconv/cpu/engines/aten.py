@@ -1,0 +1,300 @@
+"""ATen's convolution as an engine: where it is the fastest known, and where polyconv has no kernel.
+
+It is a candidate like any other. What it cannot express (unequal padding, cropping, a padding mode) needs a padded
+copy, which polyconv's kernels avoid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from functools import partial
+from math import prod, sqrt
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...backend import Run
+from ...lowering.aten import CONVOLUTIONS, convolution_backward
+from ...lowering.border import fold, pad, padded_size
+from ...lowering.epilogue import apply_epilogue
+from ...numerics.prediction import HALF_ROUNDING, LARGEST_TO_SCALE, error_of, reduction_of
+from ...problem import Activation, PaddingMode, Pass, Problem
+from ...util.intmath import ceil_div
+from .. import native
+from ..device import CpuDevice
+from ..plan import CpuCandidate
+from ..weight_cache import TransformedWeights
+
+NAME = "ATen"
+
+_LARGEST_OF_SUMS = 4
+"""Largest accumulation error per square root of a term, in unit roundoffs times the output's scale: a result of 3.5
+times the scale, with 3.5 standard deviations of its roundings."""
+_ASKED_OF_ONEDNN = {"float16": "_is_mkldnn_fp16_supported", "bfloat16": "_is_mkldnn_bf16_supported"}
+
+
+def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
+    """The single candidate, for any problem. Its summation order is unknown: the error is that of one long sum."""
+    padded = "" if takes_padding(problem) else " on a padded copy"
+    apart = _applied_apart(problem)
+    yield CpuCandidate(
+        NAME,
+        f"PyTorch's convolution{padded}" + (f", {' and '.join(apart)} not fused" if apart else ""),
+        direct=True,
+        cycles=direct_cycles(problem, device) + len(apart) * _pass_cycles(problem, device),
+        error=partial(_error, problem),
+    )
+
+
+def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
+    return partial(run, problem)
+
+
+def _error(problem: Problem) -> float:
+    return error_of(problem, None, reduction_of(problem), ()) + _half_error(problem)
+
+
+def _half_error(problem: Problem) -> float:
+    """Error added by half precision: one rounding of the result, and those of partial sums.
+
+    A sum of n terms in half precision is rounded n - 1 times before the last, each time in proportion to the partial
+    sum. These roundings are random. The worst case is a large result with large roundings, not the largest result with
+    the worst roundings of all.
+    """
+    if problem.dtype not in HALF_ROUNDING:
+        return 0.0
+    on_the_way = _LARGEST_OF_SUMS * sqrt(_terms_in_half(problem) - 1)
+    return HALF_ROUNDING[problem.dtype] * (LARGEST_TO_SCALE + on_the_way)
+
+
+def _terms_in_half(problem: Problem) -> int:
+    """Number of half-precision values that ATen adds to one result, rounding each partial sum.
+
+    One in oneDNN. On a processor without the instructions that oneDNN needs for the dtype, ATen multiplies matrices and
+    accumulates the input gradient tap by tap, the weight gradient image by image. Unfused steps add terms: the
+    residual, the activation, the copies of a pixel in a border.
+    """
+    terms = 1
+    if not _runs_in_onednn(problem.dtype):
+        terms = {Pass.FPROP: 1, Pass.DGRAD: prod(problem.kernel), Pass.WGRAD: problem.batch}[problem.kind]
+    if problem.kind is Pass.DGRAD and any(problem.padding) and problem.padding_mode is not PaddingMode.ZEROS:
+        terms += 3
+    return terms + len(_applied_apart(problem))
+
+
+def _runs_in_onednn(dtype: str) -> bool:
+    """True if ATen runs a half-precision dtype in oneDNN on this processor."""
+    supported = getattr(torch.ops.mkldnn, _ASKED_OF_ONEDNN[dtype], None)
+    return torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled() and bool(supported and supported())
+
+
+def instruction_set() -> str:
+    """ATen's instruction set on this processor, by the native kernels' name for it."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    return {"AVX512": "avx512", "AVX2": "avx2"}.get(capability, "sse4")
+
+
+def why_alone(problem: Problem) -> str:
+    """Why no native kernel can run a problem."""
+    if problem.dtype not in ("float32", "float64"):
+        return f"polyconv has no CPU kernels for {problem.dtype}"
+    if native.is_available() and not native.takes(problem):
+        return f"polyconv's CPU kernels take extents of at most {native.LARGEST_EXTENT}"
+    return native.why_absent() or "nothing else can run it"
+
+
+def run(problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
+    """Fill the outputs, or replace one by ATen's result if its strides match, which saves a copy."""
+    if problem.kind is not Pass.WGRAD:
+        name = "y" if problem.kind is Pass.FPROP else "x"
+        wanted = tensors[name]
+        if problem.kind is Pass.FPROP:
+            result = _fprop(problem, tensors["x"], tensors["w"], tensors.get("bias"))
+            apply_epilogue(result, tensors.get("residual"), problem.activation)
+        else:
+            result = _dgrad(problem, tensors["y"], tensors["w"], wanted)
+        if result.stride() == wanted.stride():
+            tensors[name] = result
+        else:
+            wanted.copy_(result)
+    else:
+        _wgrad(problem, tensors["x"], tensors["y"], tensors["dw"], tensors.get("db"))
+
+
+def _applied_apart(problem: Problem) -> list[str]:
+    """Unfused epilogue operations, each a pass over the stored output."""
+    if problem.kind is not Pass.FPROP:
+        return []
+    activation = [] if problem.activation is Activation.NONE else [str(problem.activation)]
+    return (["residual"] if problem.residual else []) + activation
+
+
+def _pass_cycles(problem: Problem, device: CpuDevice) -> float:
+    """Estimated cycles of one core to read and write the output once more."""
+    return 10.0 * prod(problem.y_shape) / device.lanes
+
+
+class _Spent(NamedTuple):
+    """Cost coefficients [cycles of one core]."""
+
+    call: float
+    product: float
+    """Per vector of products."""
+    moved: float
+    """Per vector of input and output, which are reordered."""
+    weight: float
+    """Per vector of weights, which are reordered and, in a weight gradient, summed over images and threads."""
+
+
+_SPENT: dict[str, dict[Pass, tuple[_Spent, _Spent]]] = {
+    "depthwise": {
+        Pass.FPROP: (_Spent(310e3, 1.2, 35, 0), _Spent(235e3, 1.2, 13, 0)),
+        Pass.DGRAD: (_Spent(295e3, 0.9, 44, 0), _Spent(215e3, 0.84, 21, 0)),
+        Pass.WGRAD: (_Spent(225e3, 14.7, 8, 2200), _Spent(230e3, 1.0, 41, 1300)),
+    },
+    "grouped": {
+        Pass.FPROP: (_Spent(570e3, 0.43, 40, 52), _Spent(745e3, 0.3, 35, 32)),
+        Pass.DGRAD: (_Spent(485e3, 0.35, 54, 62), _Spent(730e3, 0.3, 40, 39)),
+        Pass.WGRAD: (_Spent(940e3, 0.46, 45, 30), _Spent(930e3, 0.32, 53, 91)),
+    },
+    "single taps": {
+        Pass.FPROP: (_Spent(46e3, 0.56, 11, 28), _Spent(70e3, 0.61, 11, 11)),
+        Pass.DGRAD: (_Spent(89e3, 0.61, 24, 51), _Spent(77e3, 0.6, 21, 10)),
+        Pass.WGRAD: (_Spent(94e3, 0.48, 19, 49), _Spent(94e3, 0.58, 7, 47)),
+    },
+    "few channels": {
+        Pass.FPROP: (_Spent(82e3, 0.97, 19, 0), _Spent(68e3, 0.78, 10, 120)),
+        Pass.DGRAD: (_Spent(82e3, 0.97, 19, 0), _Spent(68e3, 0.78, 10, 120)),
+        Pass.WGRAD: (_Spent(165e3, 0.9, 17, 100), _Spent(94e3, 1.05, 7, 765)),
+    },
+    "others": {
+        Pass.FPROP: (_Spent(290e3, 0.47, 64, 44), _Spent(280e3, 0.46, 20, 41)),
+        Pass.DGRAD: (_Spent(180e3, 0.39, 120, 55), _Spent(245e3, 0.44, 35, 55)),
+        Pass.WGRAD: (_Spent(235e3, 0.6, 45, 75), _Spent(90e3, 0.6, 36, 100)),
+    },
+}
+"""For NCHW and channels_last. Fitted to some three thousand layers of real networks on a machine with AVX-512 and torch
+2.13.0. Measured layers deviate by a factor of 1.3 to 1.8, depthwise weight gradients by 2.5."""
+
+
+def direct_cycles(problem: Problem, device: CpuDevice) -> float:
+    """Estimated cycles of one core for ATen's kernels on the given strides. They skip taps in the padding (most taps,
+    if the dilation is as long as the image), except in the weight gradient."""
+    if _lays_out_columns(problem, device):
+        return _columns_cycles(problem, device)
+    c, k = problem.channels_per_group
+    if problem.kind is Pass.DGRAD:
+        c, k = k, c
+    spent = _SPENT[_kind(problem)][problem.kind][problem.x_strides[1] == 1]
+    pairs = problem.groups * c * ceil_div(k, device.lanes)
+    if problem.depthwise:  # channels of many groups share a vector
+        pairs = ceil_div(problem.groups, device.lanes) * max(c, k)
+    long = problem.kind is Pass.FPROP and problem.x_strides[1] != 1 and max(problem.dilation) > 6
+    products = problem.batch * _taps_met(problem) * pairs * (2.0 if long else 1.0)
+    moved = (prod(problem.x_shape) + prod(problem.y_shape)) / device.lanes
+    weights = prod(problem.w_shape) / device.lanes
+    return spent.call + spent.product * products + spent.moved * moved + spent.weight * weights
+
+
+def _lays_out_columns(problem: Problem, device: CpuDevice) -> bool:
+    """True if ATen computes a 3-D convolution by im2col and a matrix product instead of oneDNN. The size limit of
+    ATen's rule (``use_mkldnn``) leaves out the width."""
+    if problem.rank != 3 or problem.groups > 1:
+        return False
+    last = problem.kernel[-2:]
+    moved = max(problem.stride) > 1 or max(problem.dilation) > 1
+    if max(last) == 1 and not moved and problem.batch < 16 and device.cores == 1:
+        return True
+    largest = max(prod(problem.x_shape[:4]), prod(problem.y_shape[:4]))  # a gradient does not show which one ATen tests
+    return problem.batch == 1 and largest <= 20480 and min(last) <= 3
+
+
+def _columns_cycles(problem: Problem, device: CpuDevice) -> float:
+    """Estimated cycles of one core for im2col, which single taps do not need, and a matrix product."""
+    columns = 0 if max(problem.kernel) == 1 else problem.multiplications / problem.out_channels
+    return _SPENT["single taps"][problem.kind][0].call + 7.0 * columns + 1.0 * problem.multiplications / device.lanes
+
+
+def _kind(problem: Problem) -> str:
+    if problem.groups > 1:
+        return "depthwise" if problem.depthwise else "grouped"
+    if max(problem.kernel) == 1:
+        return "single taps"
+    return "few channels" if min(problem.channels_per_group) < 16 else "others"
+
+
+def _taps_met(problem: Problem) -> float:
+    """Products per image and pair of channels."""
+    met = 1.0
+    for axis in range(problem.rank):
+        extent, pad, d = problem.in_size[axis], problem.padding[2 * axis], problem.dilation[axis]
+        out, stride = problem.out_size[axis], problem.stride[axis]
+        if problem.kind is Pass.WGRAD:
+            met *= out * problem.kernel[axis]
+            continue
+        reached = [
+            min(out, ceil_div(extent + pad - i * d, stride)) - max(0, ceil_div(pad - i * d, stride))
+            for i in range(problem.kernel[axis])
+        ]
+        met *= sum(max(0, count) for count in reached)
+    return met
+
+
+def takes_padding(problem: Problem) -> bool:
+    """True if ATen supports the padding: zeros, equal on both sides, not negative."""
+    before, after = problem.padding[::2], problem.padding[1::2]
+    if not any(problem.padding):
+        return True
+    return problem.padding_mode is PaddingMode.ZEROS and before == after and min(before) >= 0
+
+
+def takes_tensors(problem: Problem) -> bool:
+    """True if ATen computes the problem correctly without copies."""
+    return takes_padding(problem) and not _is_misread(problem) and not _is_overrun(problem)
+
+
+def _fprop(problem: Problem, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    native = takes_padding(problem)
+    x = x if native else pad(problem, x)
+    padding = problem.padding[::2] if native else (0,) * problem.rank
+    convolve = CONVOLUTIONS[problem.rank]
+    dtype = x.dtype
+    if _is_misread(problem):
+        x, w, bias = x.float(), w.float(), None if bias is None else bias.float()
+    return convolve(x, w, bias, problem.stride, padding, problem.dilation, problem.groups).to(dtype)
+
+
+def _is_misread(problem: Problem) -> bool:
+    """True if oneDNN's half-precision AMX kernels may read wrong rows (torch 2.13.0): one output column and a
+    horizontal stride. The pass then runs in float32, which is cheap for one column."""
+    return problem.dtype in HALF_ROUNDING and problem.out_size[-1] == 1 and problem.stride[-1] > 1
+
+
+def _is_overrun(problem: Problem) -> bool:
+    """True if oneDNN's weight gradient may read past the image and crash (torch 2.13.0): AVX-512, single taps with a
+    stride, few channels, channels_last. A copy in NCHW runs another kernel."""
+    few = problem.channels_per_group[0] < 16 and problem.x_strides[1] == 1
+    return problem.kind is Pass.WGRAD and max(problem.kernel) == 1 and max(problem.stride) > 1 and few
+
+
+def _dgrad(problem: Problem, dy: Tensor, w: Tensor, dx: Tensor) -> Tensor:
+    if takes_padding(problem):
+        return convolution_backward(problem, dy, dx, w, (True, False, False))[0]
+    # Only the shape is read, so an expanded scalar suffices.
+    padded = dx.new_empty(()).expand(*problem.x_shape[:2], *padded_size(problem))
+    grad_padded = convolution_backward(problem, dy, padded, w, (True, False, False), padded=True)[0]
+    return fold(problem, grad_padded, dx)
+
+
+def _wgrad(problem: Problem, x: Tensor, dy: Tensor, dw: Tensor, db: Tensor | None) -> None:
+    native = takes_padding(problem)
+    x = x if native else pad(problem, x)
+    wanted = (False, True, db is not None)
+    w = dw
+    if _is_overrun(problem):
+        dy, x, w = dy.contiguous(), x.contiguous(), dw.new_empty(dw.shape)
+    _, grad_weight, grad_bias = convolution_backward(problem, dy, x, w, wanted, padded=not native)
+    dw.copy_(grad_weight)
+    if db is not None:
+        db.copy_(grad_bias)

@@ -1,0 +1,104 @@
+"""Weight cache: transformed weights kept between forward passes of inference."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor, UntypedStorage
+
+from ..runtime.fork_safety import STATE_LOCK
+from ..runtime.frozen_weights import FrozenMark, mark_of
+from . import native
+
+
+@dataclass(slots=True)
+class _Kept:
+    state: tuple[object, ...]
+    """Version counter of the weight, geometry and plan numbers, instruction set."""
+    bits: int
+    """Hash of the weight."""
+    transformed: Tensor
+    storage: weakref.ref[UntypedStorage]
+    """The weight's storage: its end drops the entry, its identity excludes later memory at that address."""
+    promise: FrozenMark | None
+    """Mark under which ``bits`` was last checked; None if the weight was not frozen. Each freeze makes another."""
+
+
+class TransformedWeights:
+    """Keeps at most ``limit`` bytes of transformed weights. An entry lives as long as the weight's storage and is
+    replaced when the weight changes. Changes show in the version counter and, unless the weight is frozen, in a hash,
+    since writes to ``weight.data`` do not increment the counter. Where hashing would be a large part of the call, the
+    planner does not use the cache."""
+
+    def __init__(self, limit: int = 512 * 2**20) -> None:
+        self.limit = limit
+        self.size = 0
+        self._kept: dict[tuple[object, ...], _Kept] = {}
+        """By address, shape and strides of the weight, so that a new view in each call finds its entry."""
+
+    def of(
+        self,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        geometry: list[int],
+        plan: list[int],
+        frozen: bool = False,
+        owner: Tensor | None = None,
+    ) -> Tensor | None:
+        """The transformed weight for this call, or None if it cannot be cached. ``owner``: the weight, and holder of
+        the promise, if ``w`` is a view of it."""
+        dense = _dense(w)
+        if dense is None or w.is_inference():  # an inference tensor has no version counter
+            return None
+        key, storage = _key(w), w.untyped_storage()
+        state = (w._version, *geometry, *plan, native.instruction_set())
+        kept, promise = self._kept.get(key), mark_of(w if owner is None else owner) if frozen else None
+        if (
+            promise is not None
+            and kept is not None
+            and kept.promise is promise
+            and kept.storage() is storage
+            and kept.state == state
+        ):
+            return kept.transformed
+        bits: int = _operator("hash")(dense)
+        if kept is not None and kept.state == state and kept.bits == bits and kept.storage() is storage:
+            kept.promise = promise
+            return kept.transformed
+        transformed: Tensor = _operator("transform_weights")(x, w, y, geometry, plan)
+        new = _Kept(state, bits, transformed, weakref.ref(storage, lambda _: self._kept.pop(key, None)), promise)
+        with STATE_LOCK:
+            self._kept.pop(key, None)
+            self.size = sum(map(_bytes, tuple(self._kept.values())))
+            # No eviction: a model runs its layers in a cycle, so LRU would drop each entry before its next use.
+            if self.size + _bytes(new) <= self.limit:
+                self._kept[key] = new
+                self.size += _bytes(new)
+        return transformed
+
+    def holds(self, w: Tensor, transformed: Tensor) -> bool:
+        """True if ``transformed`` is cached for later calls."""
+        kept = self._kept.get(_key(w))
+        return kept is not None and kept.transformed is transformed
+
+
+_operator = lru_cache(maxsize=8)(native.operator)
+
+
+def _key(w: Tensor) -> tuple[object, ...]:
+    return w.data_ptr(), w.shape, w.stride()
+
+
+def _dense(w: Tensor) -> Tensor | None:
+    """The weight in memory order if it is contiguous or channels_last, else None."""
+    if w.is_contiguous():
+        return w
+    return w.permute(0, 2, 3, 1) if w.is_contiguous(memory_format=torch.channels_last) else None
+
+
+def _bytes(kept: _Kept) -> int:
+    return kept.transformed.numel() * kept.transformed.element_size()

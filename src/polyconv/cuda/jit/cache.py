@@ -1,0 +1,267 @@
+"""Cache of the machine's compiled kernels: each is compiled once, however many processes start together.
+
+The folder (``POLYCONV_CACHE_DIR``) has one entry per kernel (:mod:`~polyconv.cuda.jit.store`). An entry's name covers
+everything that can change the binary (:mod:`~polyconv.cuda.jit.fingerprint`), so it is never stale. Processes that need
+one kernel wait for a lock, and all but the first find it stored. An entry that is damaged, or that other users could
+have written, is a miss with a warning. If this user may not read the entries or write the folder, or other users can
+write it, kernels are compiled in memory, with one warning for the folder.
+
+A bundle (``POLYCONV_KERNELS``) takes precedence. With ``POLYCONV_JIT=off`` the compiler is neither run nor imported nor
+asked for its version, and a missing kernel is an error that says how to get it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ... import settings
+from ...runtime.warn_once import warn_once
+from ...util import file_trust
+from ...util.atomic_files import Folder
+from ...util.file_trust import UntrustedError
+from ..compile_log import Compilations
+from ..errors import MissingKernelError
+from ..planner.codegen import source
+from ..planner.plan import KernelSpec
+from . import store
+from .bundle import Bundle
+from .compile import compile_kernel, compiler_id, flags, in_threads, search_path
+from .fingerprint import entry_name, fingerprint, identity
+from .store import Entry, EntryError, ForbiddenError
+
+Compiler = Callable[[KernelSpec, str], bytes]
+
+
+class KernelCache:
+    """Cubins by kernel and architecture: from memory, the bundle, the disk, or else the compiler.
+
+    Safe for threads and processes. Headers are read at the first request for a kernel; later edits are not noticed.
+
+    Args:
+        directory: the cache folder; default: that of the settings.
+        include_dirs: folders of headers besides polyconv's own.
+        compiler: compiles missing kernels; default: NVRTC.
+        jit: whether compiling is allowed; default: that of the settings.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        include_dirs: Iterable[str | os.PathLike[str]] = (),
+        compiler: Compiler | None = None,
+        jit: bool | None = None,
+    ) -> None:
+        self._directory = Path(directory) if directory is not None else settings.current().cache_dir
+        self._include_dirs = tuple(include_dirs)
+        self._compiler = compiler or self._nvrtc
+        self._jit = jit
+        self._memory: dict[tuple[KernelSpec, str], bytes] = {}
+        self._bundles: dict[Path, Bundle] = {}
+        self._busy: dict[tuple[int, KernelSpec, str], threading.Lock] = {}
+        self.compilations = Compilations()
+
+    @property
+    def folder(self) -> Path | None:
+        """The cache folder; None if there is none."""
+        return self._directory
+
+    @property
+    def directory(self) -> Path:
+        """The cache folder. Raises if there is none."""
+        return self._directory if self._directory is not None else settings.cache_folder()
+
+    def get(self, spec: KernelSpec, arch: str) -> bytes:
+        """Cubin of a kernel, compiled if missing."""
+        return self.get_many([spec], arch)[0]
+
+    def get_many(
+        self,
+        specs: Sequence[KernelSpec],
+        arch: str,
+        wanted_for: str | None = None,
+        each: Callable[[KernelSpec], None] | None = None,
+    ) -> list[bytes]:
+        """Cubins of several kernels. Missing ones are compiled on all cores.
+
+        Args:
+            wanted_for: purpose of the kernels, for the error message if one may not be compiled.
+            each: called for every kernel once it is available.
+        """
+
+        def find(spec: KernelSpec) -> bytes | None:
+            cubin = self._find(spec, arch)
+            if each is not None:
+                each(spec)
+            return cubin
+
+        if all((spec, arch) in self._memory for spec in specs):
+            found = [find(spec) for spec in specs]
+        else:
+            found = in_threads(find, specs)
+        missing = [spec.symbol for spec, cubin in zip(specs, found, strict=True) if cubin is None]
+        if missing:
+            raise MissingKernelError(self._advice(missing, arch, wanted_for))
+        return [cubin for cubin in found if cubin is not None]
+
+    def entry(self, spec: KernelSpec, arch: str) -> Path:
+        """Folder of the kernel's entry, which need not exist."""
+        return self.directory / entry_name(self.facts(spec, arch))
+
+    def facts(self, spec: KernelSpec, arch: str) -> dict[str, Any]:
+        """Everything that can change the kernel's binary on this machine."""
+        return self._fingerprint(identity(spec, arch, search_path(self._include_dirs)))
+
+    @staticmethod
+    def _fingerprint(kernel: Mapping[str, Any]) -> dict[str, Any]:
+        return fingerprint(kernel, compiler_id(), flags(kernel["arch"]))
+
+    def _nvrtc(self, spec: KernelSpec, arch: str) -> bytes:
+        return compile_kernel(spec, arch, include_dirs=self._include_dirs)
+
+    def _compile(self, spec: KernelSpec, arch: str) -> bytes:
+        with self.compilations.noted(spec.symbol):
+            return self._compiler(spec, arch)
+
+    def _find(self, spec: KernelSpec, arch: str) -> bytes | None:
+        """Find or compile a kernel. Returns None if it is missing and compiling is forbidden."""
+        key = (spec, arch)
+        cubin = self._memory.get(key)
+        if cubin is None:
+            # Keyed by process: a lock that the parent held during a fork is never released here.
+            busy = self._busy.setdefault((os.getpid(), *key), threading.Lock())
+            with busy:
+                cubin = self._memory.get(key)
+                if cubin is None:
+                    cubin = self._from_disk_or_compiler(spec, arch)
+                    if cubin is not None:
+                        self._memory[key] = cubin
+        return cubin
+
+    def _from_disk_or_compiler(self, spec: KernelSpec, arch: str) -> bytes | None:
+        kernel = identity(spec, arch, search_path(self._include_dirs))
+        jit = settings.current().jit if self._jit is None else self._jit
+        cubin: bytes | None = None
+        refused: EntryError | None = None
+        try:
+            cubin = self._from_bundle(kernel)
+        except EntryError as error:
+            refused = error
+        if cubin is None and not jit:
+            cubin = self._whoever_compiled_it(kernel)
+            if cubin is None and refused is not None:
+                folder = settings.current().kernels
+                raise MissingKernelError(f"{refused}. Make the bundle anew with polyconv warmup -o {folder}")
+        if refused is not None:
+            warn_once(f"{refused}; {'polyconv compiles the kernel' if jit else 'the one in the cache runs'} instead")
+        return self._compiled(spec, kernel) if cubin is None and jit else cubin
+
+    def _from_bundle(self, kernel: Mapping[str, Any]) -> bytes | None:
+        """Kernel from the bundle; None if there is no bundle or kernel. Raises :class:`EntryError` if it is refused."""
+        folder = settings.current().kernels
+        return None if folder is None else self._bundles.setdefault(folder, Bundle(folder)).find(kernel)
+
+    def _whoever_compiled_it(self, kernel: Mapping[str, Any]) -> bytes | None:
+        """Kernel from the cache by its identity alone: the compiler's version is unknown."""
+        if self._directory is None:
+            return None
+        try:
+            return store.find(self._directory, kernel, Entry.cubin)
+        except (ForbiddenError, OSError) as error:
+            self._warn_not_kept(error)
+        except EntryError as error:
+            warn_once(_compiled_again(error))
+        return None
+
+    def _compiled(self, spec: KernelSpec, kernel: Mapping[str, Any]) -> bytes:
+        facts, arch = self._fingerprint(kernel), kernel["arch"]
+        if self._directory is None:
+            warn_once(f"{settings.NO_CACHE}. Until then every process compiles its kernels again")
+            return self._compile(spec, arch)
+        name = entry_name(facts)
+        with contextlib.ExitStack() as stack:
+            try:
+                store.check_folder(self._directory)
+                cubin, _ = _stored(self._directory / name, facts)
+                if cubin is not None:
+                    return cubin
+                folder = stack.enter_context(_private(self._directory))
+                alone = stack.enter_context(store.locked(folder, name, file_trust.owners()))
+                # Another process may have stored the kernel while this one waited for the lock.
+                cubin, unread = _stored(self._directory / name, facts)
+            except OSError as error:
+                self._warn_not_kept(error)
+                return self._compile(spec, arch)
+            if cubin is None:
+                cubin = self._compile(spec, arch)
+                try:
+                    store.store(folder, name, source(spec), cubin, facts, alone=alone)
+                    if unread:
+                        warn_once(unread)
+                except OSError as error:
+                    self._warn_not_kept(error)
+            return cubin
+
+    def _warn_not_kept(self, error: OSError | ForbiddenError) -> None:
+        """Warn once per folder: the text must not depend on the kernel, so it contains no file name."""
+        advice = "a folder of your own" if isinstance(error, UntrustedError) else "a folder that can be written"
+        if isinstance(error, (PermissionError, ForbiddenError)):
+            reason = "Permission denied"
+        else:
+            reason = error.strerror or str(error)
+        warn_once(
+            f"polyconv cannot keep compiled kernels in {self._directory} ({reason}); every process will compile them "
+            f"again, unless POLYCONV_JIT=off. Set POLYCONV_CACHE_DIR to {advice}."
+        )
+
+    def _advice(self, missing: Sequence[str], arch: str, wanted_for: str | None) -> str:
+        """Error message: missing kernels, folders searched, and the command that builds them."""
+        folder = settings.current().kernels
+        looked = f"the cache {self._directory or ''}".rstrip() + (f" nor in the bundle {folder}" if folder else "")
+        command = (
+            f"polyconv warmup --kernels {','.join(missing)} --arch {arch} -o {shlex.quote(str(folder or 'kernels'))}"
+        )
+        return (
+            f"{', '.join(missing)} for {arch}{f', wanted for {wanted_for},' if wanted_for else ''} "
+            f"{'is' if len(missing) == 1 else 'are'} not in {looked}, and POLYCONV_JIT=off forbids to compile. "
+            f"On a machine with polyconv[cu12] or [cu13] (no GPU is needed) run\n\n    {command}\n\n"
+            + ("" if folder else "and set POLYCONV_KERNELS to that folder here. ")
+            + "All that a model needs: polyconv warmup MODULE:MODEL --input-shape N,C,H,W --arch "
+            + f"{arch} -o {shlex.quote(str(folder or 'kernels'))}"
+        )
+
+
+def _stored(path: Path, facts: Mapping[str, Any]) -> tuple[bytes | None, str]:
+    """Binary of a cache entry, None if absent or refused, and a warning to give if the entry gets replaced.
+
+    An unreadable entry counts as damaged only if this user can replace it. Otherwise the whole folder belongs to
+    another user, which is reported once.
+    """
+    try:
+        return store.load(path, facts), ""
+    except EntryError as error:
+        words = _compiled_again(f"{path} is refused: {error}")
+        if isinstance(error, ForbiddenError):
+            return None, words
+        warn_once(words)
+        return None, ""
+
+
+def _compiled_again(reason: object) -> str:
+    return f"{reason}; polyconv compiles the kernel again, unless POLYCONV_JIT=off"
+
+
+@contextlib.contextmanager
+def _private(directory: Path) -> Iterator[Folder]:
+    """Open the cache folder, created with owner-only permissions. ``~/.cache`` gets the usual permissions."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    with Folder(directory) as folder:
+        folder.check(file_trust.owners())
+        yield folder

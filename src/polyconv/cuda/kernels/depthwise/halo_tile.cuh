@@ -1,0 +1,57 @@
+// A tile of one image plane with its halo, on its way from global memory through registers to shared memory: what the
+// depthwise kernels read. Carried in registers, the next tile travels while the current one is used.
+#pragma once
+
+#include "common/common.cuh"
+
+namespace polyconv {
+
+// Elements that one thread carries; bounds the tiles that the planner may choose.
+constexpr int kCarry = 12;
+
+// Extent of the tile, and its row length in shared memory.
+struct HaloShape {
+  int height, pitch;
+  FastDivisor width;
+
+  __device__ __forceinline__ int elements() const { return height * pitch; }
+};
+
+// The plane that tiles are cut from.
+struct Plane {
+  int row, column;  // element strides
+  int height, width;
+  Border border;
+};
+
+template <int kThreads>
+struct HaloTile {
+  float carried[kCarry];
+
+  // Zeros outside the plane, or what its border puts there.
+  __device__ __forceinline__ void load(const float* from, const Plane& plane, const HaloShape& shape, int origin_y,
+                                       int origin_x) {
+#pragma unroll
+    for (int e = 0; e < kCarry; e++) {
+      const int index = threadIdx.x + e * kThreads, row = shape.width.quotient(index);
+      int v = origin_y + row, u = origin_x + index - row * int(shape.width.divisor);
+      if (plane.border != Border::kZeros) {
+        // A coordinate that no tap reads may fold to somewhere outside again, and then reads zero.
+        v = fold_into(v, plane.height, plane.border);
+        u = fold_into(u, plane.width, plane.border);
+      }
+      const bool inside = row < shape.height && u32(v) < u32(plane.height) && u32(u) < u32(plane.width);
+      carried[e] = inside ? from[i64(v) * plane.row + i64(u) * plane.column] : 0.f;
+    }
+  }
+
+  __device__ __forceinline__ void store(float* to, const HaloShape& shape) const {
+#pragma unroll
+    for (int e = 0; e < kCarry; e++) {
+      const int index = threadIdx.x + e * kThreads, row = shape.width.quotient(index);
+      if (row < shape.height) to[row * shape.pitch + index - row * int(shape.width.divisor)] = carried[e];
+    }
+  }
+};
+
+}  // namespace polyconv

@@ -1,0 +1,1 @@
+"""Depthwise kernels: tiles with a halo, and strips of rows."""

@@ -1,0 +1,75 @@
+"""Epilogue of a forward pass (kernels/common/epilogue.cuh): y = act(sums + residual).
+
+Kernels that store a forward pass have twins that finish the sums in registers, with two parameters appended. A family
+plans without an epilogue, and passes the task that stores the result through :func:`task_with_epilogue` and its launch
+through :func:`with_epilogue`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int32
+from dataclasses import replace
+from functools import lru_cache
+
+from ...problem import Activation, Pass, Problem
+from .kernel_params import Params, pointer
+from .plan import KernelSpec, Launch, PointerSlot, Task
+
+
+class EpilogueParams(Params):
+    """Fields that ``WithEpilogue`` (common/epilogue.cuh) appends to a kernel's own parameters."""
+
+    _fields_ = (("residual", pointer), ("activation", c_int32))
+
+
+ACTIVATIONS = {Activation.NONE: 0, Activation.RELU: 1, Activation.SILU: 2}
+"""Values of ``Activation`` in common/epilogue.cuh."""
+_FACTS = {f"int(polyconv::Activation::k{name.value.title()})": number for name, number in ACTIVATIONS.items()}
+
+
+def has_epilogue(problem: Problem) -> bool:
+    """Whether the problem has a residual or an activation. Gradient passes have no epilogue."""
+    return problem.kind is Pass.FPROP and (problem.residual or problem.activation is not Activation.NONE)
+
+
+@lru_cache(maxsize=1024)
+def kernel_with_epilogue(kernel: KernelSpec, fewer_blocks: int = 0) -> KernelSpec:
+    """Twin of a kernel with an epilogue. ``fewer_blocks`` lowers the launch bound where it needs more registers."""
+    return replace(
+        kernel,
+        symbol=f"{kernel.symbol}_epilogue",
+        params=f"polyconv::WithEpilogue<{kernel.params}>",
+        params_bytes=kernel.params_bytes + ctypes.sizeof(EpilogueParams),
+        min_blocks=kernel.min_blocks - fewer_blocks,
+        facts=(*kernel.facts, *_FACTS.items()),
+        twin=kernel.symbol,
+    )
+
+
+def task_with_epilogue(problem: Problem, task: Task, elements: int, fewer_blocks: int = 0) -> Task:
+    """The task that stores ``elements`` of the result, with the problem's epilogue, if any."""
+    if not has_epilogue(problem):
+        return task
+    moved = task.work.dram_bytes + problem.element_bytes * elements * problem.residual
+    return replace(
+        task,
+        kernel=kernel_with_epilogue(task.kernel, fewer_blocks),
+        work=replace(task.work, dram_bytes=moved, finished=elements),
+    )
+
+
+def with_epilogue(problem: Problem, launch: Launch) -> Launch:
+    """The launch with the epilogue's parameters appended, if the problem has one."""
+    return with_epilogue_params(problem, launch) if has_epilogue(problem) else launch
+
+
+def with_epilogue_params(problem: Problem, launch: Launch) -> Launch:
+    """The launch with epilogue parameters appended, even if the epilogue does nothing."""
+    tail = EpilogueParams(activation=ACTIVATIONS[problem.activation])
+    pointers = launch.pointers
+    if problem.residual:  # same layout as y, so the same byte offset
+        (stored,) = (slot for slot in pointers if slot.buffer == "y")
+        at = len(launch.params) + EpilogueParams.residual.offset
+        pointers += (PointerSlot(at, "residual", stored.byte_offset),)
+    return replace(launch, params=launch.params + bytes(tail), pointers=pointers)

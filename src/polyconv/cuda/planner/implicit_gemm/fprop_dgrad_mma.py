@@ -1,0 +1,130 @@
+"""Plans for fprop and dgrad of 16-bit tensors as an implicit GEMM on tensor cores
+(kernels/implicit_gemm/fprop_dgrad_mma.cuh).
+
+Phases, slabs, tables and packed weights are those of cuda/planner/implicit_gemm/fprop_dgrad.py. One instance serves
+with and without an epilogue: sums are finished at the store, four at a time, so the test costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ....numerics.prediction import half_error
+from ....problem import HALF_DTYPES, Pass, Problem
+from ..epilogue import has_epilogue, kernel_with_epilogue, with_epilogue_params
+from ..kernel_params import PHASE_FACTS
+from ..plan import KernelSpec, Launch, Task
+from .fprop_dgrad import (
+    BORDER_FACTS,
+    FOLDED,
+    PACK_FACTS,
+    POINTWISE,
+    ROWS,
+    ROWS_BORDERED,
+    TAPS,
+    TAPS_VECTOR,
+    ImplicitGemmCandidate,
+    ImplicitGemmParams,
+    LoaderKind,
+    PackParams,
+)
+from .tiles import MATRIX_SLIM, MATRIX_SMALL, MATRIX_SQUARE, MATRIX_TALL, MatrixTile
+
+
+class HalfImplicitGemmParams(ImplicitGemmParams):
+    """:class:`ImplicitGemmParams` for float16 tensors."""
+
+
+class BFloat16ImplicitGemmParams(ImplicitGemmParams):
+    """:class:`ImplicitGemmParams` for bfloat16 tensors."""
+
+
+class HalfPackParams(PackParams):
+    """:class:`PackParams` for float16 tensors."""
+
+
+class BFloat16PackParams(PackParams):
+    """:class:`PackParams` for bfloat16 tensors."""
+
+
+DTYPES = HALF_DTYPES
+
+TILES: dict[LoaderKind, tuple[MatrixTile, ...]] = {
+    TAPS: (MATRIX_SQUARE, MATRIX_TALL, MATRIX_SMALL, MATRIX_SLIM),
+    TAPS_VECTOR: (MATRIX_SQUARE, MATRIX_TALL, MATRIX_SMALL, MATRIX_SLIM),
+    POINTWISE: (MATRIX_SQUARE, MATRIX_SMALL),
+    ROWS: (MATRIX_TALL, MATRIX_SMALL, MATRIX_SLIM),
+    ROWS_BORDERED: (MATRIX_TALL, MATRIX_SLIM),
+    FOLDED: (MATRIX_SMALL, MATRIX_SLIM),
+}
+"""Tiles by loader: few, because each instance is compiled for two formats."""
+
+PACKS = {
+    dtype: KernelSpec.of(
+        struct, "implicit_gemm/pack_weights", MatrixTile.depth, threads=256, facts=PACK_FACTS
+    ).of_halves(dtype)
+    for dtype, struct in zip(DTYPES, (HalfPackParams, BFloat16PackParams), strict=True)
+}
+_PARAMS = dict(zip(DTYPES, (HalfImplicitGemmParams, BFloat16ImplicitGemmParams), strict=True))
+
+
+@dataclass(frozen=True)
+class ImplicitGemmMmaCandidate(ImplicitGemmCandidate):
+    """fprop or dgrad of 16-bit tensors."""
+
+    tile: MatrixTile
+
+    @property
+    def pack(self) -> KernelSpec:
+        return PACKS[self.tile.dtype]
+
+    @cached_property
+    def kernel(self) -> KernelSpec:
+        tile, loader = self.tile, self.loader
+        plain = KernelSpec.of(
+            _PARAMS[tile.dtype],
+            "implicit_gemm/fprop_dgrad_mma",
+            tile,
+            *(f"polyconv::{name.format(tile=tile.cpp)}" for name in loader.types),
+            function="implicit_gemm_mma_folded" if loader is FOLDED else "implicit_gemm_mma",
+            symbol=f"implicit_gemm_mma_{loader.name}_{tile.name}",
+            threads=tile.threads,
+            min_blocks=tile.min_blocks(loader.weight),
+            facts={**tile.facts, **PHASE_FACTS, **BORDER_FACTS},
+        )
+        return replace(kernel_with_epilogue(plain), symbol=plain.symbol).of_halves(tile.dtype)
+
+    def error(self, problem: Problem, sms: int, workspace: int) -> float:
+        return half_error(problem, self.sums(problem, sms, workspace))
+
+    def _can_finish(self) -> bool:
+        return True
+
+    def _task_with_epilogue(self, problem: Problem, task: Task, elements: int) -> Task:
+        if not has_epilogue(problem):
+            return task
+        moved = task.work.dram_bytes + problem.element_bytes * elements * problem.residual
+        return replace(task, work=replace(task.work, dram_bytes=moved, finished=elements))
+
+    def _with_epilogue(self, problem: Problem, launch: Launch) -> Launch:
+        return with_epilogue_params(problem, launch)
+
+
+CANDIDATES = {
+    dtype: tuple(ImplicitGemmMmaCandidate(tile.of(dtype), loader) for loader, tiles in TILES.items() for tile in tiles)
+    for dtype in DTYPES
+}
+
+
+def candidates(problem: Problem) -> Iterator[ImplicitGemmMmaCandidate]:
+    """Every loader with its tiles, refused or not; none for the weight gradient."""
+    if problem.kind is not Pass.WGRAD:
+        yield from CANDIDATES.get(problem.dtype, ())
+
+
+def all_kernels() -> Iterator[KernelSpec]:
+    for dtype in DTYPES:
+        yield PACKS[dtype]
+        yield from (candidate.kernel for candidate in CANDIDATES[dtype])

@@ -1,0 +1,174 @@
+"""Tile shapes of kernel instances: a finite list, so that each one can be compiled and inspected."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+
+class BlockTile(ABC):
+    """Block tile of an implicit GEMM: M rows by N columns, ``depth`` reduction rows per step."""
+
+    __slots__ = ()
+    warps_m: int
+    warps_n: int
+    depth: ClassVar[int]
+    depth_constant: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def m(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def n(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def cpp(self) -> str:
+        """C++ name of the tile."""
+
+    @abstractmethod
+    def min_blocks(self, weight: int) -> int:
+        """Second launch bound for a loader of the given register weight."""
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_n
+
+    @property
+    def name(self) -> str:
+        return f"{self.m}x{self.n}"
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """Device constants that launches rely on."""
+        sizes = {f"{self.cpp}::kM": self.m, f"{self.cpp}::kN": self.n, f"{self.cpp}::kThreads": self.threads}
+        return {self.depth_constant: self.depth, **sizes}
+
+
+@dataclass(frozen=True, slots=True)
+class GemmTile(BlockTile):
+    """``polyconv::GemmTile`` of implicit_gemm/tile.cuh: M rows (pixels) by N columns (channels) per block."""
+
+    warps_m: int
+    warps_n: int
+    lanes_m: int
+    thread_m: int
+    thread_n: int
+    depth: ClassVar[int] = 8
+    """Reduction rows per step (``kDepth`` in implicit_gemm/tile.cuh)."""
+    depth_constant: ClassVar[str] = "polyconv::kDepth"
+
+    @property
+    def m(self) -> int:
+        return self.warps_m * self.lanes_m * self.thread_m
+
+    @property
+    def n(self) -> int:
+        return self.warps_n * (32 // self.lanes_m) * self.thread_n
+
+    @property
+    def cpp(self) -> str:
+        return f"polyconv::GemmTile<{self.warps_m}, {self.warps_n}, {self.lanes_m}, {self.thread_m}, {self.thread_n}>"
+
+    def min_blocks(self, weight: int) -> int:
+        """Second launch bound. 64 accumulators and a lean loader (weight 0) just fit 128 registers: 512 threads per
+        multiprocessor. Each step of weight gives up 128 threads, so that the loader's registers are never spilled."""
+        weight += self.m > self.threads or self.threads < 128  # two pixels, or two rows of weights, per thread
+        threads = (512, 384, 256, 256) if self.thread_m * self.thread_n == 64 else (768, 512, 512, 384)
+        return max(1, threads[weight] // self.threads)
+
+
+ELEMENTS = {"float16": "polyconv::Half", "bfloat16": "polyconv::BFloat16"}
+"""C++ names of the 16-bit formats in common/elements.cuh."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixTile(BlockTile):
+    """``polyconv::MatrixTile`` of implicit_gemm/mma_tile.cuh: 16-bit elements, 16 x 16 products."""
+
+    warps_m: int
+    warps_n: int
+    units_m: int
+    units_n: int
+    dtype: str = "float16"
+    depth: ClassVar[int] = 16
+    """Reduction rows per step (``kMatrixDepth`` in implicit_gemm/mma_tile.cuh)."""
+    depth_constant: ClassVar[str] = "polyconv::kMatrixDepth"
+
+    @property
+    def m(self) -> int:
+        return 16 * self.warps_m * self.units_m
+
+    @property
+    def n(self) -> int:
+        return 16 * self.warps_n * self.units_n
+
+    @property
+    def cpp(self) -> str:
+        numbers = f"{self.warps_m}, {self.warps_n}, {self.units_m}, {self.units_n}"
+        return f"polyconv::MatrixTile<{ELEMENTS[self.dtype]}, {numbers}>"
+
+    def of(self, dtype: str) -> MatrixTile:
+        """This shape for another 16-bit format."""
+        return replace(self, dtype=dtype)
+
+    def min_blocks(self, weight: int) -> int:
+        threads = (512, 384, 256)[weight] if self.units_m * self.units_n == 8 else 512
+        return max(1, threads // self.threads)
+
+
+SQUARE = GemmTile(2, 4, 8, 8, 8)
+TALL = GemmTile(4, 1, 4, 8, 8)
+WIDE = GemmTile(2, 2, 4, 8, 8)
+NARROW = GemmTile(4, 1, 8, 8, 8)
+SMALL = GemmTile(2, 1, 4, 8, 8)
+TINY = GemmTile(2, 2, 8, 4, 4)
+SLIM = GemmTile(4, 1, 8, 8, 4)
+SLIMMER = GemmTile(4, 1, 16, 4, 4)
+
+MATRIX_SQUARE = MatrixTile(4, 2, 2, 4)
+MATRIX_TALL = MatrixTile(4, 1, 2, 4)
+MATRIX_SMALL = MatrixTile(2, 2, 2, 2)
+MATRIX_SLIM = MatrixTile(4, 1, 2, 1)
+
+GATHER_TILES = (SQUARE, TALL, NARROW, SMALL, TINY, SLIM, SLIMMER)
+"""fprop and dgrad tiles, by falling width in channels: 128x128, 128x64, 256x32, 64x64, 64x32, 256x16, 256x8."""
+WGRAD_TILES = (SQUARE, WIDE, TALL, SMALL, TINY)
+"""wgrad tiles, output channels by columns: 128x128, 64x128, 128x64, 64x64, 64x32."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneTile:
+    """Tile of positions of a depthwise halo kernel."""
+
+    height: int
+    width: int
+    threads: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.height}x{self.width}"
+
+    @property
+    def cpp(self) -> str:
+        return f"{self.height}, {self.width}, {self.threads}"
+
+    @property
+    def positions(self) -> int:
+        return self.height * self.width
+
+
+PLANE_TILES = (
+    PlaneTile(16, 64, 256),
+    PlaneTile(32, 32, 256),
+    PlaneTile(16, 16, 256),
+    PlaneTile(8, 32, 256),
+    PlaneTile(8, 8, 64),
+)
+CARRY = 12
+"""Source elements held per thread of a depthwise halo kernel (``kCarry`` in depthwise/halo_tile.cuh)."""
+WGRAD_TAPS = (9, 16)
+"""Taps that a block of the depthwise halo weight gradient sums at once."""

@@ -1,0 +1,112 @@
+"""``ctypes`` mirrors of the kernels' parameter structs, field by field as the device headers declare them.
+
+Each generated kernel source asserts the name, offset and size of every field (:mod:`polyconv.cuda.planner.codegen`).
+Pointers are zero here and filled in per call (:class:`~polyconv.cuda.planner.plan.PointerSlot`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int32, c_uint32, c_uint64
+from dataclasses import replace
+from typing import Any
+
+from ...algebra.polyphase import Phase
+from ...problem import Extents, Strides
+from ...selection import PlanError
+from .plan import PointerSlot
+
+MAX_PHASES = 8
+"""Phases per axis in one launch (``kMaxPhases`` in common/common.cuh)."""
+PHASE_FACTS = {"polyconv::kMaxPhases": MAX_PHASES}
+DIVIDEND_LIMIT = 2**31
+"""Exclusive upper bound of :class:`FastDivisor` dividends, and so of flattened pixel indices."""
+
+pointer = c_uint64
+
+
+def int32(value: int, what: str) -> int:
+    """Return ``value``; raise a PlanError that calls it ``what`` if it does not fit the kernels' 32 bits."""
+    if not -(2**31) <= value < 2**31:
+        raise PlanError(f"{what} is {value}; polyconv's CUDA kernels take at most {2**31 - 1}")
+    return value
+
+
+def fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
+class Params(ctypes.Structure):
+    """A struct that raises a PlanError for an int too large for its field, which ``ctypes`` alone would truncate. An
+    int assigned to a :class:`FastDivisor` field is converted."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if type(value) is int and isinstance(getattr(self, name), FastDivisor):
+            value = FastDivisor.of(value)
+        super().__setattr__(name, value)
+        if type(value) is int and getattr(self, name) != value:
+            raise PlanError(
+                f"{name} of {type(self).__name__} is {value}: more than its field in the CUDA kernels holds"
+            )
+
+    def place(self, name: str, strides: Strides, what: str) -> None:
+        """Fill in the stride fields that begin with ``name``; errors call the tensor ``what``."""
+        every = (*strides[:2], *pixel_strides(strides, what))
+        for axis, stride in zip(("batch", "channel", "row", "column"), every, strict=True):
+            setattr(self, f"{name}_{axis}", stride)
+
+
+def pixel_strides(strides: Strides, what: str) -> Extents:
+    """Row and column stride; raises a PlanError if either exceeds 32 bits."""
+    return int32(strides[2], f"the row stride of {what}"), int32(strides[3], f"the column stride of {what}")
+
+
+class FastDivisor(Params):
+    """Division by an invariant as one high multiplication and a shift, exact for dividends below 2^31."""
+
+    _fields_ = (("divisor", c_uint32), ("multiplier", c_uint32), ("shift", c_uint32))
+
+    @classmethod
+    def of(cls, divisor: int) -> FastDivisor:
+        if divisor <= 1:
+            return cls(1, 0, 0)
+        power = 31 + (divisor - 1).bit_length()
+        return cls(divisor, ((1 << power) + divisor - 1) // divisor, power - 32)
+
+
+class AxisPhase(Params):
+    _fields_ = (
+        *fields(c_int32, "written_first written_step read_first read_step taps tap_first tap_stride"),
+        ("count", FastDivisor),
+    )
+
+    @classmethod
+    def of(cls, phase: Phase) -> AxisPhase:
+        return cls(*(getattr(phase, field[0]) for field in cls._fields_))
+
+
+def set_phases(p: Params, h: tuple[Phase, ...], w: tuple[Phase, ...]) -> None:
+    """Fill in the phases of one launch. All phases of an axis share one tap step."""
+    for i, phase in enumerate(h):
+        p.phase_h[i] = AxisPhase.of(phase)
+    for i, phase in enumerate(w):
+        p.phase_w[i] = AxisPhase.of(phase)
+    p.phases_w, p.tap_step_h, p.tap_step_w = len(w), h[0].tap_step, w[0].tap_step
+
+
+def slots(struct: type[ctypes.Structure], **buffers: str | tuple[str, int] | None) -> tuple[PointerSlot, ...]:
+    """Pointer slots of a struct: per field a buffer, or a buffer and a byte offset; None leaves the field null."""
+    found = []
+    for name, buffer in buffers.items():
+        if buffer is not None:
+            where, offset = buffer if isinstance(buffer, tuple) else (buffer, 0)
+            found.append(PointerSlot(getattr(struct, name).offset, where, offset))
+    return tuple(found)
+
+
+def slots_within(
+    struct: type[ctypes.Structure], name: str, of_field: tuple[PointerSlot, ...]
+) -> tuple[PointerSlot, ...]:
+    """Pointer slots of a struct that is the field ``name`` of another one."""
+    start = getattr(struct, name).offset
+    return tuple(replace(slot, offset=start + slot.offset) for slot in of_field)

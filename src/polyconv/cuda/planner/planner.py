@@ -1,0 +1,191 @@
+"""Planner for CUDA devices: candidates, their modelled cost, the choice, and the reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from types import ModuleType
+from typing import NamedTuple
+
+from ...problem import AXES, HALF_DTYPES, PaddingMode, Pass, Problem
+from ...selection import PlanError, Preference, Selection, select
+from .candidate import CudaCandidate, FastCandidate
+from .cost import tasks_us, why_not_on, worth_residing
+from .depthwise import halo, strip
+from .device import CudaDevice, why_too_old
+from .implicit_gemm import fprop_dgrad, fprop_dgrad_mma, wgrad_1x1, wgrad_mma
+from .implicit_gemm import wgrad as implicit_gemm_wgrad
+from .plan import KernelSpec, Plan, Task, direct_name
+from .winograd import fused as winograd_fused
+from .winograd import nonfused as winograd_nonfused
+from .winograd import wgrad as winograd_wgrad
+from .winograd_fp16x3 import fused as winograd_fp16x3_fused
+from .winograd_fp16x3 import nonfused as winograd_fp16x3_nonfused
+from .winograd_fp16x3 import wgrad as winograd_fp16x3_wgrad
+
+DTYPES = ("float32", *HALF_DTYPES)
+"""Supported element types."""
+DEFAULT_WORKSPACE = 64 * 2**20
+"""Default limit of a plan's workspace [bytes]."""
+GENERAL: tuple[ModuleType, ...] = (fprop_dgrad, implicit_gemm_wgrad, halo)
+"""Families that together take any problem, with any strides."""
+FAMILIES: tuple[ModuleType, ...] = (
+    *GENERAL,
+    strip,
+    wgrad_1x1,
+    winograd_nonfused,
+    winograd_fused,
+    winograd_fp16x3_fused,
+    winograd_wgrad,
+    winograd_fp16x3_wgrad,
+    winograd_fp16x3_nonfused,
+    fprop_dgrad_mma,
+    wgrad_mma,
+)
+"""Modules with ``candidates(problem)`` and ``all_kernels()``; with ``DTYPES`` if not for float32."""
+
+
+def family_name(family: ModuleType) -> str:
+    """Folder and module of a family, as in ``winograd/fused``."""
+    return "/".join(family.__name__.split(".")[-2:])
+
+
+def all_kernels(arch: str = "") -> tuple[KernelSpec, ...]:
+    """Every kernel instance that plans (for ``arch``, if given) can name: compiled ahead of time, inspected, tested."""
+    every = dict.fromkeys(kernel for family in FAMILIES for kernel in family.all_kernels())
+    return tuple(kernel for kernel in every if not arch or kernel.runs_on(arch))
+
+
+@lru_cache(maxsize=4096)
+def plan_cuda(
+    problem: Problem, device: CudaDevice, workspace: int = DEFAULT_WORKSPACE, prefer: Preference | None = None
+) -> Plan:
+    """Plan of least modelled cost, or the preferred one if it can run. Deterministic: no timing, no state."""
+    if too_old := why_too_old(device.arch, device.name):
+        raise PlanError(too_old)
+    if other_axes := problem.why_not_2d():
+        raise PlanError(other_axes)
+    if problem.dtype not in DTYPES:
+        raise PlanError(f"polyconv's CUDA kernels take {', '.join(DTYPES)}; this problem is {problem.dtype}")
+    if problem.padding_mode is not PaddingMode.ZEROS:
+        _check_border(problem)
+        if min(problem.padding) < 0 and problem.kind is not Pass.DGRAD:
+            return _plan_cropped(problem, device, workspace, prefer)
+    return plan_within(FAMILIES, problem, device, workspace, prefer)
+
+
+def plan_within(
+    families: tuple[ModuleType, ...],
+    problem: Problem,
+    device: CudaDevice,
+    workspace: int = DEFAULT_WORKSPACE,
+    prefer: Preference | None = None,
+) -> Plan:
+    """Plan for a problem from the candidates of these families."""
+    found = choose(problem, device, workspace, families, prefer)
+    room = weigh(found.chosen, problem, device, workspace).workspace
+    schedule = found.chosen.schedule(problem, device.sms, room)
+    return Plan(
+        problem=problem,
+        device=device.name,
+        algorithm=direct_name(found.chosen.name) if found.chosen.direct else found.chosen.name,
+        launches=schedule.launches,
+        workspace_bytes=schedule.workspace_bytes,
+        expected_error=found.weighed.error or 0.0,
+        cost_us=found.weighed.cost or 0.0,
+        candidates=found.candidates,
+        preference=found.preference,
+        weights_bytes=schedule.weights_bytes,
+        ways=found.chosen.ways(problem) if isinstance(found.chosen, FastCandidate) else (),
+    )
+
+
+def choose(
+    problem: Problem,
+    device: CudaDevice,
+    workspace: int = DEFAULT_WORKSPACE,
+    families: tuple[ModuleType, ...] = FAMILIES,
+    prefer: Preference | None = None,
+) -> Selection[CudaCandidate]:
+    """Select a candidate of these families. Costs are in microseconds."""
+
+    def cost(one: CudaCandidate) -> float | str:
+        found = weigh(one, problem, device, workspace)
+        return why_not_on(found.tasks, device) or found.us
+
+    return select(
+        candidates(problem, families),
+        problem,
+        refusal=lambda one: one.refusal(problem),
+        error=lambda one: one.error(problem, device.sms, workspace),
+        cost=cost,
+        prefer=prefer,
+    )
+
+
+class Weighed(NamedTuple):
+    """Tasks of a candidate within a workspace limit, and their modelled cost."""
+
+    us: float
+    workspace: int
+    tasks: tuple[Task, ...]
+
+
+def weigh(one: CudaCandidate, problem: Problem, device: CudaDevice, workspace: int) -> Weighed:
+    """Price a candidate with the whole workspace or, if cheaper, with a part that keeps its slabs in the L2. Large
+    slabs need fewer launches and fill waves better; data passed through L2-resident ones causes no DRAM traffic."""
+
+    def within(room: int) -> Weighed:
+        tasks = tuple(one.tasks(problem, device.sms, room))
+        return Weighed(tasks_us(tasks, device), room, tasks)
+
+    whole = within(workspace)
+    if not worth_residing(whole.tasks, device):
+        return whole
+    return min(whole, within(device.l2_slab_bytes), key=lambda weighed: weighed.us)
+
+
+def _check_border(problem: Problem) -> None:
+    """Raise a PlanError if the image, cropped by negative padding, lacks the pixels that the border copies."""
+    for axis, name in enumerate(AXES[problem.rank]):
+        before, after = problem.padding[2 * axis : 2 * axis + 2]
+        left, widest = problem.in_size[axis] + min(before, 0) + min(after, 0), max(before, after, 0)
+        needed = {PaddingMode.REFLECT: widest + 1, PaddingMode.CIRCULAR: max(widest, 1)}.get(problem.padding_mode, 1)
+        if left < needed:
+            raise PlanError(
+                f"padding_mode='{problem.padding_mode}' makes the border of the image: padding {before} and {after} "
+                f"along a {name} of {problem.in_size[axis]} needs {needed} to be left of it, and leaves {left}"
+            )
+
+
+def _plan_cropped(problem: Problem, device: CudaDevice, workspace: int, prefer: Preference | None) -> Plan:
+    """Plan negative padding with a border of image values: x is cropped first, so plan for a view of x."""
+    crop_top, crop_bottom, crop_left, crop_right = (max(-side, 0) for side in problem.padding)
+    top, bottom, left, right = (max(side, 0) for side in problem.padding)
+    part = replace(
+        problem,
+        in_size=(problem.in_size[0] - crop_top - crop_bottom, problem.in_size[1] - crop_left - crop_right),
+        padding=(top, bottom, left, right),
+        vector_aligned=False,
+    )
+    offset = problem.element_bytes * (crop_top * problem.x_strides[2] + crop_left * problem.x_strides[3])
+    plan = plan_cuda(part, device, workspace, prefer)
+    moved = tuple(
+        replace(
+            launch,
+            pointers=tuple(
+                replace(slot, byte_offset=slot.byte_offset + offset) if slot.buffer == "x" else slot
+                for slot in launch.pointers
+            ),
+        )
+        for launch in plan.launches
+    )
+    return replace(plan, problem=problem, launches=moved)
+
+
+def candidates(problem: Problem, families: tuple[ModuleType, ...] = FAMILIES) -> Iterator[CudaCandidate]:
+    """All candidates that the families offer for the problem's dtype and pass."""
+    for family in families:
+        if problem.dtype in getattr(family, "DTYPES", ("float32",)):
+            yield from family.candidates(problem)

@@ -1,0 +1,129 @@
+"""Planner for volumes on CUDA devices: lowerings to 2-D problems, their cost, the choice, and the reasons.
+
+The kernels are 2-D. A volume is lowered to a sum of 2-D problems (:mod:`polyconv.lowering.volume_sum`), or one of its
+tensors is stacked (:mod:`polyconv.lowering.volume_stack`); the lowering of least modelled cost within the tolerance
+runs. Each copy or addition that PyTorch runs beside the kernels costs its memory traffic and a launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from ...lowering.volume import Parts, VolumePlan, planned_parts, scattered_bytes
+from ...lowering.volume_stack import NAMES, stack
+from ...lowering.volume_sum import NAME as SUM_OF_PICTURES
+from ...lowering.volume_sum import cut
+from ...problem import Problem
+from ...selection import Candidate, PlanError, Preference, select, why_not
+from .cost import LAUNCH_US
+from .device import CudaDevice
+from .plan import Plan
+from .planner import DEFAULT_WORKSPACE, plan_cuda
+
+BESIDE_EFFICIENCY = 0.7
+"""Assumed share of the data-sheet bandwidth that PyTorch's copies and sums of strided slices reach."""
+DOUBT = 1.1
+"""Cost factor on stacks. The sum needs neither copies nor memory for them, and where the model cannot separate the two
+(kb61's input gradient: 2 %) the sum was counted to take less."""
+SECTOR_BYTES = 32
+"""L2 sector size: the least that an access moves."""
+
+
+@dataclass(frozen=True, slots=True)
+class CudaVolumePlan(VolumePlan[Plan]):
+    """Plan for a volume on a GPU, and the reasons for it."""
+
+    device: str
+    cost_us: float
+    """Includes PyTorch's copies and additions, and :data:`DOUBT` for a stack."""
+    candidates: tuple[Candidate, ...]
+    preference: str = ""
+
+    @property
+    def cost(self) -> float:
+        return self.cost_us
+
+    def with_plans(self, plan: Callable[[Problem], Plan]) -> CudaVolumePlan:
+        """The same lowering, with each 2-D problem planned by ``plan``."""
+        return replace(self, plans={picture: plan(picture) for picture in self.plans})
+
+    def explain(self, *, verbose: bool = False) -> str:
+        """The plan as text: the lowering, the plans of its 2-D problems, and why other lowerings do not run."""
+        figures = f"expected error {self.predicted_error:.1e}, modelled cost {self.cost_us:.0f} us"
+        lines = [str(self.problem), f"  runs {self.choice} on {self.device}: {figures}"]
+        lines += [f"  {self.preference}"] if self.preference else []
+        return "\n".join([*lines, *self.in_words(verbose=verbose), *why_not(self.candidates, verbose=verbose)])
+
+
+def planned(
+    problem: Problem, device: CudaDevice, workspace: int = DEFAULT_WORKSPACE, prefer: Preference | None = None
+) -> Plan | CudaVolumePlan:
+    """Plan a 2-D problem or a volume."""
+    return (plan_volume if problem.rank == 3 else plan_cuda)(problem, device, workspace, prefer)
+
+
+@lru_cache(maxsize=1024)
+def plan_volume(
+    problem: Problem, device: CudaDevice, workspace: int = DEFAULT_WORKSPACE, prefer: Preference | None = None
+) -> CudaVolumePlan:
+    """The lowering of least modelled cost, or the preferred one if it can run. ``workspace`` also limits a stack."""
+    found = select(
+        _ways(problem, device, workspace),
+        problem,
+        refusal=lambda one: one.refused,
+        error=lambda one: one.plan.predicted_error,
+        cost=lambda one: (1.0 if one.name == SUM_OF_PICTURES else DOUBT) * volume_us(one.plan, device),
+        prefer=prefer,
+    )
+    plan = found.chosen.plan
+    return CudaVolumePlan(
+        plan.parts, plan.plans, device.name, found.weighed.cost or 0.0, found.candidates, found.preference
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    name: str
+    refused: str | None = None
+    planned: VolumePlan[Plan] | None = None
+
+    @property
+    def plan(self) -> VolumePlan[Plan]:
+        assert self.planned is not None
+        return self.planned
+
+    @property
+    def direct(self) -> bool:
+        return all(plan.direct for plan in self.plan.plans.values())
+
+
+def _ways(problem: Problem, device: CudaDevice, workspace: int) -> Iterator[_Way]:
+    named: dict[str, Parts | str] = {SUM_OF_PICTURES: cut(problem)}
+    named |= {name: stack(problem, side, workspace) for side, name in NAMES.items()}
+    for name, parts in named.items():
+        if isinstance(parts, str):
+            yield _Way(name, parts)
+            continue
+        try:
+            yield _Way(name, None, planned_parts(parts, lambda picture: plan_cuda(picture, device, workspace)))
+        except PlanError as error:
+            yield _Way(name, str(error))
+
+
+# ---- cost
+
+
+def volume_us(plan: VolumePlan[Plan], device: CudaDevice) -> float:
+    """Modelled time [us] of all 2-D problems and of PyTorch's copies and additions."""
+    pictures = sum(
+        plan.times(picture) * max(own.cost_us, _scattered_us(picture, device)) for picture, own in plan.plans.items()
+    )
+    moved, launches = plan.parts.beside
+    return pictures + moved / (BESIDE_EFFICIENCY * device.dram_gbs * 1e3) + launches * LAUNCH_US
+
+
+def _scattered_us(picture: Problem, device: CudaDevice) -> float:
+    """L2 time [us] for elements without neighbours in memory: where the volume is cut across its width."""
+    return scattered_bytes(picture, SECTOR_BYTES) / (device.l2_gbs * 1e3)

@@ -1,0 +1,1 @@
+"""Winograd (Cook-Toom) kernels in float32: fused, nonfused, and the weight gradient."""

@@ -1,0 +1,790 @@
+"""Plans for fprop and dgrad with FP32 accuracy on FP16 tensor cores (kernels/winograd_fp16x3/layout.cuh).
+
+Every operand is split into two FP16 values, and three FP16 products make one FP32 product. H is computed directly;
+along W a Winograd algorithm saves multiplications. Five stages: absmax of images and of filters, by which both are
+scaled; filter and input transforms along W, which also split; and the GEMM, which writes the result. The split source
+takes memory, so planes are processed in slabs that fit the workspace. Only the absmax of the first slab's images is
+computed in advance: trailing blocks of the GEMM launches compute the others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from ctypes import c_int32, c_int64, c_uint32
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from math import ceil, log2, prod
+from typing import NamedTuple
+
+from ....algebra.matrices import Matrix
+from ....algebra.polyphase import DenseAxis
+from ....algebra.segments import Scheme2d
+from ....numerics.prediction import Way
+from ....numerics.tensor_core import AMPERE, VOLTA, SplitProducts
+from ....problem import PaddingMode, Pass, Problem
+from ....util.intmath import ceil_div, round_up
+from .. import kernel_params
+from ..epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
+from ..implicit_gemm import fprop_dgrad
+from ..implicit_gemm.fprop_dgrad import MOST_GROUPS, Roles
+from ..kernel_params import DIVIDEND_LIMIT, FastDivisor, Params, fields, int32, pointer
+from ..plan import KernelSpec, Launch, PointerSlot, Schedule, Task, Work
+from ..winograd.axis import ToomAxis
+from ..winograd.nonfused import DIRECT, F23, F45, F45_NESTED, axis_refusal, fitted, read_end
+from ..winograd.nonfused_tiling import segments_of
+
+TENSOR_CLASSES = 16
+"""Tap classes per axis of a winograd_fp16x3 launch (``kTensorClasses`` in winograd_fp16x3/layout.cuh)."""
+
+
+class Fp16x3AbsmaxParams(Params):
+    _fields_ = (
+        *fields(pointer, "source largest"),
+        *fields(c_int64, "outer_stride inner_stride"),
+        ("stride", c_int64 * 3),
+        ("elements", c_uint32),
+        ("inner_slots", FastDivisor),
+        ("extent", FastDivisor * 2),
+    )
+
+
+class Fp16x3Taps(Params):
+    _fields_ = fields(c_int32, "taps tap_first tap_stride")
+
+
+class Fp16x3FilterParams(Params):
+    _fields_ = (
+        *fields(pointer, "w u largest"),
+        *fields(c_int64, "w_group w_output w_channel"),
+        *fields(c_int32, "w_row w_column headroom channels_all outputs taps_h shifts"),
+        *fields(FastDivisor, "chunks k_tiles source_channels classes_w"),
+        *fields(Fp16x3Taps * TENSOR_CLASSES, "class_h class_w"),
+    )
+
+
+class Fp16x3Source(Params):
+    _fields_ = fields(c_int32, "read_first read_end")
+
+
+class Fp16x3InputParams(Params):
+    _fields_ = (
+        *fields(pointer, "source v largest"),
+        *fields(c_int64, "source_batch source_channel"),
+        *fields(c_int32, "source_row source_column headroom first_plane first_row"),
+        ("positions", c_uint32),
+        *fields(c_int32, "groups channels_all chunks"),
+        *fields(FastDivisor, "pitch phases column_groups phase_groups planes dilation_h source_channels classes_w"),
+        *fields(c_int32, "units dilation_w read_step_h read_step_w"),
+        *fields(Fp16x3Source * TENSOR_CLASSES, "class_h class_w"),
+    )
+
+
+class Fp16x3GemmParams(Params):
+    _fields_ = (
+        *fields(pointer, "v u largest_sources largest_filters bias written"),
+        *fields(c_int64, "written_batch written_channel"),
+        *fields(c_int32, "written_row written_column headroom_sources headroom_filters first_plane first_row tiles"),
+        *fields(FastDivisor, "k_tiles row_groups column_groups phase_groups dilation_h"),
+        ("planes", c_int32),
+        *fields(FastDivisor, "columns phases stretch"),
+        *fields(c_int32, "rows units groups outputs chunks shifts taps pitch stage next_tap_row positions last_tap"),
+        *fields(c_int32, "dilation_w count_h count_w"),
+        *fields(c_int32, "written_first_h written_step_h written_first_w written_step_w"),
+        *fields(c_uint32, "blocks first_part"),
+        ("behind", Fp16x3AbsmaxParams),
+    )
+
+
+K_TILE = 32
+"""Written channels per tile (``kTensorK``)."""
+UNITS = 64
+"""Most rows times columns of a tile (``kTensorUnits``)."""
+CHUNK = 4
+"""Channels per quad (``kTensorChannels``)."""
+PARTS = 128
+"""Absmax parts per image, one per block (``kMagnitudeParts``)."""
+WARPS = 8
+QUAD = 16
+"""Bytes of a quad: four channels, split."""
+SECTOR = 2
+"""Quads per sector. A point of V begins on a sector, so that warps store whole sectors."""
+MOST_STAGE = 128
+"""Most quads of a chunk that a tile reads: four per lane."""
+THREADS = 256
+TRANSFORM_THREADS = 128
+FEWEST_CHANNELS = 8
+"""Fewest source and written channels per group: with fewer, the tensor cores mostly multiply zeros."""
+FACTS = {
+    "polyconv::kTensorClasses": TENSOR_CLASSES,
+    "polyconv::kMagnitudeParts": PARTS,
+    "polyconv::kTensorK": K_TILE,
+    "polyconv::kTensorUnits": UNITS,
+    "polyconv::kTensorChannels": CHUNK,
+}
+
+W_AXES = (DIRECT, F23, F45, F45_NESTED)
+Slots = tuple[PointerSlot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixInstruction:
+    """Tensor-core instruction (kernels/common/mma.cuh), and how the GEMM uses it."""
+
+    name: str
+    """Suffix of its C++ struct: ``884`` of ``Mma884``."""
+    word: str
+    """Infix of kernel and candidate names."""
+    rows: int
+    """Written channels per fragment (``kRows``)."""
+    depth: int
+    """Channels per step (``kDepth``)."""
+    steps_per_flush: int
+    """Steps accumulated on a tensor core. It truncates, so the error grows with the length of the sum."""
+    generations: range
+    """Compute capabilities whose tensor cores have it; others emulate it slowly, or lack it."""
+    products: SplitProducts
+    """Arithmetic. Both FP16 values of an operand share a scale, so one set of sums serves all three products. Where
+    generations differ, the coarsest."""
+    parks: bool
+    """Whether sums that a pass of nested segments does not need are parked in shared memory; else in registers."""
+
+    @property
+    def cpp(self) -> str:
+        return f"polyconv::Mma{self.name}"
+
+    def steps(self, w: ToomAxis) -> str:
+        """C++ main loop (kernels/winograd_fp16x3/mainloop_m8n8k4.cuh, mainloop_m16n8k16.cuh)."""
+        return f"polyconv::MainloopK{self.depth}<{w.cpp}>"
+
+    @property
+    def chunks(self) -> int:
+        """Chunks per step."""
+        return self.depth // CHUNK
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Shared memory per warp to exchange the sums of a fragment between points."""
+        return 4 * (self.rows * UNITS + 4)
+
+    def stage_bytes(self, stage: int) -> int:
+        """Shared memory for the quads that a tile reads per step. Several chunks are padded to lie in different banks
+        (``chunk_pitch``)."""
+        return QUAD * (stage if self.chunks == 1 else self.chunks * ((stage + 1 | 3) - 1))
+
+
+M8N8K4 = MatrixInstruction("884", "", 8, 4, 4, range(70, 71), SplitProducts(VOLTA, shift=0), parks=True)
+M16N8K16 = MatrixInstruction("16816", "k16_", 16, 16, 1, range(80, 120), SplitProducts(AMPERE, shift=0), parks=False)
+"""Not for sm_120 and later: there FP32 units match tensor cores that sum in FP32, and nested segments spill."""
+INSTRUCTIONS = M8N8K4, M16N8K16
+GENERATIONS = *M8N8K4.generations, *M16N8K16.generations
+"""Compute capabilities with either instruction, and so of the kernels before the GEMM."""
+
+
+# ------------------------------------------------------------------------------------------------------------- kernels
+
+
+MAGNITUDE = KernelSpec.of(
+    Fp16x3AbsmaxParams, "winograd_fp16x3/absmax", threads=THREADS, min_blocks=4, generations=GENERATIONS
+)
+
+
+@lru_cache(maxsize=64)
+def weights_kernel(w: ToomAxis) -> KernelSpec:
+    symbol = f"winograd_fp16x3_filter_{w.struct.lower()}"
+    return KernelSpec.of(
+        Fp16x3FilterParams,
+        "winograd_fp16x3/filter",
+        w,
+        symbol=symbol,
+        threads=THREADS,
+        generations=GENERATIONS,
+        facts=FACTS,
+    )
+
+
+@lru_cache(maxsize=64)
+def transform_kernel(w: ToomAxis) -> KernelSpec:
+    symbol = f"winograd_fp16x3_input_{w.struct.lower()}"
+    return KernelSpec.of(
+        Fp16x3InputParams,
+        "winograd_fp16x3/input",
+        w,
+        symbol=symbol,
+        threads=TRANSFORM_THREADS,
+        min_blocks=5,
+        generations=GENERATIONS,
+        facts=FACTS,
+    )
+
+
+@lru_cache(maxsize=64)
+def product_kernel(w: ToomAxis, mma: MatrixInstruction = M8N8K4) -> KernelSpec:
+    tile = f"polyconv::Fp16x3Tile<{w.cpp}, {mma.cpp}>"
+    return KernelSpec.of(
+        Fp16x3GemmParams,
+        "winograd_fp16x3/gemm",
+        w,
+        mma.steps(w),
+        symbol=f"winograd_fp16x3_gemm_{mma.word}{w.struct.lower()}",
+        threads=THREADS,
+        generations=mma.generations,
+        efficiency=0.75,  # from a coarse model of one block on a V100, and assumed for newer GPUs
+        facts={
+            **FACTS,
+            f"{mma.steps(w)}::kStepsPerFlush": mma.steps_per_flush,
+            f"{tile}::kThreads": THREADS,
+            f"{tile}::kTiles": WARPS // w.points,
+            f"{tile}::kChunks": mma.chunks,
+            f"{tile}::kLoads * 32": MOST_STAGE,
+            f"4 * {tile}::kExchange": mma.exchange_bytes,
+            f"4 * {tile}::kParked": PARKED_BYTES,
+        },
+    )
+
+
+def all_kernels() -> Iterator[KernelSpec]:
+    yield MAGNITUDE
+    for w in W_AXES:
+        yield weights_kernel(w)
+        yield transform_kernel(w)
+        for mma in INSTRUCTIONS:
+            yield product_kernel(w, mma)
+            yield kernel_with_epilogue(product_kernel(w, mma))
+
+
+PARKED_BYTES = 4 * (K_TILE * UNITS + 4)
+"""Shared memory per warp for sums parked in a pass of nested segments."""
+
+
+def headroom(matrix: Matrix, nested: bool = False) -> int:
+    """Bits by which a transformed value may exceed the absmax; nested segments add or subtract two values."""
+    growth = max(sum(abs(entry) for entry in row) for row in matrix) * (2 if nested else 1)
+    return max(0, ceil(log2(growth)))
+
+
+# --------------------------------------------------------------------------------------------------- how work is cut
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Cut of the positions of a plane into tiles (kernels/winograd_fp16x3/layout.cuh)."""
+
+    rows: int
+    phases: int
+    units: int
+    row_groups: int
+    phase_groups: int
+    unit_groups: int
+    pitch: int
+    """Columns of V per column group."""
+    stage: int
+    """Quads of one chunk that a tile reads."""
+
+    @property
+    def columns(self) -> int:
+        return self.phases * self.units
+
+    @property
+    def column_groups(self) -> int:
+        return self.phase_groups * self.unit_groups
+
+    @property
+    def tiles(self) -> int:
+        """Tiles per plane."""
+        return self.row_groups * self.column_groups
+
+
+@lru_cache(maxsize=1024)
+def tiling(rows: int, units: int, outputs: int, dilation: int, taps_h: int, shifts: int) -> Tiling | None:
+    """Cheapest cut of ``rows`` rows of ``units`` units; None if the taps read too much for any tile."""
+
+    def cost(cut: Tiling) -> float:
+        """Tiles, each weighted by its products, its reads and how well its runs of results fill sectors: in shares of
+        the counted traffic of W1's tiles."""
+        run = cut.columns * outputs if cut.phases == dilation else cut.phases
+        return cut.tiles * (3 + 0.3 * cut.stage / 100 + 0.3 * (run + 7) / run)
+
+    return min(_tilings(rows, units, dilation, taps_h, shifts), key=cost, default=None)
+
+
+def _tilings(rows: int, units: int, dilation: int, taps_h: int, shifts: int) -> Iterator[Tiling]:
+    """Cuts whose stage fits: all residues of a dilation and some units, or some residues and one unit."""
+    for phase_groups in range(1, dilation + 1):
+        phases = ceil_div(dilation, phase_groups)
+        for each in range(1, min(units, UNITS // phases) + 1 if phase_groups == 1 else 2):
+            tall = min(UNITS // (phases * each), rows)
+            pitch = (each + shifts - 1) * phases
+            stage = (tall + taps_h - 1) * pitch
+            if tall and stage <= MOST_STAGE:
+                groups = ceil_div(rows, tall), ceil_div(dilation, phases), ceil_div(units, each)
+                yield Tiling(tall, phases, each, *groups, pitch, stage)
+
+
+class Slab(NamedTuple):
+    """Work of one input transform and one GEMM: whole planes, or row groups of one plane."""
+
+    plane: int
+    """First plane."""
+    planes: int
+    first: int
+    """First row group."""
+    row_groups: int
+    known: int
+    """Absmax parts of images known before its GEMM: at least those of its own images."""
+    found: int
+    """Absmax parts that trailing blocks of its GEMM compute for later slabs."""
+
+
+class Chain:
+    """Sizes of the launches for one pair of phases."""
+
+    def __init__(self, problem: Problem, h: DenseAxis, w: DenseAxis, way: Fp16x3Candidate):
+        r, along_w = fprop_dgrad.roles(problem), way.w
+        self.h, self.w, self.way, self.along_w, self.mma = h, w, way, along_w, way.mma
+        self.batch, self.groups, self.channels, self.outputs = problem.batch, problem.groups, r.channels, r.outputs
+        self.nested = along_w.tiles > 1
+        self.passes = 3 if self.nested else 1
+        self.shifts = 1 if self.nested else segments_of(along_w, w.taps)
+        self.taps_h = max(1, h.taps)
+        self.channels_all = len(h.classes) * len(w.classes) * r.channels
+        self.chunks = round_up(ceil_div(self.channels_all, CHUNK), self.mma.chunks)
+        self.rows = ceil_div(h.count, h.dilation)
+        units = ceil_div(w.count, w.dilation * along_w.outputs)
+        self.cut = tiling(self.rows, units, along_w.outputs, w.dilation, self.taps_h, self.shifts)
+        self.planes = problem.batch * h.dilation
+        self.k_tiles = ceil_div(r.outputs, K_TILE)
+        rounds = self.passes * self.chunks * self.taps_h * self.shifts
+        self.steps = rounds // self.mma.chunks
+        # One step of slack: the GEMM prefetches one step ahead.
+        quads = (problem.groups * self.k_tiles * along_w.points * rounds + 1) * K_TILE
+        self.weight_bytes = QUAD * quads
+
+    @property
+    def tiled(self) -> Tiling:
+        assert self.cut is not None, "refused"
+        return self.cut
+
+    def plane_quads(self, row_groups: int) -> int:
+        """Quads per point, chunk and column group of V, rounded up to whole sectors; the padding is never read."""
+        return round_up((row_groups * self.tiled.rows + self.taps_h - 1) * self.tiled.pitch, SECTOR)
+
+    def source_bytes(self, planes: int, row_groups: int) -> int:
+        """Bytes of V of a slab."""
+        each = self.tiled.column_groups * self.passes * self.chunks * self.along_w.points
+        return round_up(QUAD * self.groups * planes * each * self.plane_quads(row_groups), 256)
+
+    def slab_bytes(self, planes: int, row_groups: int) -> int:
+        """Workspace in use while a slab is processed: U and V."""
+        return self.weight_bytes + self.source_bytes(planes, row_groups)
+
+    def shared_bytes(self) -> int:
+        stages, exchange, parks = 2 * self.mma.stage_bytes(self.tiled.stage), self.mma.exchange_bytes, self.mma.parks
+        tiles = 2 if self.nested and not parks else 1
+        return WARPS * (max(stages, tiles * exchange) + (PARKED_BYTES if self.nested and parks else 0))
+
+    @property
+    def most_planes(self) -> int:
+        """Most planes per launch: planes times groups are the blocks of one grid axis."""
+        return MOST_GROUPS // self.groups
+
+    def slab(self, left: int) -> tuple[int, int]:
+        """Planes and row groups per plane that fit ``left`` bytes: whole planes, or at least a row group of one."""
+        whole = self.tiled.row_groups
+        planes = min(self.planes, self.most_planes, max(0, left) // self.source_bytes(1, whole))
+        if planes:
+            return ceil_div(self.planes, ceil_div(self.planes, planes)), whole
+        row_groups = whole
+        while row_groups > 1 and self.source_bytes(1, row_groups) > left:
+            row_groups = row_groups - max(1, row_groups // 32)
+        return 1, ceil_div(whole, ceil_div(whole, row_groups))
+
+    def slabs(self, left: int, known: int) -> Iterator[Slab]:
+        """Slabs of ``left`` bytes each, if ``known`` absmax parts are available before the first. Each GEMM computes
+        the parts that the next slab needs, and more in proportion to the planes done, so that all share the work."""
+        planes, row_groups = self.slab(left)
+        whole = self.tiled.row_groups
+        parts, beforehand = PARTS * self.batch, known
+        for plane in range(0, self.planes, planes):
+            last = min(plane + planes, self.planes)
+            for first in range(0, whole, row_groups):
+                end = min(first + row_groups, whole)
+                next_last = last if end < whole else min(last + planes, self.planes)
+                in_step = beforehand + ceil_div(PARTS * ((last - 1) * whole + end), self.h.dilation * whole)
+                wanted = max(self.parts_until(next_last), in_step)
+                found = max(0, min(parts, wanted) - known)
+                yield Slab(plane, last - plane, first, end - first, known, found)
+                known += found
+
+    def parts_until(self, plane: int) -> int:
+        """Absmax parts of the images of all planes before ``plane``."""
+        return PARTS * ceil_div(plane, self.h.dilation)
+
+    def parts_beforehand(self, left: int) -> int:
+        """Absmax parts of the images of the first slab."""
+        return self.parts_until(self.slab(left)[0])
+
+
+class Places(NamedTuple):
+    """Workspace offsets. The absmax of the filters comes first, at 0."""
+
+    weights: int
+    images: int
+    """Absmax parts of the images. Everything before stays valid while the weight is unchanged."""
+    source: int
+
+
+@lru_cache(maxsize=1024)
+def places(problem: Problem, way: Fp16x3Candidate) -> Places:
+    """Equal for all phases of a problem, which run in sequence and share the absmax parts."""
+    r = fprop_dgrad.roles(problem)
+    weights = filters_bytes(problem)
+    largest = max(_chain(problem, kind.h, kind.w, way).weight_bytes for kind in r.kinds)
+    images = weights + round_up(largest, 256)
+    return Places(weights, images, images + 4 * problem.batch * problem.groups * PARTS)
+
+
+# ------------------------------------------------------------------------------------------------------- the candidates
+
+
+@dataclass(frozen=True)
+class Fp16x3Candidate:
+    """One algorithm along W with one tensor-core instruction."""
+
+    w: ToomAxis
+    mma: MatrixInstruction = M8N8K4
+
+    direct = False
+
+    @cached_property
+    def name(self) -> str:
+        return f"winograd_fp16x3_{self.mma.word}{self.w.struct.lower()}"
+
+    def refusal(self, problem: Problem) -> str | None:
+        why = _refusal_of_all(problem)
+        if why:
+            return why
+        for kind in fprop_dgrad.roles(problem).kinds:
+            why = axis_refusal(self.w, kind.w.taps)
+            if why:
+                return why
+            chain = _chain(problem, kind.h, kind.w, self)
+            if chain.cut is None:
+                return f"{kind.h.taps} rows of taps with {chain.shifts} columns of them are too many for a tile"
+            if len(kind.h.classes) > TENSOR_CLASSES or len(kind.w.classes) > TENSOR_CLASSES:
+                return f"more than {TENSOR_CLASSES} classes of taps"
+            if (
+                chain.tiled.tiles * chain.planes >= DIVIDEND_LIMIT // 8
+                or chain.plane_quads(chain.tiled.row_groups)
+                * (chain.tiled.column_groups * chain.passes * chain.chunks * self.w.points)
+                >= DIVIDEND_LIMIT
+                or chain.chunks > MOST_GROUPS
+            ):
+                return "too many tiles"
+        return None
+
+    def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
+        left = workspace - places(problem, self).source
+        for number, kind in enumerate(fprop_dgrad.roles(problem).kinds):
+            chain = _chain(problem, kind.h, kind.w, self)
+            yield replace(_weights_task(problem, chain), times=kind.times)
+            knowing = kind.times  # chains that start with all absmax parts known: all but the first
+            if number == 0:
+                knowing -= 1
+                beforehand = chain.parts_beforehand(left)
+                yield filters_task(problem)
+                yield _images_task(problem, chain, beforehand)
+                yield from _slab_tasks(problem, chain, left, beforehand, 1)
+            if knowing:
+                yield from _slab_tasks(problem, chain, left, PARTS * chain.batch, knowing)
+
+    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
+        """Launches. A workspace too small for one row group is exceeded."""
+        r = fprop_dgrad.roles(problem)
+        found: list[Launch] = []
+        at = places(problem, self)
+        left = workspace - at.source
+        used = 0
+        for number, (h, w) in enumerate(r.pairs):
+            chain = _chain(problem, h, w, self)
+            known = PARTS * chain.batch
+            if number == 0:
+                found.append(filters(problem))
+            found.append(_weights(problem, r, chain))
+            if number == 0:
+                known = chain.parts_beforehand(left)
+                found.append(_images(problem, r, chain, known))
+            for slab in chain.slabs(left, known):
+                used = max(used, at.source + chain.source_bytes(slab.planes, slab.row_groups))
+                found.append(_transform(problem, r, chain, slab))
+                found.append(_product(problem, r, chain, slab))
+        # A forward pass has one chain; of several, each overwrites the weights of the previous one.
+        return Schedule(tuple(found), used, at.images if problem.kind is Pass.FPROP else 0)
+
+    def error(self, problem: Problem, sms: int, workspace: int) -> float:
+        return _error(problem, self)
+
+    def ways(self, problem: Problem) -> tuple[Way, ...]:
+        return _ways(problem, self)
+
+
+def _slab_tasks(problem: Problem, chain: Chain, left: int, known: int, times: int) -> Iterator[Task]:
+    """Tasks of all slabs of ``times`` equal chains; equal slabs are one task."""
+    slabs = Counter((slab.planes, slab.row_groups, slab.found) for slab in chain.slabs(left, known))
+    transforms: Counter[tuple[int, int]] = Counter()
+    for (planes, row_groups, found), each in slabs.items():
+        transforms[planes, row_groups] += each
+        yield replace(_product_task(problem, chain, planes, row_groups, found), times=times * each)
+    for (planes, row_groups), each in transforms.items():
+        yield replace(_transform_task(problem, chain, planes, row_groups), times=times * each)
+
+
+@lru_cache(maxsize=1024)
+def _refusal_of_all(problem: Problem) -> str | None:
+    """Why no candidate of this family can compute the problem, or None."""
+    if problem.kind is Pass.WGRAD:
+        return "only for the forward pass and the input gradient"
+    r = fprop_dgrad.roles(problem)
+    if r.border is not PaddingMode.ZEROS:
+        return f"cannot read a {r.border} border"
+    if min(r.channels, r.outputs) < FEWEST_CHANNELS:
+        return f"fewer than {FEWEST_CHANNELS} channels of a group leave the tensor cores idle"
+    if max(problem.batch, r.outputs) * problem.groups > MOST_GROUPS:
+        return f"more than {MOST_GROUPS} groups, filters, or images times groups"
+    if any(abs(stride) >= 2**31 for stride in (*r.source_strides[2:], *r.written_strides[2:], *problem.w_strides[2:])):
+        return "rows or columns are too far apart"
+    if max(r.channels, r.outputs) * prod(r.source_size) >= DIVIDEND_LIMIT:
+        return "an image of more than 2^31 elements"
+    return fprop_dgrad.MANY_PHASES if r.many_phases else None
+
+
+@lru_cache(maxsize=1024)
+def _chain(problem: Problem, h: DenseAxis, w: DenseAxis, way: Fp16x3Candidate) -> Chain:
+    return Chain(problem, h, w, way)
+
+
+@lru_cache(maxsize=1024)
+def _error(problem: Problem, way: Fp16x3Candidate) -> float:
+    """Expected error of the worst pair of phases."""
+    return max(each.error(problem) for each in _ways(problem, way))
+
+
+def _ways(problem: Problem, way: Fp16x3Candidate) -> tuple[Way, ...]:
+    """One entry per kind of phase pair. Tap rows of a channel count towards the ``together`` products of a flush."""
+    together = way.mma.steps_per_flush * way.mma.depth
+    channels = fprop_dgrad.roles(problem).channels
+    return tuple(
+        Way(
+            Scheme2d(fitted(DIRECT, kind.h.taps).scheme(), fitted(way.w, kind.w.taps).scheme()),
+            len(kind.h.classes) * len(kind.w.classes) * channels,
+            (ceil_div(together, max(1, kind.h.taps)),),
+            (kind.h.taps, kind.w.taps),
+            way.mma.products,
+        )
+        for kind in fprop_dgrad.roles(problem).kinds
+    )
+
+
+CANDIDATES = tuple(Fp16x3Candidate(w, mma) for mma in INSTRUCTIONS for w in W_AXES)
+
+
+def candidates(problem: Problem) -> Iterator[Fp16x3Candidate]:
+    """All candidates, refused or not, so that the planner can say why; none for the weight gradient."""
+    if problem.kind is not Pass.WGRAD:
+        yield from CANDIDATES
+
+
+# ------------------------------------------------------------------------------------------------------------- launches
+
+
+def filters_task(problem: Problem) -> Task:
+    """Absmax of every filter."""
+    filters = problem.groups * fprop_dgrad.roles(problem).outputs
+    read = 4 * prod(problem.w_shape)
+    return Task(MAGNITUDE, (1, filters, 1), Work(filters, filters, ceil_div(read, 4 * THREADS), read))
+
+
+def filters(problem: Problem) -> Launch:
+    """Launch of :func:`filters_task`; writes to the beginning of the workspace."""
+    r = fprop_dgrad.roles(problem)
+    strides = problem.channels_per_group[1] * problem.w_strides[0], r.w_output
+    every = zip((r.channels, *problem.kernel), (r.w_channel, *problem.w_strides[2:]), strict=True)
+    return magnitude(filters_task(problem), "w", strides, r.outputs, tuple(every), 0)
+
+
+def filters_bytes(problem: Problem) -> int:
+    """Size of the filters' absmax, padded to align what follows."""
+    return round_up(4 * problem.groups * fprop_dgrad.roles(problem).outputs, 256)
+
+
+def _read_for(problem: Problem, chain: Chain, parts: int) -> int:
+    """Bytes read for ``parts`` absmax parts of images, of all groups."""
+    image = 4 * chain.groups * chain.channels * prod(fprop_dgrad.roles(problem).source_size)
+    return ceil_div(parts * image, PARTS)
+
+
+def _images_task(problem: Problem, chain: Chain, parts: int) -> Task:
+    blocks, read = parts * chain.groups, _read_for(problem, chain, parts)
+    return Task(
+        MAGNITUDE,
+        (PARTS, parts // PARTS * chain.groups, 1),
+        Work(blocks, blocks, ceil_div(read, 4 * THREADS), read),
+    )
+
+
+def _images(problem: Problem, r: Roles, chain: Chain, parts: int) -> Launch:
+    """Absmax launch before the first slab: ``parts`` parts, of whole images."""
+    p, slots = _image_magnitudes(problem, r, chain)
+    return _images_task(problem, chain, parts).launch(bytes(p), slots)
+
+
+def _image_magnitudes(problem: Problem, r: Roles, chain: Chain) -> tuple[Fp16x3AbsmaxParams, Slots]:
+    strides = r.source_strides[0], r.channels * r.source_strides[1]
+    every = zip((r.channels, *r.source_size), r.source_strides[1:], strict=True)
+    return magnitude_params(r.source, strides, chain.groups, tuple(every), places(problem, chain.way).images)
+
+
+def magnitude(
+    task: Task, source: str, strides: tuple[int, int], inner: int, axes: tuple[tuple[int, int], ...], at: int
+) -> Launch:
+    """Absmax launch for all slots of a tensor."""
+    p, slots = magnitude_params(source, strides, inner, axes, at)
+    return task.launch(bytes(p), slots)
+
+
+def magnitude_params(
+    source: str, strides: tuple[int, int], inner: int, axes: tuple[tuple[int, int], ...], at: int
+) -> tuple[Fp16x3AbsmaxParams, Slots]:
+    """Absmax parameters. ``axes``: extents and strides of a slot's elements, here sorted by stride; axes that are
+    contiguous in memory are merged."""
+    near: list[tuple[int, int]] = []
+    for n, step in sorted(((n, step) for n, step in axes if n > 1), key=lambda axis: abs(axis[1])):
+        if near and step == near[-1][0] * near[-1][1]:
+            near[-1] = n * near[-1][0], near[-1][1]
+        else:
+            near.append((n, step))
+    p = Fp16x3AbsmaxParams(outer_stride=strides[0], inner_stride=strides[1], inner_slots=inner)
+    p.elements = prod(n for n, _ in axes)
+    near += [(1, 0)] * (3 - len(near))
+    for number, (_, step) in enumerate(near):
+        p.stride[number] = step
+    for number, (n, _) in enumerate(near[:2]):
+        p.extent[number] = FastDivisor.of(n)
+    return p, kernel_params.slots(Fp16x3AbsmaxParams, source=source, largest=("workspace", at))
+
+
+def _weights_task(problem: Problem, chain: Chain) -> Task:
+    blocks = int32(chain.groups * chain.k_tiles * chain.chunks, "the number of weight tiles")
+    work = Work(blocks, blocks, blocks * chain.taps_h * chain.shifts, 4 * prod(problem.w_shape) + chain.weight_bytes)
+    return Task(weights_kernel(chain.along_w), (blocks, 1, 1), work)
+
+
+def _weights(problem: Problem, r: Roles, chain: Chain) -> Launch:
+    p = Fp16x3FilterParams(channels_all=chain.channels_all, outputs=chain.outputs)
+    p.headroom = headroom(chain.along_w.transforms()["weights"], chain.nested)
+    p.w_group = problem.channels_per_group[1] * problem.w_strides[0]
+    p.w_output, p.w_channel = r.w_output, r.w_channel
+    p.w_row, p.w_column = problem.w_strides[2:]
+    p.taps_h, p.shifts, p.chunks, p.k_tiles = chain.taps_h, chain.shifts, chain.chunks, chain.k_tiles
+    p.source_channels, p.classes_w = chain.channels, len(chain.w.classes)
+    for table, axis in ((p.class_h, chain.h), (p.class_w, chain.w)):
+        for number, taps in enumerate(axis.classes):
+            table[number] = Fp16x3Taps(taps.taps, taps.tap_first, taps.tap_stride)
+    u = "workspace", places(problem, chain.way).weights
+    slots = kernel_params.slots(Fp16x3FilterParams, w="w", u=u, largest=("workspace", 0))
+    return _weights_task(problem, chain).launch(bytes(p), slots)
+
+
+def _transform_task(problem: Problem, chain: Chain, planes: int, row_groups: int) -> Task:
+    r, cut = fprop_dgrad.roles(problem), chain.tiled
+    across = ceil_div(chain.plane_quads(row_groups), TRANSFORM_THREADS)
+    grid = across * cut.column_groups, chain.groups * planes, chain.chunks
+    share = planes * row_groups / (chain.planes * cut.row_groups)
+    read = round(4 * chain.batch * chain.groups * chain.channels * prod(r.source_size) * share)
+    blocks, passed, slab = prod(grid), chain.source_bytes(planes, row_groups), chain.slab_bytes(planes, row_groups)
+    work = Work(blocks, blocks, blocks, read + passed, passed_bytes=passed, slab_bytes=slab)
+    return Task(transform_kernel(chain.along_w), grid, work)
+
+
+def _transform(problem: Problem, r: Roles, chain: Chain, slab: Slab) -> Launch:
+    h, w, cut = chain.h, chain.w, chain.tiled
+    plane, planes, first, row_groups, *_ = slab
+    p = Fp16x3InputParams(channels_all=chain.channels_all, chunks=chain.chunks, groups=chain.groups)
+    p.headroom = headroom(chain.along_w.transforms()["input"], chain.nested)
+    p.place("source", r.source_strides, r.source)
+    p.first_plane, p.planes, p.first_row = plane, planes, first * cut.rows
+    p.positions, p.pitch = chain.plane_quads(row_groups), cut.pitch
+    p.phases, p.units, p.phase_groups, p.column_groups = cut.phases, cut.units, cut.phase_groups, cut.column_groups
+    p.dilation_h, p.dilation_w = h.dilation, w.dilation
+    p.read_step_h, p.read_step_w = h.read_step, w.read_step
+    p.source_channels, p.classes_w = chain.channels, len(w.classes)
+    for table, axis, extent in ((p.class_h, h, r.source_size[0]), (p.class_w, w, r.source_size[1])):
+        for number, taps in enumerate(axis.classes):
+            table[number] = Fp16x3Source(taps.read_first, read_end(axis, taps, extent))
+    at = places(problem, chain.way)
+    slots = kernel_params.slots(
+        Fp16x3InputParams, source=r.source, largest=("workspace", at.images), v=("workspace", at.source)
+    )
+    return _transform_task(problem, chain, planes, row_groups).launch(bytes(p), slots)
+
+
+def _product_blocks(chain: Chain, planes: int, row_groups: int) -> int:
+    """GEMM blocks of a group."""
+    tiles = planes * row_groups * chain.tiled.column_groups
+    return ceil_div(tiles, WARPS // chain.along_w.points) * chain.k_tiles
+
+
+def _product_task(problem: Problem, chain: Chain, planes: int, row_groups: int, found: int) -> Task:
+    cut = chain.tiled
+    own = _product_blocks(chain, planes, row_groups)
+    grid = int32(own + found, "the number of tiles"), chain.groups, 1
+    share = planes * row_groups / (chain.planes * cut.row_groups)
+    result = round(chain.batch * chain.groups * chain.outputs * chain.h.count * chain.w.count * share)
+    blocks, passed = own * chain.groups, chain.slab_bytes(planes, row_groups)
+    moved = passed + 4 * result + _read_for(problem, chain, found)
+    task = Task(
+        product_kernel(chain.along_w, chain.mma),
+        grid,
+        Work(blocks, blocks, blocks * chain.steps, moved, passed_bytes=passed, slab_bytes=passed, behind=found),
+        dynamic_shared=chain.shared_bytes(),
+    )
+    return task_with_epilogue(problem, task, result)
+
+
+def _product(problem: Problem, r: Roles, chain: Chain, slab: Slab) -> Launch:
+    h, w, cut = chain.h, chain.w, chain.tiled
+    plane, planes, first, row_groups, known, found = slab
+    transforms = chain.along_w.transforms()
+    p = Fp16x3GemmParams(groups=chain.groups, outputs=chain.outputs, chunks=chain.chunks)
+    p.headroom_sources = headroom(transforms["input"], chain.nested)
+    p.headroom_filters = headroom(transforms["weights"], chain.nested)
+    p.place("written", r.written_strides, r.written)
+    p.first_plane, p.planes, p.first_row = plane, planes, first * cut.rows
+    p.tiles, p.k_tiles = planes * row_groups * cut.column_groups, chain.k_tiles
+    p.row_groups, p.column_groups, p.phase_groups = row_groups, cut.column_groups, cut.phase_groups
+    p.columns, p.phases, p.stretch = cut.columns, cut.phases, cut.columns * chain.along_w.outputs
+    p.rows, p.units = cut.rows, cut.units
+    p.shifts, p.taps = chain.shifts, chain.taps_h * chain.shifts
+    p.pitch, p.stage, p.positions = cut.pitch, cut.stage, chain.plane_quads(row_groups)
+    p.next_tap_row = cut.pitch - chain.shifts * cut.phases
+    p.last_tap = (chain.taps_h - 1) * cut.pitch + (chain.shifts - 1) * cut.phases
+    p.dilation_h, p.dilation_w = h.dilation, w.dilation
+    p.count_h, p.count_w = h.count, w.count
+    p.written_first_h, p.written_step_h = h.written_first, h.written_step
+    p.written_first_w, p.written_step_w = w.written_first, w.written_step
+    at = places(problem, chain.way)
+    slots = kernel_params.slots(
+        Fp16x3GemmParams,
+        v=("workspace", at.source),
+        u=("workspace", at.weights),
+        largest_sources=("workspace", at.images),
+        largest_filters=("workspace", 0),
+        written=r.written,
+        bias=r.bias,
+    )
+    p.blocks = _product_blocks(chain, planes, row_groups)
+    if found:
+        p.first_part = known
+        p.behind, of_behind = _image_magnitudes(problem, r, chain)
+        slots += kernel_params.slots_within(Fp16x3GemmParams, "behind", of_behind)
+    return with_epilogue(problem, _product_task(problem, chain, planes, row_groups, found).launch(bytes(p), slots))

@@ -1,0 +1,1 @@
+"""Lowering of problems to those that kernels take: signals, volumes, extreme geometry, borders, epilogues."""

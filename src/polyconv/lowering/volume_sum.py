@@ -1,0 +1,219 @@
+"""Lowering of volumes (3-D) to a sum of 2-D problems, one per tap across one axis.
+
+The volume is sliced across one axis. Each tap of that axis maps slices of the input to slices of the output: a 2-D
+convolution on views, with these slices as its batch, that accumulates into the output. Nothing is copied, and taps in
+the padding are skipped. This module is pure planning; :mod:`polyconv.lowering.volume_sum_run` handles the tensors.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+from ..numerics.prediction import error_of_additions
+from ..problem import AXES, Activation, Pass, Problem, Shape, Strides, channels_last_strides, contiguous_strides
+from .extreme_geometry import Axis
+
+NAME = "sum of pictures"
+"""Candidate name; the candidates of the 2-D problems are chosen separately."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sheets:
+    """Input and output slices that overlap through one tap: one 2-D problem, on views."""
+
+    problem: Problem
+    x: int
+    """Offset of the view in each tensor [elements], as ``w`` and ``y``."""
+    w: int
+    y: int
+    result_strides: Strides
+    """Strides of the result in its tensor. They differ from the problem's if it is computed in a separate buffer."""
+    adds: bool
+    """True if the result is added to the output, False if it is the first one written there."""
+
+    @property
+    def apart(self) -> bool:
+        """True if the result needs a separate buffer: only forward kernels accumulate into the output."""
+        return self.adds and self.problem.kind is not Pass.FPROP
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A 3-D problem as a sum of 2-D problems."""
+
+    problem: Problem
+    axis: int
+    sheets: tuple[Sheets, ...]
+    gaps: tuple[range, ...]
+    """Slices of the result that no 2-D problem initialises, to be filled with zeros or bias and residual."""
+    additions: int
+    """Largest number of additions to one element of the result."""
+
+    @property
+    def name(self) -> str:
+        return NAME
+
+    @property
+    def calls(self) -> tuple[Sheets, ...]:
+        return self.sheets
+
+    @property
+    def activates_apart(self) -> bool:
+        """True if the activation follows the sum of several 2-D problems, and so cannot be fused."""
+        return self.problem.activation is not Activation.NONE and self.additions > 0
+
+    @property
+    def addends(self) -> list[int]:
+        """Elements of each result that is added to the output."""
+        return [prod(result_shape(sheets.problem)) for sheets in self.sheets if sheets.adds]
+
+    @property
+    def beside(self) -> tuple[int, int]:
+        """Extra traffic of adding separate buffers: (bytes, launches)."""
+        added = [prod(result_shape(sheets.problem)) for sheets in self.sheets if sheets.apart]
+        return 3 * self.problem.element_bytes * sum(added), len(added)
+
+    def predicted_error(self, errors: Iterable[float]) -> float:
+        """Predicted error, from those of the 2-D problems, whose scales do not exceed that of the sum."""
+        return max(errors) + error_of_additions(self.problem, self.additions)
+
+    def in_words(self) -> str:
+        adding = sum(one.adds for one in self.sheets)
+        return f"{len(self.sheets)} problems across the {AXES[3][self.axis]}, {adding} of them added to others:"
+
+
+def result_shape(problem: Problem) -> Shape:
+    """Shape of a pass's result."""
+    return {Pass.FPROP: problem.y_shape, Pass.DGRAD: problem.x_shape, Pass.WGRAD: problem.w_shape}[problem.kind]
+
+
+@lru_cache(maxsize=1024)
+def cut(problem: Problem) -> Cut:
+    """Slice across the first axis with the fewest taps, which needs the fewest sums."""
+    axis = problem.kernel.index(min(problem.kernel))
+    along = Axis.of(problem, problem.in_size, problem.kernel, axis)
+    begin, add, additions = [], [], Counter[_Place]()
+    begun: set[_Place] = set()
+    for meeting in _by_images(problem, axis, sorted(_meetings(along), key=lambda meeting: -meeting.length)):
+        places = meeting.places(problem.kind, along.stride)
+        if begun.isdisjoint(places):
+            begin.append(meeting)
+            begun.update(places)
+        else:
+            add.append(meeting)
+            additions.update(places)
+    most = max(additions.values(), default=0)
+    part = replace(problem, tolerance=max(0.0, problem.tolerance - error_of_additions(problem, most)))
+    if most:
+        part = replace(part, activation=Activation.NONE)
+    sheets = [
+        (meeting.image or 0, _sheets(part, axis, meeting, adds=adds))
+        for adds, meetings in ((False, begin), (True, add))
+        for meeting in meetings
+    ]
+    sheets.sort(key=lambda pair: pair[0])  # image by image, so that accumulated outputs stay in the cache
+    extent = {Pass.FPROP: along.outputs, Pass.DGRAD: along.extent, Pass.WGRAD: along.kernel}[problem.kind]
+    gaps = _ranges(sorted(set(range(extent)) - {place for _, place in begun}))
+    return Cut(problem, axis, tuple(one for _, one in sheets), tuple(gaps), most)
+
+
+_Place = tuple[int | None, int]
+"""Slice of the result: image (None for all of them, or for a weight gradient) and position along the axis."""
+
+
+class _Meeting(NamedTuple):
+    """Tap overlap: one tap and ``length`` consecutive output slices, whose input slices are a stride apart."""
+
+    tap: int
+    output: int
+    sheet: int
+    length: int
+    image: int | None = None
+    """Index of the image; None for all images."""
+
+    def places(self, kind: Pass, stride: int) -> list[_Place]:
+        """Slices of the result."""
+        if kind is Pass.WGRAD:
+            return [(None, self.tap)]
+        first, step = (self.output, 1) if kind is Pass.FPROP else (self.sheet, stride)
+        return [(self.image, first + step * number) for number in range(self.length)]
+
+
+def _meetings(along: Axis) -> Iterator[_Meeting]:
+    """All overlaps of taps with input slices, as few as possible."""
+    for tap in range(along.kernel):
+        now: _Meeting | None = None
+        for output in range(along.outputs):
+            sheet = along.pixel(output, tap)
+            if now is not None and (output, sheet) == (now.output + now.length, now.sheet + now.length * along.stride):
+                now = now._replace(length=now.length + 1)
+                continue
+            if now is not None:
+                yield now
+            now = None if sheet is None else _Meeting(tap, output, sheet, 1)
+        if now is not None:
+            yield now
+
+
+def _by_images(problem: Problem, axis: int, meetings: Sequence[_Meeting]) -> Iterator[_Meeting]:
+    """Split overlaps so that each is a batch with one stride: over all images, one image, or one output slice; all in
+    the same way, so that images are computed alike."""
+    images, stride = problem.batch, problem.stride[axis]
+    steps = [
+        (problem.x_strides[0], stride * problem.x_strides[2 + axis]),
+        (problem.y_strides[0], problem.y_strides[2 + axis]),
+    ]
+    if images > 1 and all(outer == one.length * inner for one in meetings for outer, inner in steps):
+        yield from meetings
+    elif images <= max(meeting.length for meeting in meetings):
+        yield from (meeting._replace(image=image) for meeting in meetings for image in range(images))
+    else:
+        for tap, output, sheet, length, _ in meetings:
+            yield from (_Meeting(tap, output + i, sheet + i * stride, 1) for i in range(length))
+
+
+def _sheets(problem: Problem, axis: int, meeting: _Meeting, *, adds: bool) -> Sheets:
+    """2-D problem of one overlap. A separate result buffer is dense."""
+    kind, (tap, output, sheet, length, image) = problem.kind, meeting
+    x_axis, y_axis = problem.x_strides[2 + axis], problem.y_strides[2 + axis]
+    x, w, y = sheet * x_axis, tap * problem.w_strides[2 + axis], output * y_axis
+    batch, x_step, y_step = length, problem.stride[axis] * x_axis, y_axis
+    if image is not None:
+        x, y = x + image * problem.x_strides[0], y + image * problem.y_strides[0]
+    elif length == 1:
+        batch, x_step, y_step = problem.batch, problem.x_strides[0], problem.y_strides[0]
+    else:
+        batch = problem.batch * length
+    moved = (y,) if adds and kind is Pass.DGRAD else (x, y)  # a separate buffer is aligned by the allocator
+    across = problem.across(axis)
+    picture = replace(
+        across,
+        batch=batch,
+        x_strides=(x_step, *across.x_strides[1:]),
+        y_strides=(y_step, *across.y_strides[1:]),
+        vector_aligned=problem.vector_aligned and not any(begin * problem.element_bytes % 16 for begin in moved),
+        bias=problem.bias and kind is Pass.FPROP and not adds,
+        residual=kind is Pass.FPROP and (adds or problem.residual),
+        frozen=False,
+    )
+    strides = {Pass.FPROP: picture.y_strides, Pass.DGRAD: picture.x_strides, Pass.WGRAD: picture.w_strides}[kind]
+    dense = (channels_last_strides if strides[1] == 1 else contiguous_strides)(result_shape(picture))
+    if adds and kind is Pass.DGRAD:
+        picture = replace(picture, x_strides=dense)
+    elif adds and kind is Pass.WGRAD:
+        picture = replace(picture, w_strides=dense)
+    return Sheets(picture, x, w, y, strides, adds)
+
+
+def _ranges(numbers: Sequence[int]) -> Iterator[range]:
+    """Sorted numbers as the fewest ranges."""
+    start = 0
+    for end in range(1, len(numbers) + 1):
+        if end == len(numbers) or numbers[end] != numbers[end - 1] + 1:
+            yield range(numbers[start], numbers[end - 1] + 1)
+            start = end

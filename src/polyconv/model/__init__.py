@@ -1,0 +1,1 @@
+"""Operations on a model: replace, freeze, explain, warm up, compile ahead of time."""

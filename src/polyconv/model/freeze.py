@@ -1,0 +1,76 @@
+"""``freeze`` and ``unfreeze``: frozen weights of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from ..nn import Convolution
+from ..runtime.frozen_weights import mark_frozen, unmark_frozen
+from ..util.sharded_params import is_dtensor, is_gathered
+
+
+@dataclass(frozen=True, slots=True)
+class Freezing:
+    """Result of freezing or unfreezing. Prints as one sentence, and one line for each module left alone."""
+
+    action: str
+    """``"froze"`` or ``"unfroze"``."""
+    count: int
+    left_alone: dict[str, str] = field(default_factory=dict)
+    """Name of the module -> why it was not touched."""
+
+    def __int__(self) -> int:
+        return self.count
+
+    def __str__(self) -> str:
+        lines = [f"{self.action} the weights of {self.count} of {self.count + len(self.left_alone)} convolutions"]
+        lines += [f"  left alone: {name or '(the model itself)'}: {why}" for name, why in self.left_alone.items()]
+        return "\n".join(lines)
+
+
+def freeze(model: torch.nn.Module) -> Freezing:
+    """FrozenMark that every write to the weights of a model's convolutions moves their version counters.
+
+    In inference polyconv caches transformed weights between calls, and renews them when the weight changes. A write
+    through ``weight.data``, or through a NumPy array, memory map or tensor that shares its memory, moves no version
+    counter; nor does the step of an optimiser with ``fused=True``. So the whole weight is read before each call, if
+    that is cheap compared with the call; if not, nothing is cached, and algorithms with a costly weight transform do
+    not pay. For frozen weights version and memory suffice: nothing is read, and everything may be cached. After a write
+    that breaks the promise, results are silently those of the old weights.
+
+    Other writes are detected as before: ``load_state_dict``, the step of any other optimiser, ``weight.mul_(2)``,
+    another tensor in the weight's place, or other memory (``weight.data = other``), also at the same address. Training
+    caches nothing and is not affected. The promise covers the current weights, not copies of the model or the model in
+    another process; it ends with :func:`unfreeze`, ``torch.utils.swap_tensors`` or the weight itself. On a GPU only
+    frozen weights are cached, since reading others would wait for it. A CUDA graph transforms weights at each replay.
+
+    The result counts the frozen modules and names those of polyconv's that were not frozen, because their weight is
+    recomputed before each call, or gathered from other ranks.
+    """
+    return _walk(model, "froze", mark_frozen)
+
+
+def unfreeze(model: torch.nn.Module) -> Freezing:
+    """End the promise of :func:`freeze`: weights are read again to detect changes."""
+    return _walk(model, "unfroze", unmark_frozen)
+
+
+def _walk(model: torch.nn.Module, action: str, act: Callable[[torch.Tensor], bool]) -> Freezing:
+    count, left_alone = 0, {}
+    for name, module in model.named_modules():
+        if not isinstance(module, Convolution):
+            continue
+        weight = module._parameters.get("weight")
+        if weight is None:
+            left_alone[name] = "its weight is made anew before each call"
+        elif is_gathered(module):
+            left_alone[name] = "FSDP writes to its weight before each call, and moves no version counter"
+        elif is_dtensor(weight):
+            left_alone[name] = "its weight is a DTensor, and not itself what a rank computes with"
+        else:
+            act(weight)
+            count += 1
+    return Freezing(action, count, left_alone)

@@ -1,0 +1,151 @@
+"""Predicted errors of whole problems, from the error model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import log, prod, sqrt
+
+from ..algebra.segments import Scheme2d
+from ..algebra.steps import Form
+from ..problem import Activation, Pass, Problem
+from .aliasing import repetition_of
+from .error_model import (
+    FLOAT32,
+    OUTPUTS,
+    UNIT_ROUNDOFF,
+    USUAL_SPREAD,
+    Arithmetic,
+    Growth,
+    Magnitudes,
+    Repetition,
+    predicted_error,
+)
+
+HALF_ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""Unit roundoff of the result dtypes; products are summed in float32."""
+
+LARGEST_TO_SCALE = 5
+"""Largest of many results over their scale; its rounding is the largest."""
+
+PRODUCTS_OF_A_CUT = 4
+"""Smallest number of products that a tensor core adds (V100) before it truncates the sum toward zero."""
+
+STEEPEST_SILU = 1.1
+"""Largest slope of SiLU: 1.0998, at 2.4."""
+
+SILU_ROUNDINGS = 6
+"""Largest error of a kernel's SiLU [half ulp]: on a GPU 5.3 of its argument (kernels/common/epilogue.cuh)."""
+
+
+def reduction_of(problem: Problem) -> int:
+    """Largest number of products of direct summation per output element."""
+    c, k = problem.channels_per_group
+    if problem.kind is Pass.WGRAD:
+        return problem.batch * prod(problem.out_size)
+    return (k if problem.kind is Pass.DGRAD else c) * prod(problem.kernel)
+
+
+def error_of(
+    problem: Problem,
+    scheme: Scheme2d | None,
+    count: int,
+    blocks: tuple[int, ...],
+    arithmetic: Arithmetic = FLOAT32,
+) -> float:
+    """Error of a scheme that sums over ``count`` channels (tiles, products), cut into ``blocks``. A problem that does
+    not fill the scheme (4 taps in F(4, 5), a tile beyond the border) has a smaller scale but all of its roundings."""
+    roundings = problem.activation is Activation.SILU, problem.residual
+    return _error_of(
+        problem.kind, repetition_of(problem), reduction_of(problem), *roundings, scheme, count, blocks, arithmetic
+    )
+
+
+@lru_cache(maxsize=8192)
+def _error_of(
+    kind: Pass,
+    repetition: Repetition,
+    reduction: int,
+    silu: bool,
+    residual: bool,
+    scheme: Scheme2d | None,
+    count: int,
+    blocks: tuple[int, ...],
+    arithmetic: Arithmetic,
+) -> float:
+    """Cached :func:`error_of`; the key is independent of the image size, except in the weight gradient."""
+    form: Form = "weight gradient" if kind is Pass.WGRAD else "forward"
+    if scheme is None:
+        # No decision needs a tight value here, and not every order of summation is known: all outputs count.
+        every = repetition if repetition.outputs is None else replace(repetition, outputs=None)
+        error = predicted_error(None, max(1, count), form=form, blocks=blocks, repetition=every, arithmetic=arithmetic)
+        return _through_epilogue(error, silu, residual, repetition.products)
+    h, w = scheme.h, scheme.w
+    taps = h.outputs * w.outputs if kind is Pass.WGRAD else h.r * w.r
+    whole = max(1, count) * taps
+    scale = sqrt(max(1.0, whole / reduction))
+    error = predicted_error(scheme, whole, form=form, blocks=blocks, repetition=repetition, arithmetic=arithmetic)
+    return _through_epilogue(scale * error, silu, residual, repetition.products)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Parameters of a fast algorithm that determine its predicted error for an output map, apart from the weights."""
+
+    scheme: Scheme2d
+    count: int
+    """Channels summed: input channels times the classes or pieces that the taps are cut into."""
+    blocks: tuple[int, ...]
+    taps: tuple[int, int]
+    """Taps of the kernel, or of one phase of a strided convolution."""
+    arithmetic: Arithmetic = FLOAT32
+
+    def error(self, problem: Problem) -> float:
+        return error_of(problem, self.scheme, self.count, self.blocks, self.arithmetic)
+
+    def known_error(self, problem: Problem, known: Growth, spread: float, share: float) -> float:
+        """Predicted error for one filter of a given growth; ``spread`` is its largest magnitude over its rms, ``share``
+        the fraction of all outputs that belongs to similar filters."""
+        repetition = repetition_of(problem)
+        error = predicted_error(
+            self.scheme,
+            max(1, self.count) * known.taps,
+            blocks=self.blocks,
+            outputs=OUTPUTS * share,
+            magnitudes=Magnitudes(w_tensor_max=max(USUAL_SPREAD, spread)),
+            repetition=replace(repetition, flat=False),
+            arithmetic=self.arithmetic,
+            known=known,
+        )
+        return _through_epilogue(error, problem.activation is Activation.SILU, problem.residual, repetition.products)
+
+
+def direct_error(problem: Problem, sums: tuple[int, ...], arithmetic: Arithmetic = FLOAT32) -> float:
+    """Error of direct summation; ``sums`` are the lengths of nested sequential sums, products first."""
+    sums = tuple(max(1, length) for length in sums)  # a phase without taps sums nothing
+    return error_of(problem, None, prod(sums), sums, arithmetic)
+
+
+def half_error(problem: Problem, sums: tuple[int, ...]) -> float:
+    """Error of direct summation on tensor cores with one rounding of the result to half precision. Tensor cores
+    truncate sums: half a last place is lost each time, always toward zero."""
+    largest = LARGEST_TO_SCALE * (STEEPEST_SILU if problem.activation is Activation.SILU else 1.0)
+    cut = max(1, sums[0]) / PRODUCTS_OF_A_CUT * UNIT_ROUNDOFF * largest
+    return direct_error(problem, sums) + cut + HALF_ROUNDING[problem.dtype] * largest
+
+
+def _through_epilogue(error: float, silu: bool, residual: bool, products: float) -> float:
+    """Error after the epilogue: the slope of the activation scales it, and later operations add roundings. These are
+    proportional to the output, at most about six times its scale (residual included), more if products repeat."""
+    roundings = int(residual) + (SILU_ROUNDINGS if silu else 0)
+    return (STEEPEST_SILU if silu else 1.0) * error + roundings * _largest_rounding(products)
+
+
+def error_of_additions(problem: Problem, count: int) -> float:
+    """Error of ``count`` sequential float32 additions to a sum: independent roundings as in the epilogue."""
+    return sqrt(count) * _largest_rounding(repetition_of(problem).products)
+
+
+def _largest_rounding(products: float) -> float:
+    """Rounding error of the largest output over the scale; ``products`` as in :class:`Repetition`."""
+    return UNIT_ROUNDOFF * sqrt(2 * log(OUTPUTS) * products)

@@ -1,0 +1,1 @@
+"""Tools built on the kernels: audit, bench, doctor, export, inspect, optimize."""

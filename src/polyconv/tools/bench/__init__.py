@@ -1,0 +1,1 @@
+"""Benchmarks of polyconv against PyTorch on workloads, layers and networks: runner, tables and charts."""

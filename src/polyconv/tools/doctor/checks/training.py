@@ -1,0 +1,216 @@
+"""Training: losses equal to PyTorch's; deterministic mode, autocast, several GPUs."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
+
+from ....model.replace import replace
+from ....util import tf32
+from ..check import Answer, Examination, Needs, doubtful, fine, wrong
+from ..device_under_test import Subject
+from .layer import ALLOWED, Layer, deviation
+
+STEPS = 20
+DIFFERENCE = 1e-3
+"""Allowed relative difference from PyTorch's loss. Rounding errors grow from step to step."""
+
+
+class Block(nn.Module):
+    def __init__(self, channels: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, out, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(out),
+            nn.ReLU(),
+            nn.Conv2d(out, out, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(out),
+        )
+        self.beside = nn.Conv2d(channels, out, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.body(x) + self.beside(x))
+
+
+def network(width: int) -> nn.Sequential:
+    """Small ResNet with the same weights at each call."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv2d(3, width, 3, 1, 1),
+            Block(width, width, 1),
+            Block(width, 2 * width, 2),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(2 * width, 10),
+        )
+
+
+def batch(images: int, size: int) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(1)
+    return torch.randn(images, 3, size, size, generator=random), torch.randint(10, (images,), generator=random)
+
+
+def losses(model: nn.Module, x: Tensor, labels: Tensor, steps: int) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    found = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), labels)
+        loss.backward()
+        optimizer.step()
+        found.append(float(loss.detach()))
+    return found
+
+
+def _sizes(subject: Subject) -> tuple[int, int, int]:
+    """Channels, batch and image size of the training."""
+    return (4, 2, 6) if subject.quick else (64, 8, 32)
+
+
+def like_torch(subject: Subject) -> Answer:
+    """Compare the losses of some steps with those of PyTorch's convolutions, TF32 off."""
+    width, images, size = _sizes(subject)
+    steps = len(subject.some(range(STEPS), 3))
+    x, labels = (tensor.to(subject.device) for tensor in batch(images, size))
+    with tf32.switched_off():
+        expected = losses(network(width).to(subject.device), x, labels, steps)
+        model = network(width).to(subject.device)
+        replace(model)
+        with subject.at_work():
+            found = losses(model, x, labels, steps)
+    apart = max(abs(one - other) / other for one, other in zip(found, expected, strict=True))
+    words = f"losses of {steps} steps differ by up to {apart:.1e}"
+    if not apart <= DIFFERENCE:
+        return wrong(f"{words}, allowed {DIFFERENCE:.0e}", difference=apart, ours=found, torch=expected)
+    return fine(words, difference=apart, last_loss=found[-1])
+
+
+def deterministic(subject: Subject) -> Answer:
+    layer = Layer.make()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with subject.at_work():
+            runs = [layer.on(subject.device).run() for _ in range(2)]
+            subject.wait()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    differing = [name for name, value in runs[0].items() if not torch.equal(value, runs[1][name])]
+    return wrong(f"two runs differ in {', '.join(differing)}") if differing else layer.judge(runs[0])
+
+
+def autocast(subject: Subject) -> Answer:
+    """A step under autocast with a scaled loss: finite gradients, no skipped step, convolution in float32."""
+    layer = Layer.make()
+    placed = layer.on(subject.device)
+    module = nn.Conv2d(16, 24, 3, padding=1).to(subject.device)
+    with torch.no_grad():
+        module.weight.copy_(placed.w)
+        module.weight.mul_(0.1)
+    model = nn.Sequential(module)
+    replace(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler(subject.device.type, init_scale=1024.0)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with subject.at_work():
+        with torch.autocast(subject.device.type, dtype=torch.float16):
+            y = model(placed.x.half())
+            loss = y.float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        subject.wait()
+    with torch.no_grad():
+        exact = nn.functional.conv2d(placed.x.half().cpu().double(), before[0].cpu().double(), None, padding=1)
+        exact += before[1].cpu().double()[:, None, None]
+    if all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True)):
+        return wrong("the scaled step was left out: a gradient was not finite")
+    error = deviation(y, exact)
+    if y.dtype is not torch.float32:
+        return doubtful(f"the result is {y.dtype}, its error {error:.1e}", error=error)
+    return fine(error=error) if error <= ALLOWED else wrong(f"error {error:.1e}, allowed {ALLOWED:.0e}", error=error)
+
+
+def data_parallel(subject: Subject) -> Answer:
+    width, images, size = _sizes(subject)
+    x, labels = (tensor.to(subject.device) for tensor in batch(2 * images, size))
+    with tf32.switched_off():
+        expected = losses(nn.DataParallel(network(width).to(subject.device)), x, labels, 3)
+        model = network(width).to(subject.device)
+        replace(model)
+        found = losses(nn.DataParallel(model), x, labels, 3)
+    apart = max(abs(one - other) / other for one, other in zip(found, expected, strict=True))
+    words = f"losses differ by up to {apart:.1e}"
+    return fine(words, difference=apart) if apart <= DIFFERENCE else wrong(words, difference=apart)
+
+
+def two_ranks(subject: Subject) -> Answer:
+    """Two processes under DistributedDataParallel: both must have equal losses, close to PyTorch's."""
+    width, images, size = _sizes(subject)
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(_rank, (folder, subject.device.type == "cuda", width, images, size), nprocs=2)
+        (ours, torchs), (others, _) = (torch.load(Path(folder) / f"rank{rank}.pt") for rank in (0, 1))
+    apart = max(abs(one - other) / other for one, other in zip(ours, torchs, strict=True))
+    if ours != others:
+        return wrong(f"the ranks' weights drift apart: losses {ours} and {others}")
+    words = f"losses differ from PyTorch's by up to {apart:.1e}"
+    return fine(words, difference=apart) if apart <= DIFFERENCE else wrong(words, difference=apart)
+
+
+def _rank(rank: int, folder: str, on_gpu: bool, width: int, images: int, size: int) -> None:
+    """One of two ranks. Both train on the same images, so different losses mean different weights."""
+    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    store, backend = f"file://{folder}/store", "nccl" if on_gpu else "gloo"
+    torch.distributed.init_process_group(backend, init_method=store, rank=rank, world_size=2)
+    x, labels = (tensor.to(device) for tensor in batch(images, size))
+    found = []
+    with tf32.switched_off():
+        for replaced in (True, False):
+            model = network(width).to(device)
+            if replaced:
+                replace(model)
+            parallel = nn.parallel.DistributedDataParallel(model, device_ids=[rank] if on_gpu else None)
+            found.append(losses(parallel, x, labels, 3))
+    torch.save(found, Path(folder) / f"rank{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+TRAINING = Examination(
+    "training",
+    f"{STEPS} steps of a small ResNet have the losses that they have with PyTorch's convolutions in float32",
+    lambda subject: {"": lambda: like_torch(subject)},
+    Needs.TENSORS,
+    limit=600.0,
+)
+DETERMINISTIC = Examination(
+    "deterministic mode",
+    "runs under torch.use_deterministic_algorithms, and gives the same bits twice",
+    lambda subject: {"": lambda: deterministic(subject)},
+    Needs.TENSORS,
+)
+AUTOCAST = Examination(
+    "autocast",
+    "a step under autocast with a GradScaler",
+    lambda subject: {"": lambda: autocast(subject)},
+    Needs.TENSORS,
+)
+DATA_PARALLEL = Examination(
+    "DataParallel",
+    "replicas on two GPUs, in threads, train as with PyTorch's convolutions",
+    lambda subject: {"": lambda: data_parallel(subject)},
+    gpus=2,
+    limit=600.0,
+)
+TWO_RANKS = Examination(
+    "two ranks",
+    "two processes with NCCL train as with PyTorch's convolutions, and stay together",
+    lambda subject: {"": lambda: two_ranks(subject)},
+    gpus=2,
+    limit=600.0,
+)

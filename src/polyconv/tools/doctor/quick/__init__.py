@@ -1,0 +1,1 @@
+"""The quick self-test: correctness and speed of a few layers."""

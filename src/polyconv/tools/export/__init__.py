@@ -1,0 +1,14 @@
+"""``polyconv export``: one Python file with a convolution and its CUDA kernels, which imports only torch."""
+
+from .model_file import exported_file
+from .models import ExportError, Model, convolution_model, exportable, imported_model, named_model
+
+__all__ = [
+    "ExportError",
+    "Model",
+    "convolution_model",
+    "exportable",
+    "exported_file",
+    "imported_model",
+    "named_model",
+]

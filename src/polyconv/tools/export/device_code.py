@@ -1,0 +1,312 @@
+"""CUDA text of an exported file: the specialised kernels of its plan and their host functions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from ...algebra.emit import emit_transform
+from ...algebra.matrices import Matrix
+from ...cuda.planner.plan import KernelSpec
+from ...cuda.planner.winograd.axis import ToomAxis, choice_of, index_of
+from .names import axis_name
+from .parameters import without_fields
+from .partial_eval import (
+    closing,
+    constants_by_part,
+    definitions,
+    folded,
+    joined,
+    name_of,
+    reachable,
+    simplified,
+    split,
+    tidied,
+    with_constant_arguments,
+    with_fixed_parameters,
+    with_functions_of_constants,
+    with_pragmas_in_line,
+    with_values,
+    without_assignments,
+    without_settled_parameters,
+    without_unused,
+    without_zero_members,
+    words,
+    wrapped,
+)
+
+_KERNELS = Path(__file__).resolve().parents[2] / "cuda" / "kernels"
+_TEXTS = Path(__file__).resolve().parent / "host"
+_INCLUDE = re.compile(r'^#include "(.+)\.cuh"\n', re.MULTILINE)
+_SMALL = {
+    *("common/common", "common/epilogue", "depthwise/strip_tile"),
+    *("implicit_gemm/split_k_reduce", "implicit_gemm/tile", "winograd/axis"),
+}
+_PRELUDE = """\
+#include <cstdio>
+
+#define UNROLL _Pragma("unroll")
+
+"""
+
+
+def cuda_texts(
+    specs: list[KernelSpec],
+    fixed: dict[str, dict[str, str]],
+    shared: dict[str, dict[str, str]],
+    direct: str,
+    constants: str,
+    ones: Iterable[str],
+    sizes: dict[str, str],
+    hosts: Iterable[str],
+    calls: Mapping[str, str],
+    borders: bool,
+) -> tuple[str, str, dict[str, str]]:
+    """Kernels and host texts, specialised and reduced to what ``calls`` (entry point -> expression) reach.
+
+    ``fixed`` holds the parameters that the geometry fixes, ``shared`` those that are read from ``Call``; ``direct``
+    names the text of the direct kernels. ``constants`` are C++ definitions for the host texts, ``ones`` the names of
+    constants equal to 1, ``sizes`` the sizes of tables. Without ``borders`` all padding is zeros. Returns the text for
+    any geometry, the text that follows it for the exported one, and the specialised calls.
+    """
+    axes = {axis.struct: axis for spec in specs for axis in spec.axes}
+    ascending = sorted(specs, key=lambda spec: spec.threads)  # a template has the launch bounds of its largest block
+    bodies = {re.sub(r"[<(].*", "", spec.body.removeprefix("polyconv::")): spec for spec in ascending}
+    fixed = {struct: fields | shared.get(struct, {}) for struct, fields in fixed.items()}
+    unassigned = {struct: {n: v for n, v in fields.items() if v != f"p.{n}"} for struct, fields in fixed.items()}
+    headers = [_inheriting(part, shared) for part in with_functions_of_constants([*_headers(specs, fixed)])]
+    found: list[str] = []
+    for host in ("indices", direct, "host", *hosts):
+        text = re.sub(rf"\b(?:{'|'.join(ones) or '(?!)'})\b", "1", (_TEXTS / f"{host}.cuh").read_text(encoding="utf-8"))
+        found += [without_assignments(part, unassigned) for part in definitions(f"\n{text}")]
+        found += definitions(constants) if host == "taps" else []
+    named = words("\n".join([*found, *calls.values()])) | {"Call", "MIN_BLOCKS"}
+    found = [*reachable(headers, named), *found]  # unused definitions would give templates further arguments
+    if not borders:
+        found = [re.sub(r"\bkBorder\b", "0", part) for part in found]
+    found = [_resized(part, sizes) for part in map(with_pragmas_in_line, found)]
+    types, known = (
+        {axis_name(axis) for axis in axes.values()},
+        {f"{axis_name(a)}::k{name}": n for a in axes.values() for name, n in a.counts.items()},
+    )
+    last = "\n".join(calls.values())
+    alike = {
+        f"{axis_name(a)}::{name}": values[0]
+        for a in axes.values()
+        for name, values in a.tables.items()
+        if len(set(values)) == 1
+    }
+    before: list[str] = []
+    while found != before:
+        before = found
+        *found, last = without_zero_members(without_settled_parameters([*found, last], types))
+        found = [_with_tables(part, alike) for part in found]
+        found = _without_tables(found, sizes)
+        found = [_folded(*pair) for pair in zip(found, constants_by_part(found, known), strict=True)]
+    found = [_entry(part, bodies.get(name_of(part) or "")) for part in found]
+    general = reachable(found, {"Call", *(f"direct_{name}" for name in calls)})
+    kept = [part for part in reachable(found, words(last)) if part not in general]
+    before = []
+    while kept != before:  # dropping a constant or variable may leave its operands unused
+        before = kept
+        everything = re.sub(r"//.*", "", "\n".join([*kept, *general, last]))
+        constants_of_parts = constants_by_part([*general, *kept], known)[len(general) :]
+        kept = [
+            without_unused(with_values(*pair, everything), everything)
+            for pair in zip(kept, constants_of_parts, strict=True)
+        ]
+        kept = reachable([*general, *kept], words(last) | {"Call"})
+        kept = [part for part in kept if part not in general]
+    transforms = _transforms(axes.values(), "\n".join([*kept, *general, last]))
+    at = next((i for i, part in enumerate(kept) if words(part) & types), len(kept))
+    planned = _laid_out([*kept[:at], *transforms, *kept[at:]])
+    return _PRELUDE + _laid_out(general), planned, dict(zip(calls, last.split("\n"), strict=True))
+
+
+def _laid_out(parts: Iterable[str]) -> str:
+    """Definitions concatenated, tidied and wrapped."""
+    text = "".join(parts).lstrip("\n")
+    return joined(wrapped(tidied(text)))
+
+
+def _folded(part: str, constants: dict[str, int]) -> str:
+    part = folded(simplified(part, constants), constants)
+    return tidied(with_constant_arguments(part, constants))
+
+
+def _headers(specs: list[KernelSpec], fixed: dict[str, dict[str, str]]) -> Iterator[str]:
+    """Specialised definitions of the kernels' headers, in include order."""
+    stems: list[str] = []
+
+    def collect(stem: str) -> None:
+        for included in _INCLUDE.findall((_KERNELS / f"{stem}.cuh").read_text(encoding="utf-8")):
+            collect(included)
+        if stem not in stems:
+            stems.append(stem)
+
+    collect("common/common")
+    for spec in specs:
+        collect(spec.stem)
+    params = {spec.stem: spec.params.removeprefix("polyconv::") for spec in specs}
+    for stem in stems:
+        if stem == "common/epilogue":  # exported convolutions have no epilogue
+            continue
+        parts = _with_heading(stem, definitions(_body(stem)))
+        struct = next((name for name in map(name_of, parts) if name and name.endswith("Params")), params.get(stem, ""))
+        for part in parts:
+            name = name_of(part) or ""
+            part = _without_epilogue(part, struct)
+            named = re.search(r"\b(\w+Params)& p(?:arams)?\b", part)
+            part = without_fields(part, fixed[name]) if name in fixed else part
+            yield with_fixed_parameters(part, fixed.get(named.group(1) if named else struct, {}))
+        if stem == "common/common":
+            yield from definitions((_TEXTS / "call.cuh").read_text(encoding="utf-8"))
+
+
+def _inheriting(text: str, shared: dict[str, dict[str, str]]) -> str:
+    """Derive a parameter struct in ``shared`` from ``Call``; divisors that ``Call`` lacks become ``u32`` members."""
+    name = name_of(text) or ""
+    if name not in shared:
+        return text
+    call = words((_TEXTS / "call.cuh").read_text(encoding="utf-8"))
+    divisors = [field for field, value in shared[name].items() if value == f"p.{field}" and field not in call]
+    return text.replace(f"struct {name} {{\n", f"struct {name} : Call {{\n  u32 {', '.join(divisors)};\n")
+
+
+def _with_heading(stem: str, parts: list[str]) -> list[str]:
+    """Put a header's opening comment under a ruled title above its first definition, except for ``_SMALL`` headers."""
+    if stem in _SMALL or not parts or name_of(parts[0]) is not None:
+        return parts
+    first = next(i for i, part in enumerate(parts) if name_of(part) is not None)
+    return [f"{_ruled(stem)}{parts[0].strip()}\n\n{parts[first].lstrip()}", *parts[first + 1 :]]
+
+
+def _ruled(title: str) -> str:
+    return f"// ---- {title} {'-' * (111 - len(title))}\n"
+
+
+def _body(stem: str) -> str:
+    text = (_KERNELS / f"{stem}.cuh").read_text(encoding="utf-8")
+    text = _INCLUDE.sub("", text).replace("#pragma once\n", "").replace("POLYCONV_", "")
+    text = re.sub(r"^(?:namespace polyconv \{|\}  // namespace polyconv)\n", "", text, flags=re.MULTILINE)
+    return re.sub(r"\b([\w/]+)\.cuh\b", r"\1", text)
+
+
+def _without_epilogue(text: str, struct: str) -> str:
+    text = re.sub(r"^ *template <class Params>\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r", class Params>", ">", text)
+    text = re.sub(r"\bconst Params& p\b", f"const {struct}& p", text)
+    text = text.replace("EpilogueOf<Params>::kExists", "false")
+    while found := re.search(r"\bfinished\(", text):
+        end = closing(text, found.end() - 1)
+        text = text[: found.start()] + split(text[found.end() : end])[1] + text[end + 1 :]
+    return text
+
+
+def _resized(text: str, sizes: dict[str, str]) -> str:
+    """Set the sizes of tables and of the workspace to those of the file."""
+    for name, size in sizes.items():
+        text = re.sub(rf"((?:constexpr \w+|enum : int {{) {name} =) [^;}}]+?(?=;| }})", rf"\g<1> {size}", text)
+    return text
+
+
+def _with_tables(text: str, values: dict[str, int]) -> str:
+    """Replace calls of an axis's table functions that have a single value by that value."""
+    for name, value in values.items():
+        while (at := text.find(f"{name}(")) >= 0:
+            text = text[:at] + str(value) + text[closing(text, at + len(name)) + 1 :]
+    return text
+
+
+def _without_tables(texts: list[str], sizes: dict[str, str]) -> list[str]:
+    """Replace tables of one element by a scalar if only element 0 is read."""
+    for size in (name for name, value in sizes.items() if value == "1"):
+        for table in {table for text in texts for table in re.findall(rf"\b(\w+)\[{size}\]", text)}:
+            places = {place for text in texts for place in re.findall(rf"\b{table}\[([^][]*)\]", text)}
+            if places <= {size, "0"}:
+                texts = [re.sub(rf"\b{table}\[(?:{size}|0)\]", table, text) for text in texts]
+    return texts
+
+
+def _entry(text: str, spec: KernelSpec | None) -> str:
+    """Turn the body of a kernel into a ``__global__`` function with launch bounds."""
+    if spec is None:
+        return text
+    blocks = f"MIN_BLOCKS({spec.min_blocks})" if spec.min_blocks > 1 else "1"
+    bounds = f"__global__ void __launch_bounds__({spec.threads}, {blocks})"
+    head = r"__device__ __forceinline__ void (\w+)\(const (\w+)& p\)"
+    found = re.search(head, text)
+    apart = "\n" if found and len(bounds) + len(found.expand(r"\1 const __grid_constant__ \2 p")) > 112 else " "
+    return re.sub(head, rf"{bounds}{apart}\1(const __grid_constant__ \2 p)", text)
+
+
+# ---- the transforms
+
+_INNER = ("M", "Longest", "Points")
+"""Counts of an axis that do not depend on how its taps are cut into segments."""
+
+
+def _transforms(axes: Iterable[ToomAxis], used: str) -> Iterator[str]:
+    """Structs with the transforms named in ``used``, one per F(m, r); then a derived struct per segmented axis."""
+    plain: dict[tuple[int, int], ToomAxis] = {}
+    distinct = {axis_name(axis): axis for axis in axes}
+    for axis in distinct.values():
+        plain.setdefault((axis.m, axis.longest), ToomAxis(axis.m, (axis.longest,)))
+    for inner in plain.values():
+        numbers = ", ".join(f"k{name} = {inner.counts[name]}" for name in _INNER)
+        lines = [f"// {inner}: {inner.m} outputs of {inner.longest} taps from {inner.points} products."]
+        lines += [f"struct {axis_name(inner)}{'' if axis_name(inner) in distinct else 'Transforms'} {{"]
+        lines += [f"  static constexpr int {numbers};"]
+        if axis_name(inner) in distinct:
+            lines += _uses(inner, used)
+        for name, matrix in inner.transforms().items():
+            if f"::{name}(" in used:
+                lines += _method(name, matrix)
+        yield "\n".join([*lines, "};\n"])
+    for name, axis in distinct.items():
+        if len(axis.segments) > 1:
+            base = axis_name(ToomAxis(axis.m, (axis.longest,)))
+            base += "" if base in distinct else "Transforms"
+            head = f"// {axis}.\nstruct {name} : {base} {{"
+            yield "\n".join([head, *_uses(axis, used), "};\n"])
+
+
+def _uses(axis: ToomAxis, used: str) -> list[str]:
+    numbers = {f"k{name}": value for name, value in axis.counts.items() if name not in _INNER}
+    listed = ", ".join(f"{name} = {value}" for name, value in numbers.items() if _named(axis, name, used))
+    lines = [f"  static constexpr int {listed};"] if listed else []
+    for name, values in axis.tables.items():
+        if _named(axis, name, used):
+            returned = f"{{ return {choice_of(values)}; }}"
+            lines.append(f"  static __device__ constexpr int {name}({index_of(values)}) {returned}")
+    return lines
+
+
+def _named(axis: ToomAxis, member: str, used: str) -> bool:
+    """Whether a text names a member of an axis, directly or through a template parameter."""
+    return re.search(rf"\b(?:{axis_name(axis)}|H|W|Axis)::{member}\b", used) is not None
+
+
+def _method(name: str, matrix: Matrix) -> list[str]:
+    """C++ lines of a transform, with as many operations per line as fit."""
+    comment, _, _, *body, _ = emit_transform(name, matrix, rounded=True).rstrip("\n").split("\n")
+    body = [re.sub(r"\bx(\d+)\b", r"x[\1]", line.strip()) for line in body if not re.match(r"  const T x\d", line)]
+    body = [re.sub(r"mul_sub\(([^,]*), ([^,]*), (.*)\)", r"fmaf(\1, \2, -\3)", line) for line in body]
+    body = [
+        line.replace("mul_add(", "fmaf(").replace("const T ", "const float ").replace("T(", "float(") for line in body
+    ]
+    lines = [f"  {comment}", f"  static __device__ __forceinline__ void {name}(const float* x, float* y) {{"]
+    for operation in body:
+        last = lines[-1].rstrip(";")
+        if operation.startswith("const float ") and lines[-1].startswith("    const float "):
+            joined = f"{last}, {operation.removeprefix('const float ')}"
+        elif operation.startswith("y[") and lines[-1].startswith("    y["):
+            joined = f"{last}, {operation}"
+        else:
+            joined = ""
+        if joined and len(joined) <= 120:
+            lines[-1] = joined
+        else:
+            lines.append(f"    {operation}")
+    return [*lines, "  }"]

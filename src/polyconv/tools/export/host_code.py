@@ -1,0 +1,274 @@
+"""Launch code per kernel family in an exported file: its text in ``host/`` and the C++ call into it.
+
+The fallback is the direct kernels, which every file contains: for a family without a host text, or a problem that the
+text does not support (several phases, say).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from types import ModuleType
+
+from ...algebra.polyphase import DenseAxis
+from ...cuda.planner.candidate import CudaCandidate
+from ...cuda.planner.depthwise.strip import COLUMNS, StripCandidate, StripWgradCandidate
+from ...cuda.planner.device import CudaDevice
+from ...cuda.planner.implicit_gemm.fprop_dgrad import roles
+from ...cuda.planner.planner import DEFAULT_WORKSPACE, FAMILIES, choose, weigh
+from ...cuda.planner.winograd.fused import FusedCandidate
+from ...cuda.planner.winograd.nonfused import NonfusedCandidate
+from ...cuda.planner.winograd.nonfused_tiling import segments_of
+from ...cuda.planner.winograd.wgrad import INTERLEAVES, WinogradWgradCandidate, lattices
+from ...cuda.planner.winograd_fp16x3 import fused, nonfused, wgrad
+from ...cuda.planner.winograd_fp16x3.nonfused import M8N8K4, Fp16x3Candidate, headroom
+from ...problem import Pass, Problem
+from .names import axis_name
+
+ANYWHERE = tuple(family for family in FAMILIES if family not in (nonfused, wgrad, fused))
+"""Families whose kernels run on every GPU that an exported file supports."""
+LAUNCHED = (*ANYWHERE, nonfused)
+"""Families to choose from with tensor cores. The fp16x3 weight gradient and fused kernel have no host text yet: the
+direct kernels, their fallback, would be slower than the next best family."""
+NAMES = {Pass.FPROP: "forward", Pass.DGRAD: "input_gradient", Pass.WGRAD: "weight_gradient"}
+
+
+@dataclass(frozen=True)
+class Launching:
+    """Implementation of one of the three entry points of a file."""
+
+    hosts: tuple[str, ...]
+    """Stems of texts in ``host/``, in this order."""
+    call: str
+    """C++ expression in terms of ``*call``."""
+    candidates: tuple[CudaCandidate, ...] = ()
+    """Candidates whose kernels it launches besides the direct ones: the chosen one and, if that runs on some GPUs
+    only, the one for the others."""
+    about: str = "by the direct kernels"
+    """Description for the file's docstring."""
+    constants: tuple[tuple[str, str], ...] = ()
+    """Names and values of constants in the host texts; names of tables end in ``[]``."""
+    sizes: tuple[tuple[str, str], ...] = ()
+    """Names and values of the sizes of the kernels' tables [elements]."""
+    shared: tuple[tuple[str, dict[str, str]], ...] = ()
+    """Parameter structs that are derived from ``Call``, and their fields that it provides -> C++ expression."""
+
+
+def chosen_for(problem: Problem, device: CudaDevice, families: tuple[ModuleType, ...] = ANYWHERE) -> CudaCandidate:
+    """The planner's choice among ``families``."""
+    return choose(problem, device, families=families).chosen
+
+
+def launching(problem: Problem, chosen: CudaCandidate, device: CudaDevice) -> Launching:
+    """Implementation of a pass by the chosen candidate, or by the direct kernels if no host text supports it."""
+    if isinstance(chosen, Fp16x3Candidate):
+        return _tensor(problem, chosen, device)
+    if isinstance(chosen, NonfusedCandidate) and (found := _separable(problem, chosen, device)):
+        return found
+    if isinstance(chosen, WinogradWgradCandidate):
+        return _toom_wgrad(problem, chosen, device)
+    if isinstance(chosen, FusedCandidate) and (found := _fused(problem, chosen)):
+        return found
+    if isinstance(chosen, StripCandidate | StripWgradCandidate) and (found := _strips(problem, chosen)):
+        return found
+    return Launching((), f"direct_{NAMES[problem.kind]}(*call)")
+
+
+def _axis_constants(h: DenseAxis, w: DenseAxis) -> tuple[tuple[str, str], ...]:
+    numbers = {
+        "kLatticesH": h.dilation,
+        "kLatticesW": w.dilation,
+        "kReadStepH": h.read_step,
+        "kReadStepW": w.read_step,
+        "kClassesH": len(h.classes),
+        "kClassesW": len(w.classes),
+    }
+    return tuple((name, str(value)) for name, value in numbers.items())
+
+
+def _table(axis: DenseAxis) -> str:
+    rows = (f"{{{c.read_first}, {c.taps}, {c.tap_first}, {c.tap_stride}}}" for c in axis.classes)
+    return f"{{{', '.join(rows)}}}"
+
+
+def _tables(name: str, h: DenseAxis, w: DenseAxis) -> tuple[tuple[str, str], ...]:
+    return ((f"k{name}H[]", _table(h)), (f"k{name}W[]", _table(w)))
+
+
+def _only_pair(problem: Problem) -> tuple[DenseAxis, DenseAxis] | None:
+    """The two axes, or None if a stride splits the pass into several correlations: the host texts launch one."""
+    pairs = list(roles(problem).pairs)
+    return pairs[0] if len(pairs) == 1 else None
+
+
+def _direction(problem: Problem, h: DenseAxis, w: DenseAxis) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Call and direction as arguments of the host texts, and the constants that these need."""
+    name = "Forward" if problem.kind is Pass.FPROP else "Gradient"
+    call = "*call" if problem.kind is Pass.FPROP else "exchanged(*call)"
+    return f"{call}, k{name}", (*_axis_constants(h, w), *_tables(name, h, w))
+
+
+def _separable(problem: Problem, chosen: NonfusedCandidate, device: CudaDevice) -> Launching | None:
+    pair = _only_pair(problem)
+    if pair is None:
+        return None
+    h, w = pair
+    direction, constants = _direction(problem, h, w)
+    segments = segments_of(chosen.h, h.taps), segments_of(chosen.w, w.taps)
+    axes = f"{axis_name(chosen.h)}, {axis_name(chosen.w)}"
+    arguments = f"{axes}, {chosen.k_tile}, {segments[0]}, {segments[1]}, {_resident(problem, chosen, device)}"
+    parts = max(len(h.classes) * segments[0], len(w.classes))
+    return Launching(
+        ("taps", "direction", "winograd_nonfused"),
+        f"separable<{arguments}>({direction})",
+        (chosen,),
+        f"{chosen.h} along H, {chosen.w} along W, one after the other; {chosen.k_tile} channels per block",
+        constants,
+        (("kMaxParts", str(parts)),),
+    )
+
+
+def _resident(problem: Problem, chosen: CudaCandidate, device: CudaDevice) -> int:
+    """Size of the slabs that are to stay in L2 [bytes], or 0 if slabs fill the workspace."""
+    room = weigh(chosen, problem, device, DEFAULT_WORKSPACE).workspace
+    return room if room < DEFAULT_WORKSPACE else 0
+
+
+def _tensor(problem: Problem, chosen: Fp16x3Candidate, device: CudaDevice) -> Launching:
+    """fp16x3 on GPUs that have the instruction in hardware, the best of the other families elsewhere.
+
+    A plan with m16n8k16 uses the other families alone: it does not compile for every GPU that a file supports.
+    """
+    otherwise = launching(problem, chosen_for(problem, device), device)
+    pair = _only_pair(problem)
+    if pair is None or chosen.mma is not M8N8K4:
+        return otherwise
+    h, w = pair
+    direction, constants = _direction(problem, h, w)
+    mma, transforms, nested = chosen.mma, chosen.w.transforms(), chosen.w.tiles > 1
+    steps = mma.steps(chosen.w).replace("polyconv::", "").replace(chosen.w.struct, axis_name(chosen.w))
+    numbers = (
+        1 if nested else segments_of(chosen.w, w.taps),
+        headroom(transforms["input"], nested),
+        headroom(transforms["weights"], nested),
+        _resident(problem, chosen, device),
+        mma.generations[0],
+        mma.generations[-1],
+    )
+    arguments = f"{axis_name(chosen.w)}, {steps}, {', '.join(map(str, numbers))}"
+    error = chosen.error(problem, device.sms, DEFAULT_WORKSPACE)
+    gpus = " to ".join(dict.fromkeys(f"{arch // 10}.{arch % 10}" for arch in (mma.generations[0], mma.generations[-1])))
+    about = (
+        f"{chosen.w} along W on tensor cores, floats as two halves; expected error {error:.0e}\n"
+        f"on GPUs other than of compute capability {gpus}: {otherwise.about}"
+    )
+    return Launching(
+        tuple(dict.fromkeys(("taps", "direction", *otherwise.hosts, "winograd_fp16x3"))),
+        f"on_tensor_cores<{arguments}>({direction}, [=] {{ return {otherwise.call}; }})",
+        (chosen, *otherwise.candidates),
+        about,
+        tuple(dict.fromkeys((*constants, *otherwise.constants))),
+        (*otherwise.sizes, ("kTensorClasses", str(max(len(h.classes), len(w.classes))))),
+        otherwise.shared,
+    )
+
+
+def _toom_wgrad(problem: Problem, chosen: WinogradWgradCandidate, device: CudaDevice) -> Launching:
+    h, w = lattices(problem)
+    tile = chosen.tile.cpp.removeprefix("polyconv::")
+    interleave = next(e for e in INTERLEAVES if w.dilation % e == 0)
+    classed = str(len(h.classes) * len(w.classes) > 1).lower()
+    arguments = f"{axis_name(chosen.h)}, {axis_name(chosen.w)}, {tile}, {interleave}, {classed}"
+    most = str(_most_pixels(problem, chosen, device))
+    classes = str(max(len(h.classes), len(w.classes)))
+    return Launching(
+        ("taps", "winograd_wgrad"),
+        f"toom_weight_gradient<{arguments}>(*call)",
+        (chosen,),
+        f"{chosen.h} along H, {chosen.w} along W, in its transposed form; {chosen.tile.name} channels per block",
+        (*_axis_constants(h, w), *_tables("Forward", h, w), ("kMostPixels", most)),
+        (("kMaxClasses", classes), ("kMaxTapClasses", classes)),
+    )
+
+
+def _most_pixels(problem: Problem, chosen: WinogradWgradCandidate, device: CudaDevice) -> int:
+    """Output pixels up to which the sums keep the tolerance, found by doubling the batch."""
+    batch = problem.batch
+    while batch < problem.batch << 20:
+        larger = replace(problem, batch=2 * batch)
+        if chosen.error(larger, device.sms, DEFAULT_WORKSPACE) > problem.tolerance:
+            break
+        batch *= 2
+    return batch * prod(problem.out_size)
+
+
+def _fused(problem: Problem, chosen: FusedCandidate) -> Launching | None:
+    pair = _only_pair(problem)
+    if pair is None:
+        return None
+    direction, constants = _direction(problem, *pair)
+    tile = chosen.tile
+    body = chosen.kernel.body.removesuffix("(params);").replace("polyconv::", "")
+    for axis in (chosen.h, chosen.w):
+        body = body.replace(axis.struct, axis_name(axis))
+    kernel, _, rest = body.partition("<")
+    axes = f"{axis_name(chosen.h)}, {axis_name(chosen.w)}"
+    layout = f"{32 // (tile.lanes_k * tile.lanes_u)}, {tile.each}, {tile.lanes_k}, {tile.thread_k}"
+    numbers = f"{layout}, {tile.chunk}, {tile.min_blocks}, {chosen.shared}"
+    return Launching(
+        ("taps", "direction", "winograd_fused"),
+        f'fused_correlation<{rest.removesuffix(">")}, {axes}, {numbers}>({direction}, {body}, "{kernel}")',
+        (chosen,),
+        f"{chosen.h} along H, {chosen.w} along W, in one kernel; {tile.k} channels x {tile.columns} columns per block",
+        constants,
+    )
+
+
+def _strips(problem: Problem, chosen: StripCandidate | StripWgradCandidate) -> Launching | None:
+    if chosen.lanes != COLUMNS or (isinstance(chosen, StripCandidate) and chosen.scatters):
+        return None
+    (h, w), blocks = chosen.taps, chosen.kernel.min_blocks
+    bias = {"bias": "p.bias"} if problem.bias else {}
+    partial = {"columns_padded": str(h * w + 1)}
+    return Launching(
+        ("depthwise_strip",),
+        f"strip_{NAMES[problem.kind]}<{h}, {w}, {chosen.stride}, {blocks}>(*call)",
+        (chosen,),
+        f"by summation, {h}x{w} taps in registers, a thread for each strip of a column",
+        shared=(
+            ("StripWgradParams", _STRIP_WGRAD_FIELDS | bias | partial)
+            if problem.kind is Pass.WGRAD
+            else ("StripParams", _STRIP_FIELDS | bias),
+        ),
+    )
+
+
+_STRIP_FIELDS = {
+    "source": "p.x",
+    "w": "p.w",
+    "written": "p.y",
+    **{f"source_{axis}": f"p.x_{axis}" for axis in ("batch", "channel")},
+    **{f"source_{axis}": f"int(p.x_{axis})" for axis in ("row", "column")},
+    **{f"source_{axis}": f"int(p.{axis})" for axis in ("height", "width")},
+    **{f"written_{axis}": f"p.y_{axis}" for axis in ("batch", "channel")},
+    **{f"written_{axis}": f"int(p.y_{axis})" for axis in ("row", "column")},
+    **{f"written_{axis}": f"int(p.out_{axis})" for axis in ("height", "width")},
+    "rows": "int(p.out_height)",
+    "columns": "int(p.out_width)",
+    "column_strips": "u32(p.out_width)",
+    "row_strips": "p.row_strips",
+}
+_STRIP_WGRAD_FIELDS = {
+    "x": "p.x",
+    "dy": "p.y",
+    "partial": "p.workspace",
+    **{f"x_{axis}": f"p.x_{axis}" for axis in ("batch", "channel")},
+    **{f"x_{axis}": f"int(p.x_{axis})" for axis in ("row", "column")},
+    **{f"dy_{axis}": f"p.y_{axis}" for axis in ("batch", "channel")},
+    **{f"dy_{axis}": f"int(p.y_{axis})" for axis in ("row", "column")},
+    "height": "int(p.height)",
+    "width": "int(p.width)",
+    "rows": "int(p.out_height)",
+    "column_strips": "u32(p.out_width)",
+    "row_strips": "p.row_strips",
+}

@@ -1,0 +1,229 @@
+"""Text of the exported Python file."""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+import unicodedata
+from collections.abc import Iterable, Mapping
+from keyword import iskeyword
+from pathlib import Path
+
+from ...cuda.planner.device import CudaDevice
+from ...cuda.planner.epilogue import has_epilogue
+from ...measure.workloads import TRANSPOSED
+from ...problem import PaddingMode, Pass
+from ...version import __version__
+from .host_code import NAMES
+from .models import ExportError, Layer, Model
+from .source import WORKSPACE, CudaSource, cuda_source
+
+_HERE = Path(__file__).resolve().parent
+_NO_BACKWARD = """\
+    @staticmethod
+    def backward(ctx, grad):
+        raise RuntimeError("this file was exported for the forward direction alone: export it without --forward-only")
+"""
+_BORDERS = f"BORDERS = {[str(mode) for mode in PaddingMode]}  # by their numbers in that text\n".replace("'", '"')
+
+
+def exported_file(
+    model: Model,
+    device: CudaDevice,
+    *,
+    forward_only: bool = False,
+    tensor_cores: bool = False,
+    arch: str = "",
+    class_name: str = "ModelNew",
+) -> str:
+    """Text of a self-contained Python file: a module and its kernels, importing only torch.
+
+    With ``tensor_cores``, passes use them, at FP32 accuracy, where the plan for compute capability 7.0 does; the file
+    also holds the kernels for other GPUs. ``arch`` is the default of ``TORCH_CUDA_ARCH_LIST``; if both are empty, the
+    file compiles for the GPUs of the machine that imports it.
+    """
+    for layer in model.layers:
+        if has_epilogue(layer.problem):
+            raise ExportError(
+                f"{layer.attribute} would have an activation or a residual of its own ({layer.problem}): "
+                "an exported file holds plain convolutions; leave both to the module around it"
+            )
+    plain_name = unicodedata.normalize("NFKC", class_name)  # as Python normalises identifiers
+    if not class_name.isidentifier() or iskeyword(plain_name) or plain_name.startswith("__"):
+        raise ExportError(f"{class_name!r} is no name for a class")
+    borders = any("padding_mode" in parameter for parameter in model.signature) or any(
+        layer.problem.padding_mode is not PaddingMode.ZEROS for layer in model.layers
+    )
+    kinds: tuple[Pass, ...] = () if forward_only else tuple(Pass)
+    pairs = [
+        (layer, cuda_source(layer.picture, device, kinds or (layer.problem.kind,), borders, tensor_cores))
+        for layer in model.layers
+    ]
+    modules = [layer.module for layer in model.layers]
+    forward = "x"
+    for layer in model.layers:
+        forward = f"self.{layer.attribute}({forward})"
+    parts = {
+        "TITLE": _wrapped(f"{model.title}, on CUDA kernels of its own."),
+        "HOW": "\n".join(_how(layer, source) for layer, source in pairs),
+        "WRITTEN": _wrapped(f"Written by polyconv {__version__} for a {device.name}: polyconv export {model.command}"),
+        "CLASS": class_name,
+        "INPUTS": ", ".join(map(str, model.inputs)),
+        "SOURCES": "\n".join([*(_source(*pair, borders) for pair in pairs), *([_BORDERS] if borders else [])]),
+        "BORDER": "constexpr int kBorder = {13};\nconstexpr int kPadBottom = {10}, kPadRight = {12};\n"
+        if borders
+        else "",
+        "ARCH": f'\nos.environ.setdefault("TORCH_CUDA_ARCH_LIST", "{arch}")\n' if arch else "",
+        "WORKSPACE": WORKSPACE,
+        "MODULES": "\n\n".join(_module(module, borders, forward_only) for module in dict.fromkeys(modules)),
+        "SIGNATURE": _signature(model),
+        "LAYERS": "\n".join(_layer(layer) for layer in model.layers),
+        "FORWARD": forward,
+        "INIT": model.init_inputs,
+        "BUILD": "\n".join(f"    _kernels({_name(layer)}, {_name(layer)}[2])" for layer in model.layers),
+    }
+    if plain_name in _names(_filled("model", {**parts, "CLASS": "_"})):
+        raise ExportError(f"the file itself uses the name {class_name!r} for something else: choose another one")
+    return _filled("model", parts)
+
+
+def _names(text: str) -> set[str]:
+    """Names that a program reads, writes, defines or imports, except attributes."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.alias):
+            found.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+    return found
+
+
+def _filled(name: str, parts: Mapping[str, str]) -> str:
+    """A template of ``templates/`` with its ``@PLACEHOLDERS@`` replaced."""
+    text = (_HERE / "templates" / f"{name}.txt").read_text(encoding="utf-8")
+    return re.sub(r"@([A-Z_]+)@", lambda found: parts[found.group(1)], text)
+
+
+def _module(module: str, borders: bool, forward_only: bool) -> str:
+    """Class that replaces a torch convolution, with its autograd function, on the kernels of ``Layer.picture``."""
+    rank, transposed = int(module[-2]), "Transpose" in module
+    signal, volume = rank == 1, rank == 3
+    sides = ("front, back", "top, bottom", "left, right")[-rank:]
+    parts = {
+        "MODULE": module,
+        "FUNCTION": _function(transposed, volume, forward_only),
+        "BORDER_OF": ", BORDERS.index(self.padding_mode)" if borders else "",
+        "SIDES": ", ".join(sides),
+        "SIDES_IN_WORDS": "front, back, top, ..., right" if volume else ", ".join(sides),
+        "REVERSED": ", ".join(reversed(sides)),
+        "ONE": "1, " if signal else "",
+        "ZEROS": "0, 0, " if signal else "",
+        "UNBATCHED": str(rank + 1),
+        "BATCHED": str(rank + 2),
+        "X": "x.unsqueeze(2)" if signal else "x",
+        "WEIGHT": "self.weight.unsqueeze(2)" if signal else "self.weight",
+        "SIZE": "[1, *size]" if signal else "size",
+        "SIGNAL": ".squeeze(2)" if signal else "",
+        "BIAS": ":, None, None, None" if volume else ":, None, None",
+        **(_TRANSPOSED_VOLUME if volume and transposed else _VOLUME if volume else _PICTURE),
+    }
+    return _filled("transposed" if transposed else "convolution", parts).rstrip("\n") + "\n"
+
+
+_PICTURE = {"DEPTH": "", "STACKED": "", "FLAT": "", "FLAT_SIDES": "", "SHEETS": ""}
+"""Placeholders of the module templates that differ for volumes, here for signals and 2-D convolutions."""
+_VOLUME = {
+    "DEPTH": "        self.firsts = [tap * self.dilation[0] - self.sides[0] for tap in range(self.kernel_size[0])]\n",
+    "STACKED": " * self.kernel_size[0]",
+    "FLAT": "[1:]",
+    "FLAT_SIDES": "[2:]",
+    "SHEETS": ", self.firsts, self.stride[0]",
+}
+_TRANSPOSED_VOLUME = {
+    **_VOLUME,
+    "DEPTH": "        self.phases = _phases(self.kernel_size[0], self.stride[0], self.dilation[0], self.padding[0])\n",
+    "STACKED": " * len(self.phases[0][1])",
+    "SHEETS": ", self.phases",
+}
+
+
+def _function(transposed: bool, volume: bool, forward_only: bool) -> str:
+    """The autograd function of a module, after the helpers that it calls."""
+    name = "transposed_" * transposed + ("volumes" if volume else "pictures")
+    needed = ["sheets", *([] if forward_only else ["sheets_backward"])] if volume else []
+    backward = _NO_BACKWARD if forward_only else _filled(f"{name}_backward", {})
+    texts = [*(_filled(one, {}) for one in needed), _filled(name, {"BACKWARD": backward})]
+    return "\n\n\n".join(text.strip("\n") for text in texts) + "\n"
+
+
+def _name(layer: Layer) -> str:
+    return layer.attribute.upper()
+
+
+def _source(layer: Layer, source: CudaSource, borders: bool) -> str:
+    """Python text of a layer's sources: both CUDA texts, the geometry of the second, and the entry points' calls."""
+    name, p = _name(layer), layer.picture
+    geometry = (p.in_channels, p.out_channels, p.groups, *p.kernel, *p.stride, *p.dilation, *p.padding)
+    geometry += (list(PaddingMode).index(p.padding_mode),) if borders else ()
+    calls = "".join(f'        "{function}": {_literal(call)},\n' for function, call in source.calls.items())
+    return (
+        f'{name}_DIRECT = r"""\n{source.direct}"""\n\n{name}_PLANNED = r"""\n{source.planned}"""\n\n'
+        f"{name} = (\n    {name}_DIRECT,\n    {name}_PLANNED,\n    {(*geometry, p.bias)},\n    {{\n{calls}    }},\n)\n"
+    )
+
+
+def _literal(text: str) -> str:
+    """A call as a string literal, on a line of its own or in two parts if it is long, as ruff formats it."""
+    name, _, arguments = text.partition("(")
+    parts = [name, f"({arguments}"] if len(text) > 106 else [text]
+    quoted = [f"'{part}'" if '"' in part else f'"{part}"' for part in parts]
+    lines = "".join(f"            {part}\n" for part in quoted)
+    return f"(\n{lines}        )" if len(text) > 100 else quoted[0]
+
+
+def _how(layer: Layer, source: CudaSource) -> str:
+    transposed, what = layer.problem.kind is Pass.DGRAD, str(layer.problem).partition(" ")[2]
+    lines = [f"{layer.attribute}: {'the transpose of ' * transposed}{what}"]
+    if layer.problem.rank == 3:
+        channels = layer.picture.out_channels if transposed else layer.picture.in_channels
+        lines.append(f"  {'stacked sheets':<16} make pictures of {channels} channels of each volume")
+    for own, name in NAMES.items():
+        kind = TRANSPOSED[own] if transposed else own
+        if kind in source.launching:
+            head = f"  {name.replace('_', ' '):<16} "
+            for about in source.launching[kind].about.split("\n"):
+                lines.append(textwrap.fill(about, 117, initial_indent=head, subsequent_indent=" " * 21))
+                head = " " * 19
+    return "\n".join(lines)
+
+
+def _signature(model: Model) -> str:
+    head, tail = "    def _make(", "):"
+    return _fitted(head, ("self", *model.signature), tail).removeprefix(head).removesuffix(tail)
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 117, break_on_hyphens=False, break_long_words=False)
+
+
+def _layer(layer: Layer) -> str:
+    arguments = (_name(layer), *re.split(r", (?![^(]*\))", layer.arguments))
+    return _fitted(f"        self.{layer.attribute} = {layer.module}(", arguments, ")")
+
+
+def _fitted(opening: str, items: Iterable[str], closing: str) -> str:
+    """Format as ruff does: all on one line, the items on a line of their own, or one item per line."""
+    listed = list(items)
+    joined = ", ".join(listed)
+    indent = " " * (len(opening) - len(opening.lstrip()))
+    if len(opening + joined + closing) <= 120:
+        return opening + joined + closing
+    if len(indent + joined) + 4 <= 120:
+        return f"{opening}\n{indent}    {joined}\n{indent}{closing}"
+    lines = "".join(f"{indent}    {item},\n" for item in listed)
+    return f"{opening}\n{lines}{indent}{closing}"

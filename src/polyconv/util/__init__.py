@@ -1,0 +1,1 @@
+"""Helpers independent of convolutions: files, console, bounded tables, facts about machines."""

@@ -1,0 +1,203 @@
+"""Three axes as sums of pictures: what is cut, what engines and GPUs make of it, and who runs it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import polyconv
+from any_volume import check, volumes
+from nightly import nightly
+from polyconv.cpu.backend import CpuBackend
+from polyconv.cpu.engines import volumes as engine
+from polyconv.cuda.planner import DEVICES
+from polyconv.cuda.planner.volumes import planned
+from polyconv.lowering.extreme_geometry import Axis
+from polyconv.lowering.volume import scattered_bytes
+from polyconv.lowering.volume_sum import NAME, cut
+from polyconv.problem import Activation, PaddingMode, Pass, Problem
+from polyconv.selection import Preference
+from virtual_gpu import run_in_virtual_gpu
+from virtual_gpu.gpu import VirtualGpu
+
+SHEETS = f"sum of pictures, {engine.NAME}"
+PASSES = tuple(Pass)
+
+
+@given(volumes(), st.sampled_from(PASSES))
+def test_every_tap_meets_every_output_once(problem: Problem, kind: Pass) -> None:
+    """And what is first in its place is written before anything is added to it."""
+    problem = problem.for_pass(kind)
+    found = cut(problem)
+    along = Axis.of(problem, problem.in_size, problem.kernel, found.axis)
+    pairs = [along.pixel(*pair) for pair in product(range(along.outputs), range(along.kernel))]
+    pictures = sum(sheets.problem.batch for sheets in found.sheets)
+    assert pictures == problem.batch * sum(pixel is not None for pixel in pairs)
+    begun: Counter[int] = Counter()
+    for sheets in found.sheets:
+        begins = {Pass.FPROP: sheets.y, Pass.DGRAD: sheets.x, Pass.WGRAD: sheets.w}[kind]
+        if not sheets.adds:
+            begun[begins] += 1
+    assert all(times == 1 for times in begun.values())
+
+
+@given(volumes(), st.sampled_from(PASSES))
+@settings(max_examples=120)
+def test_any_volume_on_the_cpu(problem: Problem, kind: Pass) -> None:
+    """By the engines' own kernels, whether or not the planner would let them."""
+    check(problem.for_pass(kind), lambda problem: CpuBackend().trial(problem, SHEETS))
+
+
+# ---- who runs it
+
+
+def test_a_width_that_is_cut_across_is_dear() -> None:
+    """No two elements of such a picture lie side by side; in channels_last those of a pixel do."""
+    flat = Problem.make("fprop", (1, 3, 64, 64, 10), (64, 3, 3, 3, 1))
+    (sheets,) = {one.problem for one in cut(flat).sheets}
+    assert scattered_bytes(sheets, 64) == 40 * 10 * (3 * 64 * 64 + 64 * 62 * 62)
+    (sheets,) = {one.problem for one in cut(flat.channels_last()).sheets}
+    assert scattered_bytes(sheets, 64) == 0
+    assert CpuBackend().plan(flat).chosen.name != SHEETS
+
+
+def test_a_kernel_of_one_tap_across_an_axis_needs_no_sums() -> None:
+    for kernel, axis in (((1, 3, 3), 0), ((3, 1, 3), 1), ((3, 3, 1), 2), ((5, 1, 1), 1)):
+        problem = Problem.make(Pass.FPROP, (2, 4, 6, 7, 8), (4, 4, *kernel), activation=Activation.RELU)
+        found = cut(problem)
+        assert (found.axis, found.additions, found.activates_apart) == (axis, 0, False)
+        assert len(found.sheets) == problem.batch
+
+
+def test_padding_costs_nothing() -> None:
+    """Of three taps over a depth of four, two outputs miss one tap each."""
+    problem = Problem.make(Pass.FPROP, (1, 8, 4, 9, 9), (8, 8, 3, 3, 3), padding=(1, 1, 1, 1, 1, 1))
+    found = cut(problem)
+    assert sorted(sheets.problem.batch for sheets in found.sheets) == [3, 3, 4]
+    assert found.gaps == ()
+    assert [sheets.adds for sheets in found.sheets] == [False, True, True]
+
+
+def test_images_of_channels_last_are_taken_at_once() -> None:
+    problem = Problem.make(Pass.FPROP, (4, 8, 5, 9, 9), (8, 8, 1, 3, 3)).channels_last()
+    assert [sheets.problem.batch for sheets in cut(problem).sheets] == [20]
+
+
+@pytest.mark.parametrize("device", ["v100", "rtx4090"])
+@pytest.mark.parametrize("kind", PASSES, ids=str)
+def test_a_plan_for_a_gpu_is_explained(kind: Pass, device: str) -> None:
+    problem = Problem.make(kind, (2, 16, 8, 32, 32), (32, 16, 3, 3, 3), padding=(1, 1, 1, 1, 1, 1))
+    plan = planned(problem, DEVICES[device], prefer=Preference(NAME))
+    text = plan.explain()
+    assert text.startswith(str(problem))
+    assert "6 problems across the depth" in text
+    assert 0 < plan.predicted_error <= problem.tolerance
+
+
+def test_half_precision_on_a_gpu_is_summed_in_full() -> None:
+    model = polyconv.Conv3d(8, 8, 3).half()
+    text = str(polyconv.explain(model, (1, 8, 5, 9, 9), device="v100"))
+    assert "widened to float32 first, and the result is rounded to float16 once" in text
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_on_the_cpu_is_torchs(dtype: torch.dtype) -> None:
+    x, w = torch.randn(1, 4, 5, 6, 6, dtype=dtype), torch.randn(4, 4, 3, 3, 3, dtype=dtype)
+    torch.testing.assert_close(polyconv.conv3d(x, w, padding=1), F.conv3d(x, w, padding=1))
+
+
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_residual_and_activation(activation: str) -> None:
+    shapes = (2, 3, 4, 6, 5), (4, 3, 3, 3, 3), (4,), (2, 4, 4, 6, 5)
+    x, w, b, r = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
+    ours = polyconv.conv3d(x, w, b, padding=1, activation=activation, residual=r)
+    theirs = getattr(F, activation)(F.conv3d(x, w, b, padding=1) + r)
+    torch.testing.assert_close(ours, theirs)
+    for one, other in zip(*(torch.autograd.grad(y.sum(), (x, w, b, r)) for y in (ours, theirs)), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_channels_last_stays() -> None:
+    x = torch.randn(2, 8, 4, 6, 6).to(memory_format=torch.channels_last_3d)
+    for module in (polyconv.Conv3d(8, 4, 3), polyconv.ConvTranspose3d(8, 4, 3)):
+        assert module(x).is_contiguous(memory_format=torch.channels_last_3d)
+
+
+def test_six_sides() -> None:
+    x, w = torch.randn(1, 2, 5, 6, 7, dtype=torch.float64), torch.randn(3, 2, 2, 3, 2, dtype=torch.float64)
+    sides = (1, 2, 0, 3, -1, 1)
+    expected = F.conv3d(F.pad(x, (-1, 1, 0, 3, 1, 2)), w)
+    torch.testing.assert_close(polyconv.conv3d(x, w, padding=sides), expected)
+
+
+def test_the_optimizer_times_both() -> None:
+    model, x = nn.Sequential(nn.Conv3d(16, 16, 3, padding=1), nn.ReLU()).eval(), torch.randn(1, 16, 6, 12, 12)
+    expected = model(x).detach()
+    model, _ = polyconv.optimize(model, x, quiet=True, seconds=2)
+    torch.testing.assert_close(model(x), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_race_may_end_either_way() -> None:
+    problem = Problem.make(Pass.FPROP, (1, 16, 6, 12, 12), (16, 16, 3, 3, 3), padding=(1,) * 6)
+    trials = CpuBackend().trials(problem)
+    assert sorted(trials) == ["PyTorch's convolution, ATen", SHEETS]
+
+
+# ---- as machine code
+
+
+BORDERED = Problem.make(
+    Pass.FPROP, (2, 4, 3, 6, 7), (5, 4, 3, 3, 3), padding=(1, 1, 0, 2, 1, 1), padding_mode="reflect", bias=True
+)
+ON_A_GPU = {
+    "a border": BORDERED,
+    "channels_last": replace(BORDERED, padding_mode=PaddingMode.ZEROS, stride=(2, 1, 2)).channels_last(),
+    "residual and activation": replace(
+        BORDERED, padding_mode=PaddingMode.ZEROS, residual=True, activation=Activation.SILU
+    ),
+    "depthwise": Problem.make(Pass.FPROP, (1, 6, 4, 8, 9), (6, 1, 3, 3, 3), padding=(1,) * 6, groups=6),
+    "a kernel along the depth": Problem.make(Pass.FPROP, (2, 8, 7, 4, 9), (9, 8, 3, 1, 1), bias=True),
+}
+
+
+@pytest.mark.parametrize("kind", PASSES, ids=str)
+@pytest.mark.parametrize("name", ON_A_GPU)
+def test_as_machine_code(name: str, kind: Pass) -> None:
+    run_in_virtual_gpu(_as_machine_code, ON_A_GPU[name].for_pass(kind))
+
+
+@nightly
+@pytest.mark.parametrize("kind", PASSES, ids=str)
+def test_any_volume_as_machine_code(kind: Pass) -> None:
+    """At least 200 geometries for each pass."""
+    run_in_virtual_gpu(_any_volume_as_machine_code, kind, timeout=3600)
+
+
+def _any_volume_as_machine_code(kind: Pass) -> None:
+    drawn: set[Problem] = set()
+
+    @seed(0)
+    @settings(max_examples=240, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(volumes())
+    def explore(problem: Problem) -> None:
+        drawn.add(problem)
+        _as_machine_code(problem.for_pass(kind))
+
+    explore()
+    assert len(drawn) >= 200
+
+
+def _as_machine_code(problem: Problem) -> None:
+    torch.manual_seed(0)
+    with VirtualGpu() as gpu:
+        backend = gpu.backend()
+        check(problem, lambda problem: backend.trial(problem, NAME))
+        assert gpu.launches

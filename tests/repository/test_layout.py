@@ -1,0 +1,38 @@
+"""The package's layout stays small enough to survey: few files in a folder, few layers, no import circle."""
+
+from __future__ import annotations
+
+from collections import Counter
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import grimp
+import tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "polyconv"
+MOST_FILES, MOST_LAYERS = 12, 17
+
+
+def test_folders_are_small() -> None:
+    sources = [path for kind in ("*.py", "*.cuh") for path in PACKAGE.rglob(kind)]
+    count = Counter(str(path.parent.relative_to(PACKAGE)) for path in sources)
+    assert {folder: files for folder, files in count.items() if files > MOST_FILES} == {}
+
+
+def test_no_import_circle() -> None:
+    """Counts lazy imports, and those for type checkers."""
+    graph = grimp.build_graph("polyconv", cache_dir=None)
+    TopologicalSorter({name: graph.find_modules_directly_imported_by(name) for name in graph.modules}).prepare()
+
+
+def test_layers_are_few() -> None:
+    """``lint-imports`` checks that they are kept."""
+    (contract,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    assert len(contract["layers"]) <= MOST_LAYERS
+
+
+def test_kernel_families_have_one_name() -> None:
+    families = {path.name for path in (PACKAGE / "cuda" / "planner").iterdir() if path.is_dir()} - {"__pycache__"}
+    folders = {path.name for path in (PACKAGE / "cuda" / "kernels").iterdir()}
+    assert folders - {"common", "__pycache__"} == families

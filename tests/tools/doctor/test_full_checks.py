@@ -1,0 +1,170 @@
+"""``polyconv doctor --full`` on the virtual GPU: from start to end, and every fault that is planted is found."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from commands import polyconv as command
+from fake_cuda import execute
+from nightly import NIGHTLY, nightly
+from polyconv import cli
+from polyconv.cli import doctor
+from polyconv.cuda.planner import DEVICES, all_kernels
+from polyconv.tools.doctor import environment, kernel_coverage
+from polyconv.tools.doctor.check import Answer, Needs, Result, Verdict
+from polyconv.tools.doctor.checks import EXAMINATIONS
+from polyconv.tools.doctor.journal import Record
+from polyconv.tools.doctor.runner import Examiner
+from polyconv.tools.doctor.verify import prove
+from virtual_gpu import run_in_virtual_gpu
+from virtual_gpu.doctor import PLANTS, SPOILT, VirtualSubject
+from virtual_gpu.gpu import VirtualGpu
+
+VIRTUAL = (sys.executable, "-m", "virtual_gpu.doctor")
+TWO_GPUS = {"VIRTUAL_GPU_DEVICES": "2", "OMP_NUM_THREADS": "1"}
+IN_THE_ROUND = {name: one for name, one in EXAMINATIONS.items() if NIGHTLY or one.quick}
+"""Each takes a process of its own. Of the others, the parts are tried in one that they share; at night, in rounds."""
+
+
+# ---- what is examined
+
+
+@pytest.mark.parametrize("name", ["v100", "t4", "b200"])
+def test_every_kernel_has_a_small_problem(name: str) -> None:
+    found = kernel_coverage.ways(DEVICES[name])
+    assert found.keys() == {kernel.symbol for kernel in all_kernels(DEVICES[name].arch)}
+    assert all(symbol in {kernel.symbol for kernel in way.kernels} for symbol, way in found.items())
+    kept = kernel_coverage.fewest(found)
+    assert {kernel.symbol for way in kept.values() for kernel in way.kernels} == found.keys()
+    assert len(kept) < len(found)
+
+
+@nightly
+def test_every_kernel_proves_itself() -> None:
+    """All that a full round forces by name; in most runs of the tests, a round forces one of each family."""
+    found = run_in_virtual_gpu(_prove_all, timeout=1500)
+    assert {symbol: answer.words for symbol, answer in found.items() if answer.verdict is not Verdict.OK} == {}
+    assert len(found) > 200
+
+
+def _prove_all() -> dict[str, Answer]:
+    with VirtualGpu(execute) as gpu:
+        subject = VirtualSubject(gpu)
+        device = subject.description
+        every = kernel_coverage.fewest(kernel_coverage.ways(device))
+        return {symbol: prove(subject, way.plan(device)) for symbol, way in every.items() if not way.why_not_on(device)}
+
+
+def test_quick_is_a_part_of_full() -> None:
+    quick = [name for name, one in EXAMINATIONS.items() if one.quick]
+    assert quick == ["installation", "occupancy", "every kernel", "layouts", "side stream", "timing"]
+    assert all(one.name == name and one.proves for name, one in EXAMINATIONS.items())
+
+
+# ---- from start to end
+
+
+def test_a_full_round(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Twice: the second time nothing is missing, and nothing is examined."""
+    assert run_in_virtual_gpu(_full, tmp_path / "report.json", timeout=580, environment=TWO_GPUS) == [0, 0]
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert found["ok"]
+    assert found["complete"] == list(IN_THE_ROUND)
+    verdicts = {
+        name: {one["verdict"] for one in found["results"] if one["examination"] == name} for name in IN_THE_ROUND
+    }
+    for name, examination in IN_THE_ROUND.items():
+        expected = {"not here"} if examination.needs is Needs.TORCH else {"ok"}
+        assert verdicts[name] - {"not here"} == expected - {"not here"}, name
+        assert verdicts[name] >= expected, name
+    text = (tmp_path / "report.txt").read_text()
+    assert text.startswith("Virtual Tesla V100")
+    assert "not here side stream needs a CUDA build of PyTorch" in " ".join(text.split())
+    assert "All is well." in text
+    assert len(text.splitlines()) < 40
+    assert "going on with" in capfd.readouterr().err
+
+
+def _full(path: Path) -> list[int]:
+    subject, examiner = VirtualSubject(VirtualGpu()), Examiner(command=VIRTUAL, sanitizer="")
+    return [doctor.examine_with(path, subject, examiner, IN_THE_ROUND) for _ in range(2)]
+
+
+def test_the_examinations_that_are_not_in_the_round() -> None:
+    found = run_in_virtual_gpu(_parts_of_the_others, timeout=300, environment=TWO_GPUS)
+    for name, answers in found.items():
+        assert {answer.verdict for answer in answers.values()} - {Verdict.NOT_HERE} == {Verdict.OK}, (name, answers)
+
+
+def _parts_of_the_others() -> dict[str, dict[str, Answer]]:
+    with VirtualGpu(execute) as gpu:
+        return {
+            name: {part: answered() for part, answered in one.parts(VirtualSubject(gpu)).items()}
+            for name, one in EXAMINATIONS.items()
+            if name not in IN_THE_ROUND and one.needs is not Needs.TORCH
+        }
+
+
+# ---- planted faults
+
+
+@pytest.mark.parametrize(
+    ("fault", "examination", "words"),
+    [
+        ("out of bounds", "every kernel", "a kernel wrote outside y: 4 bytes before it, the nearest 9 away"),
+        ("uninitialised", "every kernel", "1 elements of y are no numbers: not written, or made of memory that nobody"),
+        ("wrong result", "every kernel", "error 3.3e-03, allowed 1e-04"),
+        (
+            "launch",
+            "every kernel",
+            f"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES (too many resources requested for launch) when launching {SPOILT}",
+        ),
+        ("occupancy", "occupancy", "a multiprocessor holds 2 blocks of it, and 8 were planned with"),
+    ],
+)
+def test_a_planted_fault_is_found(fault: str, examination: str, words: str, tmp_path: Path) -> None:
+    assert fault in (*PLANTS, "launch")
+    status, record = run_in_virtual_gpu(_one, examination, fault, tmp_path / "report.json", timeout=300)
+    (result,) = record.results
+    slow = fault == "occupancy"
+    assert result.part == SPOILT
+    assert result.verdict is (Verdict.WARNING if slow else Verdict.PROBLEM)
+    assert words in result.words
+    assert status == (0 if slow else 1)
+    assert words[:40] in (tmp_path / "report.txt").read_text()
+
+
+def _one(name: str, fault: str, path: Path) -> tuple[int, Record]:
+    planted = Examiner(command=VIRTUAL, environment={"PLANTED": fault}, sanitizer="")
+    status = doctor.examine_with(path, VirtualSubject(VirtualGpu()), planted, {name: EXAMINATIONS[name]})
+    record = Record(path, json.loads(path.read_text())["about"])
+    assert record.go_on() == ""
+    return status, record
+
+
+# ---- the command
+
+
+def test_without_a_gpu_there_is_nothing_to_examine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(environment, "gpus", list)
+    assert cli.main(["doctor", "--full"]) == 2
+    assert "there is no GPU to examine: polyconv doctor --self-test tests the CPU's kernels" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_quick_and_full_are_two_commands(tmp_path: Path) -> None:
+    ran = command("doctor", "--full", "--quick", cwd=tmp_path)
+    assert ran.returncode == 2
+    assert "not allowed with" in ran.stderr
+
+
+def test_results_read_well() -> None:
+    assert str(Result("training", "", Verdict.OK, "fine")) == "training: fine"
+    assert str(Result("layouts", "windows", Verdict.OK, "fine")) == "layouts, windows: fine"

@@ -1,0 +1,151 @@
+"""The texts of exported files: what they import, that they are read with pleasure, that nothing in them is unused."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exported_files import EVERY, V100, any_convolution, text_of
+from nightly import sampled
+from polyconv.tools.export import convolution_model, exported_file, named_model
+from polyconv.tools.export.partial_eval import definitions, name_of
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_the_example_is_current() -> None:
+    written = (ROOT / "examples" / "model.py").read_text()
+    assert written == text_of("kb80"), "write it again: polyconv export kb80 -o examples/model.py"
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_imports_nothing_but_torch_and_the_standard_library(name: str) -> None:
+    tree = ast.parse(text_of(name), feature_version=(3, 8))
+    roots = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            roots |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            roots.add((node.module or "").partition(".")[0])
+    assert roots <= {*sys.stdlib_module_names, "torch"}
+    own = {layer.attribute for layer in named_model(name).layers}
+    called = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} - own
+    assert not called & {
+        "conv2d_forward",
+        "_conv_forward",
+        "convolution",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
+        "cudnn",
+        "functional",
+    }
+
+
+MOST_LINES = {"kb80": 1975, "kb82": 640}
+
+
+@pytest.mark.parametrize("name", MOST_LINES)
+def test_is_short(name: str) -> None:
+    assert len(text_of(name).splitlines()) <= MOST_LINES[name]
+
+
+def test_is_half_as_short_without_gradients() -> None:
+    text = exported_file(named_model("kb80"), V100, forward_only=True)
+    assert len(text.splitlines()) <= 1086
+    assert not re.search(r"weight_gradient|input_gradient|kGradientH|winograd_wgrad|direct_weights", text)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_is_formatted(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(text_of(name))
+    for command in (["check", "--quiet"], ["format", "--check", "--quiet"]):
+        ruff = [sys.executable, "-m", "ruff", *command, "--config", str(ROOT / "pyproject.toml"), str(path)]
+        result = subprocess.run(ruff, capture_output=True, text=True)
+        assert result.returncode == 0, result.stdout + result.stderr
+
+
+# ---- nothing in it is unused
+
+
+def cuda_texts(text: str) -> list[str]:
+    """The CUDA texts of a file that are compiled together, with what calls their functions."""
+    values: dict[str, Any] = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper():
+            exec(compile(ast.Module([node], []), "<exported>", "exec"), values)
+    sources = [value for value in values.values() if isinstance(value, tuple)]
+    return [direct + planned + "\n".join(calls.values()) for direct, planned, _, calls in sources]
+
+
+def unused(text: str) -> list[str]:
+    """Names that are defined and appear nowhere else: of functions, types, constants, members, methods."""
+    code = re.sub(r"//.*", "", text)
+    names = {name for name in map(name_of, definitions(code)) if name is not None}
+    for declared in re.findall(r"\bconstexpr \w+ ([^;]*);", code):
+        names |= set(re.findall(r"\b(k[A-Z]\w*)(?:\[\])? = ", declared))
+    for struct in re.findall(r"^struct \w+[^;]*?\{\n(.*?)^\};", code, re.MULTILINE | re.DOTALL):
+        names |= set(re.findall(r"^  (?:static )?__device__[^;{(]* (\w+)\(", struct, re.MULTILINE))
+        names |= set(
+            re.findall(r"\b(\w+)(?=[,;])", "\n".join(re.findall(r"^  (?:const )?\w+\*? [\w*, ]+;", struct, re.M)))
+        )
+    return sorted(name for name in names if len(re.findall(rf"\b{name}\b", code)) < 2)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_defines_nothing_that_it_does_not_use(name: str) -> None:
+    for text in cuda_texts(text_of(name)):
+        assert not unused(text)
+
+
+def test_finds_what_is_unused() -> None:
+    text = """\
+constexpr int kUsed = 3, kUnused = 4;
+struct F45 {
+  static constexpr int kM = 4, kSpan = 5;
+  static __device__ __forceinline__ void input(const float* x, float* y) {
+  }
+  static __device__ __forceinline__ void spread(const float* x, float* y) {
+  }
+};
+struct Params {
+  const float* x;
+  int rows, columns;
+};
+// helper is what it is called
+__device__ __forceinline__ int helper(int i) {
+  return i;
+}
+__global__ void kernel(const Params p) {
+  F45::input(p.x, p.x + kUsed * p.rows * F45::kM);
+}
+static const char* launch(const Call& c) {
+  kernel<<<1, 1>>>(p);
+}
+launch(*call)
+"""
+    assert unused(text) == ["columns", "helper", "kSpan", "kUnused", "spread"]
+
+
+# ---- any convolution
+
+
+@pytest.mark.parametrize("seed", sampled(range(25), 8, "any convolution"))
+def test_any_convolution_is_written(seed: int) -> None:
+    shape, arguments = any_convolution(seed)
+    text = exported_file(convolution_model(shape, **arguments), V100)
+    ast.parse(text, feature_version=(3, 8))
+    assert [line for line in text.splitlines() if len(line) > 120] == []
+    for source in cuda_texts(text):
+        assert not unused(source)
+        for opening, closing in ("()", "{}", "[]"):
+            assert source.count(opening) == source.count(closing)
+        assert not re.search(r"\bp\.\w+\.quotient\(\)|;;|\(\)\s*\?|static_assert", source)

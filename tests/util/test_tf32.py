@@ -1,0 +1,196 @@
+"""What is said of TF32: rates as in data sheets, one warning where it is likely to be faster, formats by name."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from polyconv import optimize
+from polyconv.backend import backend_for
+from polyconv.cli import main
+from polyconv.cuda.planner import DEVICES
+from polyconv.measure import candidate_timing
+from polyconv.measure.operands import Operands
+from polyconv.measure.timing import Timing
+from polyconv.model import replace
+from polyconv.problem import Problem
+from polyconv.runtime import warn_once
+from polyconv.util import gpu_arch, tf32
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TERAFLOPS = {
+    "a100": 156,
+    "a30": 82,
+    "rtx3090": 35.6,
+    "a10": 62.5,
+    "rtx4090": 82.6,
+    "l40s": 183,
+    "l4": 60,
+    "h100": 495,
+    "b200": 1100,
+    "b300": 1125,
+    "rtx5090": 105,
+}
+"""Dense, of the data sheets."""
+TENSOR_CLOCKS = {"h100": 1830}
+"""Where a GPU is slower with tensor cores at work, as its paper says."""
+H100 = SimpleNamespace(name="NVIDIA H100 80GB HBM3", major=9, minor=0)
+RTX_4090 = SimpleNamespace(name="NVIDIA GeForce RTX 4090", major=8, minor=9)
+T4 = SimpleNamespace(name="Tesla T4", major=7, minor=5)
+
+
+FLOAT32 = {
+    "a100": 19.5,
+    "a30": 10.3,
+    "rtx3090": 35.6,
+    "a10": 31.2,
+    "orin": 5.3,
+    "rtx4090": 82.6,
+    "l40s": 91.6,
+    "l4": 30.3,
+    "h100": 67,
+    "rtx5090": 104.8,
+    "t4": 8.1,
+    "v100": 15.7,
+}
+"""The same without tensor cores: what multiprocessors and clocks have to make."""
+
+
+@pytest.mark.parametrize("name", FLOAT32)
+def test_clocks_are_those_of_the_data_sheets(name: str) -> None:
+    device = DEVICES[name]
+    rate = 2 * device.sms * device.clock_mhz * 1e6 * device.fp32_per_clock / 1e12
+    assert rate == pytest.approx(FLOAT32[name], rel=0.01)
+
+
+@pytest.mark.parametrize("name", TERAFLOPS)
+def test_rates_are_those_of_the_data_sheets(name: str) -> None:
+    device = DEVICES[name]
+    clock_mhz = TENSOR_CLOCKS.get(name, device.clock_mhz)
+    rate = 2 * device.sms * clock_mhz * 1e6 * gpu_arch.per_clock(device.arch, device.name) / 1e12
+    assert rate == pytest.approx(TERAFLOPS[name], rel=0.06)
+
+
+def test_which_gpus_are_told() -> None:
+    told = {name for name, device in DEVICES.items() if gpu_arch.is_likely_faster(device.arch, device.name)}
+    assert told == {"a100", "a30", "h100", "b200", "b300"}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "allowed", "said"), [(H100, True, 1), (H100, False, 0), (RTX_4090, True, 0), (T4, True, 0)]
+)
+def test_replace_says_it_once(gpu: SimpleNamespace, allowed: bool, said: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(warn_once, "_said", {})
+    parameter = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))
+    model = SimpleNamespace(parameters=lambda: [parameter, parameter])
+    with (
+        torch.backends.cudnn.flags(allow_tf32=allowed),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        for _ in range(2):
+            replace._tell_of_tf32(model)  # type: ignore[arg-type]
+    words = [str(one.message) for one in caught]
+    assert len(words) == said
+    assert all("NVIDIA H100" in text and "polyconv.optimize" in text and "TF32" in text for text in words)
+
+
+def test_a_model_on_the_cpu_is_told_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert replace.replace(torch.nn.Conv2d(2, 2, 1)).count == 1
+
+
+@pytest.mark.parametrize(
+    ("gpu", "allowed", "format"), [(H100, True, "TF32"), (H100, False, "float32"), (T4, True, "float32")]
+)
+def test_what_pytorch_computes_in_has_a_name(
+    gpu: SimpleNamespace, allowed: bool, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    with torch.backends.cudnn.flags(allow_tf32=allowed):
+        assert tf32.torchs_format(torch.device("cuda", 0)) == format
+    assert tf32.torchs_format(torch.device("cpu")) == "float32"
+
+
+@pytest.mark.parametrize(
+    ("name", "float16", "bfloat16"), [("v100", 512, 64), ("a100", 1024, 1024), ("rtx4090", 256, 256)]
+)
+def test_half_precision_has_twice_the_rate(name: str, float16: int, bfloat16: int) -> None:
+    """And bfloat16 that of float32 where there are no tensor cores for it."""
+    assert DEVICES[name].products_per_clock("float16") == float16
+    assert DEVICES[name].products_per_clock("bfloat16") == bfloat16
+
+
+def test_the_tables_of_the_documentation_are_what_the_model_says() -> None:
+    spec = importlib.util.spec_from_file_location("tf32_table", REPOSITORY / "benchmarks" / "gpu" / "tf32.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = (REPOSITORY / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert module.table() in page
+    assert module.layers_table() in page
+
+
+# ---- flags, and who says them
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="PyTorch has flags per operator from 2.9 on")
+@pytest.mark.parametrize(("precision", "format"), [("ieee", "float32"), ("tf32", "TF32")])
+def test_flags_of_convolutions_alone_are_followed(precision: str, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where other operators have other flags, ``torch.backends.cudnn.allow_tf32`` raises an error."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: H100)
+    parameter = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))
+    cudnn = torch.backends.cudnn
+    before = cudnn.conv.fp32_precision
+    cudnn.conv.fp32_precision = precision
+    try:
+        assert tf32.torchs_format(torch.device("cuda", 0)) == format
+        with tf32.switched_off():
+            assert tf32.torchs_format(torch.device("cuda", 0)) == "float32"
+        assert cudnn.conv.fp32_precision == precision
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            replace._tell_of_tf32(SimpleNamespace(parameters=lambda: [parameter]))  # type: ignore[arg-type]
+    finally:
+        cudnn.conv.fp32_precision = before
+
+
+def test_who_times_pytorch_in_tf32_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tf32, "torchs_format", lambda device: "TF32")
+    _, report = optimize(torch.nn.Conv2d(3, 4, 3).eval(), torch.randn(1, 3, 12, 12), quiet=True, seconds=1)
+    report.undo()
+    assert "PyTorch computed in TF32, as its flags say, and polyconv in float32" in str(report)
+    assert report.as_json()["torch_computes_in"] == "TF32"
+    command = ["tune", "tiny-batch", "--pass", "fprop", "--batch", "1", "--candidates", "1", "-o", str(tmp_path / "t")]
+    assert main(command) == 0
+    assert "PyTorch computed in TF32" in capsys.readouterr().out
+
+
+def test_being_as_wrong_as_tf32_is_not_exact_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's error in float32 excuses ours; that of TF32, which is a thousand times as large, does not."""
+    problem = Problem.make("fprop", (1, 4, 12, 12), (4, 4, 3, 3))
+    operands = Operands.random(problem)
+
+    def timed(_: str, calls: Mapping[str, Any], __: Any) -> dict[str, Timing]:
+        return {name: Timing(1.0, 1.0) for name in calls}
+
+    monkeypatch.setattr(tf32, "torchs_format", lambda device: "TF32")
+    decision = candidate_timing.decision_of(problem, operands, inference=True)
+    backend = backend_for(torch.device("cpu"))
+    monkeypatch.setattr(candidate_timing, "_errors", lambda *_: [1e-3, 1e-3, 1e-6])
+    with pytest.raises(candidate_timing.InexactError, match=r"strayed by 1\.0e-03, PyTorch by 1\.0e-03"):
+        candidate_timing.contest(decision, operands, backend, timed)
+    monkeypatch.setattr(candidate_timing, "_errors", lambda *_: [1e-3, 1e-3, 1e-3])
+    assert candidate_timing.contest(decision, operands, backend, timed).error == 1e-3

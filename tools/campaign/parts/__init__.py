@@ -1,1 +1,0 @@
-"""The parts: a module each, named by its file. What a part is: :class:`campaign.case.Part`."""

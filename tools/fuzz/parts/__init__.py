@@ -1,0 +1,1 @@
+"""The parts: a module each, named by its file. What a part is: :class:`fuzz.case.Part`."""
