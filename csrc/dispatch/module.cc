@@ -14,7 +14,7 @@
 namespace polyconv {
 namespace {
 
-// A reference of its own.
+// An owned (strong) reference to a Python object.
 class Owned {
  public:
   explicit Owned(PyObject* object = nullptr) : object_(object) {}
@@ -282,10 +282,10 @@ PyObject* Again(PyObject* object, PyObject* const* arguments, Py_ssize_t count) 
   PassthroughObject& cache = *AsCache(object);
   const auto found = Find(cache, arguments[0]);
   if (!IsAt(cache, found, arguments[0])) Py_RETURN_NONE;
-  const Owned call = found->call;  // a reference of its own: Python code that runs meanwhile may forget it
+  const Owned call = found->call;  // strong: Python code called below may drop the cache entry
   const Owned all = Arguments(cache, call.get(), arguments[0], arguments[1]);
   if (all.get() == nullptr) {
-    PyErr_Clear();  // whatever it was, Python will find it and say it in words
+    PyErr_Clear();  // the slow path in Python meets the same error and reports it
     Py_RETURN_NONE;
   }
   return PyObject_CallObject(PyTuple_GetItem(call.get(), kTorchs), all.get());

@@ -1,5 +1,5 @@
 // The Cook-Toom schemes that kernels are compiled for: which there are, which engine has which, and under which number.
-// Python has no list of its own: it asks for this one (bindings/facts.cc).
+// The only list: Python reads it through bindings/facts.cc.
 #pragma once
 
 #include "common/cook_toom.h"

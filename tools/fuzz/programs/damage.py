@@ -441,8 +441,9 @@ def corrupted(target, seed, count, as_nobody=False):
                 if damage in (another_kind, another_folder) or is_ordinary(path):
                     damage(path, chance)
         # One manifest is read for all kernels of a bundle.
-        # A file in the place of the folder takes the profile's place as well.
-        with few_warnings(made.warnings if target == "bundle" else min(count, made.warnings) + (target == "tuning")):
+        # Without the folder the profile cannot be read either.
+        most = made.warnings if target == "bundle" else min(count, made.warnings) + (not folder.is_dir())
+        with few_warnings(most):
             made.use()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
