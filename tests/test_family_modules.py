@@ -98,7 +98,7 @@ def test_tools_know_it(kind: type[nn.Module]) -> None:
     assert f"0 ({name}, frozen)" in text
     assert text.count("runs ") >= 3
     assert ("of the transposed convolution, computed as" in text) == ("Transpose" in name)
-    assert ("is computed, as a picture of height 1, as" in text) == ("1d" in name)
+    assert ("is computed, as a 2-D problem of height 1, as" in text) == ("1d" in name)
     for device in ("v100", "a100"):
         assert "cannot be asked" not in str(polyconv.explain(model, tuple(x.shape), device=device))
     polyconv.unfreeze(model)

@@ -292,9 +292,9 @@ def test_plan_takes_three_axes(device: str, capsys: pytest.CaptureFixture[str]) 
     if device == "v100":
         assert plan["algorithm"].startswith("stacked inputs (")
         assert (plan["across"], plan["device"]) == ("depth", "Tesla V100")
-        assert sum(picture["times"] for picture in plan["pictures"]) == 2, "an image is a problem"
-        assert {one["name"] for one in plan["candidates"] if one["rejected"]} == {"sum of pictures", "stacked outputs"}
-        assert all(picture["launches"] for picture in plan["pictures"])
+        assert sum(part["times"] for part in plan["problems"]) == 2, "an image is a problem"
+        assert {one["name"] for one in plan["candidates"] if one["rejected"]} == {"sum of slices", "stacked outputs"}
+        assert all(part["launches"] for part in plan["problems"])
 
 
 def test_plan_of_a_volume_in_words(capsys: pytest.CaptureFixture[str]) -> None:
@@ -304,9 +304,9 @@ def test_plan_of_a_volume_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.startswith(
         "Conv3d: fprop 2x8x20x9x9, 8 channels, kernel 3x3x3, bias\n  runs stacked inputs on Tesla V100: "
     )
-    assert "\n  2 problems across the depth, with the sheets of the input that 3 taps meet side by side" in said
+    assert "\n  2 problems across the depth, with the input slices of 3 taps stacked as" in said
     assert ":\n    2 times fprop 18x24x9x9" in said
-    assert "\n  not sum of pictures: estimated to take" in said
+    assert "\n  not sum of slices: estimated to take" in said
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def _race() -> None:
         assert race.entry.torch_seconds is None
         assert set(race.entry.seconds) == set(names)
         assert backend.plan(problem).choice == race.entry.choice
-        assert "the winner of a race in this process" in backend.explain(problem)
+        assert "chosen by autotuning in this process" in backend.explain(problem)
 
 
 @pytest.mark.parametrize("activation", ["relu", "silu"])

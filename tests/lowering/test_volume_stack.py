@@ -121,7 +121,7 @@ def test_a_stack_keeps_to_its_memory() -> None:
     assert [len(block.images) for block in found(problem, "x", 2 * image).blocks] == [2, 2]
     halves = found(problem, "x", image - 1)
     assert [block.slots for block in halves.blocks] == 8 * [5]
-    assert stack(problem, "x", image // 4) == "3 sheets take 0.0 MiB, and the workspace is 0.0 MiB"
+    assert stack(problem, "x", image // 4) == "3 slices take 0.0 MiB, and the workspace is 0.0 MiB"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_stack_keeps_to_its_memory() -> None:
         (Problem.make(Pass.FPROP, (1, 4, 4, 8, 8), (4, 4, 3, 3, 3), w_strides=(0, 0, 0, 0, 0)), "repeat in memory"),
         (
             Problem.make(Pass.FPROP, (1, 4, 4, 8, 8), (4, 4, 3, 3, 3), padding=(1,) * 6, padding_mode="circular"),
-            "a border of circular",
+            "with circular padding",
         ),
     ],
 )
@@ -151,8 +151,8 @@ def test_few_channels_are_stacked_on_a_gpu(kind: Pass) -> None:
     plan = plan_volume(problem, DEVICES["v100"])
     assert plan.choice == NAMES["x"]
     text = plan.explain()
-    assert "sheets of the input that 3 taps meet side by side, as 9 channels" in text
-    assert "not sum of pictures: estimated to take" in text
+    assert "with the input slices of 3 taps stacked as 9 channels" in text
+    assert "not sum of slices: estimated to take" in text
     assert "not stacked outputs: estimated to take" in text
     assert 0 < plan.predicted_error <= problem.tolerance
     assert plan.cost_us > plan.pictures_cost
@@ -182,7 +182,7 @@ def _a_measured_way_runs() -> None:
             with preferences.Forced({backend.key(problem): way}):
                 plan = backend.plan(problem)
                 assert plan.choice == way
-                assert "asked for" in plan.explain()
+                assert "chosen by the caller" in plan.explain()
 
 
 def test_a_stack_has_to_be_ahead() -> None:

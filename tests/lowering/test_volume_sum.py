@@ -28,7 +28,7 @@ from polyconv.selection import Preference
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.gpu import VirtualGpu
 
-SHEETS = f"sum of pictures, {engine.NAME}"
+SHEETS = f"sum of slices, {engine.NAME}"
 PASSES = tuple(Pass)
 
 

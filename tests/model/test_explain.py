@@ -136,7 +136,7 @@ def test_an_unknown_device_is_named() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 def test_a_device_that_is_not_there_is_said_to_be() -> None:
     text = str(polyconv.explain(polyconv.Conv2d(3, 8, 3), (2, 3, 16, 16), device="cuda"))
-    assert "the backend for cuda cannot be asked here" in text
+    assert "the backend for cuda is not available here" in text
 
 
 def test_torchs_function() -> None:

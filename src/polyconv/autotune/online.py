@@ -132,7 +132,7 @@ class AutotuningSession:
         except RuntimeError as error:  # of PyTorch or the driver: out of memory, say, which others may not be
             with STATE_LOCK:
                 self._standings.drop(name)
-            warn_once(f"polyconv.benchmark: {name} is out of the race for {self._key}: {error}")
+            warn_once(f"polyconv.benchmark: autotuning of {self._key} goes on without {name}: {error}")
             usual(tensors)
         if counted:
             with STATE_LOCK:
@@ -236,7 +236,7 @@ class AutotuningSession:
         best = self._standings.best
         running = [name for name in self._standings.running if name in best]
         if not running:  # no weight came twice: keep the cost model's choice
-            preferences.settle(self._environment, self._key, self._usual, "raced in vain, for new weights")
+            preferences.settle(self._environment, self._key, self._usual, "not autotuned: no weight came twice")
             return
         winner, torchs = min(running, key=best.__getitem__), self._aten
         if torchs is not None and best.get(torchs, inf) <= max(
@@ -268,7 +268,7 @@ class AutotuningSession:
 def _in_words(winner: str, best: dict[str, float]) -> str:
     others = [f"{best[name] * 1e3:.3g} ms by {name}" for name in sorted(best, key=best.__getitem__) if name != winner]
     against = f" against {', '.join(others)}" if others else ""
-    return f"the winner of a race in this process ({best[winner] * 1e3:.3g} ms{against})"
+    return f"chosen by autotuning in this process ({best[winner] * 1e3:.3g} ms{against})"
 
 
 def _is_fair(x: Tensor) -> bool:
@@ -325,7 +325,7 @@ def awaited(backend: Backend, gradients: Iterable[Problem], run: Run) -> Run:
         if next(ahead) == 0:
             for (environment, key), problem in places.items():
                 if _races[environment, key] is None:
-                    preferences.settle(environment, key, backend.trials(problem)[0], "never raced, for want of calls")
+                    preferences.settle(environment, key, backend.trials(problem)[0], "not autotuned: never called")
 
     return run_and_count
 

@@ -77,7 +77,7 @@ def decide(problem: Problem, inference: bool, environment: Environment, plan: Ca
 def _decide(key: str, environment: Environment, plan: Callable[[Preference | None], P]) -> P:
     forced = _forced.entries[-1].value if _forced.entries else None
     if forced is not None and key in forced.choices:
-        return plan(Preference(forced.choices[key], "asked for"))
+        return plan(Preference(forced.choices[key]))
     own = _own(key, environment)
     mine = plan(own)
     if (forced is not None and forced.alone) or rank_consensus.ranks() == 1:

@@ -54,8 +54,8 @@ how it is measured:
   trained; a sample drawn with --seed, of which a smaller one is the beginning of a larger. lost ms is processor time,
   counted for every convolution of those networks that is this one.
 
-  --benchmark: what runs is not the cost model's choice but the winner of a race in the first calls, which are not
-  timed: polyconv.benchmark(True).
+  --benchmark: what runs is not the cost model's choice but that of an autotuning session in the first calls, which
+  are not timed: polyconv.benchmark(True).
 
   A/A is PyTorch against itself, in the same rounds: what a ratio is worth on this machine at this moment.
 """
@@ -108,10 +108,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--benchmark",
         action="store_true",
-        help="of networks and layers: race ours first, with polyconv.benchmark, until all choices are made",
+        help="of networks and layers: autotune polyconv first, with polyconv.benchmark, until all choices are made",
     )
     parser.add_argument(
-        "--seconds", metavar="N", type=_options.positive, help="begin nothing more after so many seconds"
+        "--seconds", metavar="N", type=_options.positive, help="start no further contest after this many seconds"
     )
     _options.add_json_argument(parser, "the rows, with medians and notes,")
     _options.add_output_argument(parser, "write the same JSON to a file, while it is measured")

@@ -31,7 +31,7 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", nargs="?", choices=list(ACTIONS), default="info", help="see below")
     parser.add_argument(
-        "--older-than", metavar="AGE", type=_age, help="clear: only what was compiled so long ago: 30d, 12h, 90m"
+        "--older-than", metavar="AGE", type=_age, help="clear: only kernels at least this old: 30d, 12h, 90m"
     )
     folder = parser.add_argument(
         "--directory",

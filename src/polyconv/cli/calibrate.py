@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_options.list_of(str),
         default=(),
         help="measure layers of these kinds: depthwise,stem,transposed; family: over one axis, or transposed; "
-        "pixels: dilated, asymmetric and long kernels; photographs: large pictures, with --most 1.4e10",
+        "pixels: dilated, asymmetric and long kernels; photographs: large images, with --most 1.4e10",
     )
     _options.add_isa_argument(parser)
     _options.add_output_argument(parser, "the profile to add to (default: profile.json in the cache's folder)")

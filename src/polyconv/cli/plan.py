@@ -130,7 +130,7 @@ def _volume_json(plan: CudaVolumePlan) -> dict[str, Any]:
         "across": AXES[3][plan.parts.axis],
         "how": plan.parts.in_words().rstrip(":"),
         "candidates": _candidates_json(plan.candidates),
-        "pictures": [
+        "problems": [
             {"problem": str(problem), "times": plan.times(problem), **_cuda_json(own)}
             for problem, own in plan.plans.items()
         ],

@@ -144,10 +144,10 @@ class Stack:
         tensor = {"x": "input", "y": "output"}[self.side]
         *fewer, taps = sorted({len(phase.taps) for phase in self.phases})
         size = f"{self.stacked_elements * self.problem.element_bytes / 2**20:.1f} MiB"
-        what = f"{size} of them are added up" if self.written else f"{size} are copied there"
+        what = "added up" if self.written else "copied"
         return (
-            f"{len(self.calls)} problems across the {AXES[3][self.axis]}, with the sheets of the {tensor} that "
-            f"{'up to ' if fewer else ''}{taps} taps meet side by side, as {taps * self.sheet[0]} channels; {what}:"
+            f"{len(self.calls)} problems across the {AXES[3][self.axis]}, with the {tensor} slices of "
+            f"{'up to ' if fewer else ''}{taps} taps stacked as {taps * self.sheet[0]} channels; {size} are {what}:"
         )
 
 
@@ -161,7 +161,7 @@ def stack(problem: Problem, side: Side, room: int) -> Stack | str:
     axis = problem.kernel.index(min(several))
     along = Axis.of(problem, problem.in_size, problem.kernel, axis)
     if side == "y" and problem.padding_mode is not PaddingMode.ZEROS and max(along.before, along.after) > 0:
-        return f"a border of {problem.padding_mode} meets sheets of the output at no equal distances"
+        return f"with {problem.padding_mode} padding the output slices of a tap are not equally spaced"
     tensors = {"x": (problem.x_shape, problem.x_strides), "y": (problem.y_shape, problem.y_strides)}
     w = problem.w_shape, problem.w_strides
     if not all(all_apart(*tensor) for tensor in (tensors[side], w)):
@@ -170,7 +170,7 @@ def stack(problem: Problem, side: Side, room: int) -> Stack | str:
     phases = phases_of(problem, axis, side)
     most = max(phase.taps for phase in phases)
     if most * sheet_bytes > room:
-        return f"{most} sheets take {most * sheet_bytes / 2**20:.1f} MiB, and the workspace is {room / 2**20:.1f} MiB"
+        return f"{most} slices take {most * sheet_bytes / 2**20:.1f} MiB, and the workspace is {room / 2**20:.1f} MiB"
     sheets = room // sheet_bytes
     written = RESULTS[problem.kind] == side
     additions, gaps = 0, []

@@ -18,7 +18,7 @@ from ..numerics.prediction import error_of_additions
 from ..problem import AXES, Activation, Pass, Problem, Shape, Strides, channels_last_strides, contiguous_strides
 from .extreme_geometry import Axis
 
-NAME = "sum of pictures"
+NAME = "sum of slices"
 """Candidate name; the candidates of the 2-D problems are chosen separately."""
 
 

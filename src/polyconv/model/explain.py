@@ -311,9 +311,9 @@ def _ask(problem: Problem, device: torch.device | CudaDevice, w: Tensor | None) 
     runs = dispatch.runs_as(problem)
     if runs is None:
         return PassExplanation(problem, "", f"{problem}\n  nothing runs: no output sees a pixel of the image")
-    ways = [] if runs.rank == problem.rank else ["as a picture of height 1"]
+    ways = [] if runs.rank == problem.rank else ["as a 2-D problem of height 1"]
     if runs != problem.as_2d():
-        ways.append("with what meets no pixel left out")
+        ways.append("without outputs and taps that see no pixel")
     instead = f"{problem}\n  is computed, {' and '.join(ways)}, as\n" if ways else ""
     if w is not None:
         w = w.detach().reshape(problem.as_2d().w_shape) if runs.w_shape == problem.as_2d().w_shape else None
@@ -328,4 +328,4 @@ def _ask(problem: Problem, device: torch.device | CudaDevice, w: Tensor | None) 
         backend = backend_for(device)
         return PassExplanation(problem, backend.name, instead + backend.explain(runs, w))
     except (RuntimeError, ImportError, OSError) as error:
-        return PassExplanation(problem, "", f"{problem}\n  the backend for {device} cannot be asked here: {error}")
+        return PassExplanation(problem, "", f"{problem}\n  the backend for {device} is not available here: {error}")

@@ -82,7 +82,7 @@ def test_ours_is_raced_before_it_is_measured(mode: Mode) -> None:
 
 def test_raced_rows_are_a_suite_of_their_own() -> None:
     names = [suites.of_layers(Cases(benchmark=raced), (), 1, 0).name for raced in (False, True)]
-    assert names == ["layers", "layers, raced"]
+    assert names == ["layers", "layers, autotuned"]
 
 
 def test_the_image_of_a_network_needs_no_gradient() -> None:

@@ -513,7 +513,7 @@ def test_what_cannot_be_resumed(
         (["--resume"], "--resume needs the file of the run"),
         (["--isa", "avx2"], "set ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2"),
         (["--device", "tpu"], "invalid choice"),
-        (["--plot", "out.txt"], "cannot draw out.txt: the name of a picture ends with .png, .svg or .pdf"),
+        (["--plot", "out.txt"], "cannot draw out.txt: the name of a chart ends with .png, .svg or .pdf"),
     ],
 )
 def test_argument_errors(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from ..device import CpuDevice
 from ..plan import CpuCandidate
 from ..weight_cache import TransformedWeights
 
-NAME = "sheets"
+NAME = "volumes"
 
 ADDED_CYCLES = {Pass.FPROP: 10.0, Pass.DGRAD: 20.0, Pass.WGRAD: 20.0}
 """Cycles per vector of an addend: a forward kernel reads it once more; a gradient is written, read and added."""

@@ -321,7 +321,7 @@ def _is_signal(problem: Problem) -> bool:
 def in_words(problem: Problem) -> str:
     """Describe the class of a problem: what its neighbours have nearly in common with it."""
     kind = "depthwise" if problem.depthwise else "grouped" if problem.groups > 1 else "dense"
-    what = "signals" if _is_signal(problem) else "pictures"
+    what = "signals" if _is_signal(problem) else "images"
     moved = [f"{name} {_by(sizes)}" for name, sizes in _moves(problem) if max(sizes) > 1]
     taps = " ".join([f"{_by(problem.kernel)} taps", *(["with", " and ".join(moved)] if moved else [])])
     layout = "channels_last" if is_channels_last(problem) else "NCHW"

@@ -122,9 +122,7 @@ class PlotError(RuntimeError):
 def require(path: Path) -> Any:
     """``pyplot`` with a file backend. Call it before a long run, to fail early on a wrong suffix or no matplotlib."""
     if path.suffix not in FORMATS:
-        raise PlotError(
-            f"cannot draw {path}: the name of a picture ends with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-        )
+        raise PlotError(f"cannot draw {path}: the name of a chart ends with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
     try:
         matplotlib = import_module("matplotlib")
         matplotlib.use("Agg")

@@ -66,7 +66,7 @@ def of_layers(cases: Cases, only: Sequence[str], size: int, seed: int) -> Suite[
 
 def _named(name: str, cases: Cases) -> str:
     """Separate suite name for autotuned rows, so that they are not resumed into a run without autotuning."""
-    return f"{name}, raced" if cases.benchmark else name
+    return f"{name}, autotuned" if cases.benchmark else name
 
 
 def _selected(names: Iterable[str], texts: Iterable[str], words: Sequence[str]) -> list[str]:

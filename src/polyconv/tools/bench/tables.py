@@ -104,7 +104,7 @@ def _print_summaries(duels: Sequence[Duel], things: str) -> None:
         case = [str(s.mode), str(s.layout), str(s.threads)]
         table.append([*case, "polyconv", str(s.duels), str(s.wall), str(s.cpu), str(s.slower)])
         table.append([*case, "torch itself (A/A)", str(s.duels), str(s.noise_wall), str(s.noise_cpu), ""])
-    headers = ("mode", "layout", "threads", "who", things, "x wall", "x cpu", f"below {LEAST}")
+    headers = ("mode", "layout", "threads", "side", things, "x wall", "x cpu", f"below {LEAST}")
     print_table("Geometric means against PyTorch in the same layout, lowest and highest", headers, table, left=4)
 
 
