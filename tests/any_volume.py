@@ -1,4 +1,4 @@
-"""Convolutions over three axes as hypothesis draws them, and how one is checked against float64."""
+"""Hypothesis strategy for 3-D convolutions, and their check against float64."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polyconv.problem import Activation, PaddingMode, Pass, Problem
 
 @st.composite
 def volumes(draw: st.DrawFn) -> Problem:
-    """A forward pass over three axes, any layout and border; the other passes follow from it."""
+    """A 3-D forward problem of any layout and border; the other passes are derived from it."""
     mode = draw(st.sampled_from([PaddingMode.ZEROS, PaddingMode.ZEROS, *PaddingMode]))
     groups, c, k, batch = (
         draw(st.integers(1, 2)),
@@ -47,7 +47,7 @@ def volumes(draw: st.DrawFn) -> Problem:
         residual=draw(st.booleans()),
         activation=draw(st.sampled_from([Activation.NONE, Activation.RELU])),
     )
-    assume(runs_as(problem) is problem)  # what sees no pixel never comes this far
+    assume(runs_as(problem) is problem)  # dispatch drops what sees no pixel before this
     return problem.channels_last() if draw(st.booleans()) else problem
 
 
@@ -67,7 +67,7 @@ def dense(value: Tensor, problem: Problem) -> Tensor:
 
 
 def operands(problem: Problem) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What a pass reads and what it should write, in the layout of the problem."""
+    """Inputs and expected results of a pass, in the problem's layout."""
     x, w, y, residual = (
         torch.randn(shape).as_strided(shape, strides).double()
         for shape, strides in (

@@ -1,6 +1,6 @@
-"""Convolutions of the whole geometry and memory layouts of all kinds, for the kernels that hold channels in the lanes.
+"""Convolutions of any geometry and memory layout, for the channel-lanes kernels.
 
-Importing this loads the native extension, or skips the module that does.
+Importing this loads the native extension, or skips the importing module.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Case:
 
 
 def close(found: Tensor, expected: Tensor) -> None:
-    """Per element: 1e-4 of the output's scale and 1e-4 of the value. What was not written is NaN, and fails."""
+    """Per element: 1e-4 of the output's scale plus 1e-4 of the value. Unwritten elements are NaN, and fail."""
     scale = float(expected.square().mean().sqrt())
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4 * scale)
 
@@ -117,7 +117,7 @@ def cases(draw: st.DrawFn, strided: bool) -> Case:
     padding = tuple(draw(st.integers(0 if border else -2, 6)) for _ in range(4))
     height = max(1, dilation[0] * (kernel[0] - 1) - padding[0] - padding[1] + draw(st.integers(1, 30)))
     width = max(1, dilation[1] * (kernel[1] - 1) - padding[2] - padding[3] + draw(st.integers(1, 120)))
-    # A crop leaves at least one row and one column, a reflection has them to read.
+    # A crop leaves at least one row and one column; reflection needs them.
     height = max(height, 5 - min(0, *padding[:2]), 7 if border else 1)
     width = max(width, 5 - min(0, *padding[2:]), 7 if border else 1)
     x = draw(st.integers(1, 3)), groups * draw(st.integers(1, 40)), height, width
@@ -129,7 +129,7 @@ LAYOUTS = ("dense", "channels last", "slice", "every second column", "one scalar
 
 
 def laid_out(dense: Tensor, layout: str) -> Tensor:
-    """The same values, or as many of them as the layout can hold, elsewhere in memory."""
+    """The values in another memory layout; repeated ones where the layout has stride 0."""
     n, c, h, w = dense.shape
     if layout == "channels last":
         return dense.contiguous(memory_format=torch.channels_last)

@@ -1,4 +1,4 @@
-"""The ``polyconv`` command in a process of its own, as a shell would start it."""
+"""The ``polyconv`` command in a separate process, as a shell starts it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ SOURCES = Path(__file__).resolve().parents[1] / "src"
 
 
 def command_line(*arguments: str) -> list[str]:
-    """What the installed script runs."""
+    """Entry point of the installed script."""
     return [sys.executable, "-m", "polyconv_cli", *arguments]
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This process's environment, with this checkout first on the import path."""
+    """Environment of this process with this checkout first on the import path."""
     path = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, "PYTHONPATH": path, **variables}
 
@@ -24,7 +24,7 @@ def environment(**variables: str) -> dict[str, str]:
 def polyconv(
     *arguments: str, cwd: Path | None = None, timeout: float = 300.0, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
+    """Run the command to completion."""
     return subprocess.run(
         command_line(*arguments),
         cwd=cwd,

@@ -1,4 +1,4 @@
-"""Which kernels the tests compile, and for which GPUs."""
+"""The kernels that the tests compile, per architecture."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from polyconv.cuda.planner import KernelSpec, all_kernels
 
 ARCHS = ("sm_70", "sm_80", "sm_90", "sm_100", "sm_120")
 SAMPLE = 40
-"""Kernels that earlier generations have, too, for each one, unless it is night."""
+"""Number of kernels compiled also for each later generation, except nightly."""
 
 
 def compiled() -> list[tuple[KernelSpec, str]]:
-    """Every kernel for the first generation that has it, and a sample for each one after that; at night all."""
+    """Every kernel for the first generation that has it, and a sample for each later one; nightly all."""
     found: list[tuple[KernelSpec, str]] = []
     for number, arch in enumerate(ARCHS):
         inherited = [spec for spec in all_kernels(arch) if any(map(spec.runs_on, ARCHS[:number]))]

@@ -1,7 +1,7 @@
-"""What every test shares: one thread (the cores go to the test workers), a fixed seed, hypothesis profiles.
+"""Shared configuration: one thread (the cores serve the test workers), a fixed seed, hypothesis profiles.
 
-No tuning file and no profile: what someone measured on this or on another machine must not change which plans the tests
-see. Strict: a kernel that cannot be compiled, loaded or launched is an error, and no other one runs in its place.
+No tuning file and no profile, so that measurements of any machine do not change the plans under test. Strict mode: a
+kernel that cannot be compiled, loaded or launched is an error, without a fallback.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ os.environ["POLYCONV_TUNING_FILE"] = "off"
 os.environ["POLYCONV_PROFILE"] = "off"
 os.environ["POLYCONV_STRICT"] = "on"
 
-# Derandomised: a red test is red for everyone. Search more widely with --hypothesis-profile=wide.
+# Derandomised, so that failures are reproducible. --hypothesis-profile=wide searches more widely.
 settings.register_profile(
     "default", max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -35,7 +35,7 @@ def _seed() -> None:
 
 @pytest.fixture
 def direct() -> Iterator[None]:
-    """Sums as PyTorch's, for comparisons with it: what a faster plan would cost depends on the processor's choice."""
+    """Tolerance 0, for comparisons with PyTorch's sums: the errors of faster plans depend on the processor."""
     import polyconv
 
     with polyconv.tolerance(0):
@@ -44,7 +44,7 @@ def direct() -> Iterator[None]:
 
 @pytest.fixture(params=["avx512", "avx2", "sse4"])
 def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The native CPU kernels of each instruction set in turn, as far as the processor has them."""
+    """The native CPU kernels of each instruction set that the processor has, in turn."""
     from polyconv.cpu import native
 
     try:
@@ -57,7 +57,7 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(params=["sm_70", pytest.param("sm_80", marks=nightly)])
 def every_arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels run as machine code of each GPU that the emulator knows: a sample of the newer one's, at night all."""
+    """Machine code of each GPU that the emulator knows: a sample for the newer one, nightly all."""
     import emulate
 
     monkeypatch.setattr(emulate, "arch", request.param)

@@ -1,4 +1,4 @@
-"""The three passes of one convolution, by operators that take the whole geometry, against PyTorch in float64."""
+"""The three passes of a convolution through operators of full geometry, against PyTorch in float64."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OUT_LAYOUTS = ("contiguous", "channels_last", "sliced", "transposed")
 
 
 def load_native() -> None:
-    """Loads the extension, or skips the module."""
+    """Load the extension, or skip the module."""
     if not native.is_available():
         pytest.skip(str(native.why_absent()), allow_module_level=True)
 
@@ -70,7 +70,7 @@ def placed(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> Tensor:
 
 
 def poisoned(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> Tensor:
-    """What is not written stays NaN."""
+    """Output tensors full of NaN."""
     return placed(shape, layout, dtype).fill_(float("nan"))
 
 
@@ -81,7 +81,7 @@ def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """Tensors of one layer in some memory layouts, and what float64 makes of them."""
+    """Tensors of one layer in some memory layouts, with float64 results."""
 
     layer: Layer
     x: Tensor

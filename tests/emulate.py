@@ -1,4 +1,4 @@
-"""Runs a plan as machine code on CPU tensors, with every check that the emulator has."""
+"""Executes a plan as machine code on CPU tensors, with every check of the emulator."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from polyconv.problem import Activation, Pass, Problem
 V100, A100 = DEVICES["v100"], DEVICES["a100"]
 NAN = float("nan")
 arch = V100.arch
-"""Whose machine code is executed, whatever GPU a plan is for; the fixture ``every_arch`` changes it. Of kernels that it
-does not have, that of the GPU that has them."""
+"""Architecture of the executed machine code, for plans of any GPU; changed by the fixture ``every_arch``. Kernels that
+it lacks run as code of the GPU that has them."""
 
 
 def cubin(spec: KernelSpec) -> bytes:
@@ -42,7 +42,7 @@ def run_plan(
     blocks: Iterable[Sequence[int]] | None = None,
     check_global: bool = True,
 ) -> list[gpu_emulator.Report]:
-    """Every launch of the plan, in order, on a workspace full of NaN. ``blocks``: only these of the last launch."""
+    """Every launch of the plan, in order, on a NaN workspace. ``blocks``: only these blocks of the last launch."""
     workspace = torch.full((plan.workspace_bytes // 4 + 1,), NAN)
     buffers = {**tensors, "workspace": workspace}
     return [
@@ -58,7 +58,7 @@ def execute(
     blocks: Iterable[Sequence[int]] | None = None,
     check_global: bool = True,
 ) -> gpu_emulator.Report:
-    """One launch, which may touch only the buffers that it points into."""
+    """One launch, restricted to the buffers that it points into."""
     used = {slot.buffer for slot in launch.pointers} & buffers.keys()
     return gpu_emulator.run(
         cubin(launch.kernel),
@@ -75,13 +75,13 @@ def execute(
 
 
 def fingerprint(tensor: Tensor) -> str:
-    """Of all the memory that a tensor is part of."""
+    """The whole storage of a tensor."""
     memory = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
     return hashlib.sha256(memory.numpy().data).hexdigest()
 
 
 def plan_of(problem: Problem, way: CudaCandidate, *, sms: int = V100.sms, workspace: int = 2**26) -> Plan:
-    """The plan that runs a given way, whatever the planner would choose."""
+    """The plan of a given variant, regardless of cost."""
     refusal = way.refusal(problem)
     assert refusal is None, f"{way.name} refuses {problem}: {refusal}"
     schedule = way.schedule(problem, sms, workspace)
@@ -90,7 +90,7 @@ def plan_of(problem: Problem, way: CudaCandidate, *, sms: int = V100.sms, worksp
 
 
 def excess(one: Tensor, other: Tensor | None, expected: Tensor, reduction: int) -> float:
-    """How much larger than for even data an error may be, as the error model says; at least 1."""
+    """Factor of the error model for this data, relative to even data; at least 1."""
     found = Magnitudes(
         x_rms=_rms(one),
         x_max=float(one.abs().max()),
@@ -114,7 +114,7 @@ def check(
     plan: Plan | None = None,
     residual: Tensor | None = None,
 ) -> list[gpu_emulator.Report]:
-    """One pass of a problem against float64 PyTorch: every element within the tolerance and the plan's own bound."""
+    """One pass against float64 PyTorch: every element within the tolerance and the plan's predicted error."""
     plan = plan or plan_cuda(problem, V100)
     inputs = {"x": x, "w": w, "y": dy}
     if bias is not None:
@@ -165,7 +165,7 @@ def check(
 def error_in_scales(
     way: CudaCandidate, x: Tensor, w: Tensor, padding: tuple[int, int, int, int]
 ) -> tuple[float, float]:
-    """The largest error of a forward pass in units of its map's scale, and what was predicted."""
+    """Largest error of a forward pass in units of the map's scale, and the predicted one."""
     problem = Problem.make("fprop", tuple(x.shape), tuple(w.shape), padding=padding)
     y = torch.full(problem.y_shape, torch.nan)
     plan = plan_of(problem, way)

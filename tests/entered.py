@@ -1,4 +1,4 @@
-"""Which functions of polyconv a call enters: what stands between a caller and a kernel."""
+"""Records the functions of polyconv that a call enters between caller and kernel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def entered(call: Callable[[], object]) -> list[str]:
-    """Their names, each time that one is entered."""
+    """Their names, one per entry."""
     found: list[str] = []
 
     def note(frame: Any, event: str, _: Any) -> None:

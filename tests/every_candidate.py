@@ -1,4 +1,4 @@
-"""One pass of a convolution by every kernel that the CPU planner can choose, on operands as they lie in memory."""
+"""One pass by every kernel that the CPU planner can choose, on operands in any memory layout."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if not native.is_available():
     pytest.skip(str(native.why_absent()), allow_module_level=True)
 
 ANY = 1e30
-"""A tolerance that refuses nothing."""
+"""A tolerance that accepts every candidate."""
 Shape = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution of unit stride; ``pad`` pixels of zeros on every side."""
+    """A unit-stride convolution with ``pad`` zeros on every side."""
 
     batch: int
     channels: int
@@ -53,7 +53,7 @@ class Layer:
         return (self.batch, self.filters, height, width)
 
     def operands(self, kind: Pass) -> tuple[Shape, Shape]:
-        """Shapes of the two tensors that a pass reads: the one that B^T transforms, and the other."""
+        """Shapes of the two operands of a pass: first the one that B^T transforms."""
         return {Pass.FPROP: (self.x, self.w), Pass.DGRAD: (self.y, self.w), Pass.WGRAD: (self.x, self.y)}[kind]
 
 
@@ -91,12 +91,12 @@ class Trial:
 
     @property
     def scale(self) -> Tensor:
-        """Of each output map."""
+        """Scale of each output map."""
         names, output = {Pass.FPROP: ("xw", "y"), Pass.DGRAD: ("yw", "x"), Pass.WGRAD: ("xy", "dw")}[self.kind]
         return scales(self.problem, dict(zip(names, (self.one, self.other), strict=True)))[output]
 
     def errors(self, scale: Tensor) -> Iterator[tuple[CpuCandidate, float]]:
-        """Every kernel, with the largest error of any output relative to this scale."""
+        """Every kernel, with its largest output error relative to this scale."""
         exact, problem = self.exact, self.problem
         keys = [problem_key(problem, kept_weights=kept) for kept in (False, True)]
         for candidate in offered(problem, plan_cpu(problem).device):

@@ -1,4 +1,4 @@
-"""Exported files for tests: their texts, their modules, and a compiler that makes libraries without kernels."""
+"""Exported files for tests: texts, modules, and a stub compiler whose libraries have no kernels."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ V100 = DEVICES["v100"]
 PROBLEMS = ("kb50", "kb55", "kb56", "kb62", "kb63", "kb80", "kb82", "kb83", "kb84", "kb85", "kb86", "kb87")
 """KernelBench's Conv2d."""
 FAMILY = ("kb57", "kb64", "kb65", "kb67", "kb69", "kb71", "kb74", "kb75", "kb76", "kb78", "kb79", "kb81")
-"""Its convolutions over one axis, and the transposed ones."""
+"""Its 1-D and transposed convolutions."""
 VOLUMES = ("kb54", "kb58", "kb59", "kb60", "kb61", "kb66", "kb68", "kb70", "kb72", "kb73", "kb77")
-"""Those over three axes."""
+"""Its 3-D convolutions."""
 _ALWAYS = ("kb50", "kb63", "kb80", "kb82", "kb86", "kb87", "kb64", "kb76", "kb54", "kb72")
 EVERY = [name if name in _ALWAYS else pytest.param(name, marks=nightly) for name in (*PROBLEMS, *FAMILY, *VOLUMES)]
-"""All 35, as tests are given them: a sample of each kind, because writing one takes seconds; at night all."""
+"""Test parameters of all 35: a sample of each kind, because writing one takes seconds; nightly all."""
 _LIBRARY = """
 const char* forward(const void* call) { return 0; }
 const char* input_gradient(const void* call) { return 0; }
@@ -41,7 +41,7 @@ def text_of(name: str) -> str:
 
 
 class Builds(list[str]):
-    """Stands in for torch's ``load_inline``: remembers what is to be built, and leaves a library that does nothing."""
+    """Replaces torch's ``load_inline``: records the build, and leaves an empty library."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def load(text: str, path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # where pickle looks for classes
+    sys.modules[path.stem] = module  # pickle finds classes there
     spec.loader.exec_module(module)
     return module
 

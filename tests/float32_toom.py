@@ -1,8 +1,8 @@
-"""The fast algorithms in float32, as kernels compute them: what the error model is held against.
+"""The fast algorithms in float32, as kernels compute them: the reference for the error model.
 
-Transforms run the programs that are emitted as C, operation by operation; a multiply-add rounds once. Weights are
-transformed in double and rounded once, as the backends do; ``dy`` in the weight gradient is data, and transformed in
-float32 like the input. Products are added to float32 accumulators one after another, or by a tensor core.
+Transforms run the emitted programs operation by operation; a multiply-add rounds once. Weights are transformed in
+double and rounded once, as in the backends; in the weight gradient ``dy`` is data, transformed in float32 like the
+input. Products are added to float32 accumulators in sequence, or by a tensor core.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Array = npt.NDArray[Any]
 
 
 def run(program: Program, x: Array, axis: int) -> Array:
-    """The program along one axis, every operation rounded to float32 (products of two are exact in double)."""
+    """A program along one axis, every operation rounded to float32 (a product of two is exact in double)."""
     values = list(np.moveaxis(x, axis, 0))
     for op in program.ops:
         a, c = values[op.a].astype(np.float64), float(np.float32(float(op.c)))
@@ -45,7 +45,7 @@ def fma(u: Array, v: Array, total: Array) -> Array:
 
 
 def chain(terms: Iterable[tuple[Array, Array]], total: Array) -> Array:
-    """The products u v, added one after another."""
+    """The products u v, summed in sequence."""
     for u, v in terms:
         total = fma(u, v, total)
     return total
@@ -55,14 +55,14 @@ Chain = Callable[[Iterable[tuple[Array, Array]], Array], Array]
 
 
 def chain_of(products: SplitProducts | None, u: Array, v: Array) -> Chain:
-    """How products of two tensors are added up."""
+    """A way to sum products of two tensors."""
     return chain if products is None else SplitSums(products, u, v).chain
 
 
 def in_blocks(
     terms: list[tuple[Array, Array]], shape: tuple[int, ...], block: int | None, chain: Chain = chain
 ) -> Array:
-    """Sums of ``block`` products each, added one after another."""
+    """Sums of ``block`` products each, added in sequence."""
     size = block or len(terms)
     total = np.zeros(shape, np.float32)
     for first in range(0, len(terms), size):
@@ -100,8 +100,8 @@ def forward(
 ) -> Array:
     """(C, H, W) and (K, C, taps, taps) -> (K, H', W'), a valid correlation of stride 1.
 
-    ``block`` counts channels. Two segments nested over two tiles of a row are summed as kernels do: first the pass that
-    both tiles need, and from its sums on, each tile's own.
+    ``block`` counts channels. Two segments nested over two tiles of a row are summed as in the kernels: first the pass
+    that both tiles share, then each tile's own on top of it.
     """
     h_steps, w_steps = axis_steps(scheme.h), axis_steps(scheme.w)
     size = (x.shape[1] - w.shape[2] + 1, x.shape[2] - w.shape[3] + 1)
@@ -111,7 +111,7 @@ def forward(
 
     chain = chain_of(products, u, v)
 
-    # An accumulator takes its products channel by channel: per channel, the passes that share it.
+    # Order of products of an accumulator: channel by channel, and per channel the passes that share it.
     def passes(sums: tuple[int, ...]) -> list[list[int]]:
         members = [[p for p, s in enumerate(sums) if s == a] for a in range(max(sums) + 1)]
         return [list(column) for column in zip(*members, strict=True)]
@@ -146,7 +146,7 @@ def forward(
 
 
 def weight_gradient(scheme: Scheme2d, x: Array, dy: Array, *, block: int | None = None, h_first: bool = False) -> Array:
-    """(N, C, H, W) and (N, K, H', W') -> (K, C, taps, taps), tile after tile in one sequence (or in blocks)."""
+    """(N, C, H, W) and (N, K, H', W') -> (K, C, taps, taps), all tiles in one sequence (or in blocks)."""
     h_steps, w_steps = axis_steps(scheme.h, "weight gradient"), axis_steps(scheme.w, "weight gradient")
     tiles = _count((dy.shape[2], dy.shape[3]), scheme)
     v = both(h_steps.input, w_steps.input, _tiles(x, scheme.h, scheme.w, tiles), h_first=h_first)
@@ -165,7 +165,7 @@ def weight_gradient(scheme: Scheme2d, x: Array, dy: Array, *, block: int | None 
 
 
 def direct(x: Array, w: Array, *, block: int | None = None, products: SplitProducts | None = None) -> Array:
-    """(C, H, W) and (K, C, taps, taps) -> (K, H', W'), one multiply-add after another."""
+    """(C, H, W) and (K, C, taps, taps) -> (K, H', W'), as a sequence of multiply-adds."""
     taps = w.shape[2:]
     size = (x.shape[1] - taps[0] + 1, x.shape[2] - taps[1] + 1)
     terms = [

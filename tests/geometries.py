@@ -1,4 +1,4 @@
-"""Named convolutions, each here for the edge that its name tells, and a hypothesis strategy for all others."""
+"""Named convolutions, one per edge case, and a hypothesis strategy for all others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Case:
 
 
 def laid_out(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> Tensor:
-    """Random numbers of a shape, placed in memory in one of the ways that reach a convolution in practice."""
+    """Random values of a shape in one of the memory layouts that occur in practice."""
     *lead, height, width = shape
     if layout == "channels_last" and len(shape) == 4:
         return torch.randn(shape, dtype=dtype).to(memory_format=torch.channels_last)
@@ -68,7 +68,7 @@ CASES = {
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Any convolution that torch accepts, with arguments in any form that it accepts, small enough to run quickly."""
+    """Any small convolution that torch accepts, with arguments in any accepted form."""
     kernel = (draw(st.integers(1, 4)), draw(st.integers(1, 5)))
     dilation = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
     stride = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))

@@ -1,4 +1,4 @@
-"""Data that is hard on FP16: far from one, of many magnitudes, or nothing but zeros."""
+"""Data that is hard for FP16: far from one, of many magnitudes, or all zeros."""
 
 from __future__ import annotations
 
@@ -27,4 +27,4 @@ HARD: dict[str, tuple[Callable[[tuple[int, ...]], Tensor], float, float]] = {
     "one-hot": (_one_hot, 1.0, 1.0),
     "zeros": (torch.zeros, 1.0, 1.0),
 }
-"""What makes one operand, and what it and the other are multiplied by."""
+"""Generator of one operand, and factors of it and of the other."""

@@ -1,4 +1,4 @@
-"""Ctrl-C at each step of a piece of code, one after the other."""
+"""A KeyboardInterrupt at each bytecode of a piece of code, in turn."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from polyconv.runtime.fork_safety import STATE_LOCK
 
 
 def interrupted_at_each_step(code: Callable[[], object], *modules: ModuleType) -> Iterator[int]:
-    """Run ``code`` again and again, with a KeyboardInterrupt before the first, the second, ... bytecode of the modules.
+    """Run ``code`` repeatedly, with a KeyboardInterrupt before the first, second, ... bytecode of the modules.
 
-    Yields the number of the bytecode after each of these runs; ends when ``code`` ran through.
+    Yields the number of the bytecode after each run; ends when ``code`` ran to completion.
     """
     files = {module.__file__ for module in modules}
     for step in range(100_000):
@@ -24,7 +24,7 @@ def interrupted_at_each_step(code: Callable[[], object], *modules: ModuleType) -
 
 
 def _interrupt(code: Callable[[], object], files: set[str | None], step: int) -> bool:
-    """Whether there was such a step."""
+    """True if there was such a bytecode."""
     left = step
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -44,7 +44,7 @@ def _interrupt(code: Callable[[], object], files: set[str | None], step: int) ->
     try:
         code()
     except KeyboardInterrupt:
-        while STATE_LOCK._is_owned():  # no signal comes between the last step of a block and the release of its lock
+        while STATE_LOCK._is_owned():  # no signal arrives between the last step of a scope and the release of its lock
             STATE_LOCK.release()
         return True
     finally:

@@ -1,8 +1,8 @@
-"""What KernelBench asks of a submitted file, in our own words: which texts it refuses, and how it loads the others.
+"""KernelBench's rules for submitted files, reimplemented: rejected texts, and its loaders.
 
-Its checker searches the text for patterns, without understanding it: from each line it cuts what follows ``#`` or
-``//`` (so preprocessor lines vanish), but docstrings and strings stay, and prose in them counts. Read at commit 423217d
-of ScalingIntelligence/KernelBench.
+Its checker searches the text for patterns without parsing it: it cuts each line at ``#`` or ``//`` (so preprocessor
+lines vanish), but keeps docstrings and strings, whose words count. As of commit 423217d of
+ScalingIntelligence/KernelBench.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REFUSED = {
     ),
     "a tensor that is none": (r"_make_subclass", r"torch\.Tensor\.__new__", r"class\s+\w+.*\((torch\.)?Tensor\)"),
 }
-"""Patterns for which a file is rejected."""
+"""Patterns that reject a file."""
 
 WARNED = {
     "a layer of torch": (r"torch\.nn\.(?!(Module|[Pp]arameter|Parameter(List|Dict)|Module(List|Dict)|init)\b)",),
@@ -49,10 +49,10 @@ WARNED = {
         r"\.to\s*\(\s*(dtype\s*=\s*)?torch\.(float16|half)\b",
     ),
 }
-"""Patterns for which it is accepted with a warning."""
+"""Patterns that cause a warning."""
 
 REQUIRED = {"a kernel": ("__global__",), "a build by torch": ("load_inline", "cpp_extension")}
-"""Words of which one each must be there."""
+"""Groups of words of which one each must be present."""
 
 VARIABLES = (
     *("batch_size", "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups"),
@@ -60,23 +60,23 @@ VARIABLES = (
     *("depth", "depth_in", "kernel_depth", "kernel_height", "kernel_width"),
     *("kernel_size_h", "kernel_size_w", "stride_h", "stride_w", "padding_h", "padding_w", "dilation_h", "dilation_w"),
 )
-"""What the problems define. A submitted file is executed among these names; their functions read them afterwards."""
+"""Names that the problems define. A submitted file is executed among them; their functions read them afterwards."""
 
 
 def visible(text: str) -> str:
-    """What the checker looks at."""
+    """The text after the checker's cuts."""
     return "\n".join(line.partition("#")[0].partition("//")[0] for line in text.split("\n"))
 
 
 def found(text: str, rules: dict[str, tuple[str, ...]]) -> list[str]:
-    """The rules that a text breaks, each with the words that break it."""
+    """Broken rules, each with the offending words."""
     searched = visible(text)
     matches = ((rule, re.search(pattern, searched)) for rule, patterns in rules.items() for pattern in patterns)
     return [f"{rule}: {match.group()!r}" for rule, match in matches if match]
 
 
 def missing(text: str) -> list[str]:
-    """What a text must have and has not."""
+    """Missing words."""
     searched = visible(text)
     return [what for what, words in REQUIRED.items() if not any(word in searched for word in words)]
 
@@ -85,19 +85,19 @@ def missing(text: str) -> list[str]:
 
 
 def executed(text: str, context: dict[str, Any]) -> dict[str, Any]:
-    """As for the evaluation: among the names of the problem, and in no module."""
+    """For evaluation: executed among the names of the problem, without a module."""
     exec(compile(text, "<string>", "exec"), context)
     return context
 
 
 def executed_with_folder(text: str, context: dict[str, Any]) -> dict[str, Any]:
-    """As for precompiling: two lines stand in front, which say where to build."""
+    """For precompiling: two lines in front set the build folder."""
     folder = tempfile.mkdtemp()
     return executed(f"import os\nos.environ['TORCH_EXTENSIONS_DIR'] = '{folder}'\n{text}", context)
 
 
 def imported_from_temporary_file(text: str, context: dict[str, Any]) -> dict[str, Any]:
-    """As for other kinds of kernels: a module that ``sys.modules`` does not know, from a file that is gone later."""
+    """For other kinds of kernels: a module absent from ``sys.modules``, from a file that is deleted later."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "submitted.py"
         path.write_text(text)

@@ -1,6 +1,6 @@
-"""Convolutions to execute as machine code: named suites, each line with the edge that it is there for.
+"""Convolutions to execute as machine code: named suites, one line per edge case.
 
-``Shape`` is one convolution; the three passes of each are executed. Small on purpose: the emulator runs every thread.
+``Shape`` is one convolution; all three passes are executed. They are small because the emulator runs every thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Drawn = TypeVar("Drawn")
 
 @dataclass(frozen=True)
 class Shape:
-    """One convolution and how its tensors lie in memory."""
+    """One convolution and the memory layout of its tensors."""
 
     x: tuple[int, int, int, int]
     out_channels: int
@@ -61,14 +61,14 @@ class Shape:
         )
 
     def y_strides(self, kind: Pass, dy: Tensor) -> tuple[int, int, int, int]:
-        """fprop writes a dense y; the gradients read dy as it lies."""
+        """fprop writes a dense y; the gradients read dy in its layout."""
         if kind is not Pass.FPROP:
             return dy.stride()  # type: ignore[return-value]
         shape = tuple(dy.shape)
         return channels_last_strides(shape) if self.layout == "channels_last" else torch.empty(shape).stride()  # type: ignore
 
     def tensors(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """x, w, bias, dy: standard normal, w scaled so that outputs are of order one."""
+        """x, w, bias, dy: standard normal, with w scaled so that outputs are of order one."""
 
         def randn(*size: int) -> Tensor:
             return torch.randn(size).to(dtype)
@@ -97,7 +97,7 @@ class Shape:
 
 
 def same(r: int, s: int, dh: int = 1, dw: int = 1) -> tuple[int, int, int, int]:
-    """Padding "same" of torch: the odd one goes after."""
+    """torch's "same" padding: an odd pixel goes after."""
     h, w = dh * (r - 1), dw * (s - 1)
     return (h // 2, h - h // 2, w // 2, w - w // 2)
 
@@ -222,7 +222,7 @@ SUITES = {"edges": EDGES, "depthwise": DEPTHWISE, "borders": BORDERS, "kernelben
 
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
-    """Any convolution, small enough for the emulator."""
+    """Any convolution small enough for the emulator."""
     kernel = (draw(st.integers(1, 5)), draw(st.integers(1, 6)))
     dilation = (draw(st.integers(1, 4)), draw(st.integers(1, 4)))
     stride = (draw(st.sampled_from([1, 1, 1, 2, 3, 4])), draw(st.sampled_from([1, 1, 1, 2, 3, 5])))
@@ -235,7 +235,7 @@ def shapes(draw: st.DrawFn) -> Shape:
         channels, outputs = draw(st.sampled_from([1, 2, 3, 8])), draw(st.integers(1, 9))
     else:
         groups, channels, outputs = draw(st.integers(2, 6)), 1, draw(st.integers(1, 3))
-        if draw(st.booleans()):  # one of the kernels that have instances of their own
+        if draw(st.booleans()):  # a kernel size with its own instances
             (_, each), kernels = draw(st.sampled_from(list(strip.KERNELS.items())))
             kernel, stride, dilation, outputs = draw(st.sampled_from(kernels)), (each, each), (1, 1), 1
     size, sides = [], []
@@ -270,8 +270,8 @@ def zero_bordered(
     taps: tuple[int, int] = (7, 10),
     strides: tuple[tuple[int, ...], tuple[int, ...]] = ((1, 1, 1, 2, 3), (1, 1, 1, 2, 4)),
 ) -> Shape:
-    """A small convolution that fast kernels take, with such channels of a group on both sides, no more taps than these,
-    and one of these strides along either axis."""
+    """A small convolution for fast kernels, with these channels per group on both sides, at most these taps, and one of
+    these strides along either axis."""
     kernel = (draw(st.integers(1, taps[0])), draw(st.integers(1, taps[1])))
     dilation = (draw(st.integers(1, 3)), draw(st.integers(1, 4)))
     stride = (draw(st.sampled_from(strides[0])), draw(st.sampled_from(strides[1])))
@@ -299,7 +299,7 @@ def zero_bordered(
 
 
 def explore(drawn: st.SearchStrategy[Drawn], run: Callable[[Drawn], object], *, part: int = 0, each: int) -> None:
-    """Runs so many random geometries, the same every time; in parts, so that test workers share them."""
+    """Runs this many random geometries, the same every time, in parts for several test workers."""
 
     @seed(part)
     @settings(max_examples=each, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -312,7 +312,7 @@ def explore(drawn: st.SearchStrategy[Drawn], run: Callable[[Drawn], object], *, 
 
 
 def geometries_of(drawn: st.SearchStrategy[Drawn], *, parts: int, each: int) -> set[Drawn]:
-    """What is explored in so many parts, each geometry once."""
+    """Parameters of the parts, each geometry once."""
     found: set[Drawn] = set()
     for part in range(parts):
         explore(drawn, found.add, part=part, each=each)

@@ -1,4 +1,4 @@
-"""Ways to give a weight other memory that may lie at the address of the old one."""
+"""Ways to move a weight to new memory, possibly at the old address."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _memory(shape: tuple[int, ...]) -> Any:
 
 
 def offloaded_and_loaded_there(weight: Tensor) -> None:
-    """The program owns the memory of the weights, and puts a new tensor on it each time."""
+    """The program owns the weights' memory and puts a new tensor on it each time."""
     memory = _memory(weight.shape)
     weight.data = torch.empty(0)
     memory[...] = np.random.default_rng().standard_normal(memory.shape)

@@ -1,7 +1,7 @@
-"""Two networks to train: a residual one that classifies, and a DeepLab-like one that labels pixels.
+"""Two networks to train: a residual classifier, and a DeepLab-like segmentation network.
 
-``python tests/networks.py --time`` measures how long a training step of the second takes with ``torch.nn.Conv2d`` and
-with polyconv's, in turn.
+``python tests/networks.py --time`` times a training step of the second with ``torch.nn.Conv2d`` and with polyconv's, in
+turn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import polyconv
 
 
 def normalised(c: int, k: int, kernel: int | tuple[int, int], **conv: int | tuple[int, int]) -> nn.Sequential:
-    """Convolution, batch normalisation, ReLU; padded so that, at unit stride, the size stays."""
+    """Convolution, batch normalisation, ReLU; padded to keep the size at unit stride."""
     rows, columns = (kernel, kernel) if isinstance(kernel, int) else kernel
     dilation = conv.get("dilation", 1)
     high, wide = (dilation, dilation) if isinstance(dilation, int) else dilation
@@ -33,7 +33,7 @@ def normalised(c: int, k: int, kernel: int | tuple[int, int], **conv: int | tupl
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions around which the input is added."""
+    """Two 3x3 convolutions with a skip connection."""
 
     def __init__(self, c: int, k: int, stride: int = 1, dilation: int = 1) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class ResNet18(nn.Module):
 
 
 class Pyramid(nn.Module):
-    """DeepLab's atrous spatial pyramid: the same features through kernels of growing dilation, and their mean."""
+    """DeepLab's atrous spatial pyramid: parallel kernels of growing dilation, and the mean."""
 
     def __init__(self, c: int, k: int, rates: tuple[int, ...] = (6, 12, 18)) -> None:
         super().__init__()
@@ -84,8 +84,8 @@ class Pyramid(nn.Module):
 class DeepLab(nn.Module):
     """A residual trunk of ResNet-18's widths whose last stages dilate instead of shrinking, a pyramid, a decoder.
 
-    The decoder refines at a quarter of the resolution with a 5x9 kernel, a dilated one, and a factorised 7x7: the long
-    kernels that networks for wide images and for spectrograms use.
+    The decoder refines at a quarter of the resolution with a 5x9 kernel, a dilated one, and a factorised 7x7: long
+    kernels as in networks for wide images and spectrograms.
     """
 
     def __init__(self, width: int = 64, classes: int = 21) -> None:
@@ -118,7 +118,7 @@ class DeepLab(nn.Module):
 
 
 def trainer(model: nn.Module, x: Tensor, target: Tensor, rate: float) -> Callable[[], float]:
-    """One step of stochastic gradient descent with momentum; gives the loss before it."""
+    """One step of SGD with momentum; returns the loss before it."""
     optimiser = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
 
     def step() -> float:

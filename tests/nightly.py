@@ -1,4 +1,4 @@
-"""The switch for what takes too long, or depends too much on the machine, to run on every change."""
+"""The switch for tests that are too slow, or too dependent on the machine, to run on every change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ nightly = pytest.mark.skipif(not NIGHTLY, reason="runs at night: POLYCONV_NIGHTL
 
 
 def sampled(every: Iterable[T], count: int, seed: str) -> list[T]:
-    """So many of what is much alike, in their order and the same every time; at night all of them."""
+    """A fixed sample of similar cases, in order; nightly all of them."""
     found = list(every)
     if NIGHTLY or count >= len(found):
         return found

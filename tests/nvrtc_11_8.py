@@ -1,4 +1,4 @@
-"""CUDA 11.8's own compiler for one thing: that an exported file compiles with the oldest CUDA it promises."""
+"""CUDA 11.8's compiler, to check that an exported file compiles with the oldest CUDA that it promises."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ OPTIONS = ("--gpu-architecture=compute_70", "--std=c++17", "--device-as-default-
 
 
 def warnings_of(source: str) -> str:
-    """What the compiler remarks on the CUDA source of an exported file. An error is one here too.
+    """Compiler messages for the CUDA source of an exported file; errors fail here as well.
 
-    Kept on disk by the hash of the source. NVRTC takes functions of the host for functions of the device, which may
-    call most of the runtime and launch kernels; the rest is declared for it.
+    Cached on disk by the hash of the source. NVRTC compiles host functions as device functions, which may call most of
+    the runtime and launch kernels; the rest is declared for it.
     """
     key = hashlib.sha256(f"{VERSION}\0{OPTIONS}\0{_DECLARATIONS}\0{source}".encode()).hexdigest()
     directory = cache_dir() / "exported"

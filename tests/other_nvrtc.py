@@ -1,6 +1,6 @@
-"""Releases of NVRTC from PyPI, beside the one of the environment: for what has to compile with each of them.
+"""Releases of NVRTC from PyPI, in addition to the environment's.
 
-Each is put into a folder of its own under the developers' cache, and called without NVIDIA's bindings, which know one
+Each is installed into its own folder in the developers' cache, and called without NVIDIA's bindings, which know one
 major version only.
 """
 
@@ -18,7 +18,7 @@ from polyconv.cuda.jit.compile import compiler_id
 
 
 class NvrtcError(Exception):
-    """What NVRTC says of a source."""
+    """An NVRTC error with its log."""
 
 
 class Nvrtc:
@@ -30,7 +30,7 @@ class Nvrtc:
         suffix = f"-cu{major}" if int(major) < 13 else ""
         self._package = f"nvidia-cuda-nvrtc{suffix}=={version}"
         folder = self._installed()
-        compiler_id()  # loads the environment's own: the bindings take the first of that name which a process has
+        compiler_id()  # loads the environment's own first: the bindings take the process's first library of that name
         ctypes.CDLL(str(next(folder.rglob(f"libnvrtc-builtins.so.{major}.{minor}"))))  # found by name from then on
         self._library = ctypes.CDLL(str(next(folder.rglob("libnvrtc.so.[0-9]*"))))
 
@@ -45,11 +45,11 @@ class Nvrtc:
         return folder
 
     def compile(self, source: str, name: str, options: Iterable[str]) -> str:
-        """What it remarks on a source; :class:`NvrtcError` if that cannot be compiled."""
+        """Compiler messages for a source; :class:`NvrtcError` if it cannot be compiled."""
         return self._compiled(source, name, options)[0]
 
     def cubin(self, source: str, name: str, options: Iterable[str]) -> bytes:
-        """Machine code for the architecture that the options name."""
+        """Machine code for the architecture in the options."""
         return self._compiled(source, name, options, with_code=True)[1]
 
     def _compiled(self, source: str, name: str, options: Iterable[str], with_code: bool = False) -> tuple[str, bytes]:
@@ -85,7 +85,7 @@ def nvrtc(version: str) -> Nvrtc:
 
 
 def _restore_locale() -> None:
-    """NVRTC 11.8 leaves the calling thread in the C locale, where Python reads text files as ASCII; undo that."""
+    """NVRTC 11.8 leaves the calling thread in the C locale, where Python reads text files as ASCII; restore it."""
     uselocale = ctypes.CDLL(None).uselocale
     uselocale.argtypes, uselocale.restype = [ctypes.c_void_p], ctypes.c_void_p
     uselocale(ctypes.c_void_p(-1))  # LC_GLOBAL_LOCALE

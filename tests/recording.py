@@ -1,4 +1,4 @@
-"""What tests listen with: a backend that notes what it is given, and a mode that notes which operators are called."""
+"""Recorders: a backend that records its problems and tensors, and a mode that records operators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OUTPUTS = {Pass.FPROP: {"y"}, Pass.DGRAD: {"x"}, Pass.WGRAD: {"dw", "db"}}
 
 @dataclass
 class Recorder:
-    """Runs ATen's convolution, with the outputs poisoned first, and keeps every problem and its tensors."""
+    """Runs ATen's convolution on poisoned outputs, and records every problem and its tensors."""
 
     name: str = "recorder"
     problems: list[Problem] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Recorder:
 
 
 class Calls(TorchDispatchMode):
-    """Names of the operators called, and how many elements each one newly allocated. Works for fake tensors too."""
+    """Names of called operators, with newly allocated elements. Works for fake tensors, too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Calls(TorchDispatchMode):
         return out
 
     def assert_nothing_laid_out(self, elements: int) -> None:
-        """No operator copied anything, and none allocated as many elements as a dense gradient has."""
+        """No operator copied, and none allocated as many elements as a dense gradient."""
         copies = [name for name in self.names if any(word in name for word in ("clone", "contiguous", "copy"))]
         assert not copies
         assert elements not in self.allocated

@@ -1,7 +1,7 @@
-"""Other users, as far as the tests may have any.
+"""Other users, as far as tests can have them.
 
-Run as root, files are really given away and code really runs with another user's rights. Run as an ordinary user,
-``fstat`` tells that a file is another's, and the code runs as it is: what the package decides is the same.
+As root, files really change owner and code really runs with another user's rights. As an ordinary user, ``fstat`` is
+faked to report another owner, and code runs as it is: the package decides alike.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STRANGER = 65534 if os.geteuid() != 65534 else 65533
 
 
 def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a file or a folder, not what is in it, belong to a stranger."""
+    """Change the owner of a file or folder, not of its contents."""
     if IS_ROOT:
         os.chown(path, STRANGER, STRANGER)
         return
@@ -36,7 +36,7 @@ def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def public_folder() -> Iterator[Path]:
-    """A folder that everybody can reach and write, unlike pytest's."""
+    """A folder that all users can reach and write, unlike pytest's."""
     folder = Path(tempfile.mkdtemp(prefix="polyconv-strangers-"))
     folder.chmod(0o777)
     try:
@@ -47,7 +47,7 @@ def public_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def stranger() -> Iterator[None]:
-    """Run a block as somebody else, who has no rights of root's."""
+    """Run a block as another user without root's rights."""
     groups, group, user = os.getgroups(), os.getegid(), os.geteuid()
     if IS_ROOT:
         os.setgroups([])
@@ -63,7 +63,7 @@ def stranger() -> Iterator[None]:
 
 
 def overwrite_as_group_member(files: dict[Path, bytes]) -> None:
-    """Write files in another process: of an unknown user, whose primary group is the one of this process.
+    """Write files from another process: of an unknown user whose primary group is this process's.
 
     No user database lists such a user as a member of the group. OpenShift starts every container so, in root's group.
     """

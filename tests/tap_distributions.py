@@ -1,4 +1,4 @@
-"""Weights whose energy is spread unevenly over their taps: what shifts, causal filters, blurs and edges look like."""
+"""Weights with energy spread unevenly over taps: shifts, causal filters, blurs, edges."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _decaying(shape: Shape) -> Tensor:
 
 
 def _stencil(shape: Shape, stencil: Tensor) -> Tensor:
-    """The same taps in every channel, but for a factor."""
+    """The same taps in every channel, up to a factor."""
     return (torch.rand(*shape[:2], *(1 for _ in shape[2:])) * 2 - 1) * stencil
 
 
@@ -72,4 +72,4 @@ TAPS: dict[str, Callable[[Shape], Tensor]] = {
     "edge": _edge,
     "shift": _shift,
 }
-"""By name: a weight of a shape."""
+"""Weights of a shape, by name."""

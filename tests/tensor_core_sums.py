@@ -1,5 +1,4 @@
-"""How tensor cores add, and products of split operands that they add: what the emulator and the error model are held
-against. In double, where everything is exact until it is cut."""
+"""Tensor-core sums and split-operand products in double, exact until truncated: a reference for emulator and model."""
 
 from __future__ import annotations
 
@@ -16,9 +15,10 @@ Factors = tuple[Array, Array]
 
 
 def block_sum(core: TensorCore, factors: list[Factors], addend: Array) -> Array:
-    """One block: products and addend aligned to the largest exponent, cut there, and their sum cut to float32.
+    """One block: products and addend aligned to the largest exponent, truncated there, and the sum truncated to
+    float32.
 
-    Of a product the exponent is the sum of its factors', though its significand may have one bit more.
+    The exponent of a product is the sum of its factors', though its significand may have one bit more.
     """
     none = -(10**6)
     largest = np.where(addend == 0, none, np.frexp(addend)[1] - 1)
@@ -36,27 +36,27 @@ def block_sum(core: TensorCore, factors: list[Factors], addend: Array) -> Array:
 
 
 def added(core: TensorCore, factors: list[Factors], addend: Array) -> Array:
-    """Products and addend, a block of them after the other."""
+    """Products and addend, block after block."""
     for first in range(0, len(factors), core.block):
         addend = block_sum(core, factors[first : first + core.block], addend)
     return addend
 
 
 def multiply_add(core: TensorCore, a: Array, b: Array, c: Array) -> Array:
-    """a (..., i, k) times b (..., j, k), summed over k, plus c (..., i, j): what a matrix instruction computes."""
+    """a (..., i, k) times b (..., j, k), summed over k, plus c (..., i, j): a matrix instruction."""
     a, b = a.astype(np.float64)[..., :, None, :], b.astype(np.float64)[..., None, :, :]
     return added(core, [(a[..., k], b[..., k]) for k in range(a.shape[-1])], c)
 
 
 class SplitSums:
-    """Sums of products of two tensors, each scaled by a power of two that fits its largest magnitude."""
+    """Sums of products of two tensors, each scaled by the power of two that fits its largest magnitude."""
 
     def __init__(self, products: SplitProducts, u: Array, v: Array):
         self.products = products
         self.exponents = tuple(TOP - int(np.frexp(np.abs(t).max())[1]) for t in (u, v))
 
     def split(self, t: Array, exponent: int) -> list[Array]:
-        """Parts of a scaled operand: FP16 numbers, in double."""
+        """Parts of a scaled operand: FP16 values, in double."""
         scaled = np.ldexp(t.astype(np.float64), exponent)
         hi = scaled.astype(np.float16).astype(np.float64)
         if self.products.parts == 1:
@@ -65,7 +65,7 @@ class SplitSums:
         return [hi, lo]
 
     def chain(self, terms: Iterable[Factors], total: Array) -> Array:
-        """The products u v, added one after another; small ones first, or in a sum of their own if scaled up."""
+        """The products u v, added in sequence; small ones first, or in a separate sum if scaled up."""
         back = sum(self.exponents)
         large: list[Factors] = []
         small: list[Factors] = []

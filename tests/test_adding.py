@@ -1,4 +1,4 @@
-"""docs/adding-a-kernel.md, followed: a toy family of CUDA kernels and a toy CPU engine, each a module and one name."""
+"""docs/adding-a-kernel.md, followed: a toy CUDA family and a toy CPU engine, each a module and one name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROBLEM = Problem.make("fprop", (2, 5, 7, 9), (6, 5, 3, 3), padding=(1, 1, 1, 1)
 
 @dataclass(frozen=True)
 class ToyCandidate(ImplicitGemmCandidate):
-    """Forward passes on a kernel that exists, under a name of its own."""
+    """Forward passes on an existing kernel, under a new name."""
 
     @property
     def name(self) -> str:
@@ -53,7 +53,7 @@ FAMILY = SimpleNamespace(
 
 
 def test_a_family_of_cuda_kernels_is_a_module_and_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planned, explained, refused in its own words, and executed as machine code against float64."""
+    """Planned, explained, refused with its own reason, and executed as machine code against float64."""
     before = set(planner_planner.all_kernels())
     monkeypatch.setattr(planner_planner, "FAMILIES", (FAMILY,))
     plan_cuda.cache_clear()
@@ -85,7 +85,7 @@ ENGINE = SimpleNamespace(NAME="toy", candidates=toy_candidates, prepare=toy_prep
 
 @pytest.mark.skipif(not native.is_available(), reason=str(native.why_absent()))
 def test_a_cpu_engine_is_a_module_and_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planned, explained, refused in its own words, and executed against float64."""
+    """Planned, explained, refused with its own reason, and executed against float64."""
     monkeypatch.setattr(cpu_planner, "ENGINES", (*cpu_planner.ENGINES, ENGINE))
     cpu_planner._plan.cache_clear()
     try:

@@ -1,4 +1,4 @@
-"""The forms that arguments may take, and that they all mean the same."""
+"""Equivalent forms of arguments."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Files that are not what they should be: one warning each, and the call goes on as if the file were not there.
+"""Invalid files: one warning each, and the call continues as if the file were absent.
 
-Every kind of file that is read at run time, with everything that may be in its place: a tuning file through
-convolutions on the CPU, a cache entry's description and a bundle's two kinds through the cache.
+Every kind of file read at run time, replaced by anything: tuning files through convolutions on the CPU, descriptions of
+cache entries and both kinds of bundle files through the cache.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SPEC, ARCH = axpy_spec(), "sm_70"
 KEY = "fprop x 1x16x40x40"
 Json = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(120)  # a pipe that somebody waits for is a failure, not a long wait
+pytestmark = pytest.mark.timeout(120)  # blocking on a pipe is a failure, not a long wait
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def _warnings_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warn_once, "_said", {})
 
 
-# ---- what may be in a file's place
+# ---- contents in a file's place
 
 
 def _nested(levels: int, opening: str = "[", closing: str = "]") -> bytes:
@@ -89,7 +89,7 @@ NOT_JSON: dict[str, bytes] = {
     "a float of 5,000 digits": b'{"schema": 0.' + b"1" * 5000 + b"}",
     "a key twice": b'{"schema": 1, "schema": 1}',
 }
-"""What no reader takes for JSON, of whatever kind the file is."""
+"""Contents that are no JSON."""
 
 OTHER_JSON: dict[str, bytes] = {
     "null": b"null",
@@ -101,7 +101,7 @@ OTHER_JSON: dict[str, bytes] = {
     "another object": b'{"name": "left-pad", "version": "1.3.0"}',
     "nested as deeply as allowed": _nested(checked_json.DEEPEST),
 }
-"""What is JSON, and something else."""
+"""Valid JSON of the wrong kind."""
 
 
 def _sparse(path: Path) -> None:
@@ -133,7 +133,7 @@ CONTENTS: dict[str, Callable[[Path], object]] = {
 
 
 def put(content: str, path: Path) -> None:
-    """In the place of what is there."""
+    """Replaces the existing file."""
     path.unlink(missing_ok=True)
     CONTENTS[content](path)
 
@@ -142,9 +142,9 @@ def put(content: str, path: Path) -> None:
 
 
 def convolve() -> list[str]:
-    """Calls of several kinds, compared with float64; gives the warnings that they made."""
+    """Calls of several kinds, compared with float64; returns their warnings."""
     with settings.use(tuning_file=()):
-        polyconv.conv2d(torch.randn(1, 1, 4, 4), torch.randn(1, 1, 2, 2))  # so that the next call plans anew
+        polyconv.conv2d(torch.randn(1, 1, 4, 4), torch.randn(1, 1, 2, 2))  # so that the next call plans again
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for shape in ((1, 16, 20, 20), (2, 16, 9, 11), (1, 16, 20, 20)):
@@ -191,7 +191,7 @@ def test_a_folder_of_tuning_files_that_cannot_be_entered() -> None:
 
 
 def test_nesting_is_refused_before_the_stack_is_asked(tmp_path: Path) -> None:
-    """A program may have allowed itself more recursion than its stack holds."""
+    """A program may have raised the recursion limit beyond its stack."""
     path, before = tmp_path / "t.json", sys.getrecursionlimit()
     path.write_bytes(_nested(5_000_000))
     sys.setrecursionlimit(10**8)
@@ -237,7 +237,7 @@ def test_a_file_that_was_repaired_is_followed(tmp_path: Path) -> None:
 
 
 def tuning_json() -> Json:
-    """A file for this very machine, so that all of it is read."""
+    """A file for this machine, so that all of it is read."""
     entry = {"choice": "a", "seconds": {"a": 1.0, "b": 2}, "torch_seconds": 3.0, "measured": "2026-01-01T00:00:00Z"}
     here = backend_for(torch.device("cpu")).environment().as_json()
     section = {"environment": here, "entries": {KEY: entry}}
@@ -324,7 +324,7 @@ def test_sections_of_other_versions_may_hold_anything(tmp_path: Path) -> None:
     path, found = tmp_path / "t.json", tuning_json()
     odd: list[Json] = [{"choice": {}}, {"choice": [], "seconds": {}}, {"seconds": {"a": "b"}, "choice": "a"}]
     for number, entry in enumerate(odd):
-        for _ in range(2):  # twice the same environment: the two are merged
+        for _ in range(2):  # the same environment twice: merged
             environment = {"polyconv": "99.0", "number": number, "odd": [{}]}
             found["sections"].append({"environment": environment, "entries": {"k": entry, KEY: {}}})
     path.write_text(json.dumps(found))
@@ -473,11 +473,11 @@ def test_an_architecture_of_many_digits_can_be_listed(tmp_path: Path, capsys: py
     assert len(json.loads(capsys.readouterr().out)) == 1
 
 
-# ---- anything
+# ---- random damage
 
 
 def mutations(data: bytes, count: int, seed: int) -> list[bytes]:
-    """The same with bytes flipped, cut out, doubled, or values put in the place of others."""
+    """The file with bytes flipped, cut out, doubled, or values replaced."""
     rng, found = random.Random(seed), []
     values = [b"null", b"[]", b"{}", b"1e5", b'""', b"-1", b"true", b'{"a": []}', b"[[[]]]", b"\xff", b'"\\ud8']
     for _ in range(count):
@@ -498,7 +498,7 @@ def mutations(data: bytes, count: int, seed: int) -> list[bytes]:
 
 
 def substitutions(found: Any) -> list[Any]:
-    """The same document with each value in it, at every level, replaced by one of every kind."""
+    """The document with each value, at every level, replaced by one of every kind."""
     replaced: list[Any] = [None, True, 0, 1.5, "", "x", [], ["x"], [["a", "b"]], {}, {"x": []}]
     changed = list(replaced)
     members = found.items() if isinstance(found, Mapping) else enumerate(found) if isinstance(found, list) else ()
@@ -559,7 +559,7 @@ def test_what_is_as_deep_as_allowed_is_read() -> None:
 
 
 def test_a_pipe_or_a_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:
-    """For root a device is a name like any other: a file in the place of /dev/null would break the system."""
+    """Root could replace a device: a file in place of /dev/null would break the system."""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="pipe is not a file, and nothing is put in its place"):
         replace_whole(tmp_path / "pipe", b"data")

@@ -1,4 +1,4 @@
-"""Every module of the family is torch's to everyone who looks, and every tool knows it."""
+"""Every module of the family behaves as torch's, and every tool knows it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_same_as_torchs(kind: type[nn.Module], options: dict[str, Any]) -> None:
         assert name == other_name
         assert torch.equal(one, other)
     x = image(ours)
-    for _ in range(2):  # the second call is a known one
+    for _ in range(2):  # the second call is cached
         torch.testing.assert_close(ours(x), theirs(x))
     torch.testing.assert_close(ours(x[0]), theirs(x[0]))
     torch.testing.assert_close(pickle.loads(pickle.dumps(ours))(x), theirs(x))
@@ -116,7 +116,7 @@ def test_wrong_padding_mode_is_said_as_torch_says_it() -> None:
 
 
 def test_frozen_weights_of_signals_are_kept() -> None:
-    """What is kept is kept by the weight, not by the picture of it that a call makes: it is seen to change."""
+    """The weight cache is keyed by the weight, not by the 2-D view of a call, and notices its changes."""
     conv = polyconv.Conv1d(64, 64, 3, padding=1)
     x = torch.randn(1, 64, 4000)
     polyconv.freeze(conv)
@@ -139,7 +139,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "unet": (lambda: networks.unet(width=4), (2, 3, 64, 64)),
     "unet over volumes": (lambda: networks.volume_unet(width=8), (2, 1, 8, 16, 16)),
 }
-"""Name -> narrow networks, and what they are given."""
+"""Name -> narrow networks with their inputs."""
 
 
 @pytest.mark.parametrize("name", NETWORKS)

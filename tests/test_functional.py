@@ -57,7 +57,7 @@ def test_any_geometry(case: Case) -> None:
 
 @given(cases().filter(lambda case: not isinstance(case.kwargs["padding"], list)))
 def test_any_geometry_that_torch_has(case: Case) -> None:
-    """Against torch's own module, which shares none of our code: not even how arguments are read."""
+    """Against torch's own module, which shares no code with polyconv, argument handling included."""
     x, w, bias = case.tensors()
     kwargs = {k: tuple(v) if isinstance(v, list) else v for k, v in case.kwargs.items()}
     conv = torch.nn.Conv2d(w.shape[1] * kwargs["groups"], w.shape[0], w.shape[2:], bias=case.bias, **kwargs).double()
@@ -140,7 +140,7 @@ def test_negative_sides_crop_before_the_mode_pads(mode: str) -> None:
     torch.testing.assert_close(y, polyconv.conv2d(cropped, w, padding=(0, 1, 2, 0), padding_mode=mode))
 
 
-# ---- errors: torch's type wherever torch has an opinion, and words that name the value
+# ---- errors: torch's type if torch raises one, with a message that names the value
 
 
 X, W = (2, 4, 6, 5), (6, 4, 3, 2)
@@ -229,7 +229,7 @@ def test_other_devices_are_refused() -> None:
 
 
 class Allocations(torch.utils._python_dispatch.TorchDispatchMode):
-    """Every operator that returns a tensor with storage of its own, and that storage's size in elements."""
+    """Every operator that returns a tensor with new storage, and its size in elements."""
 
     def __init__(self) -> None:
         super().__init__()

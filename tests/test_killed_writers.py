@@ -1,4 +1,4 @@
-"""Processes that are killed while they write: what they leave behind goes with the next writer, and no more."""
+"""Processes killed while writing: the next writer removes their remains, and nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from virtual_gpu.example import KERNELS, axpy_spec
 SPEC, ARCH = axpy_spec(), "sm_70"
 HERE = backend_for(torch.device("cpu")).environment()
 
-pytestmark = pytest.mark.timeout(60)  # a lock that nobody frees is a failure, not a long wait
+pytestmark = pytest.mark.timeout(60)  # a lock that is never freed is a failure, not a long wait
 
 
 def machine(folder: Path) -> KernelCache:
@@ -34,7 +34,7 @@ def machine(folder: Path) -> KernelCache:
 
 
 def killed_while_it_writes(write: Callable[[], object]) -> None:
-    """Run something in a process that is killed where the new contents are on the disk and have no name yet."""
+    """Run something in a process that is killed when the new contents are on disk without a name."""
     pid = os.fork()
     if pid == 0:
         os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
@@ -78,7 +78,7 @@ def test_what_a_killed_writer_leaves_behind_goes_with_the_next(tmp_path: Path, w
         ".tuning.json.0123456789ABCDEF",
         ".manifest.json.1234",
     ]
-    if what != "manifest":  # no bundle is made where anything else is
+    if what != "manifest":  # a bundle is made only in an empty place
         for name in others:
             (tmp_path / name).touch()
     write(tmp_path)
@@ -96,7 +96,7 @@ def test_an_entry_of_a_bundle_that_was_cut_off_goes_with_the_next(tmp_path: Path
 
 
 def test_without_locks_nothing_of_other_writers_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a file system that has none, another process may be writing what looks like left behind."""
+    """On a file system without locks, what looks abandoned may belong to another writing process."""
 
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

@@ -1,4 +1,4 @@
-"""What people do to modules: copy, save, share, hook, parametrise, prune, fuse, trace. torch's stand beside ours."""
+"""Operations on modules: copy, save, share, hook, parametrise, prune, fuse, trace; compared with torch's modules."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_checkpointing_computes_the_same_gradients(Conv2d: Kind, use_reentrant: 
 
 @both
 def test_saved_tensors_can_be_packed(Conv2d: Kind) -> None:
-    """Hooks on what autograd saves, as offloading to another device uses them, see input and weight."""
+    """Saved-tensor hooks, as offloading uses them, see input and weight."""
     conv, x = Conv2d(3, 4, 3), image().requires_grad_()
     packed: list[Tensor] = []
 
@@ -127,7 +127,7 @@ def test_a_file_of_weights_is_safe_to_load_and_fits_both_classes(Conv2d: Kind, t
 
 @both
 def test_weights_can_be_loaded_without_a_copy(Conv2d: Kind, tmp_path: Path) -> None:
-    """A model made without memory, filled from a mapped file."""
+    """A model on the meta device, filled from a mapped file."""
     model, x = network(Conv2d).eval(), image()
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     with torch.device("meta"):
@@ -160,7 +160,7 @@ def test_missing_and_unexpected_keys_are_named(Conv2d: Kind) -> None:
 
 
 def test_a_state_dict_says_nothing_of_polyconv() -> None:
-    """Neither settings nor anything else of ours is saved: old files load, and ours load anywhere."""
+    """No setting is saved: old files load, and polyconv's load anywhere."""
     conv = polyconv.Conv2d(3, 4, 3, tolerance=1e-5)
     assert list(conv.state_dict()) == ["weight", "bias"]
     assert conv.state_dict()._metadata == nn.Conv2d(3, 4, 3).state_dict()._metadata
@@ -174,7 +174,7 @@ def _in_another_process(model: nn.Module, x: Tensor, results: Any) -> None:
     torch.set_num_threads(1)
     with torch.no_grad():
         y = model(x)
-        model[0].bias.add_(1)  # seen by the parent: the memory is shared
+        model[0].bias.add_(1)  # seen by the parent: shared memory
     results.put(y.numpy())
 
 

@@ -1,4 +1,4 @@
-"""Conv2d is torch.nn.Conv2d to everyone who looks: same numbers, same names, same text."""
+"""Conv2d behaves as torch.nn.Conv2d: same numbers, names and text."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_copies(copied: str) -> None:
 
 
 def test_attributes_changed_after_construction_count() -> None:
-    """Model surgery (dilating a trained backbone, for example) sets stride, padding and dilation on the module."""
+    """Model surgery (for example dilating a trained backbone) sets stride, padding and dilation on the module."""
     conv = polyconv.Conv2d(3, 8, 3, stride=2, padding=1)
     conv.stride, conv.padding, conv.dilation = (1, 1), (2, 2), (2, 2)
     assert conv(torch.randn(1, 3, 9, 9)).shape == (1, 8, 9, 9)

@@ -1,4 +1,4 @@
-"""Tools of torch's and of others that take a model elsewhere: what works, and what says in words what to do."""
+"""Tools of torch and others that take a model elsewhere: they work, or an error says what to do."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ X = torch.randn(2, 3, 10, 12, generator=torch.Generator().manual_seed(0))
 
 
 def network() -> nn.Sequential:
-    """Convolutions, a normalisation that has seen data, and what follows; in eval mode."""
+    """Convolutions, a trained normalisation, and further layers; in eval mode."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3))
     model(torch.randn(8, 3, 10, 12))
@@ -61,7 +61,7 @@ def check(found: Tensor, model: nn.Module = network(), x: Tensor = X) -> None:  
 
 
 class Wrapper:
-    """What ``accelerate.hooks`` does to a module: the old method is kept, bound, and called by one of the instance."""
+    """As ``accelerate.hooks``: the bound method is stored, and called by a function of the instance."""
 
     def __init__(self, *modules: nn.Module) -> None:
         self.modules, self.calls = modules, 0
@@ -110,7 +110,7 @@ def test_wrapped_then_replaced() -> None:
 
 
 def test_a_method_that_was_kept_follows_the_class() -> None:
-    """A closure, into which nobody can look, holds the method of a class that the module no longer has."""
+    """A closure, which cannot be inspected, holds the method of a class that the module no longer has."""
     conv = polyconv.Conv2d(3, 4, 3)
     kept = conv.forward
     polyconv.restore(conv)
@@ -121,7 +121,7 @@ def test_a_method_that_was_kept_follows_the_class() -> None:
 
 
 def counted(model: nn.Module) -> int:
-    """How many convolutions of polyconv's a call makes."""
+    """Number of polyconv's convolutions in a call."""
     with torch.profiler.profile() as profile:
         check(model(X))
     return sum(event.name == "polyconv::conv2d_fprop" for event in profile.events())
@@ -131,7 +131,7 @@ def counted(model: nn.Module) -> int:
 
 
 class Several(nn.Module):
-    """All outputs of several convolutions: one file for all of them."""
+    """All outputs of several convolutions: one file for all."""
 
     def __init__(self, convs: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ def quietly() -> Iterator[None]:
 
 
 def exported(model: nn.Module, inputs: tuple[Tensor, ...], path: Path, dynamo: bool) -> tuple[set[str], list[Any]]:
-    """The operators of the ONNX file of a model, and what they compute, by ONNX's own definition of them."""
+    """The operators of a model's ONNX file, and their results by ONNX's reference."""
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
     from onnx.reference import ReferenceEvaluator
@@ -191,7 +191,7 @@ exporters = pytest.mark.parametrize("dynamo", [True, False], ids=["torch.export"
 
 @exporters
 def test_onnx(dynamo: bool, tmp_path: Path) -> None:
-    """In float64, so that nothing but the geometry can differ."""
+    """In float64, so that only the geometry can differ."""
     model = Several(geometries()).double().eval()
     x, residual = torch.randn(2, 4, 9, 11).double(), torch.randn(2, 4, 9, 11).double()
     operators, results = exported(model, (x, residual), tmp_path / "model.onnx", dynamo)
@@ -410,7 +410,7 @@ def test_flops_are_those_of_torchs_layer(name: str, groups: int) -> None:
 
 @pytest.mark.parametrize("first", ["polyconv", "torch.utils.flop_counter"])
 def test_flops_are_counted_whatever_is_imported_first(first: str) -> None:
-    """And polyconv does not import the counter, which imports Triton."""
+    """polyconv does not import the counter, which imports Triton."""
     program = f"""
 import sys, torch, {first}
 assert ("torch.utils.flop_counter" in sys.modules) == {first != "polyconv"}
@@ -427,7 +427,7 @@ assert "FlopCounterMode" in inspect.getsource(counter)
 
 @pytest.mark.parametrize("name", layers(torch.nn, 1))
 def test_a_profiler_sees_the_operators(name: str) -> None:
-    """Also where calls before it went around the dispatcher; what is left to PyTorch is seen as PyTorch's."""
+    """Also after fast-path calls; a passthrough appears as PyTorch's convolution."""
     module, transposed = layers(polyconv, 1)[name], "Transpose" in name
     x = torch.randn(2, 4, *range(9, 9 + len(module.kernel_size)), requires_grad=True)  # type: ignore[arg-type]
     with polyconv.tolerance(1e-4), torch.no_grad():

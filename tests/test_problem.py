@@ -1,4 +1,4 @@
-"""Problem: shapes, dense strides, and that equal questions are equal objects."""
+"""Problem: shapes, dense strides, and equality."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_kernels_refuse_other_axes_in_words(rank: int) -> None:
         PlanError, match=r"convolve over height and width; this problem has (length|depth, height, width)"
     ):
         plan_cuda(problem, DEVICES["v100"])
-    if rank == 1:  # a volume is planned as a sum of pictures
+    if rank == 1:  # a volume is planned as 2-D problems
         with pytest.raises(PlanError, match="convolve over height and width"):
             plan_cpu(problem)
 

@@ -1,6 +1,6 @@
-"""Processes that fork, processes without a home.
+"""Processes that fork, processes without a home directory.
 
-The bodies run in processes that have polyconv imported and nothing more, so that a first convolution has all to do.
+The bodies run in processes that have only imported polyconv, so that a first convolution does all initialisation.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ WORK = [forward, backward, fused, changing_settings]
 
 
 def fork(work: Callable[[], object], seconds: int) -> int:
-    """A child that does this and is gone; one that is stuck is ended."""
+    """A child that does this and exits; a stuck one is killed."""
     child = os.fork()
     if child == 0:
         try:
@@ -64,8 +64,8 @@ def fork(work: Callable[[], object], seconds: int) -> int:
 
 
 def fork_during_a_first(work: Callable[[], object]) -> None:
-    torch.set_num_threads(1)  # a child of a process that used several hangs in OpenMP, as with torch alone
-    # Nor is a fork safe while torch itself does a thing first.
+    torch.set_num_threads(1)  # forks of multi-threaded processes hang in OpenMP, as with torch alone
+    # Nor is a fork safe during torch's own initialisation.
     torch.ones(1, requires_grad=True).sum().backward()
     torch.ones(1).new_empty(1).contiguous()
     threads = [threading.Thread(target=work) for _ in range(2)]
@@ -75,7 +75,7 @@ def fork_during_a_first(work: Callable[[], object]) -> None:
     while any(thread.is_alive() for thread in threads) or len(children) < 5:
         children.append(fork(work, 60))
         time.sleep(pause)
-        pause *= 1.3  # some twenty children, however slow the machine
+        pause *= 1.3  # some twenty children, on any machine
     states = [os.waitpid(child, 0)[1] for child in children]
     assert not any(states), f"{sum(map(bool, states))} of {len(states)} children did not come back"
 
@@ -86,7 +86,7 @@ def test_children_forked_during_a_first_convolution_compute(work: Callable[[], o
 
 
 def imports_of_a_first(work: Callable[[], object]) -> list[str]:
-    """What the thread that calls imports itself, which a fork would not wait for."""
+    """Imports in the calling thread itself, for which a fork would not wait."""
     torch.ones(1, requires_grad=True).sum().backward()
     found, caller = [], threading.get_ident()
 
@@ -105,12 +105,12 @@ def test_a_first_convolution_imports_nothing_where_a_fork_may_meet_it(work: Call
 
 
 def handle_a_signal_during_a_first(milliseconds: int, handle: Callable[[], object]) -> None:
-    """What such a handler does not do itself is done by the next call."""
+    """What such a handler leaves undone is done by the next call."""
     handled: list[int] = []
 
     def handler(*_: object) -> None:
         handled.append(milliseconds)
-        with torch.enable_grad():  # it may come while a pass is computed, without
+        with torch.enable_grad():  # it may interrupt a pass, which it does not import for
             handle()
 
     signal.signal(signal.SIGALRM, handler)
@@ -147,7 +147,7 @@ def fork_while_outputs_are_taken() -> None:
         while not stop.is_set():
             take_one(like, [2**22], [1])
 
-    kept = [take_one(like, [2**22 + (i << 19)], [1]) for i in range(1, 500)]  # blocks to look through
+    kept = [take_one(like, [2**22 + (i << 19)], [1]) for i in range(1, 500)]  # scopes to search
     del kept
     threads = [threading.Thread(target=take) for _ in range(4)]
     for thread in threads:
@@ -185,7 +185,7 @@ def test_forked_workers_of_a_data_loader_compute() -> None:
     run_fresh(load_with_workers)
 
 
-# ---- without a home
+# ---- without a home directory
 
 
 def compute_without_a_home() -> None:

@@ -1,4 +1,4 @@
-"""Settings: defaults, environment variables, a block of code."""
+"""Settings: defaults, environment variables, scopes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_cannot_be_read_is_an_error(variable: str, value: str) -> None:
 
 @pytest.mark.parametrize("name", ["cache_dir", "kernels", "profile", "tuning_file"])
 def test_a_path_may_begin_with_a_tilde(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shell expands it in no value of ``env``, a service file or a container's settings."""
+    """A shell expands no ``~`` in values of ``env``, service files or container settings."""
     monkeypatch.setenv("HOME", "/home/me")
     value = getattr(Settings.from_environment({f"POLYCONV_{name.upper()}": "~/x"}), name)
     assert value in (Path("/home/me/x"), (Path("/home/me/x"),))
@@ -103,11 +103,11 @@ def test_the_instruction_set(text: str) -> None:
     assert Settings().instruction_set is None
 
 
-# ---- variables that nothing reads
+# ---- unknown variables
 
 
 def first_read(monkeypatch: pytest.MonkeyPatch, **variables: str) -> list[str]:
-    """What a new process is told when it first reads its settings, twice."""
+    """Warnings of a new process when it first reads its settings, twice."""
     monkeypatch.setattr(warn_once, "_said", {})
     for kept in ("_initial", "_process"):
         monkeypatch.setattr(settings, kept, getattr(settings, kept))
@@ -129,7 +129,7 @@ def test_a_misspelt_variable_is_said_once_with_the_closest_name(monkeypatch: pyt
 
 
 def test_variables_of_the_build_and_of_tests_are_not_misspelt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every name that is read anywhere in a checkout."""
+    """Every setting name read in a checkout."""
     root = Path(__file__).resolve().parents[1]
     files = [root / "setup.py", *(p for d in ("src", "csrc", "tests", "tools") for p in (root / d).rglob("*.py"))]
     read = {
@@ -240,11 +240,11 @@ def test_prints_as_variables() -> None:
     assert "POLYCONV_WORKSPACE_BYTES=67108864" in str(settings.current())
 
 
-# ---- one number for all of it
+# ---- the state version
 
 
 def test_a_state_that_comes_back_has_the_number_that_it_had() -> None:
-    """So that plans are found again: a training loop may enter a block in each of its steps."""
+    """So that plans are found again: a training loop may enter a scope in each step."""
     before = state_version.current()
     inside = set()
     for _ in range(3):
@@ -270,7 +270,7 @@ def test_a_state_that_comes_back_has_the_number_that_it_had() -> None:
 
 
 def test_nobody_learns_a_number_amid_a_change() -> None:
-    """A handler of signals may, in the thread that changes; the number holds for nothing then."""
+    """A signal handler may change settings, in the thread that is changing them; the version is then invalid."""
     asked: list[int] = []
     stack: scopes.ScopeStack[int] = scopes.ScopeStack(lambda: asked.append(state_version.current()))
     numbers = [0]
@@ -279,7 +279,7 @@ def test_nobody_learns_a_number_amid_a_change() -> None:
         before = state_version.current()
         numbers[0] = 1
         stack.put(scopes.ScopeEntry(1))
-        numbers[0] = 2  # what the change was about
+        numbers[0] = 2  # the setting being changed
         stack.put(scopes.ScopeEntry(2))
         assert len({before, state_version.current(), *asked}) == 3
     finally:
@@ -328,7 +328,7 @@ SWITCHES = {"allow_low_precision": polyconv.allow_low_precision, "benchmark": po
 @pytest.mark.parametrize("name", SWITCHES)
 @pytest.mark.parametrize("nested", [False, True])
 def test_an_interrupt_at_any_step_of_a_switch_leaves_nothing_behind(name: str, nested: bool) -> None:
-    """From the call that makes it, through the way into its block, to the end of that."""
+    """From the constructor call, through entry into its block, to its exit."""
     switch, before, entered = SWITCHES[name], settings.current(), state_version.current()
 
     def block() -> None:
@@ -423,7 +423,7 @@ def test_a_block_can_be_entered_again_and_decorate() -> None:
     assert settings.current() is before
 
 
-# ---- without a home
+# ---- without a home directory
 
 
 def test_without_a_home_there_is_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:

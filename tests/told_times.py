@@ -1,4 +1,4 @@
-"""A timer for :func:`polyconv.optimize` that knows the times, so that decisions do not depend on the machine."""
+"""A fake timer for :func:`polyconv.optimize`, so that decisions do not depend on the machine."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MODEL = "the model"
 
 @dataclass
 class Times:
-    """A timer that runs every call once, in its state, and then says what it was told.
+    """Runs every call once, in its state, and returns given times.
 
-    ``layers``: by name of a layer, or ``MODEL``, by contestant. What is not named takes one second.
+    ``layers``: by name of a layer, or ``MODEL``, by contestant. Others take one second.
     """
 
     layers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

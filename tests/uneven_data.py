@@ -1,4 +1,4 @@
-"""Data that is hard on float32: heavy tails, spikes, scales that differ by channel or place, offsets."""
+"""Data that is hard for float32: heavy tails, spikes, scales that differ by channel or place, offsets."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def _by_channel(g: np.random.Generator, shape: Shape) -> Array:
 
 
 def _rising(g: np.random.Generator, shape: Shape) -> Array:
-    """Input and weights with the same large channels: what one has the other amplifies."""
+    """Input and weights with the same large channels."""
     return g.standard_normal(shape) * np.geomspace(1e-3, 1e3, shape[-3])[:, None, None]
 
 
 def _by_place(g: np.random.Generator, shape: Shape) -> Array:
-    """Dark, but for a bright region."""
+    """Dark except for a bright region."""
     x = g.standard_normal(shape)
     h, w = (int(g.integers(0, size)) for size in shape[-2:])
     x[..., : h + 1, : w + 1] *= 1e3
@@ -74,8 +74,8 @@ PATTERNS: dict[str, Make] = {
     "checks": lambda g, s: (1 - 2 * (np.indices(s).sum(0) % 2)) * (1 + 0.1 * g.standard_normal(s)),
     "all equal": lambda g, s: np.full(s, 0.1),
 }
-"""The same in every tile or without any randomness, so that roundings add up instead of averaging out. No estimate can
-promise anything for these; the bound does."""
+"""The same in every tile or without randomness, so that rounding errors add up instead of averaging out. Only the bound
+covers these, no estimate."""
 
 
 def draw(kind: str, g: np.random.Generator, shape: Shape) -> Array:
@@ -87,7 +87,7 @@ def rms(x: Array) -> float:
 
 
 def local_rms(x: Array) -> float:
-    """The largest over windows of one channel, those that jut out counting as if zeros were there."""
+    """The largest over windows of one channel; partial windows count as if zero-padded."""
     squares = np.square(x, dtype=np.float64)
     for axis in (-2, -1):
         size = squares.shape[axis]
@@ -106,7 +106,7 @@ def local_mean(w: Array) -> float:
 
 
 def measure(x: Array, w: Array, exact: Array) -> Magnitudes:
-    """What there is to know of both operands, the last two axes of which are places or taps, and of the result."""
+    """Magnitudes of both operands, whose last two axes are places or taps, and of the result."""
     return Magnitudes(
         x_rms=rms(x),
         x_max=float(np.abs(x).max()),

@@ -23,7 +23,7 @@ def correlation(x: list[Fraction], w: list[Fraction], m: int) -> tuple[Fraction,
 
 @st.composite
 def algorithms(draw: st.DrawFn) -> Bilinear:
-    """Any outputs, taps, scaling and points: default, or distinct ones with or without infinity in any place."""
+    """A random F(m, r) with scaling and points: the default ones, or distinct ones with or without infinity."""
     m, r = draw(sizes), draw(sizes)
     points: tuple[Point, ...] | None = None
     if draw(st.booleans()):
@@ -50,7 +50,7 @@ def test_weight_gradient(f: Bilinear, data: st.DataObject) -> None:
     gradient = f.weight_gradient()
     assert gradient(x, dy) == correlation(x, dy, f.r)
     assert gradient.error() is None
-    assert gradient.bt == f.bt  # the forward pass's transformed input serves
+    assert gradient.bt == f.bt  # the transformed input of the forward pass
     assert gradient.weight_gradient() == f
 
 
@@ -68,7 +68,7 @@ def test_input_gradient(f: Bilinear, data: st.DataObject) -> None:
 
 @given(algorithms(), st.data())
 def test_input_gradient_is_also_the_forward_pass_with_reversed_taps(f: Bilinear, data: st.DataObject) -> None:
-    """Where tiles must not overlap: dx[k] = sum_j w[j] dy[k - j], dy padded by r - 1 zeros in front."""
+    """Input gradient with tiles that must not overlap: dx[k] = sum_j w[j] dy[k - j], r - 1 zeros before dy."""
     w, dy = values(data, f.r), values(data, f.m + f.r - 1)
     expected = tuple(sum(w[j] * dy[k + f.r - 1 - j] for j in range(f.r)) for k in range(f.m))
     assert f(dy, w[::-1]) == expected
@@ -81,7 +81,7 @@ def test_the_weight_gradient_is_f_of_r_and_m(m: int, r: int) -> None:
 
 @given(st.integers(1, 7), st.integers(1, 7))
 def test_default_transforms_of_data_are_exact_in_float32(m: int, r: int) -> None:
-    """Only G may hold numbers that round; and B^T has a unit in every row, which costs no multiplication."""
+    """Only G may need rounding; every row of B^T has a unit entry, which costs no multiplication."""
     f = cook_toom(m, r)
     entries = [c for row in f.at + f.bt for c in row]
     assert all(is_dyadic(c) for c in entries)

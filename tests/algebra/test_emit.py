@@ -1,4 +1,4 @@
-"""Emitted transforms: programs proved equal to their matrices, counts held, and the C text compiled and run."""
+"""Emitted transforms: programs equal their matrices, operation counts, and the C text compiled and run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def matrices(draw: st.DrawFn) -> Matrix:
 
 @st.composite
 def paired(draw: st.DrawFn) -> Matrix:
-    """Rows, or columns, in pairs that agree up to signs and a factor."""
+    """Pairs of rows, or of columns, that agree up to signs and a factor."""
     rows = []
     for row in draw(matrices()):
         factor = draw(st.sampled_from([Fraction(1), Fraction(1, 2), Fraction(3)]))
@@ -116,7 +116,7 @@ POLYCONV_INLINE V mul_sub(V x, float c, V y) { return x * c - y; }
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_the_text_compiles_and_computes_the_matrix(tmp_path: Path) -> None:
-    """For float, double and a vector of four floats, in place; and with old outputs as further inputs."""
+    """For float, double and a vector of four floats; in place, and accumulating onto old outputs."""
     f = cook_toom(4, 5)
     accumulate = tuple(a + b for a, b in zip(identity(4), f.at, strict=True))
     cases = {"bt": f.bt, "at": f.at, "g": f.g, "b": transpose(f.bt), "pair": f.bt[3:5], "accumulate": accumulate}

@@ -1,4 +1,4 @@
-"""The lattice identities, in exact integer arithmetic."""
+"""The polyphase identities in exact integer arithmetic."""
 
 from __future__ import annotations
 

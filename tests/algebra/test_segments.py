@@ -21,7 +21,7 @@ def values(data: st.DataObject, count: int) -> list[Fraction]:
 
 @st.composite
 def axis_schemes(draw: st.DrawFn) -> AxisScheme:
-    """Any cut of any kernel; nested where the cut allows it."""
+    """Any cut of any kernel, nested where the cut allows it."""
     m = draw(st.integers(1, 4))
     if draw(st.booleans()):
         lengths = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
@@ -94,7 +94,7 @@ def test_tiles_are_shared_when_segments_advance_by_m() -> None:
     assert cut(4, 9, 4, 5, tiles=2).span == 16
 
 
-# (kernel's schemes, fewer multiplications): the figures the design rests on.
+# (schemes of both axes, factor by which multiplications decrease): the figures that the design relies on.
 TABLE = [
     (cut(4, 5, 3, 2), cut(4, 9, 3, 3, 3), Fraction(10, 3)),
     (cut(4, 5), cut(4, 9, 4, 5), Fraction(45, 8)),

@@ -1,4 +1,4 @@
-"""How a race stands: turns, who drops out, when it is decided."""
+"""Elimination in an autotuning session: order of trials, dropped candidates, the decision."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from polyconv.autotune.elimination import BEHIND, Elimination
 
 
 def run(times: dict[str, float], rounds: int = 5, stays: tuple[str, ...] = ()) -> Elimination:
-    """A race in which every call of a contender takes the same time."""
+    """A session in which every trial of a candidate takes the same time."""
     standings = Elimination(list(times), rounds, stays)
     while not standings.decided:
         name = standings.next

@@ -1,4 +1,4 @@
-"""polyconv.benchmark: the first calls of a problem are a race, every one of them right, and then the fastest stays."""
+"""polyconv.benchmark: the first calls of a problem are trials with correct results, then the fastest candidate runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if not native.is_available():
 T = TypeVar("T")
 X, W = (2, 16, 24, 28), (16, 16, 3, 3)
 MOST_CONTENDERS = TRIALS + 4
-"""And the best of each engine."""
+"""Includes the best candidate of each engine."""
 
 
 @pytest.fixture(autouse=True)
@@ -51,11 +51,11 @@ def _forgotten() -> Iterator[None]:
     yield
     preferences.forget_races()
     online._races.clear()
-    prepare.known.clear()  # which know the races
+    prepare.known.clear()  # prepared calls hold sessions
 
 
 class Timed(CpuBackend):
-    """Contenders take the time that they are told, by a clock that nothing else moves."""
+    """A fake clock that only candidates advance, by times given per candidate."""
 
     def __init__(self, seconds: Callable[[str], float]) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Timed(CpuBackend):
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Timed]:
-    """Races on the CPU, by a clock of their own. PyTorch's convolution takes a second, all others two."""
+    """Autotuning on the CPU with a fake clock: ATen takes 1 s, all other candidates 2 s."""
     backend = Timed(lambda name: 1.0 if name.endswith(aten.NAME) else 2.0)
     monkeypatch.setattr(online, "clock", lambda: backend.now)
     with the_backend.override("cpu", backend), polyconv.benchmark():
@@ -93,7 +93,7 @@ def call(x: Tensor, w: Tensor) -> Tensor:
 
 
 def until_decided(once: Callable[[], T]) -> list[T]:
-    """All results. The last was no part of a race."""
+    """All results; the last call was not a trial."""
     found, before = [], -1
     while before != online.turns():
         before = online.turns()
@@ -113,7 +113,7 @@ def problem_of(x: Tensor, w: Tensor) -> Problem:
     return Problem.make("fprop", x.shape, w.shape, padding=(1, 1, 1, 1))
 
 
-# ---- while it is raced, and afterwards
+# ---- during and after a session
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 1e-5, 1e-4])
@@ -145,7 +145,7 @@ def test_the_fastest_wins_and_stays(timed: Timed) -> None:
 
 @pytest.mark.parametrize(("ours", "wins"), [(1.3e-4, False), (1.0e-4, True)])
 def test_what_it_costs_to_get_to_a_kernel_counts(timed: Timed, ours: float, wins: bool) -> None:
-    """The clock runs only while a contender computes; PyTorch's is called directly, once it has won."""
+    """The clock runs only inside a candidate; ATen is called directly once it has won."""
     x, w = tensors()
     timed.seconds = lambda name: 2e-4 if name.endswith(aten.NAME) else ours
     call_until_decided(x, w)
@@ -154,7 +154,7 @@ def test_what_it_costs_to_get_to_a_kernel_counts(timed: Timed, ours: float, wins
 
 @pytest.mark.parametrize(("ours", "wins"), [(1.85e-3, False), (1.7e-3, True)])
 def test_a_layer_that_is_trained_is_decided_as_a_whole(timed: Timed, ours: float, wins: bool) -> None:
-    """One pass of polyconv's takes all three through Python: they have to be worth it together."""
+    """One polyconv pass sends all three through Python, so their gains are weighed together."""
     x, w = (tensor.requires_grad_() for tensor in tensors())
     dy = torch.randn(X)
     timed.seconds = lambda name: 2e-3 if name.endswith(aten.NAME) else ours
@@ -181,8 +181,8 @@ def test_a_draw_is_left_to_torch(timed: Timed, ours: float, winner: str) -> None
 
 
 def test_one_unlucky_call_does_not_put_torch_out(timed: Timed) -> None:
-    """A machine that others use, too: what they add to a call says nothing about who is slower."""
-    first = iter([1.0, 9.0])  # it warms up, and is timed
+    """On a busy machine, noise added to a trial must not decide."""
+    first = iter([1.0, 9.0])  # a warm-up, then a trial
 
     def seconds(name: str) -> float:
         return next(first, 1.0) if name.endswith(aten.NAME) else 2.0
@@ -195,7 +195,7 @@ def test_one_unlucky_call_does_not_put_torch_out(timed: Timed) -> None:
 
 @pytest.mark.parametrize(("noise", "stays"), [(1.0, False), (1.3, True)])
 def test_what_the_model_chose_stays_where_times_are_too_uncertain(timed: Timed, noise: float, stays: bool) -> None:
-    """A tenth faster means nothing where two calls of one contender differ by more."""
+    """A gain of a tenth is noise if two trials of one candidate differ by more."""
     x, w = tensors()
     usual, other, *_ = (n for n in timed.trials(problem_of(x, w), inference=True) if not n.endswith(aten.NAME))
     calls_of = {usual: 0, other: 0}
@@ -212,7 +212,7 @@ def test_what_the_model_chose_stays_where_times_are_too_uncertain(timed: Timed, 
 
 
 def test_a_race_is_short(timed: Timed) -> None:
-    """Each contender warms up; who is hopeless is timed once."""
+    """Each candidate has a warm-up call; a hopeless one has a single trial."""
     x, w = tensors()
     timed.seconds = lambda name: 1.0 if name.endswith(aten.NAME) else 9.0
     call_until_decided(x, w)
@@ -285,11 +285,11 @@ def gradients(x: Tensor, w: Tensor) -> list[Problem]:
     return [Problem.make("wgrad", x.shape, w.shape, bias=True)]
 
 
-# ---- who takes part
+# ---- which problems take part
 
 
 def test_one_weight_takes_part_in_inference(timed: Timed) -> None:
-    """What is kept of a weight is kept for one candidate at a time: another layer runs what it would run anyway."""
+    """The weight cache holds a weight for one candidate at a time, so another weight runs the cost model's choice."""
     x, w = tensors()
     other = torch.randn(W)
     call(x, w)
@@ -550,7 +550,7 @@ def test_a_later_process_follows_what_was_saved(tmp_path: Path) -> None:
 
 
 def worker(rank: int, folder: str) -> None:
-    """One of two ranks, for each of which another contender is the fastest."""
+    """One of two ranks, each with another fastest candidate."""
     torch.set_num_threads(1)
     backend = Timed(lambda _: 1.0)
     online.clock = lambda: backend.now
@@ -580,7 +580,7 @@ def test_ranks_agree_on_the_winner(tmp_path: Path) -> None:
 
 
 def test_a_call_is_timed_on_the_gpu_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which need not be the current one: an event that is recorded on another stream measures something else."""
+    """An event on the stream of another device measures other work."""
     second, seen = torch.device("cuda", 1), []
 
     class Event:

@@ -1,4 +1,4 @@
-"""A preference from outside the planners: followed where it can be, explained where it cannot."""
+"""Preferences given to the planners: followed if possible, else explained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tuning files: what they say, who may write them, and that the backends listen."""
+"""Tuning files: contents, merging, refusals, and their effect on plans."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def entry(choice: str = "this", measured: str = "2026-01-01T00:00:00Z", **second
 
 
 def test_the_key_reads_well_and_stays() -> None:
-    """Files in repositories are looked up by it: a change makes them all worthless."""
+    """Tuning files in repositories depend on the key: a change invalidates them all."""
     assert KEY == (
         "fprop x 1x16x40x40 w 16x16x3x3, stride 1x1, padding 1,1,1,1 zeros, dilation 1x1, groups 1, "
         "layout nchw nchw nchw, float32, tolerance 0.0001"
@@ -223,7 +223,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     assert [p.name for p in tmp_path.iterdir()] == ["t.json"]
 
 
-# ---- the backends listen
+# ---- the backends follow the file
 
 
 @pytest.fixture
@@ -236,14 +236,14 @@ def backend() -> CpuBackend:
 
 
 def another(backend: CpuBackend, problem: Problem = PROBLEM) -> str:
-    """A candidate that the model would not choose."""
+    """A candidate other than the cost model's choice."""
     names = backend.candidates(problem)[1:]
-    return next((name for name in names if "ATen" not in name), names[0])  # of a volume there are two
+    return next((name for name in names if "ATen" not in name), names[0])  # a volume has two candidates
 
 
 @pytest.mark.parametrize("problem", [PROBLEM, SIGNAL, VOLUME], ids=["picture", "signal", "volume"])
 def test_the_cpu_backend_runs_what_the_file_says(tmp_path: Path, backend: CpuBackend, problem: Problem) -> None:
-    """A signal is found as the picture that it is computed as."""
+    """A 1-D problem is looked up as the 2-D problem that it is lowered to."""
     x, w = torch.randn(problem.x_shape), torch.randn(problem.w_shape, requires_grad=True)
     ours, theirs = (getattr(where, f"conv{problem.rank}d") for where in (polyconv, torch.nn.functional))
     asked = problem.as_2d()

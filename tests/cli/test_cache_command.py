@@ -1,4 +1,4 @@
-"""``polyconv cache``: what it says of a cache, and what it deletes."""
+"""``polyconv cache``: its output and what it deletes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARCHS = ("sm_70", "sm_100")
 
 @pytest.fixture
 def cache(tmp_path: Path) -> KernelCache:
-    """Two kernels, each for two architectures, in a cache of their own."""
+    """A cache with two kernels, each for two architectures."""
     made = KernelCache(tmp_path / "cache", include_dirs=[KERNELS], compiler=lambda *_: b"machine code")
     for arch in ARCHS:
         made.get_many([axpy_spec(), axpy_spec(64)], arch)
@@ -33,7 +33,7 @@ def ask(cache: KernelCache, capsys: pytest.CaptureFixture[str], *arguments: str,
         capsys.readouterr()
         assert cli.main(["cache", *arguments, "--json"]) == status
         answer = json.loads(capsys.readouterr().out)
-        assert cli.main(["cache", *arguments]) == status  # the same for people
+        assert cli.main(["cache", *arguments]) == status  # also as text
     return answer
 
 

@@ -1,4 +1,4 @@
-"""The command's frame: version, help and its examples, mistakes, interruptions, completion, imports."""
+"""The command line as a whole: version, help and examples, errors, interrupts, completion, imports."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_options_of_one_name_mean_one_thing(name: str) -> None:
 def test_help_fits_a_narrow_window(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for commands, which can be copied as long as they are in one line, and lists."""
+    """Except commands, which are copied as one line, and lists."""
     monkeypatch.setenv("COLUMNS", "60")
     paragraphs = help_of(name, capsys).split("\n\n")
     assert any(len(paragraph.splitlines()) > 1 for paragraph in paragraphs)
@@ -168,7 +168,7 @@ def test_progress_says_what_is_left(capsys: pytest.CaptureFixture[str], monkeypa
     assert [console.duration_text(s) for s in (9.6, 89, 91, 5399, 5400)] == ["10 s", "89 s", "2 min", "90 min", "2 h"]
 
 
-# ---- what is not imported
+# ---- imports that must not happen
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_the_package_is_whole_once_it_is_asked_for() -> None:
     assert "no attribute 'nonsense'" in ran.stdout
 
 
-# ---- mistakes
+# ---- errors
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_an_unknown_workload_is_wrong_usage(name: str, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("name", ["plan", "bench", "tune", "warmup", "inspect"])
 def test_a_file_after_json_is_told_where_to_go(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """--json takes no file, so that the file would be taken for a workload."""
+    """--json takes no file, so a file after it would be read as a workload."""
     with pytest.raises(SystemExit, match="2"):
         cli.main([name, "--json", "out.json"])
     assert (
@@ -298,7 +298,7 @@ def test_plan_takes_three_axes(device: str, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_plan_of_a_volume_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of ``explain``: what is stacked, the plans of the pictures, and why they are not summed."""
+    """The lines of ``explain``: the stacking, the plans of the 2-D problems, and why the sum does not run."""
     assert cli.main([*BY_ARGUMENTS[:-1], "9", "9", "--device", "v100", "--pass", "fprop"]) == 0
     said = capsys.readouterr().out
     assert said.startswith(
@@ -361,7 +361,7 @@ def test_ctrl_c_leaves_no_traceback(tmp_path: Path) -> None:
     started = tmp_path / "started"
     script = (
         "import signal, sys, time, types, pathlib\n"
-        # A shell that starts this in the background has Ctrl-C ignored.
+        # A shell starts background jobs with SIGINT ignored.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from polyconv_cli import defer, main\n"
         "defer('polyconv')\n"
@@ -385,7 +385,7 @@ def test_ctrl_c_leaves_no_traceback(tmp_path: Path) -> None:
 
 
 def test_a_closed_pipe_leaves_no_traceback() -> None:
-    """``polyconv plan all --json | head -1``: much more than a pipe holds."""
+    """``polyconv plan all --json | head -1``: more output than a pipe holds."""
     process = subprocess.Popen(
         command_line("plan", "models", "--pass", "fprop", "--json"),
         env=environment(),

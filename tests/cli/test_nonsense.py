@@ -1,4 +1,4 @@
-"""Commands that cannot be obeyed: one sentence that says why and exit status 2, or 1 where the answer is bad."""
+"""Invalid command lines: one sentence with the reason and exit status 2, or 1 if the answer is negative."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ NONSENSE = [
 
 @pytest.fixture
 def places(tmp_path: Path) -> dict[str, str]:
-    """What the words in capitals stand for."""
+    """Values of the placeholders in capitals."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("something")
     (tmp_path / "garbage.json").write_bytes(b"\xff\xfe{[")

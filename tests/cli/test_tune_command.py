@@ -1,4 +1,4 @@
-"""``polyconv tune``: what it measures is written, merged, and found by the backend."""
+"""``polyconv tune``: measurements are written, merged, and followed by the backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The matrices that the C++ compiler computes are those of the exact algebra, up to a scale per point."""
+"""The matrices computed at C++ compile time equal the exact algebra, up to a scale per point."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], 
 
 @pytest.mark.parametrize(("m", "r"), ALGORITHMS)
 def test_same_algorithm(compiled: dict[tuple[int, int], Any], m: int, r: int) -> None:
-    """Exact in A^T and B^T, whose entries are dyadic; G is rounded to double once."""
+    """A^T and B^T are exact (dyadic entries); G is rounded to double once."""
     at, g, bt = compiled[m, r]
     exact = cook_toom(m, r)
     for point in range(m + r - 1):
-        # Where one side has a row k times as large, the other has the product of the rest: B^T takes it from G here.
+        # A row scaled by k on one side is scaled by 1/k on the other: here B^T takes the factor from G.
         column = next(j for j in range(m + r - 1) if exact.bt[point][j])
         factor = Fraction(bt[point][column]) / exact.bt[point][column]
         assert [Fraction(entry) for entry in bt[point]] == [factor * entry for entry in exact.bt[point]]

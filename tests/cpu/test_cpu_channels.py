@@ -1,4 +1,4 @@
-"""The forward kernels with channels in the lanes against float64, and as input gradients of any stride."""
+"""The channel-lanes forward kernels against float64, also as input gradients of any stride."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The depthwise native kernels against float64: every pass, border, stride, multiplier and memory layout."""
+"""The native depthwise kernels against float64: every pass, border, stride, multiplier and memory layout."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def depthwise(
     dilation: tuple[int, int] = (1, 1),
     border: str = "zeros",
 ) -> Layer:
-    """Padded so that the size stays, unless told otherwise."""
+    """Padding that keeps the size, by default."""
     h, w = (dilation[i] * (kernel[i] - 1) // 2 for i in range(2))
     x, out = (batch, channels, *size), channels * multiplier
     return Layer(x, out, kernel, stride, padding or (h, h, w, w), dilation, channels, border)
@@ -98,7 +98,7 @@ def test_any_geometry(layer: Layer, x_layout: str, y_layout: str, out_layout: st
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 def test_large_outputs_are_streamed(layout: str) -> None:
-    """More than 8 MB, at addresses that are and are not those of cache lines."""
+    """Streaming stores: over 8 MB, at addresses with and without cache-line alignment."""
     for width in (56, 61):
         layer = depthwise(5, 144, (56, width), (3, 3))
         run = Run.make(layer, torch.float32, layout, layout)
@@ -113,7 +113,7 @@ def test_same_bits_whatever_the_number_of_threads(name: str, layout: str) -> Non
 
 
 def test_weight_gradient_of_large_images_is_accurate() -> None:
-    """All products positive: the worst case for a sum in float32."""
+    """All products are positive: the worst case for a float32 sum."""
     x, dy = torch.rand(1, 2, 300, 500) + 1, torch.rand(1, 2, 300, 500) + 1
     dw, db = torch.empty(2, 1, 3, 3), torch.empty(2)
     torch.ops.polyconv_cpu.depthwise_wgrad(x, dy, dw, db, [1, 1, 1, 1, 1, 1, 2, 0])

@@ -1,4 +1,4 @@
-"""The epilogue in the native CPU kernels: every engine, where it stores an element, against float64."""
+"""The epilogue of the native CPU kernels, at every store of every engine, against float64."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ load_native()
 APPLIED: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda y: y, "relu": F.relu, "silu": F.silu}
 EPILOGUES = [(activation, residual) for activation in APPLIED for residual in (False, True)][1:]
 FUSED, GROUPED, PHASED = 1, 2, 3
-"""The orders of stages that tiles in lanes know."""
+"""Stage orders of the tile-lanes engine."""
 
 Run = Callable[[Layer, Tensor, Tensor, Tensor | None, Tensor, Tensor | None, str], None]
 
@@ -92,7 +92,7 @@ def operands(layer: Layer, x_layout: str, dtype: torch.dtype) -> tuple[Tensor, T
 
 @lru_cache(maxsize=8)
 def exact(layer: Layer, x_layout: str, dtype: torch.dtype) -> Tensor:
-    """Without an epilogue; once for all engines, because it takes longer than most of them."""
+    """Float64 result without an epilogue, computed once for all engines because it is slow."""
     x, w, bias = operands(layer, x_layout, dtype)
     return layer.reference(x.double(), w.double(), bias.double())
 
@@ -106,7 +106,7 @@ def check(
     dtype: torch.dtype = torch.float32,
     x_layout: str = "contiguous",
 ) -> None:
-    """Against float64; what is not written stays NaN, and the inputs stay what they were."""
+    """Against float64; unwritten elements stay NaN, and inputs must not change."""
     expected = exact(layer, x_layout, dtype)
     x, w, bias = operands(layer, x_layout, dtype)
     y, added = poisoned(layer.y, layout, dtype), None
@@ -155,7 +155,7 @@ def test_float64(activation: str, residual: bool) -> None:
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 def test_large_outputs_are_written_past_the_caches(layout: str) -> None:
-    """More than 8 MiB, with rows that start anywhere in a vector."""
+    """Streaming stores: over 8 MiB, with rows that start anywhere in a vector."""
     wide = Layer((1, 3, 385, 389), 16, (3, 3), padding=(1, 1, 1, 1))
     check(TILES["tile lanes, F(4,3) x F(4,3), fused"], wide, "silu", True, layout, x_layout=layout)
     check(CHANNELS["channel lanes, algorithm 1"], wide, "silu", True, layout, x_layout=layout)
@@ -188,7 +188,7 @@ def test_any_depthwise_geometry(layer: Layer, epilogue: tuple[str, bool], layout
 
 @pytest.mark.parametrize("engine", [*ENGINES, "depthwise"])
 def test_relu_has_the_bits_of_torch(engine: str) -> None:
-    """The sums are those of a pass without an epilogue, down to the last bit."""
+    """The sums equal those of a pass without an epilogue, bit by bit."""
     layer = DEPTHWISE_LAYERS["strided"] if engine == "depthwise" else LAYERS["W1 in small"]
     run = {**ENGINES, "depthwise": DEPTHWISE}[engine]
     x, w, bias = torch.randn(layer.x), torch.randn(layer.w), torch.randn(layer.out_channels)
@@ -200,7 +200,7 @@ def test_relu_has_the_bits_of_torch(engine: str) -> None:
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 def test_nothing_is_written_or_read_beside_the_rows(layout: str) -> None:
-    """The residual is NaN wherever it is not to be read."""
+    """The residual is NaN wherever it must not be read."""
     layer = Layer((1, 4, 12, 30), 20, (3, 3), padding=(1, 1, 1, 1))
     x, w = torch.randn(layer.x), torch.randn(layer.w)
     last = layout == "channels_last"
@@ -219,7 +219,7 @@ def test_nothing_is_written_or_read_beside_the_rows(layout: str) -> None:
 
 
 def test_silu_is_within_a_few_ulp(instruction_set: str) -> None:
-    """Over all exponents. Below -88.7 it is -0, as torch's; the true value has no more than that left."""
+    """Over all exponents. Below -88.7 the result is -0, as torch's; the true value is no larger."""
     assert native.instruction_set() == instruction_set
     some = torch.randint(-(2**31), 2**31, (400_000,)).to(torch.int32).view(torch.float32)
     x = torch.cat([some[some.isfinite()], torch.linspace(-110, 110, 400_001), torch.linspace(-1, 1, 100_001)])
@@ -236,7 +236,7 @@ def test_silu_is_within_a_few_ulp(instruction_set: str) -> None:
 
 @pytest.mark.parametrize(("activation", "residual"), EPILOGUES)
 def test_pytorchs_convolution_is_followed_by_the_rest(activation: str, residual: bool) -> None:
-    """polyconv has no kernels for bfloat16."""
+    """polyconv has no bfloat16 CPU kernels."""
     x, w = torch.randn(2, 3, 9, 9).bfloat16(), torch.randn(4, 3, 3, 3).bfloat16()
     added = torch.randn(2, 4, 7, 7).bfloat16() if residual else None
     sums = F.conv2d(x, w)
@@ -244,7 +244,7 @@ def test_pytorchs_convolution_is_followed_by_the_rest(activation: str, residual:
     assert torch.equal(polyconv.conv2d(x, w, activation=activation, residual=added), expected)
 
 
-# ---- the operators refuse what they cannot do
+# ---- refusals of the operators
 
 
 def test_a_residual_of_another_layout_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""What the native kernels say of themselves, which Python plans by: that it is true, and that Python understands it."""
+"""Facts that the native kernels report and the planner relies on: correct, and understood by Python."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ assert "polyconv.cpu._native" in sys.modules
 
 
 def test_every_name_has_a_number() -> None:
-    """As many names as Python has, and the same ones: whatever the order is."""
+    """The same names as Python has, in any order."""
     facts = native.facts()
     assert sorted(facts["borders"]) == sorted(mode.value for mode in PaddingMode)
     assert sorted(facts["activations"]) == sorted(activation.value for activation in Activation)
@@ -70,7 +70,7 @@ def test_a_number_without_a_scheme_is_refused() -> None:
     ids=lambda value: str(value).replace(" ", "-"),
 )
 def test_sums_begin_anew_where_the_error_model_is_told(engine: str, channels: int, instruction_set: str) -> None:
-    """One term so large that the ones which follow in the same sequence are lost; in the next they count again."""
+    """One term so large that later terms of the same float32 sum are lost; the next sum counts them again."""
     assert native.instruction_set() == instruction_set
     schemes = tile_lanes.schemes() if engine == tile_lanes.NAME else channel_lanes.schemes(Pass.FPROP)
     index = schemes.index(DIRECT)
@@ -86,7 +86,7 @@ def test_sums_begin_anew_where_the_error_model_is_told(engine: str, channels: in
 
 
 def test_depthwise_sums_begin_anew_where_the_error_model_is_told(instruction_set: str) -> None:
-    """The same for the weight gradient of one tap: of the two layouts, one has sums as long as the kernels say."""
+    """Likewise for the weight gradient of one tap: one of the two layouts has sums of the reported length."""
     assert native.instruction_set() == instruction_set
     channels, height, width, large = 16, 16, 1024, 2.0**24
     geometry = [1, 1, 0, 0, 1, 1, channels, 0]
@@ -106,7 +106,7 @@ def test_depthwise_sums_begin_anew_where_the_error_model_is_told(instruction_set
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_long_rows_of_a_depthwise_gradient_are_predicted(layout: torch.memory_format, instruction_set: str) -> None:
-    """A lane goes on to the end of its row before the sum goes on in double, and rows may be long."""
+    """A lane sums to the end of its row, however long, before it continues in double."""
     assert native.instruction_set() == instruction_set
     channels, width = 16, 2**16
     problem = Problem.make("wgrad", (1, channels, 3, width + 2), (channels, 1, 3, 3), groups=channels)

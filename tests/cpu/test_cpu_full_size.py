@@ -1,4 +1,4 @@
-"""W2 at its full size on the CPU: 2.1e9 outputs in 8.6 GB, sampled rows against float64. Nightly: it needs 10 GB."""
+"""W2 at full size on the CPU: 2.1e9 outputs in 8.6 GB, sampled rows against float64. Nightly: needs 10 GB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The native CPU kernels against float64: every scheme, order of stages and instruction set, on ragged shapes."""
+"""The native CPU kernels against float64: every scheme, stage order and instruction set, on ragged shapes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def plan(scheme: Scheme, mode: int = AUTOMATIC, lanes: int = 0) -> list[int]:
 
 
 def close(found: Tensor, expected: Tensor) -> None:
-    """Per element: 1e-4 absolute and relative. What was not written is NaN, and fails."""
+    """Per element: 1e-4 absolute and relative. Elements that were not written are NaN, and fail."""
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -89,7 +89,7 @@ LAYOUTS = ("dense", "channels last", "columns outermost", "every third column")
 
 
 def poisoned(shape: tuple[int, ...], layout: str = "dense") -> Tensor:
-    """Of NaN, in some layout of memory; what lies between its elements is NaN, too."""
+    """NaN in some memory layout, gaps between elements included."""
     n, c, h, w = shape
     nan = float("nan")
     if layout == "channels last":
@@ -102,13 +102,13 @@ def poisoned(shape: tuple[int, ...], layout: str = "dense") -> Tensor:
 
 
 def arranged(tensor: Tensor, layout: str) -> Tensor:
-    """The same values in some layout of memory."""
+    """The values in some memory layout."""
     return poisoned(tuple(tensor.shape), layout).copy_(tensor)
 
 
 @lru_cache(maxsize=8)
 def exact_output(case: Case) -> Tensor:
-    """Once for all schemes and layouts: it takes longer than most of them."""
+    """Float64 reference, computed once for all schemes and layouts because it is slow."""
     return case.reference(*case.tensors())
 
 
@@ -217,7 +217,7 @@ def test_any_memory_layout(x_layout: str, y_layout: str) -> None:
 
 @pytest.fixture(params=[256, 1024, 2048], ids=lambda size: f"{size} KiB")
 def l2_bytes(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Work that is cut for a core with so much L2 cache."""
+    """Schedule for a core with this L2 size [bytes]."""
     before = native.l2_bytes()
     yield native.l2_bytes(request.param << 10)
     native.l2_bytes(before)
@@ -236,7 +236,7 @@ def l2_bytes(request: pytest.FixtureRequest) -> Iterator[int]:
     ids=lambda case: f"{case.x} {case.kernel}",
 )
 def test_any_size_of_cache(case: Case, l2_bytes: int) -> None:
-    """Every scheme, in the order of stages and the cut that suit such a core."""
+    """Every scheme, with the stage order and chunks for such a core."""
     assert native.l2_bytes() == l2_bytes
     for scheme in SCHEMES:
         fprop(case, scheme)
@@ -265,7 +265,7 @@ def test_nothing_is_written_between_the_columns() -> None:
 
 
 def test_expanded_gradient() -> None:
-    """The gradient of a sum is one number, expanded: all strides are 0."""
+    """The gradient of a sum is an expanded scalar: all strides are 0."""
     case = CASES["W1 in small"]
     x, w, _ = case.tensors()
     dy = torch.tensor(0.3).expand(case.y)
@@ -395,7 +395,7 @@ def test_module_notices_changed_weights() -> None:
     with torch.no_grad():
         module.weight.mul_(2)
     check()
-    module.weight.data.copy_(module.weight.data.flip(0))  # moves no version counter
+    module.weight.data.copy_(module.weight.data.flip(0))  # no version counter changes
     check()
     module.weight.data = torch.randn_like(module.weight) * 0.03
     check()
@@ -426,7 +426,7 @@ def test_output_pool_reuses_and_is_bounded() -> None:
     assert other.data_ptr() != address
     view = first[0, 3]
     del first
-    assert native.empty_output(like, shape, strides).data_ptr() != address  # a view keeps the memory
+    assert native.empty_output(like, shape, strides).data_ptr() != address  # a view keeps the memory alive
     del view
     assert native.empty_output(like, shape, strides).data_ptr() == address
     with polyconv.settings.use(output_pool=size // 2):

@@ -1,4 +1,4 @@
-"""The CPU planner: what it chooses, that it says why, and that it depends on nothing but its arguments."""
+"""The CPU planner: its choices, its reasons, and that it depends on its arguments only."""
 
 from __future__ import annotations
 
@@ -146,14 +146,14 @@ def test_no_scheme_combines_taps_that_are_not_there(kernel: tuple[int, int], axe
 
 
 def test_phases_of_a_stride_keep_their_schemes() -> None:
-    """The gradient of a strided 3x3 kernel has classes of two taps and of one: three at a time may still gain there."""
+    """The input gradient of a strided 3x3 kernel has phases of two taps and of one: F(3, r) may still pay."""
     plan = plan_cpu(Problem.make("dgrad", (1, 96, 64, 64), (96, 96, 3, 3), stride=(2, 2), padding=(1,) * 4), SERVER)
     (tried,) = (c for c in plan.candidates if c.name == "F(6,3) x F(1,1), tile lanes")
     assert tried.cost is not None
 
 
 def test_extents_beyond_32_bits_are_atens() -> None:
-    """The kernels count in 32 bits; ATen takes such tensors, so the plan is a passthrough."""
+    """The kernels use 32-bit indices; ATen takes such tensors, so the plan is a passthrough."""
     plan = plan_cpu(Problem.make("fprop", (3_000_000_000, 1, 1, 1), (1, 1, 1, 1)))
     assert plan.choice.endswith(", ATen")
     assert "extents of at most 2147483647" in plan.explain()

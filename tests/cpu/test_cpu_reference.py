@@ -1,4 +1,4 @@
-"""The plain native kernels: every pass, border, stride and memory layout, to the last bits of the element type."""
+"""The native reference kernels: every pass, border, stride and layout, to the last bits of the element type."""
 
 from __future__ import annotations
 

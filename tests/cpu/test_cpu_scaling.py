@@ -1,10 +1,9 @@
-"""Large images cost what their pixels cost: time and memory per pixel stay what they are on small ones.
+"""Time and memory per pixel of large images are those of small ones.
 
-Memory is looked at on every change. Time depends on what else the machine does, so it is looked at with
-``POLYCONV_NIGHTLY=1`` only.
+Memory is checked on every change. Time depends on the machine's load, so it is checked with ``POLYCONV_NIGHTLY=1``
+only.
 
-Each measurement is a process of its own: only a new process has a meaningful largest memory, and only there no test
-before has filled a pool.
+Each measurement has its own process: only there is the peak memory meaningful and the output pool empty.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ PASSES = ("fprop", "dgrad", "wgrad")
 SIDES = (128, 512, 1024)
 LARGEST = 4096
 GROWTH = 1.15
-"""Time per output pixel of any image, at most, relative to the smallest one."""
+"""Largest time per output pixel, relative to the smallest image."""
 SCRATCH = 64 * 2**20
-"""Bytes beside the tensors, at most."""
+"""Largest memory besides the tensors [bytes]."""
 SLACK = 16 * 2**20
-"""Bytes by which the scratch memory of two images may differ: allocators keep a little of what was freed."""
+"""Largest difference of the scratch memory of two images [bytes]: allocators keep some freed memory."""
 SPEEDUP = 1.8
-"""Of two threads, at least."""
+"""Smallest speedup with two threads."""
 
 
-# ---- the process that measures
+# ---- the measuring process
 
 
 def call(kind: str, side: int) -> tuple[Callable[[], Tensor], int]:
-    """A pass of a 5x9 kernel, dilated 2x3, from 32 to 64 channels, on a square image; and the output's pixels."""
+    """One pass of a 5x9 kernel, dilated 2x3, 32 to 64 channels, on a square image; and the output's pixels."""
     geometry = Geometry(padding=(2, 2, 4, 4), dilation=(2, 3))
     x, w = torch.randn(1, 32, side, side), torch.randn(64, 32, 5, 9) * 0.02
     out = geometry.out_size((side, side), (5, 9))
@@ -57,7 +56,7 @@ def call(kind: str, side: int) -> tuple[Callable[[], Tensor], int]:
 
 
 def memory(key: str) -> int:
-    """Bytes of this process: ``VmRSS`` now, ``VmHWM`` at most so far."""
+    """Memory of this process [bytes]: ``VmRSS`` now, ``VmHWM`` at its peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
@@ -65,7 +64,7 @@ def memory(key: str) -> int:
 def measured(kind: str, side: int, threads: int, repeats: int) -> dict[str, float]:
     torch.set_num_threads(threads)
     with torch.inference_mode():
-        call(kind, 64)[0]()  # code, pools and threads are there before memory is counted
+        call(kind, 64)[0]()  # load code, pools and threads before memory is counted
         run, pixels = call(kind, side)
         before = memory("VmRSS")
         result = run()
@@ -75,11 +74,11 @@ def measured(kind: str, side: int, threads: int, repeats: int) -> dict[str, floa
     return {"scratch": max(scratch, 0), "seconds_per_pixel": best / pixels}
 
 
-# ---- what is asked of it
+# ---- the checks
 
 
 def measure(kind: str, side: int, *, threads: int = 1, repeats: int = 0) -> dict[str, float]:
-    """Bytes of ``scratch`` and ``seconds_per_pixel``. Huge pages only where time counts: they round memory up."""
+    """``scratch`` [bytes] and ``seconds_per_pixel``. Huge pages only for timing: they round memory up."""
     found: dict[str, float] = run_fresh(
         measured, kind, side, threads, repeats, THP_MEM_ALLOC_ENABLE="1" if repeats else "0"
     )

@@ -19,11 +19,11 @@ from polyconv.numerics.scale import largest, scales
 from polyconv.problem import Pass
 
 LARGEST = 512 if NIGHTLY else 72
-"""Rows and columns that are kept of larger images, beside what the kernel reaches over."""
+"""Rows and columns kept of larger images, besides the kernel's extent."""
 
 
 def cut(workload: Workload) -> Workload:
-    """One image of it, at most so large; the plan may be another one than at full size."""
+    """One image of a workload, cut to a bounded size; the plan may differ from that at full size."""
     _, c, *size = workload.input
     reach = [d * (r - 1) for d, r in zip(workload.dilation, workload.kernel, strict=True)]
     h, w = (min(extent, LARGEST + over) for extent, over in zip(size, reach, strict=True))

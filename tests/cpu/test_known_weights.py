@@ -1,4 +1,4 @@
-"""Weights that are known: the error that is predicted for them holds, and the plan that runs keeps the tolerance."""
+"""Plans for known weights: the predicted error holds, and the plan that runs keeps the tolerance."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ KERNELS = [(3, 3), (5, 5), (5, 9), (7, 7), (1, 9), (1, 31)]
 FAST = Scheme2d(AxisScheme.cut(4, 5), AxisScheme.cut(4, 5))
 
 
-# ------------------------------------------------------------------------------------------------------- the forms
+# --------------------------------------------------------------------------------------------------- tap moments
 
 
 @pytest.mark.parametrize("taps", [1, 3, 5, 9])
 def test_even_weights_are_the_traces(taps: int) -> None:
-    """Taps that are independent and of equal energy have the sums of the error model."""
+    """Independent taps of equal energy have the sums that the error model assumes."""
 
     def trace(form: Form) -> float:
         return sum(row[k] for k, row in enumerate(form))
@@ -51,12 +51,12 @@ def test_even_weights_are_the_traces(taps: int) -> None:
 
 @pytest.mark.parametrize("kind", [Pass.FPROP, Pass.DGRAD], ids=str)
 def test_of_moments_that_are_even_the_prediction_is_the_usual_one(kind: Pass) -> None:
-    """Each channel has its energy in another tap, and all of them the same."""
+    """Each channel has all its energy in another tap, and equal energy."""
     w = torch.eye(25).reshape(1, 25, 5, 5)
     w = w.expand(8, -1, -1, -1).clone() if kind is Pass.FPROP else w.transpose(0, 1).expand(-1, 8, -1, -1).clone()
     problem = Problem.make(kind, (1, w.shape[1], 40, 40), tuple(w.shape))
     way = Way(FAST, 25, (), (5, 5))
-    # The largest magnitude over the rms is no part of it in float32.
+    # The ratio of largest magnitude to rms does not enter in float32.
     assert error_for(problem, [way], w) == pytest.approx(way.error(problem), rel=1e-3)
 
 
@@ -73,7 +73,7 @@ def test_the_scale_of_weights_does_not_matter() -> None:
     )
 
 
-# ------------------------------------------------------------------------- what is predicted for them, on every kernel
+# ------------------------------------------------------------------------------- predicted errors, for every kernel
 
 
 def ways_of(candidate: CpuCandidate, problem: Problem) -> tuple[Way, ...]:
@@ -104,7 +104,7 @@ def test_every_kernel_keeps_what_is_predicted_for_its_weights(kind: Pass, kernel
 
 @pytest.mark.parametrize("kernel", [(3, 3), (5, 5), (5, 9)], ids=str)
 def test_a_weight_gradient_has_no_weights(kernel: tuple[int, int]) -> None:
-    """Its operands are data: what is predicted for even ones holds, and nothing is measured."""
+    """Both operands are data: the prediction for even data holds, and nothing is measured."""
     torch.manual_seed(0)
     layer = Layer(2, 20, 16, 40, kernel, pad=0)
     trial = Trial(layer, Pass.WGRAD, torch.randn(layer.x), torch.randn(layer.y))
@@ -128,7 +128,7 @@ STRIDED = [
 def test_taps_of_strides_and_dilations_are_found(
     kind: str, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int], place: tuple[int, int]
 ) -> None:
-    """All of a filter's energy in one tap: every phase together has it once, in the place that the lattice says."""
+    """All of a filter's energy in one tap: the phases together have it once, at its polyphase position."""
     problem = Problem.make(kind, (1, 4, 60, 60), (3, 4, *kernel), stride=stride, dilation=dilation)
     tap = range(prod(kernel))[place[0] % kernel[0] * kernel[1] + place[1] % kernel[1]]
     seen = []
@@ -139,7 +139,7 @@ def test_taps_of_strides_and_dilations_are_found(
     assert seen.count(tap) == 1
 
 
-# ------------------------------------------------------------------------------------------------- what runs for them
+# ------------------------------------------------------------------------------------------------ plans that run
 
 
 def error_of(conv: polyconv.Conv2d, x: Tensor) -> float:
@@ -166,7 +166,7 @@ def cpu() -> CpuBackend:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The plans for which weights were measured."""
+    """Plans whose weights were measured."""
     seen: list[str] = []
     usual = known_weights.error_for
 
@@ -197,7 +197,7 @@ def test_a_known_weight_stays_within_the_tolerance(kernel: tuple[int, int], name
 
 
 def test_energy_in_the_last_tap_has_another_plan() -> None:
-    """Energy in the last tap: the plan for even weights strays further than it predicts, and is not run."""
+    """Energy in the last tap: the plan for even weights would exceed its prediction, so it does not run."""
     for kernel in ((5, 5), (5, 9)):
         conv, x = layer_of(kernel, "last tap"), torch.randn(1, 32, 260, 260)
         problem = Problem.make("fprop", tuple(x.shape), tuple(conv.weight.shape))
@@ -220,13 +220,13 @@ def test_a_weight_is_measured_once_and_gives_the_same_bits(frozen: bool, measure
     with torch.no_grad():
         first = conv(x)
         count = len(measured)
-        assert count >= 2  # the usual plan, and what runs instead
+        assert count >= 2  # the usual plan, and its replacement
         for _ in range(3):
             assert torch.equal(conv(x), first)
         assert len(measured) == count
         conv.weight.copy_(TAPS["even"](tuple(conv.weight.shape)))
         conv(x)
-        assert len(measured) == count + 1  # and the usual plan suits it
+        assert len(measured) == count + 1  # the usual plan suits this weight
         conv.weight.copy_(layer_of((5, 5), "last tap").weight)
         assert torch.equal(conv(x), first)
 
@@ -244,7 +244,7 @@ def test_layers_that_are_alike_have_verdicts_of_their_own(measured: list[str]) -
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["kept", "frozen"])
 def test_one_axis(frozen: bool, measured: list[str]) -> None:
-    """The weight of a signal is known by itself, and measured as a picture's."""
+    """The weight of a 1-D problem is identified by itself, and measured as that of its 2-D problem."""
     torch.manual_seed(0)
     conv, x = polyconv.Conv1d(64, 64, 9, bias=False), torch.randn(4, 64, 20000)
     with torch.no_grad():
@@ -286,7 +286,7 @@ def test_a_tolerance_decides_for_itself() -> None:
 
 
 def test_ordinary_weights_keep_their_plans() -> None:
-    """Those that layers start from: of every workload, what is planned without them runs."""
+    """Freshly initialised weights: for every workload, the plan without known weights runs."""
     torch.manual_seed(0)
     asked = 0
     for workload in sampled(find("all"), 24, "ordinary weights"):
@@ -309,7 +309,7 @@ def test_energy_in_the_middle_is_no_reason_for_another_plan(name: str) -> None:
     assert cpu().plan(problem, inference=True, w=conv.weight) is plan
 
 
-# ------------------------------------------------------------------------------------------------------ what is said
+# ---------------------------------------------------------------------------------------------------- explain
 
 
 def test_an_audit_says_how_concentrated_weights_are() -> None:

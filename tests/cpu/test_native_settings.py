@@ -1,4 +1,4 @@
-"""Settings that the native kernels hold themselves: they follow a block and the environment at once."""
+"""Settings held by the native kernels: they follow a scope and the environment immediately."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_output_pool_follows_its_setting_and_can_be_released() -> None:
     native.empty_output(torch.empty(0), shape, strides)
     assert idle() >= 2**24
     with settings.use(output_pool=0):
-        assert idle() == 0  # at once, not when the next output is made
+        assert idle() == 0  # immediately, not with the next output
         native.empty_output(torch.empty(0), shape, strides)
         assert idle() == 0
     native.empty_output(torch.empty(0), shape, strides)
@@ -50,7 +50,7 @@ def test_a_process_starts_with_the_output_pool_of_its_environment() -> None:
 
 @pytest.mark.parametrize("limit", ["sse4", "avx2", "avx512"])
 def test_the_instruction_set_follows_its_setting(limit: str) -> None:
-    """A limit beyond the processor's own set changes nothing, and a plan says which one it is for."""
+    """A limit above the processor's own instruction set has no effect; a plan names its set."""
     best, order = native.instruction_set("best"), list(VECTOR_LANES)
     expected = limit if order.index(limit) > order.index(best) else best
     conv, x = polyconv.Conv2d(8, 16, 3), torch.rand(1, 8, 64, 64)

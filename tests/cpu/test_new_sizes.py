@@ -1,4 +1,4 @@
-"""Planning of new sizes: no more is asked than it takes, and the choice is that of the whole ranking."""
+"""Planning of new sizes: few candidates are evaluated, and the choice is that of the full ranking."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LAYERS = {
 
 
 def problems(count: int, seed: int) -> Iterator[tuple[Problem, bool]]:
-    """Random sizes of all layers and passes, each with whether it is inference."""
+    """Random sizes of all layers and passes, with the inference flag."""
     draw = random.Random(seed)
     for _ in range(count):
         (k, c, r, s), options = LAYERS[draw.choice(sorted(LAYERS))]
@@ -68,7 +68,7 @@ def test_the_choice_is_that_of_the_whole_ranking(device: CpuDevice) -> None:
 
 
 def test_no_plan_depends_on_what_was_planned_before() -> None:
-    """In another order, in another process: the same choices and the same costs, to the last bit."""
+    """In another order and another process: equal choices and costs, bit by bit."""
     script = (
         "import json, sys; sys.path[:0] = json.loads(sys.argv[1]); import test_new_sizes as tests;"
         "print(json.dumps(tests.choices(reverse=True)))"
@@ -79,7 +79,7 @@ def test_no_plan_depends_on_what_was_planned_before() -> None:
 
 
 def choices(*, reverse: bool) -> list[list[object]]:
-    """What is planned for 200 problems, in one order or the other."""
+    """Plans of 200 problems, in either order."""
     asked = list(problems(200, 2))
     order = sorted(range(len(asked)), reverse=reverse)
     plans = {place: plan_cpu(asked[place][0], MEASURED, inference=asked[place][1]) for place in order}
@@ -87,7 +87,7 @@ def choices(*, reverse: bool) -> list[list[object]]:
 
 
 def test_few_errors_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of some twenty candidates those of least cost, until one keeps the tolerance."""
+    """Of some twenty candidates only the cheapest are predicted, until one keeps the tolerance."""
     asked: list[str] = []
     error = CpuCandidate.error.fget
     assert error is not None
@@ -104,7 +104,7 @@ def test_few_errors_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_new_size_is_planned_in_a_millisecond() -> None:
-    """By the clock of the processor, as its best of many: other processes only ever add to it."""
+    """Best processor time of many: other processes only ever add to it."""
     sizes = random.Random(3)
 
     def best(inference: bool, *kinds: Pass) -> float:
@@ -118,12 +118,12 @@ def test_a_new_size_is_planned_in_a_millisecond() -> None:
             least = min(least, time.process_time() - began)
         return least * 1e3
 
-    assert best(True, Pass.FPROP) < 1.5  # 0.5 where nothing else runs
+    assert best(True, Pass.FPROP) < 1.5  # 0.5 on a quiet machine
     assert best(False, *Pass) < 4.5  # 1.5
 
 
 def test_lines_say_what_the_file_says() -> None:
-    """A profile that is read line by line, as far as it is asked, is that of all records."""
+    """A profile parsed lazily equals one with all records parsed."""
     for known in (one for name in ("avx512", "avx2") for one in shipped(name)):
         section = known.read()
         lazy, whole = Profile("lazy", section.records), Profile("whole", tuple(section.records))
@@ -135,7 +135,7 @@ def test_lines_say_what_the_file_says() -> None:
 
 
 def test_the_first_plan_reads_a_few_lines_of_a_profile() -> None:
-    """Where a process waits for it: times of the problems near one layer, and of one pass."""
+    """The first plan of a process parses only the records of one pass near one layer."""
     (section,) = (known.read() for known in shipped("avx512") if known.threads == 1)
     profile = Profile("fresh", section.records)
     problem = Problem.make("fprop", (1, 64, 56, 56), (64, 64, 3, 3), padding=(1, 1, 1, 1))

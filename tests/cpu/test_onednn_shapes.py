@@ -1,9 +1,8 @@
-"""The convolutions that oneDNN tests itself with: all three passes against float64, and against the predicted error.
+"""oneDNN's own test convolutions: all three passes against float64 and the predicted error.
 
-Every geometry is kept (kernel, stride, dilation, the padding of each side, the structure of the groups). Batch, maps
-and channels are cut to what a float64 reference bears, with the remainders that make edges: a map keeps what is left
-over of eight outputs, channels what is left over of sixteen. A tenth runs on every change, all with
-``POLYCONV_NIGHTLY=1``.
+Every geometry is kept (kernel, stride, dilation, padding per side, group structure). Batch, maps and channels are
+reduced to what a float64 reference can afford, keeping the remainders that make edges: of outputs modulo eight, of
+channels modulo sixteen. A tenth runs on every change, all with ``POLYCONV_NIGHTLY=1``.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if not SHAPES.exists():
 CHUNKS = 64
 TENTH = 10
 ABSOLUTE = RELATIVE = 1e-4
-"""Per element: of the output map's scale, and of the element."""
+"""Per element: relative to the output map's scale, and to the element."""
 LARGEST_MAP = 48
 MOST_MULTIPLICATIONS = 50e6
 
@@ -68,16 +67,16 @@ class Case:
 
     @property
     def hash(self) -> int:
-        """The same everywhere and always, unlike Python's."""
+        """A hash that is the same in every process, unlike Python's."""
         return crc32(repr(self).encode())
 
 
-# ---- reading and cutting
+# ---- reading and reducing
 
 
 @lru_cache(maxsize=1)
 def cases() -> tuple[Case, ...]:
-    """Every geometry once, cut."""
+    """Every geometry once, reduced."""
     with SHAPES.open(encoding="utf-8") as lines:
         read = [_read(json.loads(line)) for line in lines]
     return tuple(dict.fromkeys(_cut(case) for case in dict.fromkeys(read)))
@@ -112,7 +111,7 @@ def _cut(case: Case) -> Case:
     out = case.problem(Pass.FPROP).out_size
     size = tuple(_cut_map(case.size[axis], out[axis], case.stride[axis]) for axis in (0, 1))
     case = replace(case, batch=min(case.batch, 2), size=(size[0], size[1]))
-    # Groups of few channels are lanes like channels; of larger ones, three show all that there is to see.
+    # Groups of few channels are vectorised like channels; of larger groups three suffice.
     alone = case.channels[0] == 1 or max(case.channels) <= 4
     for most in (128, 64, 32):
         groups = _cut_channels(case.groups, most) if alone else min(case.groups, 3)
@@ -124,7 +123,7 @@ def _cut(case: Case) -> Case:
 
 
 def _cut_map(extent: int, out: int, stride: int) -> int:
-    """A smaller map with as many outputs left over of eight, and as many input rows that no output reads."""
+    """A smaller map with the same remainder of outputs modulo eight and of unread input rows."""
     if out <= LARGEST_MAP:
         return extent
     shorter = out - (LARGEST_MAP - 8 + out % 8)
@@ -132,7 +131,7 @@ def _cut_map(extent: int, out: int, stride: int) -> int:
 
 
 def _cut_channels(channels: int, most: int) -> int:
-    """Fewer channels, with as many left over of sixteen; ``most`` is a multiple of 32."""
+    """Fewer channels with the same remainder modulo sixteen; ``most`` is a multiple of 32."""
     return channels if channels <= most else most // 2 + channels % 16
 
 
@@ -140,7 +139,7 @@ def _cut_channels(channels: int, most: int) -> int:
 
 
 def failures(case: Case) -> Iterator[str]:
-    """What is wrong with a case, in words."""
+    """Errors of a case, as text."""
     operands = Operands.random(case.problem(Pass.WGRAD), seed=case.hash)
     assert operands.bias is not None
     assert operands.dy is not None
@@ -164,7 +163,7 @@ def failures(case: Case) -> Iterator[str]:
 
 
 def failures_and_errors(case: Case) -> list[str]:
-    """The same; an exception is one of them, so that the geometries after it are still seen."""
+    """Also catches exceptions, so that later geometries still run."""
     try:
         return list(failures(case))
     except Exception as error:
@@ -172,7 +171,7 @@ def failures_and_errors(case: Case) -> list[str]:
 
 
 def results(case: Case, operands: Operands) -> Iterator[tuple[str, Pass, Tensor, Tensor]]:
-    """Name, pass, ours and the reference of every output."""
+    """Name, pass, polyconv's result and the reference of every output."""
     x, w, bias, dy = operands.x, operands.w, operands.bias, operands.dy
     assert bias is not None
     assert dy is not None
@@ -186,7 +185,7 @@ def results(case: Case, operands: Operands) -> Iterator[tuple[str, Pass, Tensor,
 
 
 def reference(case: Case, x: Tensor, w: Tensor, bias: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """PyTorch's convolution and its gradients, on a padded (or cropped) copy."""
+    """PyTorch's convolution and gradients, on a padded (or cropped) copy."""
     top, bottom, left, right = case.padding
     padded = F.pad(x, (left, right, top, bottom))
     y = F.conv2d(padded, w, bias, case.stride, 0, case.dilation, case.groups)
@@ -208,7 +207,7 @@ def reference(case: Case, x: Tensor, w: Tensor, bias: Tensor, dy: Tensor) -> tup
 
 @pytest.fixture
 def _poisoned_memory() -> Iterator[None]:
-    """New tensors are full of NaN, so that an output which is not written is found."""
+    """New tensors are filled with NaN, so that unwritten outputs are found."""
     torch.use_deterministic_algorithms(True)
     try:
         yield
@@ -225,7 +224,7 @@ def test_agrees_with_float64(chunk: int) -> None:
     assert not wrong, f"{len(wrong)} failures in {len(mine)} geometries:\n" + "\n".join(wrong)
 
 
-# ---- the cutting itself
+# ---- the reduction itself
 
 
 def test_cutting_keeps_the_geometry() -> None:

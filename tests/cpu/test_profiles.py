@@ -1,4 +1,4 @@
-"""Profiles of processors: what they make of estimates, their files, which is in force, and that plans follow."""
+"""Processor profiles: corrections of estimates, files, precedence, and their effect on plans."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HERE = Environment("cpu", "A Processor", polyconv.__version__, str(torch.__versi
 
 
 def record(error: float, problem: Problem = PROBLEM, kernel: Kernel = FAST) -> Record:
-    """A kernel whose ratio to PyTorch's was estimated too small by a factor."""
+    """A kernel whose ratio to ATen was estimated too small by a factor."""
     return Record(problem, Spent(1e-3, 1e6), ((kernel, Spent(error * 1e-3, 1e6)),))
 
 
@@ -127,7 +127,7 @@ def test_a_section_is_added_to_one_of_the_same_environment(tmp_path: Path) -> No
     first, second = file.load(path)
     assert (first.threads, len(first.records)) == (4, 1)
     assert second.threads == 2
-    assert [r.problem for r in second.records] == [other, PROBLEM, PROBLEM]  # the one that was not measured again
+    assert [r.problem for r in second.records] == [other, PROBLEM, PROBLEM]  # the one not measured again
     assert second.records[1:] == section(record(2.0), record(3.0)).records
 
 
@@ -168,12 +168,12 @@ def test_a_damaged_record_is_named(bad: object) -> None:
         file.parse(json.dumps(found).encode(), "p.json")
 
 
-# ---- which one is in force
+# ---- precedence
 
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Section]]:
-    """Shipped profiles of the test's own, on a processor of its own, with a cache of its own."""
+    """A fake processor with its own shipped profiles and an empty cache."""
     sections: list[Section] = []
 
     def known_with(instruction_set: str) -> list[lookup.Known]:
@@ -262,7 +262,7 @@ def test_off_means_the_cost_model_alone() -> None:
 
 
 def device(error: float, *problems: Problem, times: int = 20) -> CpuDevice:
-    """On which every kernel of polyconv's takes so many times as long as estimated, beside PyTorch's."""
+    """A profile in which every polyconv kernel takes this many times its estimate, relative to ATen."""
     plain = CpuDevice("avx512", cores=2)
     records = []
     for problem in problems or [PROBLEM]:
@@ -309,7 +309,7 @@ def test_the_passes_of_a_layer_pay_for_python_together() -> None:
 
 
 def test_cores_that_wait_for_python_are_counted() -> None:
-    """Twice the cores compute in half the time, and the way to a kernel takes as long as before."""
+    """Twice the cores halve the compute time, not the dispatch overhead."""
     few, many = (replace(device(0.3, PROBLEM), cores=cores) for cores in (1, 8))
     ahead = dict.fromkeys(Pass, 0.0)
     for inference in (False, True):
@@ -322,17 +322,17 @@ def test_what_is_alone_needs_no_advantage() -> None:
     assert plan_cpu(double, device(10.0)).chosen.engine == "plain"
 
 
-# ---- what is shipped
+# ---- shipped profiles
 
 
 SHIPPED = [known.read() for name in ("avx512", "avx2", "sse4") for known in shipped(name)]
 SAMPLE = 200
-"""Layers of each that are decided anew, unless it is night."""
+"""Layers of each profile that are decided again, except nightly."""
 
 
 @pytest.mark.parametrize("found", SHIPPED, ids=str)
 def test_shipped_estimates_are_those_of_todays_cost_model(found: Section) -> None:
-    """After a change of its formulas: python benchmarks/cpu/remodel_profiles.py."""
+    """After a change of formulas: python benchmarks/cpu/remodel_profiles.py."""
     try:
         native.instruction_set(found.instruction_set)
     except RuntimeError:
@@ -347,7 +347,7 @@ def test_shipped_estimates_are_those_of_todays_cost_model(found: Section) -> Non
 
 @pytest.mark.parametrize("found", SHIPPED, ids=str)
 def test_layers_that_were_measured_would_not_be_slower(found: Section) -> None:
-    """Each decided by the profile without it, as if nobody had measured it: hardly any loses, none much."""
+    """Leave-one-out: each layer is decided by the profile without it. Hardly any loses, none much."""
     places = [(one.problem.kind, place_of(one.problem), one) for one in found.records]
     ratios = []
     for kind, place, one in sampled(places, SAMPLE, str(found)):
@@ -388,7 +388,7 @@ def test_layers_of_some_kinds_can_be_asked_for() -> None:
 
 
 def test_of_one_channel_the_output_says_the_layout() -> None:
-    """The input lies alike in both. A file has both problems, and knows them again."""
+    """The input has one layout in both problems. A file stores both, and finds them again."""
     layers = calibration.cases(only=("photographs",), most=2e9)
     (gray,) = (problems for problems in layers if problems[0].in_channels == 1)
     assert [is_channels_last(p) for p in gray] == [False, True] * 2
@@ -397,7 +397,7 @@ def test_of_one_channel_the_output_says_the_layout() -> None:
 
 
 def test_signals_and_transposed_convolutions_are_among_them() -> None:
-    """A signal as the picture that kernels are given, in its one layout; a file has it and knows it again."""
+    """A signal as the 2-D problem that kernels get, in its one layout; a file stores it and finds it again."""
     signals = list(calibration.cases(only=("vocoder",), most=1e9))
     assert len(signals) == 1 + 4 * (1 + 9) + 1
     assert all(p.in_size[0] == 1 and p.x_strides[1] != 1 for problems in signals for p in problems)
@@ -453,7 +453,7 @@ def test_calibrate_for_a_lesser_processor(tmp_path: Path) -> None:
 
 
 def test_single_taps_with_a_stride_on_few_channels_do_not_end_the_process() -> None:
-    """PyTorch's own weight gradient reads behind the image there: see ``aten``."""
+    """ATen's weight gradient reads past the image there: see ``aten``."""
     x, dy = torch.randn(1, 3, 224, 224), torch.randn(1, 64, 112, 112)
     x, dy = (t.contiguous(memory_format=torch.channels_last) for t in (x, dy))
     module = polyconv.Conv2d(3, 64, 1, stride=2, bias=False).to(memory_format=torch.channels_last)

@@ -1,7 +1,7 @@
-"""The promise that a plan makes, kept by every kernel of the CPU: no output strays further than predicted.
+"""Predicted errors hold for every CPU kernel: no output deviates by more.
 
-On data that the model's derivation does not assume, as far as a plan can know of it: tensors that are expanded or
-overlap in memory, output channels of different scales, one operand without any randomness.
+On data that the derivation does not assume, as far as a plan can detect it: expanded or overlapping tensors, output
+channels of different scales, one operand without randomness.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ NAMES = "NCHW"
 
 
 def drawn(shape: Shape, kind: str = "normal") -> Tensor:
-    """Normal numbers, or those that ``nn.Conv2d`` starts from, but for a factor."""
+    """Normal values, or those of ``nn.Conv2d``'s initialisation, up to a factor."""
     return torch.rand(shape) * 2 - 1 if kind == "uniform" else torch.randn(shape)
 
 
 def expanded(tensor: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """The first of each of these dimensions, in the place of all."""
+    """The first index of each of these dimensions, expanded over all."""
     kept = tensor
     for dim in dims:
         kept = kept.narrow(dim, 0, 1)
@@ -76,7 +76,7 @@ def test_expanded_operands(kind: Pass, which: str, dims: tuple[int, ...]) -> Non
 
 
 def overlapping(shape: Shape, steps: np.random.Generator) -> Tensor:
-    """Windows that share elements: strides far smaller than what they step over."""
+    """Overlapping windows: strides far smaller than the extents they step over."""
     strides = [int(steps.choice([0, 1, 1, 2, 3, 7, shape[3]])) for _ in shape]
     reach = sum(stride * (extent - 1) for stride, extent in zip(strides, shape, strict=True))
     return torch.as_strided(torch.randn(reach + 1), shape, strides)
@@ -109,7 +109,7 @@ def test_dense_tensors_repeat_nothing() -> None:
 
 
 def test_equal_products_refuse_fast_schemes() -> None:
-    """Channels of input and weights that are all the same: roundings add up, and only direct summation is left."""
+    """Equal channels of input and weights: rounding errors add up, and only direct summation remains."""
     shapes = ((2, 128, 24, 24), (32, 128, 3, 3))
     strides = {"x_strides": (576, 0, 24, 1), "w_strides": (9, 0, 3, 1)}
     dense, repeated = Problem.make("fprop", *shapes), Problem.make("fprop", *shapes, **strides)  # type: ignore[arg-type]
@@ -120,7 +120,7 @@ def test_equal_products_refuse_fast_schemes() -> None:
 @pytest.mark.parametrize("name", ["W1", "W2", "W3"])
 @pytest.mark.parametrize("kind", [Pass.DGRAD, Pass.WGRAD], ids=str)
 def test_the_gradient_of_a_sum_stays_fast(name: str, kind: Pass) -> None:
-    """``y.sum().backward()``: one number for all of dy, whose error is known better than that of any other gradient."""
+    """``y.sum().backward()``: dy is one expanded number, for which the error is known best."""
     dense = find(name)[0].problem(kind)
     problem = replace(dense, y_strides=(0, 0, 0, 0))
     on_cpu, on_gpu = plan_cpu(problem), plan_cuda(problem, DEVICES["v100"])
@@ -152,13 +152,13 @@ MAPS = {
     "input channels of a weight gradient": (Pass.WGRAD, 0, 1),
     "filters of a weight gradient": (Pass.WGRAD, 1, 1),
 }
-"""Pass, operand and dimension along which each output map has its own part of the operand."""
+"""Pass, operand and dimension along which each output map reads its own part of the operand."""
 
 
 @pytest.mark.parametrize("name", MAPS)
 def test_every_output_map_keeps_the_promise_in_its_own_scale(name: str) -> None:
-    """From 1 to 1e-4: each result is as exact as if it were alone. The rms of all would hide that, and the largest map
-    exceeds the prediction in units of it."""
+    """Scales from 1 to 1e-4: each map is as exact as if alone. An rms over all maps would hide that, and the largest
+    map exceeds the prediction in units of it."""
     kind, which, dim = MAPS[name]
     torch.manual_seed(0)
     layer = Layer(8, 36, 36, 14)
@@ -205,14 +205,14 @@ def scheme_of(candidate: CpuCandidate, kind: Pass) -> Scheme2d | None:
 @pytest.mark.parametrize("which", ["one", "other"])
 @pytest.mark.parametrize("kind", Pass, ids=str)
 def test_structured_data(kind: Pass, which: str, name: str) -> None:
-    """Dense in memory, so that only its magnitudes tell: the prediction for them holds, if the other is random."""
+    """Dense in memory: only magnitudes show the structure. Their prediction holds if the other operand is random."""
     torch.manual_seed(1)
     layer = replace(LAYER, channels=24, filters=20)
     one, other = map(drawn, layer.operands(kind))
     one, other = (STRUCTURED[name](one.shape), other) if which == "one" else (one, STRUCTURED[name](other.shape))
     trial = Trial(layer, kind, one, other)
     reduction = reduction_of(trial.problem)
-    # The model's axes: images first, then channels of the map; of weights the channels of the output come first.
+    # Axes of the model: images, then channels of the map; for weights, output channels first.
     swapped = other.transpose(0, 1) if kind is Pass.DGRAD else other
     magnitudes = uneven_data.measure(one.numpy(), swapped.numpy(), trial.exact.numpy())
     form: Form = "weight gradient" if kind is Pass.WGRAD else "forward"
@@ -223,11 +223,11 @@ def test_structured_data(kind: Pass, which: str, name: str) -> None:
         assert observed <= promised, f"{candidate.name}: {observed:.1e}, predicted {promised:.1e}"
 
 
-# -------------------------------------------------------------------------------------- what no prediction can cover
+# -------------------------------------------------------------------------------------- beyond any prediction
 
 
 def script(name: str) -> ModuleType:
-    """The program that prints the figures in docs/accuracy.md."""
+    """The program that prints the figures of docs/accuracy.md."""
     path = Path(__file__).resolve().parents[2] / "benchmarks" / "cpu" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -245,13 +245,13 @@ def test_a_lone_pixel_disturbs_its_tile_and_nothing_else(monkeypatch: pytest.Mon
     torch.manual_seed(0)
     for scheme, kernel in extreme.SHOWN.items():
         error, reach = extreme.lone_pixel(scheme, kernel)
-        # The first and the last input of a tile meet one output alone.
+        # The first and the last input of a tile contribute to one output only.
         assert reach == tuple(max(0, m - 2) for m in (scheme.m_h, scheme.m_w))
         assert error < (5e-5 if max(reach) else 1e-12)
 
 
 def test_where_transforms_overflow() -> None:
-    """Not below what their matrices say, and not far above."""
+    """Not below the figures of their matrices, and not far above."""
     extreme = script("extreme_values")
     torch.manual_seed(0)
     for scheme, kernel in extreme.SHOWN.items():
@@ -268,8 +268,8 @@ def test_where_transforms_overflow() -> None:
 
 
 def test_transforms_lose_digits_below_the_smallest_exponent() -> None:
-    """Those of weights of 1e-39, even if an input of 1e16 makes the result an ordinary number, dense tensors or not.
-    Direct summation transforms nothing, and the same weights times 2^40 keep all of their digits."""
+    """Weights of 1e-39 lose digits even if an input of 1e16 makes the result an ordinary number, dense tensors or not.
+    Direct summation transforms nothing; the weights times 2^40 keep all digits."""
     torch.manual_seed(0)
     layer = Layer(1, 5, 5, 24)
     x, w = drawn(layer.x) * 1e16, drawn(layer.w) * 1e-39
@@ -281,8 +281,8 @@ def test_transforms_lose_digits_below_the_smallest_exponent() -> None:
 
 
 def test_a_gradient_jumps_where_the_last_digits_decide() -> None:
-    """A max-pool or a ReLU that decides otherwise: the gradient of float64 itself jumps when its forward pass is
-    disturbed in the sixth digit; with the decisions given, polyconv's is as exact as its convolutions."""
+    """A max-pool or ReLU that decides otherwise: float64's own gradient jumps when its forward pass is disturbed in the
+    sixth digit. With the decisions fixed, polyconv's gradient is as exact as its convolutions."""
     jumps = script("gradient_jumps")
     for seed in range(4):
         found = jumps.outcomes(seed, pixels=64, batch=4, width=0.25)

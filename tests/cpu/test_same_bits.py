@@ -1,7 +1,6 @@
-"""Kernels of polyconv's give the same bits whatever the number of threads: every candidate, in every pass.
+"""polyconv's kernels give the same bits for any number of threads: every candidate, in every pass.
 
-Where PyTorch's kernel is the plan, its bits are PyTorch's own, which may depend on the threads. And a plan is chosen in
-view of the threads, so that another number of them may have another plan: here each candidate is asked by its name.
+ATen's bits may depend on the threads, and the planner's choice does; so each candidate is requested by name.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if not native.is_available():
     pytest.skip(str(native.why_absent()), allow_module_level=True)
 
 ANY = 1e30
-"""A tolerance that refuses nothing."""
+"""A tolerance that accepts every candidate."""
 
 SHAPES = {
     "3x3": ((2, 20, 26, 30), (24, 20, 3, 3), 1),

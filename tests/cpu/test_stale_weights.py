@@ -1,4 +1,4 @@
-"""Weights that change behind the back of their version counter: the transformed ones that inference keeps follow."""
+"""Weight changes that no version counter shows: the weight cache follows them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from polyconv.problem import Problem
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="no native kernels")
 
 
-# ---- what is changed
+# ---- which weights change
 
 
 def _bits(w: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-# ---- how it is written
+# ---- ways to write
 
 
 def _by_memmove(w: Parameter, new: Tensor) -> None:
@@ -110,7 +110,7 @@ def _by_another_tensor(w: Parameter, new: Tensor) -> None:
 
 
 def _by_swap(w: Parameter, new: Tensor) -> None:
-    """To other memory and back, which meanwhile was written to: the address is the old one."""
+    """Moved to other memory and back, with a write in between: the address is the old one."""
     before = w.data
     w.data = torch.zeros_like(before)
     before.copy_(new)
@@ -189,7 +189,7 @@ NAMED: dict[str, Callable[[Tensor], object]] = {
 def test_a_module_computes_with_the_weights_that_it_has(
     write: Callable[[Tensor], object], channels: int, size: int, kept: bool
 ) -> None:
-    """Whether they are kept and read, or transformed at each call, because reading them would cost too much."""
+    """Cached and read at each call, or transformed at each call because reading would cost too much."""
     backend = backend_for(torch.device("cpu"))
     assert isinstance(backend, CpuBackend)
     conv, x = polyconv.Conv2d(channels, channels, 3, padding=1, bias=False), torch.randn(1, channels, size, size)
@@ -269,7 +269,7 @@ def test_the_size_counts() -> None:
 
 
 def test_no_two_of_many_structured_changes_collide() -> None:
-    """Signs and exponents of one, two and three elements: what sums and products of 32 bits lose."""
+    """Signs and exponents of one, two and three elements: changes that 32-bit sums and products lose."""
     seen, made = set(), 0
     for data in (torch.zeros(96), torch.ones(96), torch.randn(96, generator=torch.Generator().manual_seed(4))):
         bits = _bits(data).numpy()
@@ -284,7 +284,7 @@ def test_no_two_of_many_structured_changes_collide() -> None:
 
 
 def test_every_bit_of_the_input_reaches_every_bit_of_the_hash() -> None:
-    """Each of the 64 bits changes in about half of all cases, whichever bit of the input does."""
+    """Each of the 64 bits flips in about half of all cases, whichever input bit changes."""
     data = torch.randn(300, generator=torch.Generator().manual_seed(5))
     before = _hash(data)
     for bit in range(32):

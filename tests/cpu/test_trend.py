@@ -1,4 +1,4 @@
-"""The plane through measured errors, near a place."""
+"""The plane fitted through measured errors near a place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polyconv.cpu.profiles import trend
 
 
 class Neighbour(NamedTuple):
-    """An error that was seen, how much it weighs here, and how far from here it was, along each axis of the plane."""
+    """A measured error, its weight here, and its distance along each axis of the plane."""
 
     weight: float
     steps: Sequence[float]
@@ -47,7 +47,7 @@ def test_a_trend_is_not_taken_for_scatter() -> None:
 
 
 def test_neighbours_on_one_side_only() -> None:
-    """Their mean lies beside the truth; the plane goes on to where the question is."""
+    """Their mean is biased; the plane extrapolates to the place in question."""
     above = neighbours(300, lambda steps: 0.5 * steps[0], side=abs)
     height, _ = plane_through(above, expected=0.0, belief=0.1)
     mean = sum(one.weight * one.error for one in above) / sum(one.weight for one in above)

@@ -1,4 +1,4 @@
-"""Classes of problems that no profile covers: PyTorch's convolution runs there unless polyconv's is far ahead."""
+"""Problem classes without measurements: ATen runs unless polyconv's kernel is far ahead."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def profile(weight: int) -> Profile:
 
 
 def test_a_problem_is_covered_where_enough_was_measured_near_it() -> None:
-    """One measured problem covers its own place; as many as there are on all sides of it, a place further off."""
+    """One measured problem covers its own place; a place further off needs several on all sides."""
     found = profile(1).correction(PROBLEM, KERNEL)
     assert found.covered
     assert found.factor == exp(found.shift + CAUTION * found.doubt)
@@ -129,7 +129,7 @@ def test_layers_of_networks_are_not_extreme() -> None:
     assert not is_extreme(Problem.make("dgrad", (1, 96, 64, 64), (96, 96, 3, 3), stride=(2, 2), padding=(1,) * 4))
 
 
-# ---- what is shipped
+# ---- shipped profiles
 
 
 @lru_cache(maxsize=8)
@@ -141,7 +141,7 @@ def device(name: str) -> CpuDevice:
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_what_was_measured_is_covered_and_decided_as_before(name: str) -> None:
-    """The rule changes nothing where a profile has something: the factor is that of the doubt, counted once."""
+    """Where a profile covers a problem, the factor is that of the uncertainty, counted once."""
     _, known = PROFILES[name]
     section = known.read()
     found = Profile(str(section), section.records)
@@ -161,13 +161,13 @@ SLOWER = [
     "Conv2d, large batch, 16 to 16",
     "ConvTranspose1d, k64 by 1, 16 to 1",
 ]
-"""Classes in which polyconv's kernel was measured to be slower than PyTorch's while it was estimated to be faster."""
+"""Classes in which polyconv's kernel was measured slower than ATen while estimated faster."""
 
 
 @pytest.mark.parametrize("profile_name", PROFILES)
 @pytest.mark.parametrize("name", SLOWER)
 def test_pytorch_runs_where_an_estimate_was_far_off(name: str, profile_name: str) -> None:
-    """Decided without timing anything."""
+    """Decided without timing."""
     module = CLASSES[name].module()
     polyconv.replace(module)
     forward = problems_of(module, CLASSES[name].shape)[0]
@@ -189,7 +189,7 @@ def test_explain_says_that_a_class_is_not_covered() -> None:
 
 
 def test_nothing_is_promised_of_a_class_that_is_not_covered() -> None:
-    """What is certain, and no more: a kernel that runs there is ahead by more than the largest error that was seen."""
+    """A kernel that runs there is ahead by more than the largest error seen, and explain promises only that."""
     gradient = replace(LONG, kind=Pass.WGRAD)
     plan = plan_cpu(gradient, device(next(iter(PROFILES))))
     assert plan.chosen.engine != aten.NAME
@@ -197,13 +197,13 @@ def test_nothing_is_promised_of_a_class_that_is_not_covered() -> None:
     assert plan.reason.startswith("probably at least ")
 
 
-# ---- what it comes to
+# ---- measured times
 
 
 @nightly
 @pytest.mark.parametrize("name", CLASSES)
 def test_no_class_is_slower_after_replace(name: str) -> None:
-    """On this machine, with its profile: beyond the noise of PyTorch against itself."""
+    """On this machine, with its profile: slower beyond the noise of PyTorch against itself."""
     with settings.use(profile=None):
         for mode in Mode:
             found = SWEEP.measured(CLASSES[name], mode)

@@ -1,4 +1,4 @@
-"""The kernel cache: each kernel once per machine, never a stale or a broken one."""
+"""The kernel cache: each kernel is compiled once per machine; stale or damaged entries are never used."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROCESSES = 64 if NIGHTLY else 16
 
 
 class CountingCompiler:
-    """A compiler that leaves a line in a file per call, also from other processes, and returns bytes of its own."""
+    """A fake compiler that appends a line to a file per call, also from other processes, and returns unique bytes."""
 
     def __init__(self, log: Path, answer: bytes = b"machine code") -> None:
         self.log = log
@@ -64,7 +64,7 @@ def _warnings_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def new_cache(folder: Path, compiler: CountingCompiler | None = None) -> KernelCache:
-    """A cache as a new process would see it."""
+    """A cache as a new process sees it."""
     return KernelCache(folder, include_dirs=[KERNELS], compiler=compiler)
 
 
@@ -192,7 +192,7 @@ def test_threads_of_one_process_compile_once(folder: Path, compiler: CountingCom
 
 
 def _one_of_many(folder: Path, log: Path, barrier: Barrier) -> None:
-    """Body of a process that wants three kernels at the same moment as all the others."""
+    """Body of a process that requests three kernels at the same time as all others."""
 
     def compile_and_count(spec: KernelSpec, arch: str) -> bytes:
         CountingCompiler(log)(spec, arch)
@@ -208,8 +208,8 @@ def _one_of_many(folder: Path, log: Path, barrier: Barrier) -> None:
 def test_processes_that_start_together_compile_each_kernel_once(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Forked from a server that has imported everything and done nothing: processes of their own, started fast.
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the server is not told pytest's own path
+    # Forked from a server that has only done imports: separate processes, started fast.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the server does not get pytest's sys.path
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["polyconv.cuda.jit.cache", "cuda.core", "cuda.bindings.nvrtc", __name__])
     barrier = context.Barrier(PROCESSES)

@@ -1,6 +1,6 @@
-"""Whose kernels are run: what others could have written is refused with words, and no link is followed to them.
+"""Trust in cached kernels: files that other users could write are refused with a message, and links are not followed.
 
-The same holds whether the tests run as root or not; ``strangers.py`` says how.
+The results are the same for root and for ordinary users; ``strangers.py`` explains how.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SPEC, OTHER = axpy_spec(), axpy_spec(64)
 ARCH = "sm_70"
 OURS, EVIL = b"machine code", b"planted code"
 
-pytestmark = pytest.mark.timeout(60)  # a pipe that somebody waits for is a failure, not a long wait
+pytestmark = pytest.mark.timeout(60)  # blocking on a pipe is a failure, not a long wait
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def _warnings_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A cache that holds one kernel."""
+    """A cache with one kernel."""
     path = tmp_path / "cache"
     assert ask(path) == (OURS, [])
     return path
@@ -64,7 +64,7 @@ def entry(folder: Path) -> Path:
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    """A bundle that holds one kernel."""
+    """A bundle with one kernel."""
     path = tmp_path / "kernels"
     writer = BundleWriter(path, new_cache(tmp_path / "machine"))
     writer.add(SPEC, ARCH)
@@ -73,12 +73,12 @@ def bundle(tmp_path: Path) -> Path:
 
 
 def new_cache(folder: Path, code: bytes = OURS) -> KernelCache:
-    """A cache as a new process would see it, with a compiler that always gives the same."""
+    """A cache as a new process sees it, with a compiler that always returns the same bytes."""
     return KernelCache(folder, include_dirs=[KERNELS], compiler=lambda *_: code)
 
 
 def ask(folder: Path, code: bytes = OURS, *, kernels: Path | None = None) -> tuple[bytes, list[str]]:
-    """What a program gets to run when it asks for the kernel, and what it is told."""
+    """The binary that a program gets for the kernel, and its warnings."""
     with warnings.catch_warnings(record=True) as caught, settings.use(kernels=kernels):
         warnings.simplefilter("always")
         found = new_cache(folder, code).get(SPEC, ARCH)
@@ -86,7 +86,7 @@ def ask(folder: Path, code: bytes = OURS, *, kernels: Path | None = None) -> tup
 
 
 def plant(target: Path, entry: Path) -> None:
-    """An entry with a planted binary, whole and with the right checksums, somewhere that everybody can write."""
+    """A planted entry, complete and with correct checksums, in a world-writable folder."""
     if not target.exists():
         target.mkdir()
         target.chmod(0o777)
@@ -100,7 +100,7 @@ def plant(target: Path, entry: Path) -> None:
 
 
 def test_an_entry_that_is_a_link_is_not_followed(folder: Path, entry: Path, tmp_path: Path) -> None:
-    """The link leads to a folder of root's, or of ours, that everybody can write: its owner says nothing."""
+    """The link leads to a world-writable folder of root's, or of this user's: its owner alone proves nothing."""
     target = tmp_path / "public"
     plant(target, entry)
     shutil.rmtree(entry)
@@ -109,13 +109,13 @@ def test_an_entry_that_is_a_link_is_not_followed(folder: Path, entry: Path, tmp_
     assert found == OURS
     assert len(told) == 1
     assert f"{entry} is a link, which is not followed here" in told[0]
-    assert (target / "kernel.cubin").read_bytes() == EVIL  # nothing was written or deleted through it
+    assert (target / "kernel.cubin").read_bytes() == EVIL  # nothing was written or deleted through the link
     assert not entry.is_symlink()
     assert ask(folder, EVIL) == (OURS, [])
 
 
 def test_a_stranger_cannot_make_us_run_anything() -> None:
-    """A cache that a stranger can write, and a link in it to one of ours that a stranger can write."""
+    """A cache that another user can write, with a link in it to a folder of ours that is world-writable."""
     with public_folder() as home:
         shared, public = home / "cache", home / "public"
         model = new_cache(home / "model")
@@ -157,7 +157,7 @@ def test_a_file_that_is_a_link_is_not_followed(folder: Path, entry: Path, tmp_pa
 
 
 def test_a_folder_may_be_reached_through_a_link(folder: Path, tmp_path: Path) -> None:
-    """People put ``~/.cache`` on another disk. What is checked is where the link leads."""
+    """``~/.cache`` may be a link to another disk: the target of the link is checked."""
     link = tmp_path / "link"
     link.symlink_to(folder)
     assert ask(link, EVIL) == (OURS, [])
@@ -179,7 +179,7 @@ def test_a_link_that_leads_nowhere_is_replaced_and_not_followed(folder: Path, en
 def test_what_was_opened_is_what_is_checked_and_read(
     folder: Path, entry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the check of a folder and the reading of its files, somebody puts another one in its place."""
+    """The folder is replaced between its check and the reading of its files."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     plant(elsewhere / entry.name, entry)
@@ -209,7 +209,7 @@ def test_a_description_that_changed_after_it_was_judged_is_refused(folder: Path,
 
 
 def test_an_entry_under_another_ones_name_is_refused(folder: Path, entry: Path) -> None:
-    """Who could rename entries could make one kernel run in the place of another."""
+    """Renaming entries would let one kernel run in place of another."""
     cache = new_cache(folder, EVIL)
     cache.get(OTHER, ARCH)
     shutil.rmtree(entry)
@@ -229,7 +229,7 @@ def test_a_folder_that_others_can_write_is_refused_in_words(folder: Path, mode: 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for cache in (new_cache(folder, EVIL), new_cache(folder, EVIL)):
-            assert cache.get_many([SPEC, OTHER], ARCH) == [EVIL, EVIL]  # compiled, in memory
+            assert cache.get_many([SPEC, OTHER], ARCH) == [EVIL, EVIL]  # compiled, kept in memory
     assert [str(warning.message) for warning in caught] == [
         f"polyconv cannot keep compiled kernels in {folder} ({folder} can be written by others (mode {mode:04o}): "
         f"chmod go-w {folder}); every process will compile them again, unless POLYCONV_JIT=off. "
@@ -252,7 +252,7 @@ def test_an_entry_that_others_can_write_is_refused_and_replaced(
 
 
 def test_the_sticky_bit_is_enough_for_a_folder_and_nothing_for_a_file(folder: Path, entry: Path) -> None:
-    """In ``/tmp`` others can add entries, which are theirs and refused, but not touch ours."""
+    """In ``/tmp`` others can add entries, which are refused as theirs, but not change ours."""
     folder.chmod(0o1777)
     assert ask(folder, EVIL) == (OURS, [])
     (entry / "kernel.cubin").chmod(0o1666)
@@ -260,7 +260,7 @@ def test_the_sticky_bit_is_enough_for_a_folder_and_nothing_for_a_file(folder: Pa
 
 
 def planted_by_group_member(entry: Path) -> None:
-    """Overwrite an entry's files in place, in a process that has nothing in common with the owner but the group."""
+    """Overwrite an entry's files in place, from a process that shares only the group with the owner."""
     meta = json.loads((entry / "meta.json").read_text())
     overwrite_as_group_member(
         {
@@ -272,7 +272,7 @@ def planted_by_group_member(entry: Path) -> None:
 
 @pytest.mark.parametrize("folders", [0o755, 0o775])
 def test_a_cache_of_the_owners_group_is_not_run(folders: int) -> None:
-    """The group file names no other member of root's group; a process may be in it all the same."""
+    """The group file lists no other member of root's group, but a process may still be in it."""
     with public_folder() as home:
         folder = home / "cache"
         ask(folder)
@@ -304,7 +304,7 @@ def test_a_bundle_of_the_owners_group_is_not_run(folders: int) -> None:
 
 @pytest.mark.parametrize("mode", [0o770, 0o720])
 def test_no_group_may_write_not_even_the_owners_own(folder: Path, mode: int) -> None:
-    """No database lists the users whose primary group it is, so no group is known to have one member."""
+    """No database lists users by primary group, so no group is known to have a single member."""
     folder.chmod(mode)
     with pytest.raises(UntrustedError, match=rf"mode {mode:04o}\): chmod go-w"):
         store.check_folder(folder)
@@ -312,7 +312,7 @@ def test_no_group_may_write_not_even_the_owners_own(folder: Path, mode: int) -> 
 
 @pytest.mark.parametrize("mask", [0, 0o002, 0o022, 0o077])
 def test_a_cache_works_whatever_the_mask(tmp_path: Path, mask: int) -> None:
-    """Distributions where everybody has a group of their own set the mask 002."""
+    """Distributions with per-user groups set the umask 002."""
     before = os.umask(mask)
     try:
         assert ask(tmp_path / "a" / "cache") == (OURS, [])
@@ -326,7 +326,7 @@ def test_a_cache_works_whatever_the_mask(tmp_path: Path, mask: int) -> None:
 
 
 def test_what_polyconv_makes_is_not_for_others_whatever_the_mask(tmp_path: Path) -> None:
-    """``tune`` may be the first to make the cache's folder, and ``warmup`` makes the bundle's."""
+    """``tune`` may create the cache's folder first, and ``warmup`` creates the bundle's."""
     before = os.umask(0)
     try:
         tuning_file.update(tmp_path / "cache" / "tuning.json", Tuning())
@@ -365,14 +365,14 @@ def test_a_hard_link_to_another_users_file_is_not_read(
 
 
 def test_roots_entries_are_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache that was filled for everybody. To root its own are root's, so somebody else asks."""
+    """A cache filled for all users, read by a user other than its owner (for root its own files are root's)."""
     owner = folder.stat().st_uid
     monkeypatch.setattr(file_trust, "ROOT", owner)
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     assert ask(folder, EVIL) == (OURS, [])
 
 
-# ---- what is no file
+# ---- not a regular file
 
 
 def pipe(path: Path) -> None:
@@ -434,7 +434,7 @@ def test_a_file_that_cannot_be_read() -> None:
 
 @contextlib.contextmanager
 def closed(*paths: Path) -> Iterator[None]:
-    """Nothing of it may be read or written, by anybody but root."""
+    """Unreadable and unwritable, except for root."""
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in paths}
     for path in paths:
         path.chmod(0)
@@ -444,7 +444,7 @@ def closed(*paths: Path) -> Iterator[None]:
 
 
 def ask_for_many(folder: Path, **options: Any) -> list[str]:
-    """What a program is told that asks for several kernels, where it may compile and where not."""
+    """Warnings of a program that requests several kernels, with and without permission to compile."""
     specs = [axpy_spec(threads) for threads in (32, 64, 128)]
     with warnings.catch_warnings(record=True) as caught, settings.use(**options):
         warnings.simplefilter("always")
@@ -456,7 +456,7 @@ def ask_for_many(folder: Path, **options: Any) -> list[str]:
 
 @pytest.mark.parametrize("which", ["entries", "locks", "entries and locks", "an entry", "nothing"])
 def test_a_cache_that_this_user_may_not_read_or_write_is_one_warning(which: str) -> None:
-    """As if another user had made it: the folder cannot be written, and some of what is in it not be read."""
+    """As if made by another user: the folder is not writable, and part of it not readable."""
     with public_folder() as home, stranger():
         folder = home / "cache"
         assert ask_for_many(folder) == []
@@ -562,7 +562,7 @@ def test_a_lock_is_free_again_after_its_block(tmp_path: Path) -> None:
 
 @pytest.fixture
 def precious(tmp_path: Path) -> Iterator[Path]:
-    """Something that nobody may delete through a link."""
+    """A folder that must not be deleted through a link."""
     kept = tmp_path / "thesis"
     kept.mkdir()
     (kept / "years of work").write_text("all of it")
@@ -614,7 +614,7 @@ def test_folders_nested_too_deeply_to_delete_are_left(folder: Path, entry: Path)
         assert ask(folder)[0] == OURS
         assert ask(folder, EVIL) == (OURS, [])
     finally:
-        subprocess.run(["rm", "-rf", str(folder)], check=True)  # pytest could not
+        subprocess.run(["rm", "-rf", str(folder)], check=True)  # pytest could not remove it
 
 
 # ---- bundles

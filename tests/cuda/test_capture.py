@@ -1,4 +1,4 @@
-"""CUDA graphs: what ran once before can be captured, and what did not says so; on a stub that knows the rules."""
+"""CUDA graph capture on a stub that enforces the rules: warm calls can be captured, cold ones raise a clear error."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def cubin(spec: KernelSpec) -> bytes:
 
 
 def load_directly(spec: KernelSpec) -> None:
-    """As nothing in polyconv does."""
+    """A launch that polyconv never makes."""
     with driver.device(0).activate():
         driver.call("cuLibraryLoadData", cubin(spec), [], [], 0, [], [], 0)
 
 
 def backend_of(gpu: VirtualGpu, spec: KernelSpec, folder: Path, stream: int) -> VirtualBackend:
-    """One whose plan is a launch of a kernel of the tests' own."""
+    """A backend whose plan launches a kernel of the tests."""
     cache = KernelCache(folder, include_dirs=[KERNELS])
     launch = axpy_launch(1000, 2.0, spec=spec)
     return gpu.backend(planner=lambda problem, _: axpy_plan(problem, (launch,)), cache=cache, stream=lambda: stream)
@@ -45,7 +45,7 @@ def convolve(backend: VirtualBackend) -> None:
     backend.run(PROBLEM, {"x": torch.ones(PROBLEM.x_shape), "y": torch.zeros(PROBLEM.y_shape)})
 
 
-# ---- the stub has teeth
+# ---- the stub enforces the rules
 
 
 def test_the_stub_refuses_to_load_while_a_graph_is_captured() -> None:
@@ -63,7 +63,7 @@ def _load_in_capture() -> None:
             _in_a_thread(lambda: load_directly(spec))
     with captured(stream, RELAXED):
         load_directly(spec)
-    # Lazily loaded code is loaded by a launch, which is too late.
+    # Lazy loading would load the code at the launch, which is too late.
     with driver.device(0).activate():
         library = driver.call("cuLibraryLoadData", cubin(spec), [], [], 0, [], [], 0)
         kernel = driver.call("cuLibraryGetKernel", library, spec.symbol.encode())
@@ -90,7 +90,7 @@ def _spoil(stream: int, action: Callable[[], None]) -> None:
 
 
 def _in_a_thread(action: Callable[[], None]) -> None:
-    """Raises here what is raised there."""
+    """Raises the thread's exception here."""
     raised: list[BaseException] = []
 
     def act() -> None:
@@ -106,7 +106,7 @@ def _in_a_thread(action: Callable[[], None]) -> None:
         raise raised[0]
 
 
-# ---- polyconv keeps to the rules
+# ---- polyconv keeps the rules
 
 
 def test_what_ran_once_can_be_captured(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def _run_then_capture(folder: Path) -> None:
 
 
 def test_what_was_only_prepared_can_be_captured(tmp_path: Path) -> None:
-    """No launch has wanted the kernel: it was loaded when it was prepared, as ``polyconv.warmup`` does it."""
+    """No launch has used the kernel: it was loaded when prepared, as ``polyconv.warmup`` does."""
     run_in_virtual_gpu(_prepare_then_capture, tmp_path)
 
 
@@ -144,7 +144,7 @@ def test_a_first_use_in_a_capture_says_what_to_do(tmp_path: Path) -> None:
 
 
 def _first_use_in_capture(folder: Path) -> None:
-    """The capture is not spoiled by it, nothing is compiled, and the call works afterwards."""
+    """The capture stays valid, nothing is compiled, and the call works afterwards."""
     stream, spec = new_stream(), axpy_spec(function="copy", threads=160)
     with VirtualGpu() as gpu:
         backend = backend_of(gpu, spec, folder / "cache", stream)
@@ -159,7 +159,7 @@ def _first_use_in_capture(folder: Path) -> None:
         convolve(backend)
         with captured(stream):
             convolve(backend)
-        # Another shape on kernels that are there needs nothing that is forbidden.
+        # Another shape on loaded kernels needs no forbidden call.
         other = Problem.make("fprop", (1, 1, 1, 1001), (1, 1, 1, 1))
         with captured(stream):
             backend.prepare(other)
@@ -177,7 +177,7 @@ def _first_use_in_another_thread(folder: Path) -> None:
             _in_a_thread(lambda: convolve(backend))
         assert len(gpu.launches) == 1
     mode = driver.bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
-    assert driver.call("cuThreadExchangeStreamCaptureMode", mode) == mode  # put back as it was
+    assert driver.call("cuThreadExchangeStreamCaptureMode", mode) == mode  # restored
 
 
 def test_a_model_that_was_warmed_up_is_captured() -> None:
@@ -185,7 +185,7 @@ def test_a_model_that_was_warmed_up_is_captured() -> None:
 
 
 def _warm_then_capture() -> None:
-    """Forward and backward, without a step before, in a process that has loaded nothing."""
+    """Forward and backward without a preceding step, in a process that has loaded nothing."""
     stream, model, x = new_stream(), polyconv.Conv2d(4, 4, 3), torch.randn(1, 4, 6, 6, requires_grad=True)
     with VirtualGpu() as gpu, override("cpu", gpu.backend(stream=lambda: stream)):
         with captured(stream), pytest.raises(CaptureError, match="fprop 1x4x6x6, 4 channels, kernel 3x3"):

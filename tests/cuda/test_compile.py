@@ -1,4 +1,4 @@
-"""NVRTC: what compiles, what does not, and what a person is told."""
+"""NVRTC: successful and failed compilation, and the error messages."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_the_compiler_is_known_by_its_build() -> None:
 def test_a_compiler_without_a_build_is_known_by_its_release(
     monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], header: str, expected: str
 ) -> None:
-    """NVRTC 13.2 writes UNKNOWN: its patch releases must neither share a cache's entries nor be called so."""
+    """NVRTC 13.2 reports its version as UNKNOWN: its patch releases must not share cache entries, nor that name."""
     from cuda.bindings import nvrtc
 
     monkeypatch.setattr(nvrtc, "nvrtcVersion", lambda: (0, *version))
@@ -143,7 +143,7 @@ def test_importing_polyconv_loads_neither_compiler_nor_driver() -> None:
     code = (
         "import sys, polyconv, polyconv.cuda\n"
         "import polyconv.cuda.jit.compile, polyconv.cuda.jit.cache, polyconv.cuda.driver\n"
-        "assert not {'cuda.core', 'cuda.bindings.nvrtc'} & set(sys.modules)\n"  # torch itself imports the others
+        "assert not {'cuda.core', 'cuda.bindings.nvrtc'} & set(sys.modules)\n"  # torch imports the others
         "assert not any(name in open('/proc/self/maps').read() for name in ('libnvrtc', 'libcuda.so'))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})

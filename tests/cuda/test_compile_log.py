@@ -1,4 +1,4 @@
-"""What is said of kernels that were compiled when somebody waited for them: one line, when it is over."""
+"""The log line about kernels compiled while a call waited: one line, at the end."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_one_line_when_it_is_over(
         with compilations.noted(symbol):
             clock.now += seconds / 2
         teller.listen()
-        time.sleep(0.2)  # the clock stands still: not over yet
+        time.sleep(0.2)  # the clock stands still: not finished
         assert not caplog.records
     clock.now += 1
     _until(lambda: bool(caplog.records))

@@ -1,7 +1,7 @@
-"""The report of resources, against the numbers that NVIDIA's own tools print for the same kernels.
+"""The resource report of a cubin against NVIDIA's tools.
 
-The expected values were taken from ``ptxas -v`` and ``cuobjdump -res-usage`` of CUDA 12.9 and 12.8. Register counts
-belong to the compiler, so they are compared with ``ptxas`` where it is installed and only bounded where it is not.
+Expected values are from ``ptxas -v`` and ``cuobjdump -res-usage`` of CUDA 12.9 and 12.8. Register counts depend on the
+compiler: they are compared with ``ptxas`` where it is installed, else only bounded.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _ptxas() -> Path | None:
 
 
 def _ptxas_says(ptxas: Path, spec: KernelSpec, arch: str, folder: Path) -> tuple[int, int, int]:
-    """Registers, stack and static shared memory in the words of ``ptxas -v``."""
+    """Registers, stack and static shared memory as ``ptxas -v`` prints them."""
     from cuda.bindings import nvrtc
 
     include = [f"-I{folder}" for folder in search_path([KERNELS])]

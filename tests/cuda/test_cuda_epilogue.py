@@ -35,7 +35,7 @@ from virtual_gpu.gpu import VirtualGpu
 
 RELU, SILU, NONE = Activation.RELU, Activation.SILU, Activation.NONE
 EPILOGUES = [(RELU, True), (SILU, True), (NONE, True), (RELU, False), (SILU, False)]
-"""Every activation, with and without a residual; without either there is no epilogue."""
+"""Every activation, with and without a residual, except the empty epilogue."""
 
 
 def _name(epilogue: tuple[Activation, bool]) -> str:
@@ -45,7 +45,7 @@ def _name(epilogue: tuple[Activation, bool]) -> str:
 def run(
     shape: Shape, activation: Activation, residual: bool, way: CudaCandidate | None = None, *, sms: int = V100.sms
 ) -> None:
-    """One forward pass with an epilogue, by the planner's choice or by a given way; every check that there is."""
+    """One forward pass with an epilogue, by the planner's choice or a given variant, with all checks."""
     x, w, bias, dy = shape.tensors()
     problem = replace(shape.problem(Pass.FPROP, x, w, dy), activation=activation, residual=residual)
     added = torch.empty_strided(problem.y_shape, problem.y_strides).normal_() if residual else None
@@ -56,7 +56,7 @@ def run(
     check(problem, x, w, bias, dy, plan, added)
 
 
-# ---- What the planner chooses
+# ---- The planner's choice
 
 NAMED = {
     "one pixel": Shape((1, 1, 1, 1), 1, (1, 1)),
@@ -149,7 +149,7 @@ def test_no_instance_is_missing() -> None:
     assert ran == {kernel.symbol for kernel in all_kernels() if kernel.symbol.endswith("_epilogue")}
 
 
-# ---- Results in parts: the residual's part goes with each
+# ---- Results in parts: each takes its part of the residual
 
 
 @pytest.mark.usefixtures("every_arch")
@@ -165,7 +165,7 @@ def test_slabs_of_the_separable_chain() -> None:
 @pytest.mark.usefixtures("every_arch")
 @pytest.mark.parametrize("most", [400, 100], ids=["images", "rows of an image"])
 def test_launches_of_a_large_gemm(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More pixels than one launch can number: whole images per launch, or rows of one image."""
+    """More pixels than one launch can index: whole images per launch, or rows of one image."""
     monkeypatch.setattr(fprop_dgrad, "DIVIDEND_LIMIT", most)
     shape = Shape((5, 8, 10, 14), 12, (3, 3), padding=(1, 1, 1, 1))
     x, w, bias, dy = shape.tensors()
@@ -185,7 +185,7 @@ def test_channels_split_between_blocks(way: winograd_fused.FusedCandidate) -> No
 
 @pytest.mark.usefixtures("every_arch")
 def test_the_residual_may_be_the_output() -> None:
-    """Every thread reads its residuals before it stores: y += conv(x, w) in place."""
+    """Every thread reads its residual before it stores: y += conv(x, w) in place."""
     for way in (
         ImplicitGemmCandidate(TALL, fprop_dgrad.TAPS),
         winograd_fused.CANDIDATES[0],
@@ -204,7 +204,7 @@ def test_the_residual_may_be_the_output() -> None:
 
 
 def activated(activation: Activation, z: Tensor, tile: GemmTile = SLIMMER) -> Tensor:
-    """One channel, a kernel of one tap that is 1: the sums are the input."""
+    """One channel and a single tap of 1: the sums are the input."""
     x = z.reshape(1, 1, 1, -1)
     problem = Problem.make(Pass.FPROP, tuple(x.shape), (1, 1, 1, 1), activation=activation)  # type: ignore[arg-type]
     y = torch.full_like(x, torch.nan)
@@ -232,7 +232,7 @@ def test_silu_of_special_values() -> None:
 
 @pytest.mark.usefixtures("every_arch")
 def test_silu_errs_by_less_than_it_says() -> None:
-    """3.2e-7 |z| (common/epilogue.cuh); the emulator's special functions are exact to half an ulp, a GPU's to two."""
+    """3.2e-7 |z| (common/epilogue.cuh); special functions are exact to half an ulp in the emulator, to two on a GPU."""
     z = torch.cat([torch.linspace(-100, 100, 20_000), torch.logspace(-30, 2, 2_000), -torch.logspace(-30, 2, 2_000)])
     error = (activated(SILU, z).double() - torch.nn.functional.silu(z.double())).abs()
     assert (error <= 3.2e-7 * z.double().abs() + 1e-37).all()
@@ -259,7 +259,7 @@ def test_a_nan_in_the_residual_stays_in_its_place() -> None:
 
 
 def test_a_plain_problem_is_planned_as_before() -> None:
-    """Without an activation or a residual no kernel with an epilogue runs; the gradient passes know none."""
+    """Kernels with an epilogue run only for an activation or a residual, never in gradient passes."""
     plain = Problem.make(Pass.FPROP, (2, 32, 28, 28), (64, 32, 3, 3), padding=(1, 1, 1, 1), bias=True)
     wanted = replace(plain, activation=SILU, residual=True)
     assert has_epilogue(wanted)
@@ -301,12 +301,12 @@ def test_an_exported_file_holds_no_epilogue() -> None:
     assert "kernel_with_epilogue" not in text
 
 
-# ---- The whole way
+# ---- End to end
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES, ids=_name)
 def test_on_the_virtual_gpu(epilogue: tuple[Activation, bool]) -> None:
-    """Plan, compiler, cache, driver, machine code, numbers."""
+    """From plan to results: compiler, cache, driver, machine code."""
     run_in_virtual_gpu(_on_the_virtual_gpu, *epilogue)
 
 

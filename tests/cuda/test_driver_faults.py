@@ -1,4 +1,4 @@
-"""Driver calls that fail: an error that says which and why, and right results as soon as they work again."""
+"""Failing driver calls: an error names the call and the reason, and later calls give correct results."""
 
 from __future__ import annotations
 
@@ -39,29 +39,29 @@ WORDS = {
 
 
 def test_every_call_that_may_fail() -> None:
-    """Each in a process that has not used the driver yet. The next convolution finds nothing half made."""
+    """Each failure in a process that has not used the driver yet; the next convolution must not find partial state."""
     _in_processes([(function, OUT_OF_MEMORY) for function in WORDS])
 
 
 def test_what_the_driver_said_is_told() -> None:
-    """Also where the bindings, older than the driver, have no name for it, and raise an error of their own."""
+    """Also if the bindings are older than the driver, do not know the error, and raise their own."""
     _in_processes([(function, UNNAMED) for function in ("cuInit", "cuDeviceGet", "cuCtxPushCurrent_v2")])
     _in_processes([("cuLaunchKernel", code) for code in (ILLEGAL_ADDRESS, CAPTURING, UNNAMED)])
 
 
 def test_a_context_that_nobody_names_is_made_current() -> None:
-    """Whichever it was: the launches need this device's."""
+    """Whichever context was current: launches need this device's."""
     _in_processes([("cuCtxGetCurrent", UNNAMED)])
 
 
 def _in_processes(faults: list[tuple[str, int]]) -> None:
-    # An environment of its own, and so a process of its own, which has not used the driver.
+    # A separate environment means a separate process, which has not used the driver.
     run_in_virtual_gpu(_fork_each, faults, timeout=500, environment={"POLYCONV_TUNING_FILE": "off"})
 
 
 def _fork_each(faults: list[tuple[str, int]]) -> None:
-    """Forks after everything is imported and before the driver is used: to start anew costs seconds."""
-    torch.set_num_threads(1)  # OpenMP's threads are lost to forks
+    """Fork after all imports and before the first driver call: a new process would take seconds."""
+    torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
     import_module("cuda.bindings.driver")
     compiler_id()
     gpu_emulator._core.library()

@@ -1,4 +1,4 @@
-"""A kernel that cannot be compiled, loaded or launched: one warning, and the next one runs, with right results."""
+"""A kernel that cannot be compiled, loaded or launched: one warning, then the fallback runs with correct results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ X, W = (1, 16, 20, 20), (32, 16, 3, 3)
 
 
 def convolve(**arguments: Any) -> torch.Tensor:
-    """A convolution for which a fast kernel is chosen, checked against float64."""
+    """A convolution with a fast plan, checked against float64."""
     torch.manual_seed(0)
     x, w = torch.randn(X), torch.randn(W)
     y = polyconv.conv2d(x, w, padding=1, **arguments)
@@ -42,7 +42,7 @@ def convolve(**arguments: Any) -> torch.Tensor:
 
 @contextmanager
 def said() -> Iterator[list[str]]:
-    """What is warned of."""
+    """Texts of the warnings."""
     words: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -51,13 +51,13 @@ def said() -> Iterator[list[str]]:
 
 
 def names(gpu: VirtualGpu) -> list[str]:
-    """Of the kernels that were launched since last asked."""
+    """Kernels launched since the last call."""
     found = [launch.name for launch in gpu.launches]
     gpu.launches.clear()
     return found
 
 
-# ---- one fault, and on
+# ---- a single fault
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def _goes_on(function: str, code: int) -> None:
         assert warning.startswith(f"{given_up} cannot be used here, and another kernel, which may be slower, runs")
         assert "Please report it, with the output of polyconv doctor (device cuda, name Virtual Tesla V100" in warning
         ran = names(gpu)
-        with said() as words:  # known by now: no warning, no trial
+        with said() as words:  # blacklisted: no warning, no further attempt
             convolve()
         assert not words
         again = names(gpu)
@@ -95,7 +95,7 @@ def _goes_on(function: str, code: int) -> None:
 
 
 def test_a_call_that_ran_before_is_prepared_again() -> None:
-    """A launch that works once and fails later: calls that know the plan find another."""
+    """A launch that works once and fails later: calls with a cached plan fall back, too."""
     run_in_virtual_gpu(_fails_later, environment=NOT_STRICT, timeout=300)
 
 
@@ -126,11 +126,11 @@ def _fails_after_writing() -> None:
         backend.run(problem, {"x": torch.zeros(X), "w": torch.zeros(W), "y": y, "residual": y})
 
 
-# ---- down to the plain kernels, and no further
+# ---- down to the direct kernels
 
 
 def compiles(only: Collection[str], folder: Path) -> KernelCache:
-    """A cache whose compiler refuses all other kernels."""
+    """A cache whose compiler rejects all other kernels."""
 
     def compiler(spec: KernelSpec, arch: str) -> bytes:
         if spec.symbol not in only:
@@ -164,7 +164,7 @@ def _nothing_compiles(folder: Path) -> None:
         convolve()
 
 
-# ---- what is raised
+# ---- errors that are raised
 
 
 @pytest.mark.parametrize("code", [OUT_OF_MEMORY, CAPTURING])

@@ -1,4 +1,4 @@
-"""The launch path on the virtual V100: what reaches the driver, what it refuses, and what a person is told."""
+"""The launch path on the virtual V100: what reaches the driver, refusals, and error messages."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def prepare(launch: Launch, index: int = 0) -> driver.PreparedLaunch:
 
 
 def launch_once(launch: Launch, addresses: dict[str, int], stream: int = 0) -> LaunchRecord:
-    """Launch on a GPU that computes nothing, and return what it saw."""
+    """Launch on a GPU that computes nothing; returns the recorded launches."""
     with VirtualGpu(record_only) as gpu:
         prepared = prepare(launch)
         with driver.device(0).activate():
@@ -201,7 +201,7 @@ def test_without_a_driver_the_error_is_clear() -> None:
     assert "no NVIDIA driver on this machine" in said.stderr
 
 
-# ---- the device in the planner's words ------------------------------------------------------------------------------
+# ---- the device as the planner describes it -------------------------------------------------------------------------
 
 
 def test_the_v100_describes_itself() -> None:
@@ -216,14 +216,14 @@ def test_the_v100_describes_itself() -> None:
 
 
 def test_a_gpu_that_is_too_old_is_told_so_in_words() -> None:
-    said = run_in_virtual_gpu(_asked_of_a_p100, environment={"POLYCONV_JIT": "on"})  # in a process of its own
+    said = run_in_virtual_gpu(_asked_of_a_p100, environment={"POLYCONV_JIT": "on"})  # in a separate process
     sentence = "polyconv's kernels need compute capability 7.0 (Tesla V100) or newer"
     assert all(sentence in text for text in said), said
     assert all("has 6.0. polyconv.restore(model) gives a model torch's modules back" in text for text in said)
 
 
 def _asked_of_a_p100() -> list[str]:
-    """What the backend, the planner, explain, warmup and doctor say."""
+    """Output of the backend, the planner, explain, warmup and doctor."""
     of_the_v100 = driver.Device.attribute
 
     def attribute(gpu: driver.Device, name: str) -> int:
@@ -302,7 +302,7 @@ def _fail_in_the_emulator(folder: Path) -> None:
 
 
 def run_axpy(count: int, function: str, shared: int) -> float:
-    """Largest error of ``y + a x`` on the virtual GPU, with guard elements around y that must stay what they are."""
+    """Largest error of ``y + a x`` on the virtual GPU; guard elements around y must not change."""
     spec = axpy_spec(function=function)
     storage = torch.randn(count + 256)
     x, y = torch.randn(count), storage[128 : 128 + count]
@@ -357,7 +357,7 @@ def _run_a_plan_that_writes_its_input(folder: Path) -> None:
 
 
 def test_a_workspace_is_not_filled_in_deterministic_mode() -> None:
-    """torch fills its new tensors then; nobody reads of a workspace what no kernel has written."""
+    """In deterministic mode torch fills new tensors, which a workspace does not need."""
     size = 1 << 20
     torch.use_deterministic_algorithms(True)
     try:

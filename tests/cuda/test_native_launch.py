@@ -1,4 +1,4 @@
-"""A whole plan by one native call (``csrc/cuda``): what reaches the driver, what it refuses, and the way without."""
+"""A whole plan by one native call (``csrc/cuda``): what reaches the driver, refusals, and the Python fallback."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OUT_OF_RESOURCES, UNNAMED = 701, 4321
 
 
 class At:
-    """A tensor, as far as launching is concerned."""
+    """The parts of a tensor that launching uses."""
 
     def __init__(self, address: int) -> None:
         self.data_ptr: Callable[[], int] = lambda: address
@@ -44,7 +44,7 @@ class At:
 
 @contextmanager
 def without_native(absent: bool) -> Iterator[None]:
-    """As where the package was built without the native part."""
+    """As in a build without the native part."""
     if absent:
         with patch.object(cuda_launch, "why_absent", lambda: "built without"):
             yield
@@ -82,7 +82,7 @@ def test_all_of_a_plan_arrives(by_python: bool) -> None:
         assert (one.grid, one.block, one.dynamic_shared) == (launch.grid, launch.block, launch.dynamic_shared)
         assert (one.stream, one.device) == (stream, 0)
         assert one.params == launch.bind(addresses)
-    assert struct.unpack_from("<QQ", seen[2].params) == (0, (1 << 63) + 8)  # there is no bias
+    assert struct.unpack_from("<QQ", seen[2].params) == (0, (1 << 63) + 8)  # no bias
 
 
 def _enqueue_on_a_stream(launches: tuple[Launch, ...], by_python: bool) -> tuple[list[LaunchRecord], int]:
@@ -137,7 +137,7 @@ def _two_devices(by_python: bool) -> None:
     with VirtualGpu(record_only) as gpu, without_native(by_python):
         for index in (0, 1):
             enqueue_one = prepared(axpy_launch(8, 1.0), index=index)
-            assert enqueue_one(0, 1, 0, {}, 0, 0) is None  # none is current
+            assert enqueue_one(0, 1, 0, {}, 0, 0) is None  # no context is current
             with driver.device(1 - index).activate():
                 assert enqueue_one(0, 1, 0, {}, 0, 0) is None
                 assert int(driver.call("cuCtxGetDevice")) == 1 - index
@@ -152,7 +152,7 @@ def test_it_is_linked_with_nothing_of_cuda_or_torch() -> None:
     assert {name.split(".")[0] for name in needed} <= {"libstdc++", "libgcc_s", "libm", "libc", "ld-linux-x86-64"}
 
 
-# ---- what is refused
+# ---- refusals
 
 
 @pytest.mark.parametrize("by_python", WAYS)
@@ -169,7 +169,7 @@ def _refused(by_python: bool) -> None:
             assert enqueue_all(0, 3, 0, {}, 0, 0) == (driver.LAUNCH, 1, code)
             assert gpu.repair() == len(gpu.launches) == 1
             with pytest.raises(DriverError, match="cuCtxGetDevice failed: CUDA_ERROR_INVALID_CONTEXT"):
-                driver.call("cuCtxGetDevice")  # put back all the same
+                driver.call("cuCtxGetDevice")  # restored nevertheless
 
 
 @native_only
@@ -186,7 +186,7 @@ def _refused_contexts() -> None:
             assert enqueue_one(0, 1, 0, {}, 0, 0) == (function, launched, 2)
             assert len(gpu.launches) == launched
             gpu.repair()
-        driver.call("cuCtxPopCurrent")  # which nobody could take back
+        driver.call("cuCtxPopCurrent")  # a launch cannot be taken back
 
 
 @native_only
@@ -220,7 +220,7 @@ def _wrong_arguments() -> None:
         launches(functions[:3], 0, (launch,))
 
 
-# ---- without it
+# ---- without the native part
 
 
 def test_the_way_on_without_the_native_part() -> None:
@@ -246,13 +246,13 @@ def _doctor(by_python: bool) -> tuple[str, str]:
     return found.state.value, found.text
 
 
-# ---- what it costs
+# ---- cost
 
 
 @native_only
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_warm_call_is_short(frozen: bool) -> None:
-    """The other side of what ``benchmarks/gpu/overhead.py`` measures: however many launches a plan has."""
+    """Functions entered per call do not depend on the number of launches (time: ``benchmarks/gpu/overhead.py``)."""
     run_in_virtual_gpu(_warm_call, frozen)
 
 

@@ -1,4 +1,4 @@
-"""Kernels compile without spilling a register by every NVRTC that a build of torch may bring."""
+"""Kernels compile without register spills with every NVRTC that a torch build may bring."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ARCHITECTURES = {
     "12.8.93": ("sm_70", "sm_80", "sm_90", "sm_100", "sm_120"),
     "13.0.88": ("sm_80", "sm_90", "sm_100", "sm_120"),
 }
-"""Of the GPUs that people have with each of them. The environment's own compiles all kernels elsewhere."""
+"""GPUs common with each release. The environment's own NVRTC compiles all kernels in other tests."""
 SAMPLE = 6
-"""Kernels for one architecture, unless it is night."""
+"""Kernels per architecture, except nightly."""
 
 
 def cases() -> list[tuple[str, str]]:
-    """A release, and an architecture: at night all of them, else one of each, another one for the next release."""
+    """Releases with architectures: nightly all pairs, else one architecture per release, in rotation."""
     if NIGHTLY:
         return [(version, arch) for version, archs in ARCHITECTURES.items() for arch in archs]
     return [(version, archs[number % len(archs)]) for number, (version, archs) in enumerate(ARCHITECTURES.items())]

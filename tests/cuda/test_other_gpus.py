@@ -1,6 +1,6 @@
-"""The launch path on virtual GPUs other than the V100: their limits, their occupancy, and one that NVRTC does not know.
+"""The launch path on virtual GPUs other than the V100: limits, occupancy, and one unknown to NVRTC.
 
-Nothing is computed: the emulator executes machine code of sm_70 alone.
+Nothing is computed: the emulator executes sm_70 machine code only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from virtual_gpu.example import KERNELS, axpy_spec
 from virtual_gpu.gpu import VirtualGpu, record_only
 
 FIRST_3X3 = ((32, 64, 56, 56), (64, 64, 3, 3))
-"""Of ResNet-50, at a batch of 32."""
+"""Layers of ResNet-50 at batch 32."""
 
 
 def on(model: str) -> dict[str, str]:
@@ -30,13 +30,13 @@ def on(model: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", sampled(DEVICES, 5, "processes of their own"))
 def test_every_known_gpu_describes_itself_as_it_is_known(name: str) -> None:
-    """What the driver says of it, and what is planned with where it is not: the same limits, the same speed."""
+    """The device as reported by the driver equals the description that is planned with elsewhere: limits and speed."""
     known, read = DEVICES[name], run_in_virtual_gpu(describe, 0, environment=on(name))
     for figure in ("arch", "sms", "clock_mhz", "l2_bytes", "threads_per_sm", "blocks_per_sm", "registers_per_sm"):
         assert getattr(read, figure) == getattr(known, figure), figure
     assert (read.shared_per_sm, read.shared_per_block_optin) == (known.shared_per_sm, known.shared_per_block_optin)
     assert read.limits == known.limits
-    if name != "gb10":  # whose driver says nothing of its memory
+    if name != "gb10":  # the driver does not report its memory
         assert read.dram_gbs == pytest.approx(known.dram_gbs, rel=0.03)
 
 
@@ -47,7 +47,7 @@ def test_its_launches_are_accepted(name: str, kind: Pass) -> None:
 
 
 def _launch_first_3x3(kind: Pass) -> None:
-    """And no launch has fewer blocks on a multiprocessor than its cost was reckoned with, after the plan is made."""
+    """After planning, no launch has fewer blocks per multiprocessor than its cost assumed."""
     x, w = FIRST_3X3
     problem = Problem.make(kind, x, w, padding=(1, 1, 1, 1))
     with VirtualGpu(record_only) as gpu:
@@ -61,7 +61,7 @@ def _launch_first_3x3(kind: Pass) -> None:
 
 
 def test_occupancy_is_read_from_the_compiled_kernel() -> None:
-    """One that takes more registers than its launch bounds were made for has fewer blocks, and is weighed again."""
+    """A kernel with more registers than its launch bounds assume has fewer blocks, and its cost is estimated again."""
     before, read = run_in_virtual_gpu(_short_of_blocks, environment=on("v100"), timeout=300)
     symbol = before.launches[-1].kernel.symbol
     assert read == {symbol: 1}

@@ -1,4 +1,4 @@
-"""The whole CUDA path on the virtual V100: operator, plan, compiler, cache, driver, machine code, numbers."""
+"""The CUDA path end to end on the virtual V100: operator, plan, compiler, cache, driver, machine code, results."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _forward_and_backward(case: Case) -> None:
         assert gpu.synchronisations == 0
         assert gpu.launches
     for name, got in ours.items():
-        # Within the tolerance, relative to the result's scale; a missing or doubled term is far outside.
+        # Tolerance relative to the result's scale; a missing or doubled term is far outside.
         allowed = 1e-4 * (exact[name].square().mean().sqrt() + exact[name].abs())
         excess = ((got.double() - exact[name]).abs() / allowed.clamp_min(1e-30)).nan_to_num(nan=float("inf"))
         where = tuple(int(i) for i in torch.unravel_index(excess.argmax(), excess.shape))
@@ -68,7 +68,7 @@ def test_the_first_calls_are_a_race() -> None:
 
 
 def _race() -> None:
-    """Of polyconv's kernels alone: every call is right, and one of them stays."""
+    """Among polyconv's kernels only: every trial is correct, and one candidate is chosen."""
     torch.manual_seed(0)
     x, w = torch.randn(1, 8, 9, 12), torch.randn(16, 8, 3, 3)
     exact = torch.nn.functional.conv2d(x.double(), w.double())
@@ -135,7 +135,7 @@ def _launch_at_full_size(problem: Problem) -> None:
 
 
 def test_the_gradient_of_a_sum_is_never_copied() -> None:
-    """Its strides are zero: one number stands for all of dy, which on W2 would take 8.6 GB if it were laid out."""
+    """All strides are zero: dense, the dy of W2 would take 8.6 GB."""
     run_in_virtual_gpu(_gradient_of_a_sum)
 
 
@@ -147,7 +147,7 @@ def _gradient_of_a_sum() -> None:
         y = polyconv.conv2d(x, w, padding=1)
         with Calls() as calls:
             y.sum().backward()
-        assert len(gpu.launches) >= 6  # weights packed twice, fprop, dgrad, two stages of wgrad
+        assert len(gpu.launches) >= 6  # two weight packings, fprop, dgrad, two stages of wgrad
     calls.assert_nothing_laid_out(y.numel())
     for leaf, want in zip((x, w), exact, strict=True):
         assert leaf.grad is not None
@@ -155,7 +155,7 @@ def _gradient_of_a_sum() -> None:
 
 
 def test_a_bias_with_strides() -> None:
-    """Kernels read the bias as a dense vector; whatever a caller passes is one by then."""
+    """Kernels read the bias as a dense vector: other strides are made dense before."""
     run_in_virtual_gpu(_strided_bias)
 
 

@@ -1,4 +1,4 @@
-"""Packed and transformed weights of a frozen model stay on the GPU; those of any other are made at each call."""
+"""The CUDA weight cache: prepared weights of frozen models stay on the GPU, others are prepared at each call."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from virtual_gpu.streams import captured, new_stream
 
 V100 = DEVICES["v100"]
 FAST, DIRECT = 1e-4, 0.0
-"""Tolerances with which weights are transformed, and packed."""
+"""Tolerances for which weights are transformed, and packed."""
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def layer(tolerance: float = FAST) -> Iterator[tuple[VirtualGpu, VirtualBackend,
 
 
 def runs(gpu: VirtualGpu, conv: polyconv.Conv2d, x: Tensor) -> int:
-    """Calls; the result is right. Gives how many of the launches prepared the weight."""
+    """Call, check the result, and return the number of launches that prepared the weight."""
     gpu.launches.clear()
     y = conv(x)
     exact = F.conv2d(x.double(), conv.weight.double(), conv.bias.double(), padding=1)  # type: ignore[union-attr]
@@ -54,12 +54,12 @@ def runs(gpu: VirtualGpu, conv: polyconv.Conv2d, x: Tensor) -> int:
     return sum("weights" in name or "filter" in name for name in names)
 
 
-# ---- what may be kept
+# ---- which launches can be skipped
 
 
 @pytest.mark.parametrize("kind", list(Pass))
 def test_what_a_plan_says_of_its_weights(kind: Pass) -> None:
-    """The launches that read w come first, and no other one does; what they make begins the workspace."""
+    """The launches that read w come first, no others read it, and their output starts the workspace."""
     problem = Problem.make(kind, (2, 16, 20, 20), (32, 16, 3, 3), padding=(1, 1, 1, 1))
     kept = 0
     for candidate in candidates(problem):
@@ -81,7 +81,7 @@ def test_what_a_plan_says_of_its_weights(kind: Pass) -> None:
     assert bool(kept) == (kind is Pass.FPROP)
 
 
-# ---- what is kept
+# ---- hits
 
 
 @pytest.mark.parametrize("tolerance", [FAST, DIRECT])
@@ -97,7 +97,7 @@ def _prepared_once(tolerance: float) -> None:
         assert [runs(gpu, conv, x) for _ in range(3)] == [1, 0, 0]
         assert backend.weights.size == sum(kept.size for kept in backend.weights._kept.values()) > 0
         before = conv(x)
-        conv.weight.data.fill_(1e30)  # the promise is not kept, and so the weight is not read
+        conv.weight.data.fill_(1e30)  # the freeze was violated: the weight is not read
         assert torch.equal(conv(x), before)
         conv.weight.data.fill_(1.0)
         polyconv.unfreeze(conv)
@@ -137,7 +137,7 @@ def _bounded() -> None:
         assert len(backend.weights._kept) == 1
 
 
-# ---- when it is made anew
+# ---- invalidation
 
 CHANGES: dict[str, Callable[[polyconv.Conv2d], object]] = {
     "in place": lambda conv: conv.weight.mul_(-2),
@@ -230,12 +230,12 @@ def _of_inference_mode() -> None:
         assert not backend.weights._kept
 
 
-# ---- weights that a plan does not suit
+# ---- weights that miss the tolerance
 
 
 @contextmanager
 def fast_layer() -> Iterator[tuple[VirtualGpu, VirtualBackend, polyconv.Conv2d, Tensor]]:
-    """One that the planner has transforms for."""
+    """A convolution with a transforming plan."""
     torch.manual_seed(0)
     conv, x = polyconv.Conv2d(32, 32, 5, tolerance=FAST), torch.randn(1, 32, 24, 24)
     with VirtualGpu() as gpu, override("cpu", gpu.backend()) as backend, torch.no_grad():
@@ -256,7 +256,7 @@ def _uneven() -> None:
     with fast_layer() as (gpu, backend, conv, x):
         usual = launched(gpu, conv, x)
         conv.weight.copy_(TAPS["last tap"](tuple(conv.weight.shape)))
-        assert launched(gpu, conv, x) == usual  # not frozen: to look at it would be to wait for the GPU
+        assert launched(gpu, conv, x) == usual  # not frozen: reading it would synchronise with the GPU
         polyconv.freeze(conv)
         problem = replace(Problem.make("fprop", tuple(x.shape), tuple(conv.weight.shape)), frozen=True)
         plan, chosen = backend.plan(problem), backend.plan(problem, w=conv.weight)
@@ -294,7 +294,7 @@ def _measured_once() -> None:
         streams = [new_stream(), new_stream()]
         backend.stream = lambda: streams[0]
         with captured(streams[0]):
-            assert launched(gpu, conv, x) == usual  # nothing is known of the weight, and nothing can be read
+            assert launched(gpu, conv, x) == usual  # the weight is unknown and cannot be read
         assert not measured
         first = launched(gpu, conv, x)
         assert first != usual
@@ -303,7 +303,7 @@ def _measured_once() -> None:
             backend.stream = lambda stream=stream: stream  # type: ignore[misc]
             assert launched(gpu, conv, x)[-1] == first[-1]
             with captured(stream):
-                assert launched(gpu, conv, x) == first  # what is known is used, and everything is made in the graph
+                assert launched(gpu, conv, x) == first  # known facts are used; everything is made in the graph
         assert len(measured) == 1
 
 
@@ -311,7 +311,7 @@ def _measured_once() -> None:
 
 
 def test_each_stream_has_its_own() -> None:
-    """Nothing orders what one stream makes before what another reads."""
+    """Nothing orders a stream's writes before another stream's reads."""
     run_in_virtual_gpu(_streams)
 
 
@@ -327,7 +327,7 @@ def _streams() -> None:
 
 
 def test_a_graph_has_its_own() -> None:
-    """What is captured is computed when the graph runs: nobody else may count on it, nor it on anybody."""
+    """Captured work runs with the graph: no other call may rely on it, nor it on others."""
     run_in_virtual_gpu(_capture)
 
 
@@ -335,7 +335,7 @@ def _capture() -> None:
     with layer() as (gpu, backend, conv, x):
         stream = new_stream()
         backend.stream = lambda: stream
-        runs(gpu, conv, x)  # before it is frozen: nothing is kept, and kernels are loaded
+        runs(gpu, conv, x)  # before freezing: nothing is cached, and kernels are loaded
         polyconv.freeze(conv)
         with captured(stream):
             assert [runs(gpu, conv, x) for _ in range(2)] == [1, 1]
@@ -345,7 +345,7 @@ def _capture() -> None:
             assert runs(gpu, conv, x) == 1
 
 
-# ---- where a launch fails
+# ---- failing launches
 
 
 @pytest.mark.parametrize("nth", [1, 2])
@@ -359,7 +359,7 @@ def _fails(nth: int) -> None:
         gpu.fail(driver.LAUNCH, nth, 1, OUT_OF_RESOURCES)
         runs(gpu, conv, x)
         assert gpu.repair() == 1
-        assert len(backend.weights._kept) == 1  # of the plan that ran in the end
+        assert len(backend.weights._kept) == 1  # of the fallback plan
         assert runs(gpu, conv, x) == 0
     assert len(words) == 1
 

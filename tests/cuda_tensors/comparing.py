@@ -1,4 +1,4 @@
-"""What these tests compare with, which is the same in float64 on the CPU; and whose a launch was."""
+"""Float64 references on the CPU, and the attribution of launches to polyconv or PyTorch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fake_cuda import LaunchRecord, PretendedGpu
 
 
 def is_ours(launch: LaunchRecord) -> bool:
-    """Whether a launch is polyconv's: the kernels of PyTorch are C++, and have its mangled names."""
+    """True for a polyconv launch: PyTorch's kernels have mangled C++ names."""
     return not launch.name.startswith("_Z")
 
 
@@ -23,7 +23,7 @@ def ours(gpu: PretendedGpu) -> list[LaunchRecord]:
 
 
 def small_network(Conv2d: Callable[..., nn.Module] = nn.Conv2d) -> nn.Sequential:
-    """A network with nothing but convolutions that polyconv takes, and what PyTorch's own kernels compute."""
+    """A network of convolutions that polyconv takes and layers that PyTorch's kernels compute."""
     return nn.Sequential(
         Conv2d(3, 6, 3, padding=1),
         nn.ReLU(),
@@ -52,14 +52,14 @@ def step(model: nn.Module, x: Tensor, run: Callable[[Tensor], Tensor] | None = N
 
 
 def exact_step(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """The same by PyTorch, in float64, on the CPU. The model may be polyconv's: its parameters have the same names."""
+    """Likewise by PyTorch in float64 on the CPU, for torch's or polyconv's modules: parameter names agree."""
     exact = small_network().double()
     exact.load_state_dict({name: value.detach().cpu().double() for name, value in model.state_dict().items()})
     return step(exact, x.detach().cpu().double())
 
 
 def assert_near(found: dict[str, Tensor], exact: dict[str, Tensor], tolerance: float = 1e-4) -> None:
-    """Every element, in units of the tensor's own scale; a missing or doubled term is far outside."""
+    """Every element, in units of the tensor's scale; a missing or doubled term is far outside."""
     assert found.keys() == exact.keys()
     for name, value in found.items():
         wanted = exact[name]

@@ -24,7 +24,7 @@ collect_ignore_glob = [] if "PRETENDED_CUDA_DEVICES" in os.environ else ["*"]
 
 @pytest.fixture(autouse=True)
 def gpu() -> Iterator[PretendedGpu]:
-    """Two V100s, of which the first is current. Of polyconv's kernels races in global memory are looked for, too."""
+    """Two V100s, the first one current. For polyconv's kernels, data races in global memory are checked as well."""
 
     def executor(launch: LaunchRecord, buffers: list[tuple[int, int]]) -> None:
         execute(launch, buffers, check_global=is_ours(launch))

@@ -1,4 +1,4 @@
-"""PyTorch's caching of memory, and CUDA graphs, which need it: what is allocated, and what is forbidden when."""
+"""PyTorch's caching allocator and CUDA graphs: allocations, and calls that capture forbids."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _OUT_OF_MEMORY = 2
 X = (2, 3, 8, 9)
 
 
-# ---- what is allocated
+# ---- allocations
 
 
 def test_nothing_is_kept(gpu: PretendedGpu) -> None:
-    """After a step its tensors are gone, and so is the workspace; further steps take nothing new from the GPU."""
+    """After a step its tensors and workspace are freed; further steps take no new memory from the GPU."""
     model, x = replaced_on("cuda"), torch.randn(X).cuda()
     step(model, x)
     allocated, taken = torch.cuda.memory_allocated(), counts().allocations
@@ -40,7 +40,7 @@ def test_nothing_is_kept(gpu: PretendedGpu) -> None:
 
 
 def test_the_output_and_a_workspace_are_all_that_is_allocated() -> None:
-    """At its highest while a convolution runs: its output, and as much besides as its plan says."""
+    """Peak memory of a convolution: its output and the workspace of its plan."""
     x, w = torch.randn(2, 8, 24, 40).cuda(), torch.randn(16, 8, 5, 9).cuda()
     arguments = {"padding": (2, 4), "dilation": (2, 3)}
     (problem,) = (found for found in problems_of(polyconv.conv2d, x, w, **arguments) if found.kind is Pass.FPROP)
@@ -55,12 +55,12 @@ def test_the_output_and_a_workspace_are_all_that_is_allocated() -> None:
 
 
 def rounded(size: int) -> int:
-    """What the allocator counts for a tensor: whole units of 512 bytes."""
+    """Allocator's size of a tensor: multiples of 512 bytes."""
     return -(-size // 512) * 512
 
 
 def test_memory_of_a_side_stream_is_reused_there() -> None:
-    """The workspace is freed while kernels may still run: it goes to later work on the same stream, and to no other."""
+    """The workspace is freed while kernels may run: only later work on the same stream may reuse it."""
     x, w = torch.randn(2, 8, 24, 40).cuda(), torch.randn(16, 8, 5, 9).cuda()
     side = torch.cuda.Stream()
 
@@ -81,12 +81,12 @@ def test_memory_of_a_side_stream_is_reused_there() -> None:
 
 
 def test_out_of_memory_is_the_callers_to_hear(gpu: PretendedGpu) -> None:
-    """It is no kernel's fault: nothing is given up, and the next call is what it was."""
+    """Out of memory is no kernel's fault: nothing is blacklisted, and the next call runs as before."""
     x, w = torch.randn(2, 8, 24, 40).cuda(), torch.randn(16, 8, 5, 9).cuda()
     exact = F.conv2d(x.cpu().double(), w.cpu().double())
     polyconv.conv2d(x, w)
     gpu.fail("cudaMalloc", 1, 100, _OUT_OF_MEMORY)
-    with pytest.raises(torch.OutOfMemoryError), torch.cuda.stream(torch.cuda.Stream()):  # where nothing is kept yet
+    with pytest.raises(torch.OutOfMemoryError), torch.cuda.stream(torch.cuda.Stream()):  # before anything is cached
         polyconv.conv2d(x, w)
     assert gpu.repair()
     assert_near({"y": polyconv.conv2d(x, w)}, {"y": exact})
@@ -111,7 +111,7 @@ def test_a_forward_pass_is_captured_and_replayed(gpu: PretendedGpu) -> None:
 
 
 def test_a_training_step_is_captured_and_replayed() -> None:
-    """Forward and backward, whose kernels are captured from a thread of autograd's."""
+    """Forward and backward; backward kernels are captured from an autograd thread."""
     model, x, other = replaced_on("cuda"), torch.randn(X).cuda(), torch.randn(X)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -138,7 +138,7 @@ def test_graphed_callables() -> None:
 
 
 def captured(call: Callable[[], object], mode: str = "global") -> BaseException | None:
-    """What is raised when something is captured. PyTorch does not recover from it: afterwards it captures no more."""
+    """Error of a capture. PyTorch does not recover from it and captures nothing afterwards."""
     try:
         with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream(), capture_error_mode=mode):
             call()
@@ -148,7 +148,7 @@ def captured(call: Callable[[], object], mode: str = "global") -> BaseException 
 
 
 def test_the_allocator_may_allocate_while_a_graph_is_captured() -> None:
-    """It says that it knows what it does. A graph's memory is its own, so that it has to."""
+    """A graph has a private memory pool, so the allocator permits itself the call."""
     x, w = torch.randn(2, 8, 24, 40).cuda(), torch.randn(16, 8, 5, 9).cuda()
     polyconv.conv2d(x, w)
     taken = counts().allocations
@@ -157,7 +157,7 @@ def test_the_allocator_may_allocate_while_a_graph_is_captured() -> None:
 
 
 def test_the_first_call_cannot_be_captured() -> None:
-    """The driver loads no kernel while a graph is captured. The error says so, and the same call is right later."""
+    """The driver loads no kernel during capture: the error says so, and the call is correct later."""
     words, found, exact = run_fresh(first_call_in_a_capture)
     assert "runs for the first time while a CUDA graph is captured" in words
     assert_near({"y": found}, {"y": exact})
@@ -170,7 +170,7 @@ def first_call_in_a_capture() -> tuple[str, Tensor, Tensor]:
         on_gpu = x.cuda(), w.cuda()
         error = captured(lambda: polyconv.conv2d(*on_gpu))
         assert error is not None
-        words = f"{error}\n{error.__context__}"  # PyTorch's own, about the capture that is lost, may come on top
+        words = f"{error}\n{error.__context__}"  # PyTorch may add its own warning about the lost capture
         return words, polyconv.conv2d(*on_gpu).cpu(), F.conv2d(x.double(), w.double())
 
 
@@ -180,12 +180,12 @@ def test_other_threads_may_wait_meanwhile(mode: str) -> None:
 
 
 def test_in_the_global_mode_nobody_may_wait() -> None:
-    """Neither the thread that waits nor the one that captures gets what it wanted."""
+    """Both the waiting and the capturing thread get an error."""
     assert run_fresh(wait_during_a_capture, "global") == (True, True)
 
 
 def wait_during_a_capture(mode: str) -> tuple[bool, bool]:
-    """Whether another thread that waits for the GPU meets an error, and whether the one that captures does."""
+    """Whether a thread that synchronises gets an error, and whether the capturing thread does."""
     x, w = torch.randn(1, 3, 6, 7).cuda(), torch.randn(4, 3, 3, 3).cuda()
     polyconv.conv2d(x, w)
     errors = []

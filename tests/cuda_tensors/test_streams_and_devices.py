@@ -1,4 +1,4 @@
-"""Kernels run on the stream and on the device that they should, whoever calls, and leave both as they were."""
+"""Kernels run on the right stream and device from any caller, and leave both unchanged."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_current_stream(gpu: PretendedGpu) -> None:
 
 
 def test_backward_is_on_the_stream_of_forward(gpu: PretendedGpu) -> None:
-    """Whatever is current by then, and in whichever thread it runs."""
+    """Whatever stream is current by then, and in any thread."""
     leaves, side = [tensor.requires_grad_() for tensor in operands()], torch.cuda.Stream()
     with torch.cuda.stream(side):
         y = polyconv.conv2d(*leaves)
@@ -72,7 +72,7 @@ def test_a_device_that_is_not_current(gpu: PretendedGpu) -> None:
 
 
 def test_inside_of_a_device_guard(gpu: PretendedGpu) -> None:
-    """The tensors say where; the current device of the caller stays what it was."""
+    """The tensors determine the device; the caller's current device does not change."""
     x, w, bias = operands("cuda:0")
     with torch.cuda.device(1):
         y = polyconv.conv2d(x, w, bias)
@@ -83,7 +83,7 @@ def test_inside_of_a_device_guard(gpu: PretendedGpu) -> None:
 
 
 def test_each_device_has_its_own_current_stream(gpu: PretendedGpu) -> None:
-    """Of a side stream of the other device only that device's calls know."""
+    """A side stream of the other device affects only calls on that device."""
     on_first, on_second = operands("cuda:0"), operands("cuda:1")
     side = torch.cuda.Stream("cuda:1")
     with torch.cuda.stream(side), torch.cuda.device(0):
@@ -95,7 +95,7 @@ def test_each_device_has_its_own_current_stream(gpu: PretendedGpu) -> None:
 
 
 def test_one_graph_on_two_devices(gpu: PretendedGpu) -> None:
-    """A layer on each: autograd has a thread for each, and both compute on their own."""
+    """One layer per device: autograd has a thread for each, and each computes on its own."""
     w0, w1 = torch.randn(4, 3, 3, 3), torch.randn(2, 4, 3, 3)
     x = torch.randn(2, 3, 8, 9)
 
@@ -114,7 +114,7 @@ def test_one_graph_on_two_devices(gpu: PretendedGpu) -> None:
 
 @pytest.fixture
 def launching_threads() -> Iterator[list[int]]:
-    """The threads that launch kernels of polyconv's."""
+    """Threads that launch polyconv's kernels."""
     found: list[int] = []
 
     def executor(launch: LaunchRecord, buffers: list[tuple[int, int]]) -> None:
@@ -137,7 +137,7 @@ def test_backward_runs_in_threads_of_autograd(launching_threads: list[int]) -> N
 
 
 def test_several_threads_at_once() -> None:
-    """Each with a stream of its own, and the same plans."""
+    """Each thread has its own stream; plans are shared."""
     model, x = replaced_on("cuda"), torch.randn(2, 3, 8, 9)
     exact, failures = exact_step(model, x)["y"], []
 
@@ -158,7 +158,7 @@ def test_several_threads_at_once() -> None:
 
 
 class DoublesAndConvolves(torch.autograd.Function):
-    """Twice its input, with a gradient that is a convolution."""
+    """Doubles its input; its gradient runs a convolution."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ class DoublesAndConvolves(torch.autograd.Function):
 
 
 def test_first_use_in_backward() -> None:
-    """Driver, compiler and first kernel are met in a thread of autograd's, on a device that is not current."""
+    """Driver, compiler and first kernel are initialised in an autograd thread, on a device that is not current."""
     found, exact = run_fresh(first_use_in_backward)
     assert_near({"dx": found}, {"dx": exact})
 

@@ -1,4 +1,4 @@
-"""What a model is trained in: autocast and a scaler, checkpointing, DataParallel, pinned memory, torch.compile."""
+"""Training environments: autocast and a scaler, checkpointing, DataParallel, pinned memory, torch.compile."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_autocast_is_followed(dtype: torch.dtype) -> None:
 
 
 def test_autocast_and_a_scaler() -> None:
-    """The scaler multiplies the loss by 1024, and divides the gradients by it before the step."""
+    """The scaler multiplies the loss by 1024 and divides the gradients before the step."""
     model, x = replaced_on("cuda"), torch.randn(X)
     exact = exact_step(model, x)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -61,7 +61,7 @@ def test_a_step_with_an_infinite_gradient_is_left_out() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_passes_of_a_call_under_autocast(dtype: torch.dtype) -> None:
-    """What goes in and what comes out is rounded to the region's dtype, once each."""
+    """Inputs and outputs are rounded to the region's dtype, once each."""
     tensors, gradient = (torch.randn(2, 3, 6, 7), torch.randn(5, 3, 3, 3), torch.randn(5)), torch.randn(2, 5, 4, 5)
     exact = passes(polyconv.conv2d, tuple(tensor.double() for tensor in tensors), gradient.double())
     with torch.autocast("cuda", dtype):
@@ -77,7 +77,7 @@ def test_the_passes_of_a_call_under_autocast(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_checkpointing(gpu: PretendedGpu, use_reentrant: bool) -> None:
-    """The forward pass runs once more, in backward, and all gradients are what they were."""
+    """The forward pass runs again in backward; all gradients are unchanged."""
     model, x = replaced_on("cuda"), torch.randn(X)
     found = step(model, x.cuda())
     plain = len(ours(gpu))
@@ -92,7 +92,7 @@ def test_checkpointing(gpu: PretendedGpu, use_reentrant: bool) -> None:
 
 
 def test_profiled() -> None:
-    """Under a profiler calls take the dispatcher's way, where it sees them; the results are the same."""
+    """A profiled call goes through the dispatcher, visible to the profiler, with the same results."""
     model, x = replaced_on("cuda"), torch.randn(X)
     plain = step(model, x.cuda())
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -106,7 +106,7 @@ def test_profiled() -> None:
 
 
 def test_data_parallel(gpu: PretendedGpu) -> None:
-    """A half of the batch on each device, in a thread of its own; the gradients meet on the first."""
+    """Half of the batch per device and thread; gradients are summed on the first."""
     model, x = replaced_on("cuda:0"), torch.randn(X)
     found = step(model, x.cuda(), nn.DataParallel(model, [0, 1]))
     assert {launch.device for launch in ours(gpu)} == {0, 1}
@@ -150,7 +150,7 @@ def _compiler() -> Iterator[None]:
 @pytest.mark.usefixtures("_compiler")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled(gpu: PretendedGpu, backend: str) -> None:
-    """As far as it goes here: one graph, forward and backward, on CUDA tensors. What Triton generates cannot run."""
+    """As far as it works here: one graph, forward and backward, on CUDA tensors. Triton's code cannot run."""
     model, x = replaced_on("cuda"), torch.randn(X)
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     assert_near(step(model, x.cuda(), compiled), exact_step(model, x))

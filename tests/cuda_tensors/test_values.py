@@ -1,4 +1,4 @@
-"""Convolutions of CUDA tensors, as a user writes them, against float64 on the CPU."""
+"""Convolutions of CUDA tensors through the public API, against float64 on the CPU."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_replaced_network(gpu: PretendedGpu) -> None:
 
 
 def test_moved_after_its_first_call() -> None:
-    """What a layer remembers of its calls is that of the device which it was on."""
+    """The cached call of a layer belongs to the device that it was on."""
     model, x = replaced_on("cpu"), torch.randn(2, 3, 8, 9)
     with torch.no_grad():
         on_cpu = model(x)
@@ -69,7 +69,7 @@ def test_the_epilogue(gpu: PretendedGpu) -> None:
 
 
 def test_training_follows_the_curve_of_the_cpu() -> None:
-    """The loss at each of a few steps of SGD with momentum, as by PyTorch on the CPU."""
+    """Losses of a few steps of SGD with momentum, against PyTorch on the CPU."""
     model = replaced_on("cuda")
     expected = small_network().double()
     expected.load_state_dict(model.state_dict())
@@ -93,7 +93,7 @@ def losses(model: nn.Module, x: torch.Tensor, target: torch.Tensor, steps: int =
 
 
 def test_a_race_is_timed_by_events_of_the_gpu(gpu: PretendedGpu) -> None:
-    """Each of its turns is right, and one candidate stays."""
+    """Every trial is correct, and one candidate is chosen."""
     x, w = torch.randn(1, 8, 9, 12), torch.randn(16, 8, 3, 3)
     on_gpu, exact = (x.cuda(), w.cuda()), F.conv2d(x.double(), w.double())
     turns = -1

@@ -1,4 +1,4 @@
-"""Half precision: followed as torch follows it on a GPU; on a CPU overruled, and said so, unless it is allowed."""
+"""Half precision: followed as torch does on a GPU; overruled on a CPU with a warning, unless allowed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def network(Conv2d: type[nn.Conv2d]) -> nn.Sequential:
     return nn.Sequential(Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), Conv2d(16, 4, 3, stride=2))
 
 
-# ---- as it is by default
+# ---- the default
 
 
 @pytest.mark.usefixtures("direct")
@@ -142,7 +142,7 @@ def test_explain_shows_what_runs_instead() -> None:
 
 
 def check_predicted_errors(dtype: torch.dtype, batch: int, kernel: int, **options: Any) -> None:
-    """Of all three passes: no less than what happens, and no more than five times as much."""
+    """In all three passes: not below the observed error, and at most five times as large."""
     x = torch.randn(batch, 16, 20, 20).to(dtype).requires_grad_()
     w = torch.randn(32, 16 // options.get("groups", 1), kernel, kernel).to(dtype).requires_grad_()
     y = polyconv.conv2d(x, w, **options)
@@ -173,7 +173,7 @@ def test_the_predicted_error_is_that_of_the_dtype() -> None:
 
 @pytest.mark.parametrize("dtype", HALF)
 def test_an_output_of_one_column_is_right(dtype: torch.dtype) -> None:
-    """With AMX, oneDNN's own kernels give anything where a stride goes past such an output."""
+    """With AMX, oneDNN's kernels give garbage if a stride goes past such an output."""
     torch.manual_seed(0)
     x, w, bias = torch.randn(1, 3, 19, 9).to(dtype), torch.randn(33, 3, 2, 5).to(dtype), torch.randn(33).to(dtype)
     exact = F.conv2d(x.double(), w.double(), bias.double(), (1, 2), 0, 2)
@@ -190,8 +190,8 @@ def check_all_without_onednn() -> None:
 
 @pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE", "AVX512_CORE_BF16", "none"])
 def test_the_predicted_error_is_that_of_the_dtype_on_other_processors(isa: str) -> None:
-    """PyTorch and oneDNN ask the processor what it has, once per process; here they are told less than it has."""
-    if isa == "none":  # no oneDNN at all
+    """PyTorch and oneDNN query the processor once per process; here they see a smaller instruction set."""
+    if isa == "none":  # without oneDNN
         run_fresh(check_all_without_onednn, ATEN_CPU_CAPABILITY="default")
     else:
         run_fresh(check_all_predicted_errors, ONEDNN_MAX_CPU_ISA=isa, ATEN_CPU_CAPABILITY="avx2")
@@ -201,7 +201,7 @@ def test_the_predicted_error_is_that_of_the_dtype_on_other_processors(isa: str) 
 
 
 def losses(model: nn.Module, dtype: torch.dtype | None = None) -> list[float]:
-    """A few steps under autocast, with the scaler of gradients that float16 needs; in float32 without a dtype."""
+    """A few steps under autocast, with the gradient scaler that float16 needs; in float32 without a dtype."""
     torch.manual_seed(2)
     x, target = torch.randn(4, 3, 12, 12), torch.randn(4, 4, 5, 5)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -222,7 +222,7 @@ def losses(model: nn.Module, dtype: torch.dtype | None = None) -> list[float]:
 @pytest.mark.parametrize("dtype", HALF)
 @both
 def test_training_under_autocast(Conv2d: type[nn.Conv2d], dtype: torch.dtype, allowed: bool) -> None:
-    """The losses are those of float32, to the rounding of the dtype."""
+    """Losses equal those of float32, up to the rounding of the dtype."""
     with polyconv.allow_low_precision(allowed):
         found = losses(network(Conv2d), dtype)
     assert found[-1] < 0.95 * found[0]
@@ -259,7 +259,7 @@ def test_half_precision_cuda_tensors_are_taken(dtype: torch.dtype) -> None:
 
 
 def cuda_passes() -> dict[str, Callable[..., Any]]:
-    """The kernels that the operators have on a GPU; here on CPU tensors."""
+    """The operators' GPU implementations, here on CPU tensors."""
     return {kind.value: widening(kind, getattr(execute, f"run_{kind.value}")) for kind in Pass}
 
 
@@ -267,7 +267,7 @@ def cuda_passes() -> dict[str, Callable[..., Any]]:
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize(("axes", "groups"), [(2, 6), (3, 6), (3, 1)], ids=["depthwise", "depthwise volume", "volume"])
 def test_widened_results_are_rounded_once(axes: int, groups: int, last: bool, dtype: torch.dtype) -> None:
-    """There are no kernels of 16 bits for depthwise ones, and what is summed of sheets is rounded at the end."""
+    """Depthwise has no 16-bit kernels, and a sum of slices is rounded once at the end."""
     x = torch.randn(2, 6, *(7, 8, 5)[:axes], dtype=dtype).to(memory_format=LAYOUTS[axes][last])
     w, bias = torch.randn(6, 6 // groups, *[3] * axes, dtype=dtype), torch.randn(6, dtype=dtype)
     ones = (1,) * axes
@@ -305,7 +305,7 @@ def test_what_has_kernels_is_not_widened(name: str, dtype: torch.dtype) -> None:
 
 
 def test_extreme_geometry_is_widened() -> None:
-    """Its gradient is put together of parts: they are summed before they are rounded."""
+    """Its gradient is assembled from parts: summed before rounding."""
     x, w = torch.randn(1, 2, 5, 5).half(), torch.randn(3, 2, 2, 2).half()
     geometry = Geometry(padding=(3000, 3000, 3000, 3000), dilation=(3001, 3001), stride=(1500, 1500), tolerance=1e-4)
     recorder = Recorder()
@@ -316,7 +316,7 @@ def test_extreme_geometry_is_widened() -> None:
 
 @pytest.mark.parametrize("dtype", HALF)
 def test_gradients_in_half_precision_ask_the_dispatcher(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU it knows the kernels that may widen; the way around it, which float32 takes, leads to others."""
+    """The dispatcher selects GPU implementations that may widen; the fast path of float32 bypasses them."""
     x, w = (torch.randn(2, 2, 5, 5, dtype=dtype, requires_grad=True) for _ in range(2))
     y = polyconv.conv2d(x, w)
     for name in ("run_dgrad", "run_wgrad"):
@@ -330,7 +330,7 @@ def test_on_the_virtual_gpu() -> None:
 
 
 def _half_precision_passes(dtype: torch.dtype) -> None:
-    """Each result is the exact one, rounded: half a last place off, and a little where a sum was cut."""
+    """Each result is the exact one, rounded: half a unit in the last place, plus a little where a sum was cut."""
     torch.manual_seed(0)
     x, w, bias = torch.randn(2, 5, 12, 13).to(dtype), torch.randn(9, 5, 3, 3).to(dtype), torch.randn(9).to(dtype)
     dy, geometry = torch.randn(2, 9, 12, 13).to(dtype), Geometry(padding=(1, 1, 1, 1), tolerance=1e-4)
@@ -360,7 +360,7 @@ def test_explain_says_what_a_gpu_does() -> None:
 
 @pytest.mark.parametrize("allowed", [False, True])
 def test_autocast_on_a_gpu_casts_to_one_dtype(allowed: bool) -> None:
-    """The kernel that the dispatcher calls in a region of autocast for CUDA, which torch only opens where a GPU is."""
+    """The implementation under CUDA autocast, which torch enables only with a GPU."""
     seen: list[torch.dtype] = []
 
     def op(*args: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Several processes: whatever the ranks would choose by themselves, they run the same plans."""
+"""Several processes: all ranks run the same plans, whatever each would choose alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if not native.is_available():
     pytest.skip(str(native.why_absent()), allow_module_level=True)
 
 SIZE = (2, 8, 20, 24)
-"""Of the input on one rank."""
+"""Input shape of one rank."""
 
 
 class Net(nn.Module):
@@ -48,7 +48,7 @@ class Net(nn.Module):
 
 
 def problems() -> list[Problem]:
-    """What one step of training asks for, as the ranks' tensors are: dense, and y.sum()'s gradient."""
+    """Problems of one training step on dense tensors, with y.sum()'s gradient."""
     with preferences.watched() as seen:
         net = Net()
         polyconv.replace(net)
@@ -63,7 +63,7 @@ def cpu_backend() -> CpuBackend:
 
 
 def write_tuning(path: Path, rank: int) -> None:
-    """A file that prefers another candidate than those of the other ranks, wherever there are enough."""
+    """A tuning file per rank that prefers different candidates, if there are enough."""
     entries = {}
     for problem in problems():
         for inference in (False, True):
@@ -93,7 +93,7 @@ def network() -> nn.Module:
 
 
 def worker(rank: int, world: int, folder: str) -> None:
-    """One rank: plans alone, joins, plans again, trains; writes down what it saw."""
+    """One rank: plans alone, joins, plans again, trains; records its plans."""
     torch.set_num_threads(1)
     os.environ["POLYCONV_TUNING_FILE"] = f"{folder}/tuning{rank}.json"
     asked, backend = problems(), cpu_backend()
@@ -102,7 +102,7 @@ def worker(rank: int, world: int, folder: str) -> None:
     try:
         report["together"] = [backend.plan(problem).choice for problem in asked]
         report["reasons"] = [backend.plan(problem).reason for problem in asked]
-        if rank == 0:  # a problem that nobody else meets: nobody is waited for
+        if rank == 0:  # a problem of this rank only: no waiting
             polyconv.conv2d(torch.randn(1, 8, 31, 33), torch.randn(4, 8, 3, 3))
         dist.barrier()
         model = network()
@@ -144,14 +144,14 @@ def test_ranks_that_would_choose_differently_run_the_same(world: int, tmp_path: 
         torch.testing.assert_close(states[0][name], expected, rtol=1e-3, atol=1e-5)
 
 
-# ---- one process that thinks it has company
+# ---- one process in a group of two
 
 PROBLEM = Problem.make("fprop", (1, 16, 24, 24), (16, 16, 3, 3))
 
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> dist.HashStore:
-    """The store of a group of two, the other of which may have written to it."""
+    """The store of a group of two; the other rank may have written to it."""
     shared = dist.HashStore()
     monkeypatch.setattr(rank_consensus, "ranks", lambda: 2)
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: shared)
@@ -159,7 +159,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dist.HashStore:
 
 
 def plan_again() -> Any:
-    with preferences.Forced({}):  # a version of its own: nothing planned before is found
+    with preferences.Forced({}):  # a new state version: no earlier plan is found
         return cpu_backend().plan(PROBLEM)
 
 
@@ -177,7 +177,7 @@ def test_the_first_writes_and_the_others_adopt(store: dist.HashStore) -> None:
 
 
 def test_what_optimize_measures_is_what_is_agreed_upon(store: dist.HashStore) -> None:
-    """And not the cost model's choice, which it has to ask for first."""
+    """The published choice, not the cost model's."""
     conv, x = nn.Conv2d(16, 16, 3).eval(), torch.randn(1, 16, 24, 24)
     asked: list[str] = []
 
@@ -237,7 +237,7 @@ def test_a_group_of_one_asks_nobody(tmp_path: Path) -> None:
 
 
 def test_plans_are_made_anew_when_the_group_comes_and_goes() -> None:
-    """Also where nothing but the number remembers that there was one."""
+    """Also if only the state version records the group."""
     versions = [state_version.current()]
     for _ in range(2):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -1,4 +1,4 @@
-"""DTensors given to the operators: sharded by batch each rank computes its own images, else things are gathered."""
+"""DTensors as operator arguments: sharded by batch, each rank computes its own images; otherwise they are gathered."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ PLACEMENTS: dict[str, tuple[Placement, ...]] = {
     "width": (Shard(3), Replicate(), Replicate(), Shard(3)),
     "weights": (Shard(0), Shard(0), Shard(0), Shard(0)),
 }
-"""Of x, weight, bias and residual."""
+"""Placements of x, weight, bias and residual."""
 
 
 def worker(rank: int, world: int, folder: str) -> None:
@@ -77,7 +77,7 @@ def worker(rank: int, world: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
     try:
         mesh = init_device_mesh("cpu", (world,))
-        for batch in (3, 1):  # a rank has fewer images than another, or none
+        for batch in (3, 1):  # ranks with fewer images, or none
             plain = [each.requires_grad_() for each in tensors(batch).values()]
             expected = torchs(*plain)
             for placements in PLACEMENTS.values():
@@ -93,11 +93,11 @@ def worker(rank: int, world: int, folder: str) -> None:
 
 
 def test_the_parts_make_the_whole(tmp_path: Path) -> None:
-    """Raises what a rank raises."""
+    """Raises a rank's exception."""
     mp.start_processes(worker, (2, str(tmp_path)), nprocs=2, start_method=PROCESSES.get_start_method())
 
 
-# ---- one rank: where things lie, and what is said
+# ---- one rank: placements and messages
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_who_has_no_dtensors_imports_nothing_of_them() -> None:
         "import sys, torch, polyconv\n"
         "conv = polyconv.Conv2d(3, 4, 3)\n"
         "conv(torch.randn(1, 3, 8, 8, requires_grad=True)).sum().backward()\n"
-        "with torch.autograd.forward_ad.dual_level():\n"  # by the operators
+        "with torch.autograd.forward_ad.dual_level():\n"  # through the operators
         "    conv(torch.randn(1, 3, 8, 8))\n"
         "polyconv.restore(conv), polyconv.replace(conv), polyconv.freeze(conv)\n"
         "rules = 'polyconv.dispatch.transforms.dtensor'\n"
@@ -255,7 +255,7 @@ def test_a_module_that_is_split_otherwise_is_left_alone(mesh: DeviceMesh) -> Non
 
 
 def test_torchs_tensor_parallel_styles_do_not_take_convolutions(mesh: DeviceMesh) -> None:
-    """So that there is nothing to leave alone: neither torch's nor ours."""
+    """So `replace` needs no rule for them."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     for kind in (nn.Conv2d, polyconv.Conv2d):

@@ -1,4 +1,4 @@
-"""Strides, dilations and paddings far past the image: computed as torch computes them, or refused in words."""
+"""Strides, dilations and paddings far beyond the image: computed as torch does, or refused with a message."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from recording import Recorder
 MODES = tuple(PaddingMode)
 
 
-# ---- what is right: the definition, in Python's integers
+# ---- the reference: the definition in Python's integers
 
 
 def source(place: int, extent: int, mode: PaddingMode) -> int | None:
-    """The pixel that stands at a place of the padded axis; None for a zero."""
+    """Pixel index at a position of the padded axis; None for a zero."""
     if 0 <= place < extent:
         return place
     if mode is PaddingMode.ZEROS:
@@ -55,7 +55,7 @@ def source(place: int, extent: int, mode: PaddingMode) -> int | None:
 
 
 def selection(axis: Axis) -> Tensor:
-    """1 at (tap, output, pixel) where that tap of that output reads that pixel."""
+    """1 at (tap, output, pixel) if that tap of that output reads that pixel."""
     chosen = torch.zeros(axis.kernel, axis.outputs, axis.extent, dtype=torch.float64)
     for tap, output in product(range(axis.kernel), range(axis.outputs)):
         pixel = source(output * axis.stride + tap * axis.dilation - axis.before, axis.extent, axis.mode)
@@ -83,7 +83,7 @@ class Case:
     axes: tuple[Axis, Axis]
     batch: int = 2
     channels: tuple[int, int] = (2, 3)
-    """Of one group."""
+    """Channels of one group."""
     groups: int = 1
     bias: bool = True
     activation: str | None = None
@@ -136,7 +136,7 @@ STEPS = st.one_of(
 
 @st.composite
 def axes(draw: st.DrawFn, mode: PaddingMode) -> Axis:
-    """An axis of few outputs, whatever its numbers are."""
+    """An axis with few outputs and any parameters."""
     extent, kernel, outputs = draw(st.integers(1, 7)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
     stride = draw(STEPS)
     dilation = draw(st.one_of(STEPS, st.just(stride), st.integers(1, 3).map(lambda times: times * stride)))
@@ -144,7 +144,7 @@ def axes(draw: st.DrawFn, mode: PaddingMode) -> Axis:
     slack = draw(st.sampled_from([0, 1, stride - 1]).filter(lambda value: value < stride))
     if mode is PaddingMode.ZEROS or mode is PaddingMode.REPLICATE:
         lowest = -(extent - 1) if mode is PaddingMode.ZEROS else 0
-        # Where some tap of some output meets the image, or anywhere.
+        # Positions where some tap of some output sees the image, or any position.
         meeting = draw(st.integers(0, outputs - 1)) * stride + draw(st.integers(0, kernel - 1)) * dilation
         before = draw(st.one_of(st.just(meeting), st.integers(-7, 7).map(lambda by: meeting + by), st.integers(0, 9)))
         before = max(before, lowest)
@@ -175,7 +175,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def check(case: Case) -> None:
-    """All three passes, and the derivatives of two of them, against the definition."""
+    """All three passes, and second derivatives of two, against the definition."""
     x, w, bias, residual = case.tensors()
     tolerance = {"rtol": 0.0, "atol": 2e-4 if case.dtype == torch.float32 else 1e-10}
     act: Callable[[Tensor], Tensor] = {None: lambda z: z, "relu": torch.relu, "silu": F.silu}[case.activation]
@@ -268,7 +268,7 @@ def test_ones_under_a_dilation_of_2_to_the_32() -> None:
 
 
 def test_outputs_that_see_nothing_are_the_bias() -> None:
-    """Columns 4 before the image and 1 behind it. PyTorch's own kernel crashes on a processor with AVX-512."""
+    """Columns 4 before the image and 1 after it. ATen's own kernel crashes on a processor with AVX-512."""
     x, bias = torch.randn(3, 16, 257, 1).contiguous(memory_format=torch.channels_last), torch.randn(16)
     w = torch.randn(16, 16, 9, 1, requires_grad=True)
     y = polyconv.conv2d(x, w, bias, stride=(4, 5), padding=4, dilation=(2, 5))
@@ -290,7 +290,7 @@ def test_no_backend_is_asked_for_a_long_loop() -> None:
 
 
 def test_an_input_gradient_of_long_strides_is_planned_at_once() -> None:
-    """It has a phase for each pair of residues of the strides, and launches for them: a quarter of a million here."""
+    """It has a phase per pair of stride residues, with launches for each: a quarter of a million here."""
     x, w = torch.randn(1, 2, 1000, 1000, requires_grad=True), torch.randn(3, 2, 3, 3)
     expected = F.conv2d(x.double(), w.double(), stride=499)
     upstream = torch.randn_like(expected)
@@ -310,7 +310,7 @@ def test_an_input_gradient_of_long_strides_is_planned_at_once() -> None:
 def test_a_signal_has_no_other_axis_whose_stride_could_be_long(
     taps: int, stride: int, channels: tuple[int, int]
 ) -> None:
-    """A transposed convolution back to samples: its pixels are not gathered, which took thirty times as long."""
+    """A transposed convolution to a 1-D signal: its pixels must not be gathered, which took thirty times as long."""
     c, k = channels
     module = polyconv.ConvTranspose1d(c, k, taps, stride=stride, groups=k)
     forward = problems_of(module, (1, c, 64))[0]
@@ -387,7 +387,7 @@ def test_an_explanation_names_what_runs(arguments: dict[str, Any]) -> None:
     assert "nothing runs" in text if not asked else "without outputs and taps that see no pixel" in text
 
 
-# ---- where torch raises
+# ---- errors, as torch raises them
 
 
 @pytest.mark.parametrize(
@@ -510,7 +510,7 @@ def test_ordinary_layers_stay_what_they_are() -> None:
             assert reduce_geometry(kind, size, kernel, geometry) is None
 
 
-# ---- what guards the kernels
+# ---- checks in front of the kernels
 
 
 @pytest.mark.skipif(not native.is_available(), reason="no native kernels")
@@ -592,7 +592,7 @@ def test_a_cuda_plan_for_what_was_not_reduced_is_refused(kind: Pass, arguments: 
 def test_a_cuda_plan_for_a_border_of_nothing_is_refused(
     kind: Pass, mode: str, padding: tuple[int, int, int, int], words: str
 ) -> None:
-    """As torch refuses it, and with words: a height of which the crop leaves nothing was divided by."""
+    """Refused as torch does, with a message: a height of zero after cropping caused a division by zero."""
     problem = Problem.make(kind, (1, 4, 1, 3), (4, 4, 1, 1), stride=(4, 4), padding=padding, padding_mode=mode)
     with pytest.raises(PlanError, match=words):
         plan_cuda(problem, DEVICES["v100"])

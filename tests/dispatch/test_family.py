@@ -1,4 +1,4 @@
-"""One axis, three, and transposed ones: through the operators of conv2d, so what is tested there is sampled here."""
+"""1-D, 3-D and transposed convolutions: they share conv2d's operators, so its tests are sampled here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from virtual_gpu.gpu import VirtualGpu
 
 @dataclass(frozen=True)
 class Case:
-    """Arguments of one call of a function, by its name."""
+    """Arguments of one call, by function name."""
 
     name: str
     x: tuple[int, ...]
@@ -100,7 +100,7 @@ SMALL = [name for name in CASES if "gathered" not in name]
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_agrees_with_torch(name: str, dtype: torch.dtype) -> None:
     if "past the" in name or "nothing" in name:
-        return  # torch's own kernels crash, or allocate what no machine has
+        return  # torch's kernels crash, or allocate too much memory
     case = CASES[name]
     tensors = case.tensors(dtype)
     ours, theirs = case.ours(*tensors), case.theirs(*tensors)
@@ -138,7 +138,7 @@ def test_vmap(name: str, mapped: tuple[int, ...]) -> None:
 )
 @pytest.mark.parametrize("mapped", [(True, False), (False, True), (True, True)])
 def test_vmap_of_the_gradients(name: str, mapped: tuple[bool, bool]) -> None:
-    """The rules of the two gradient passes, with one of their tensors mapped or both."""
+    """vmap rules of the two gradient passes, with one or both tensors mapped."""
     case = CASES[name]
     x, w, bias = (t.detach() for t in case.tensors())
     stacked = [torch.stack([t, t * 2]) if each else t for t, each in zip((x, w), mapped, strict=True)]
@@ -173,7 +173,7 @@ GEOMETRIES = {
     "transposed 2d, output padding": ([3, 2], [0, 0, 0, 0], [1, 1], 2, "zeros"),
     "transposed 3d": ([2, 1, 2], [1, 1, 1, 1, 1, 1], [1, 1, 1], 1, "zeros"),
 }
-"""What the operators are given for the cases of these names."""
+"""Operator arguments of the named cases."""
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
@@ -203,7 +203,7 @@ def test_fake_tensors_look_alike(name: str) -> None:
 @pytest.mark.filterwarnings("error::torch.jit.TracerWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("name", [f"{kind}{axes}d" for kind in ("Conv", "ConvTranspose") for axes in (1, 2, 3)])
 def test_traced(name: str) -> None:
-    """At any size, though one was traced."""
+    """For sizes other than the traced one."""
     module = getattr(polyconv, name)(3, 4, 4, 2, 1)
     check_traced(module, *(torch.randn(2, 3, *(extent for _ in module.kernel_size)) for extent in (7, 9)))
 
@@ -217,7 +217,7 @@ def test_a_function_traced(name: str) -> None:
 
 
 def test_traced_in_an_autocast_region() -> None:
-    """The graph computes in the dtype of the region, wherever it runs, as that of a convolution does."""
+    """The graph computes in the dtype of the region wherever it runs, as torch's convolution does."""
     module = polyconv.ConvTranspose2d(3, 4, 4, 2, 1)
     x = torch.randn(2, 3, 7, 7)
     with warnings.catch_warnings(action="ignore"), torch.autocast("cpu", torch.bfloat16), torch.no_grad():
@@ -240,7 +240,7 @@ def check_traced(function: Callable[[Tensor], Tensor], x: Tensor, longer: Tensor
 @pytest.mark.parametrize("padding", [(0, 1), (1, 1)])
 @pytest.mark.parametrize("axes", [1, 2, 3])
 def test_a_transposed_output_without_pixels(axes: int, padding: tuple[int, int], batch: int) -> None:
-    """An empty tensor, and gradients of zero. torch's oneDNN gives them too, and all of its ways for a batch of 0."""
+    """An empty tensor and zero gradients. torch's oneDNN path gives them, too, as do all paths for batch 0."""
     sides = (*padding[:1] * (axes - 1), padding[1])
     case = Case(f"conv_transpose{axes}d", (0, 2, *[1] * axes), (2, 3, *[2] * axes), {"padding": sides})
     _, w, bias = case.tensors(torch.float32)
@@ -276,7 +276,7 @@ def test_channels_last_stays() -> None:
 
 
 def test_a_signal_that_is_no_row_of_memory() -> None:
-    """What torch copies first: the channels of a sample side by side."""
+    """Channels of a sample interleaved, which torch copies first."""
     x, w = torch.randn(2, 30, 8).transpose(1, 2), torch.randn(6, 8, 9)
     torch.testing.assert_close(polyconv.conv1d(x, w, padding=4), F.conv1d(x, w, padding=4), rtol=1e-4, atol=1e-4)
 
@@ -304,7 +304,7 @@ def test_residual_and_activation() -> None:
 
 
 def test_an_output_may_be_changed_in_place() -> None:
-    """Autograd must not take what a backend has in memory of its own for a view, whoever computed it."""
+    """Autograd must not treat a backend's pooled memory as a view."""
     for name in ("conv1d", "conv3d", "transposed 1d"):
         for tolerance in (0.0, 1e-4):
             x, *others = CASES[name].tensors(torch.float32)
@@ -350,7 +350,7 @@ def test_what_is_wrong_is_said(name: str) -> None:
 
 @st.composite
 def any_case(draw: st.DrawFn) -> Case:
-    """Any geometry over one axis to three, transposed or not, whose output exists."""
+    """Any 1-D to 3-D geometry with an output, transposed or not."""
     rank, transposed = draw(st.integers(1, 3)), draw(st.booleans())
     groups, c, k = (draw(st.integers(1, 3)) for _ in range(3))
     axes = []
@@ -407,12 +407,12 @@ ON_A_GPU = {
 
 @pytest.mark.parametrize("name", ON_A_GPU)
 def test_as_machine_code(name: str) -> None:
-    """Every element of the output and of all gradients, executed as a GPU would, against float64."""
+    """Every element of the output and all gradients, executed as GPU machine code, against float64."""
     run_in_virtual_gpu(_as_machine_code, ON_A_GPU[name])
 
 
 def any_case(name: str, seed: int) -> Case:
-    """A convolution of that name, any but small: the emulator runs every thread."""
+    """A small convolution of that name: the emulator runs every thread."""
     choose = random.Random(f"{name} {seed}")
     rank, transposed = int(name[-2]), "transpose" in name
     groups = choose.choice([1, 1, 1, 2, 3])
@@ -436,7 +436,7 @@ def any_case(name: str, seed: int) -> Case:
 @pytest.mark.parametrize("part", range(20 if NIGHTLY else 1))
 @pytest.mark.parametrize("name", ["conv1d", "conv_transpose1d", "conv_transpose2d"])
 def test_any_as_machine_code(name: str, part: int) -> None:
-    """Output and all gradients of ten geometries: at night of two hundred."""
+    """Output and all gradients of ten geometries; nightly of two hundred."""
     cases = [any_case(name, seed) for seed in range(10 * part, 10 * part + 10)]
     run_in_virtual_gpu(_as_machine_code, *cases, timeout=600.0)
 
@@ -458,7 +458,7 @@ def _one_as_machine_code(case: Case) -> None:
     with VirtualGpu() as gpu, override("cpu", gpu.backend()):
         z = case.ours(*tensors)
         found = [z, *torch.autograd.grad(z, tensors, dy.float())]
-        # Where no tap meets an element, there is nothing to launch: all is zero.
+        # If no tap overlaps the input, nothing is launched and the result is zero.
         assert gpu.launches or not any(map(torch.any, expected))
     for one, other in zip(found, expected, strict=True):
         allowed = 1e-4 * (other.square().mean().sqrt() + other.abs())

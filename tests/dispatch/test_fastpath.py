@@ -1,4 +1,4 @@
-"""The way around the dispatcher is taken where nothing is going on, and nowhere else."""
+"""The fast path is taken for plain calls only."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ native_only = pytest.mark.skipif(not native.is_available(), reason="PyTorch's ke
 
 @contextmanager
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """Writes down for each call of a convolution whether it was short."""
+    """Records for each convolution whether it took the fast path."""
     taken: list[bool] = []
     original = fastpath.convolve
 
@@ -171,7 +171,7 @@ DECLINED: dict[str, Callable[[Tensor, Tensor], Any]] = {
 @pytest.mark.parametrize("case", DECLINED)
 def test_declined(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = tensors()
-    polyconv.conv2d(x, w)  # the same call in a plain state is remembered
+    polyconv.conv2d(x, w)  # the same call in a plain state is cached
     with counted(monkeypatch) as taken:
         DECLINED[case](x, w)
         assert taken
@@ -226,7 +226,7 @@ def test_weights_are_kept_in_inference_and_not_in_training() -> None:
         module = polyconv.Conv2d(16, 32, (5, 9), padding=(2, 4))
         x = torch.randn(1, 16, 64, 96)
         module(x).sum().backward()
-        with torch.autocast("cpu", dtype=torch.bfloat16):  # by the operator
+        with torch.autocast("cpu", dtype=torch.bfloat16):  # through the operator
             module(x).sum().backward()
         assert backend.weights.size == 0
         with torch.no_grad():
@@ -238,7 +238,7 @@ def test_weights_are_kept_in_inference_and_not_in_training() -> None:
 @native_only
 @pytest.mark.parametrize("weight_format", [torch.contiguous_format, torch.channels_last])
 def test_kept_weights_follow_the_weight(weight_format: torch.memory_format) -> None:
-    """In either layout; through writes that no counter sees."""
+    """In either layout, and after writes that no version counter shows."""
     weight = torch.randn(16, 32, 3, 3).to(memory_format=weight_format)
     with override("cpu", CpuBackend()) as backend, torch.no_grad():
         x = torch.randn(1, 32, 128, 160)
@@ -268,7 +268,7 @@ def test_a_model_too_large_to_be_kept_is_kept_in_part() -> None:
 
 
 def modules_entered(call: Callable[[], object]) -> set[str]:
-    """The modules of polyconv in which a call enters a function."""
+    """Modules of polyconv whose functions a call enters."""
     return {name.rpartition(".")[0] for name in entered(call)}
 
 
@@ -276,7 +276,7 @@ def modules_entered(call: Callable[[], object]) -> set[str]:
 @pytest.mark.parametrize("mode", PLAIN)
 @pytest.mark.parametrize("activation", [None, "relu", "silu"])
 def test_a_warm_call_is_short(mode: str, activation: str | None) -> None:
-    """The other side of what ``benchmarks/cpu/overhead.py`` measures. Kept weights are included in two of the modes."""
+    """Counterpart of the times in ``benchmarks/cpu/overhead.py``. Two of the modes include the weight cache."""
     module = polyconv.Conv2d(64, 64, 3, activation=activation)
     x, residual = torch.randn(1, 64, 34, 34), torch.randn(1, 64, 32, 32)
     with PLAIN[mode]():
@@ -285,7 +285,7 @@ def test_a_warm_call_is_short(mode: str, activation: str | None) -> None:
             before = len(dispatch_prepare.known)
             found = modules_entered(lambda given=given: module(*given))  # type: ignore[misc]
             assert len(found) <= 8, sorted(found)
-            assert "polyconv.dispatch.prepare" not in found  # where calls are prepared and remembered
+            assert "polyconv.dispatch.prepare" not in found  # where calls are prepared and cached
             assert len(dispatch_prepare.known) == before
 
 

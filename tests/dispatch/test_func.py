@@ -1,6 +1,6 @@
-"""torch.func: vmap, derivatives of every order and mode, and both together, as with torch's own convolution.
+"""torch.func: vmap, derivatives of every order and mode, and both combined, as for torch's convolution.
 
-The truth is never torch.func's: a vmap is compared with a loop, a derivative with autograd's on ``F.conv2d``.
+The reference never uses torch.func: a vmap is compared with a loop, a derivative with autograd on ``F.conv2d``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BATCH = 3
 
 
 def tensors(*mapped: bool, groups: int = 2) -> list[Tensor]:
-    """Input, weight and bias of a grouped convolution, those that are mapped with a dimension in front."""
+    """Input, weight and bias of a grouped convolution; mapped ones have a leading dimension."""
     shapes = [(2, 2 * groups, 6, 5), (3 * groups, 2, 3, 2), (3 * groups,)]
     return [
         torch.randn(*([BATCH] if each else []), *shape, dtype=torch.float64)
@@ -54,7 +54,7 @@ def tensors(*mapped: bool, groups: int = 2) -> list[Tensor]:
 
 
 def looped(function: Callable[..., Any], mapped: tuple[bool, ...], args: list[Tensor]) -> Any:
-    """What vmap is to give."""
+    """Expected result of the vmap, by a loop."""
     results = [
         function(*(arg[i] if each else arg for each, arg in zip(mapped, args, strict=True))) for i in range(BATCH)
     ]
@@ -85,7 +85,7 @@ def test_vmap(conv2d: Conv, mapped: tuple[bool, bool, bool], groups: int) -> Non
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("mapped", MAPPED)
 def test_vmap_of_the_gradients(conv2d: Conv, mapped: tuple[bool, bool, bool], groups: int) -> None:
-    """Reaches the rules of the two gradient passes in all their forms."""
+    """Covers all forms of the vmap rules of the gradient passes."""
 
     def gradients(x: Tensor, w: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         return tuple(grad(lambda *a: conv2d(*a, padding=1, groups=groups).pow(2).sum(), argnums=(0, 1, 2))(x, w, bias))
@@ -102,7 +102,7 @@ def test_vmap_of_the_gradients(conv2d: Conv, mapped: tuple[bool, bool, bool], gr
 @both_functions
 @pytest.mark.parametrize("mapped", [(True, False), (False, True), (True, True)])
 def test_vmap_of_a_linear_map_and_its_transpose(conv2d: Conv, mapped: tuple[bool, bool]) -> None:
-    """The gradient passes with one of their two tensors mapped alone: in a vjp the incoming gradient may be."""
+    """Gradient passes with one of their two tensors mapped: in a vjp the incoming gradient may be."""
     x, w, _ = tensors(False, mapped[0], False)
     dy = torch.randn(
         *([BATCH] if mapped[1] else []), *F.conv2d(x, w if w.dim() == 4 else w[0], groups=2).shape
@@ -158,7 +158,7 @@ def test_vmap_in_chunks_and_over_nothing(conv2d: Conv) -> None:
 
 @pytest.mark.parametrize("name", ["cropped", "reflect", "circular, whole image", "four sides", "channels_last"])
 def test_vmap_keeps_the_geometry(name: str) -> None:
-    """What torch's function does not take, each rule has to hand on."""
+    """Arguments that torch's function lacks must be passed on by every rule."""
     case = CASES[name]
     x, w, bias = case.tensors()
     xs, ws = torch.stack([x, 2 * x]), torch.stack([w, w - 1])
@@ -188,7 +188,7 @@ def test_vmap_is_one_convolution_and_not_a_loop() -> None:
 
 
 def loss(conv2d: Conv) -> Callable[..., Tensor]:
-    """Not linear in its output, so that every derivative is there to be found."""
+    """Nonlinear in its output, so that no derivative vanishes."""
     return lambda x, w, bias: conv2d(x, w, bias, padding=(0, 1), groups=2).pow(3).sum()
 
 
@@ -236,7 +236,7 @@ def test_second_derivatives_in_both_modes(conv2d: Conv, outer: Any, inner: Any) 
 
 @both_functions
 def test_third_derivative(conv2d: Conv) -> None:
-    """Forward over reverse over reverse: each of the three passes is differentiated in each mode."""
+    """Forward over reverse over reverse: each pass is differentiated in each mode."""
     x, w, bias = small()
 
     def third(conv: Conv) -> Callable[[Tensor], Tensor]:
@@ -255,7 +255,7 @@ def test_third_derivative(conv2d: Conv) -> None:
 
 @both_functions
 def test_inside_autograd(conv2d: Conv) -> None:
-    """A gradient of torch.func's is differentiated by autograd, outside of it."""
+    """Autograd differentiates a gradient computed by torch.func."""
     x, w, bias = small()
     leaf = x.clone().requires_grad_()
     got = torch.autograd.grad(grad(loss(conv2d), argnums=1)(leaf, w, bias).pow(2).sum(), leaf)
@@ -293,7 +293,7 @@ def test_tensors_that_outlive_their_transform(conv2d: Conv) -> None:
 
 
 def with_epilogue(activation: str | None) -> dict[str, Callable[..., Tensor]]:
-    """``activation(conv + bias + residual)``: fused, and written out with torch's."""
+    """``activation(conv + bias + residual)``: fused, and in separate torch calls."""
     apply = {None: lambda y: y, "relu": torch.relu, "silu": F.silu}[activation]
 
     def fused(x: Tensor, w: Tensor, bias: Tensor, residual: Tensor) -> Tensor:

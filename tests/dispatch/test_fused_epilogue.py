@@ -30,7 +30,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda y: y, "relu
 assert list(ACTIVATIONS) == [str(activation) for activation in Activation]
 
 EPILOGUES = [(activation, residual) for activation in ACTIVATIONS for residual in (False, True)][1:]
-"""Every one but the empty one."""
+"""Every combination except the empty one."""
 
 some_epilogue = pytest.mark.parametrize(("activation", "residual"), EPILOGUES)
 
@@ -41,7 +41,7 @@ def output_shape(case: Case) -> tuple[int, ...]:
 
 
 def operands(case: Case, residual: bool, layout: str = "contiguous", dtype: torch.dtype = torch.float64) -> list[Any]:
-    """Input, weight, bias and residual; None for what is not there."""
+    """Input, weight, bias and residual; None if absent."""
     return [*case.tensors(dtype), laid_out(output_shape(case), layout, dtype) if residual else None]
 
 
@@ -53,7 +53,7 @@ def call(case: Case, activation: str) -> Callable[..., Tensor]:
 
 
 def apart(case: Case, activation: str) -> Callable[..., Tensor]:
-    """The same in plain PyTorch."""
+    """The unfused form in PyTorch."""
     geometry = normalise(case.w[2:], **case.kwargs)
 
     def run(x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
@@ -111,7 +111,7 @@ def test_a_backend_writes_every_element(activation: str, residual: bool) -> None
 @pytest.mark.parametrize("activation", ["relu", "silu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_is_no_number_is_as_in_torch(activation: str, dtype: torch.dtype) -> None:
-    """The convolution is the identity, so that an infinity meets no other number."""
+    """An identity convolution, so that an infinity meets no other number."""
     nan, inf = float("nan"), float("inf")
     values = torch.tensor([nan, inf, -inf, 0.0, -0.0, 90.0, -90.0, -120.0, 3e38, -3e38, 1e-40, -1e-40], dtype=dtype)
     x, w = values.repeat(5).reshape(1, 1, 3, 20), torch.ones(1, 1, 1, 1, dtype=dtype)
@@ -124,7 +124,7 @@ def test_what_is_no_number_is_as_in_torch(activation: str, dtype: torch.dtype) -
 @pytest.mark.parametrize("batch", [0, 2])
 @some_epilogue
 def test_empty_tensors(batch: int, activation: str, residual: bool) -> None:
-    """Without input channels the sum is empty, but bias, residual and activation are there."""
+    """Without input channels the sum is empty; bias, residual and activation still apply."""
     x, w, bias = torch.randn(batch, 0, 4, 4), torch.randn(3, 0, 3, 3), torch.randn(3)
     added = torch.randn(batch, 3, 2, 2) if residual else None
     y = polyconv.conv2d(x, w, bias, activation=activation, residual=added)
@@ -163,7 +163,7 @@ def test_an_empty_epilogue_is_none(name: str) -> None:
     assert torch.equal(dispatch.fprop(x, w, bias, *geometry, None, "none"), dispatch.fprop(x, w, bias, *geometry))
 
 
-# ---- the residual's place in memory
+# ---- the residual's memory layout
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -183,7 +183,7 @@ def test_a_residual_of_any_strides(layout: str, x_layout: str) -> None:
 
 
 def test_the_problem_tells_of_a_residual_between_vectors() -> None:
-    """Kernels that move 16 bytes at a time rely on it."""
+    """Kernels with 16-byte accesses rely on it."""
     x, w = torch.randn(1, 3, 8, 8), torch.randn(4, 3, 1, 1)
     recorder = Recorder()
     with override("cpu", recorder):
@@ -301,12 +301,12 @@ def test_exports_with_a_dynamic_batch() -> None:
 
 # ---- derivatives
 
-# The finite differences of gradcheck write into the input, which an expanded tensor does not allow.
+# gradcheck's finite differences write into the input, which an expanded tensor forbids.
 DIFFERENTIABLE = [name for name in CASES if CASES[name].layout != "expanded"]
 
 
 def leaves(case: Case, residual: bool) -> tuple[list[Tensor], Callable[..., list[Any]]]:
-    """The operands that are there, and what puts None back in the place of the others."""
+    """The operands that are present, and a function that restores None for the others."""
     all_of_them = operands(case, residual)
     there = [t is not None for t in all_of_them]
 
@@ -335,7 +335,7 @@ def test_gradgradcheck(name: str, activation: str, residual: bool) -> None:
 
 @pytest.mark.parametrize("activation", ["relu", "silu"])
 def test_forward_mode_without_grad(activation: str) -> None:
-    """A tangent counts even where nothing requires a gradient, the residual's alone included."""
+    """A tangent counts even if nothing requires a gradient, including the residual's alone."""
     case = CASES["plain 3x3"]
     tensors = operands(case, True)
     tangents = [torch.randn_like(t) for t in tensors]
@@ -365,7 +365,7 @@ def test_gradients_are_those_of_torch(wanted: str, activation: str) -> None:
 
 
 def saved_by(run: Callable[[], Tensor]) -> list[tuple[int, ...]]:
-    """Shapes of what a call keeps for its backward pass."""
+    """Shapes of the tensors saved for backward."""
     shapes = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -378,7 +378,7 @@ def saved_by(run: Callable[[], Tensor]) -> list[tuple[int, ...]]:
 
 
 def test_relu_keeps_its_output_and_silu_the_sums() -> None:
-    """Neither keeps the residual; nothing of the output's size is kept where only a residual is added."""
+    """Neither saves the residual; with a residual only, nothing of the output's size is saved."""
     x, w = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3, requires_grad=True)
     residual = torch.randn(2, 4, 4, 4, requires_grad=True)
     shapes = {
@@ -401,7 +401,7 @@ def test_silu_is_fused_only_where_no_gradient_is_wanted() -> None:
 
 
 def test_the_gradient_of_a_sum_is_never_copied() -> None:
-    """Without an activation it reaches the backend as one number, expanded."""
+    """Without an activation the gradient reaches the backend as one expanded number."""
     x, w = torch.randn(2, 3, 6, 6, requires_grad=True), torch.randn(4, 3, 3, 3, requires_grad=True)
     residual = torch.randn(2, 4, 4, 4, requires_grad=True)
     recorder = Recorder()

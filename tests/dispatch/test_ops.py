@@ -24,7 +24,7 @@ from polyconv.backend import override
 from recording import Calls, Recorder
 
 OPCHECKED = ["plain 3x3", "strided, odd remainder", "groups", "four sides", "cropped", "circular, whole image"]
-# Negative sides under another mode than zeros are cropped before the operator, so no operator sees them.
+# Negative sides with a mode other than zeros are cropped before the operator.
 OPERATOR_CASES = list(CASES)
 
 
@@ -72,7 +72,7 @@ def test_fake_agrees_with_real(case: Case) -> None:
 
 
 def test_the_gradient_of_a_sum_is_never_copied() -> None:
-    """W2 at full size on fake tensors. Dense, it would take 8.6 GB. (Autograd needs a GPU for fake CUDA ones.)"""
+    """W2 at full size on fake tensors: dense, it would take 8.6 GB. (Autograd of fake CUDA tensors needs a GPU.)"""
     with FakeTensorMode():
         x = torch.empty(16, 16, 1024, 1024, requires_grad=True)
         w = torch.empty(128, 16, 3, 3, requires_grad=True)
@@ -87,7 +87,7 @@ def test_the_gradient_of_a_sum_is_never_copied() -> None:
 
 
 def test_fake_cuda_tensors() -> None:
-    """Shapes on a GPU can be worked out on a machine without one."""
+    """Shapes for a GPU are computed on a machine without one."""
     with FakeTensorMode():
         x = torch.empty(8, 32, 512, 512, device="cuda:0")
         y = polyconv.conv2d(x, torch.empty(64, 32, 5, 9, device="cuda:0"), padding=(2, 4), dilation=(2, 3))
@@ -106,7 +106,7 @@ def leaves(case: Case) -> list[Tensor]:
     return [t.detach().requires_grad_() for t in case.tensors() if t is not None]
 
 
-# The finite differences of gradcheck write into the input, which an expanded tensor does not allow.
+# gradcheck's finite differences write into the input, which an expanded tensor forbids.
 DIFFERENTIABLE = [name for name in CASES if CASES[name].layout != "expanded"]
 
 
@@ -121,7 +121,7 @@ def test_gradgradcheck(name: str) -> None:
 
 
 def test_forward_mode_without_grad() -> None:
-    """A tangent counts even where nothing requires a gradient."""
+    """A tangent counts even if nothing requires a gradient."""
     x, w, b = (t.detach() for t in leaves(CASES["plain 3x3"]))
     tangents = [torch.randn_like(t) for t in (x, w, b)]
     with forward_ad.dual_level():
@@ -177,7 +177,7 @@ def test_no_grad_saves_nothing() -> None:
         assert polyconv.conv2d(x, w).is_inference()
 
 
-# ---- direct calls, as an exported graph makes them, are checked too
+# ---- direct calls of the operators, as in exported graphs, are checked as well
 
 
 def test_a_wrong_gradient_size_is_refused() -> None:

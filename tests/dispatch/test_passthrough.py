@@ -1,4 +1,4 @@
-"""The last call of a module that was left to PyTorch: made again without a question, unless anything is different."""
+"""The cached passthrough call of a module: repeated without planning while all guards hold."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from polyconv.nn import Convolution
 SIZE = (2, 8, 9, 11)
 
 AGAIN = "polyconv.dispatch.fastpath.convolve"
-"""Entered where the last call does not serve."""
+"""Entered if the cached call is not valid."""
 
 
 @pytest.fixture(autouse=True, params=["native", "in Python"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to ask."""
+    """Both implementations of the check."""
     memory = passthrough.PassthroughCache() if request.param == "in Python" else passthrough._empty()
     if request.param == "native" and isinstance(memory, passthrough.PassthroughCache):
         pytest.skip("this installation has no native code")
@@ -41,7 +41,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def left_to_torch(kind: type[polyconv.Conv2d] = polyconv.Conv2d, **options: Any) -> tuple[polyconv.Conv2d, Tensor]:
-    """A module whose last call was left to torch. Half precision has no other plan, whatever is in force."""
+    """A module whose last call was a passthrough. Half precision has no other plan on the CPU."""
     conv = kind(8, 8, **{"kernel_size": 3, "dtype": torch.bfloat16, **options})
     x = torch.randn(SIZE, dtype=torch.bfloat16)
     conv(x)
@@ -100,16 +100,16 @@ AROUND: dict[str, Callable[[polyconv.Conv2d, str, object], object]] = {
     "a property": _by_property,
     "another class": _by_another_class,
 }
-"""Ways that ``torch.nn.Module.__setattr__`` does not see."""
+"""Writes that bypass ``torch.nn.Module.__setattr__``."""
 
 
 class Own(polyconv.Conv2d):
-    """A class to be changed."""
+    """A class to modify."""
 
 
 @pytest.fixture
 def own() -> Iterator[type[Own]]:
-    """A class that is as before after the test."""
+    """A class that is restored after the test."""
     before = dict(vars(Own))
     yield Own
     for name in set(vars(Own)) - set(before):
@@ -158,7 +158,7 @@ def test_a_method_of_a_class_is_seen(owner: type, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("layer", [polyconv.Conv2d, polyconv.ConvTranspose2d])
 @pytest.mark.parametrize("by_class", [False, True])
 def test_what_hides_a_parameter_is_used(by_class: bool, layer: type[Any], name: str, dtype: torch.dtype) -> None:
-    """Also where polyconv's kernels compute."""
+    """Also with polyconv's kernels."""
     conv, x = type("Hiding", (layer,), {})(8, 8, 3, dtype=dtype), torch.randn(SIZE, dtype=dtype)
     for _ in range(2):
         conv(x)
@@ -235,7 +235,7 @@ def test_tensors_may_be_swapped(frozen: bool, mode: Callable[[], contextlib.Abst
 
 
 def test_an_unpickled_module_is_left_to_torch_at_once() -> None:
-    """Its words are other objects than those of the program."""
+    """Its strings are other objects than the program's."""
     for kind in (polyconv.Conv2d, polyconv.ConvTranspose2d):
         conv, x = kind(8, 8, 3, dtype=torch.bfloat16), torch.randn(SIZE, dtype=torch.bfloat16)
         twin = pickle.loads(pickle.dumps(conv))
@@ -368,7 +368,7 @@ def test_a_process_group_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     conv, x = left_to_torch()
 
     class Group:
-        """As little of one as is asked of it."""
+        """The smallest stand-in for a process group."""
 
         def size(self) -> int:
             return 1

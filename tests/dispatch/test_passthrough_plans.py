@@ -1,4 +1,4 @@
-"""Where PyTorch's kernel is the plan of every pass, PyTorch's convolution is called and nothing stands between."""
+"""If ATen is the plan of every pass, ATen's convolution is called directly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZE = (2, 8, 9, 11)
 
 
 def forced(target: Callable[..., Any], *inputs: Any, only: tuple[Pass, ...] = tuple(Pass)) -> preferences.Forced:
-    """PyTorch's kernel for these passes; for the others something else."""
+    """ATen's kernel for these passes, another candidate for the others."""
     backend, found = backend_for(torch.device("cpu")), {}
     for problem in problems_of(target, *inputs):
         for kept in (False, True):
@@ -67,7 +67,7 @@ def test_a_module_is_torchs_own(mode: str, layer: str) -> None:
             "polyconv.dispatch.passthrough.<genexpr>",
             "polyconv.runtime.state_version.current",
         }
-        assert set(found[1:]) in (set(), in_python)  # nothing, where there is native code
+        assert set(found[1:]) in (set(), in_python)  # none with native code
         y, z = theirs(x), ours(x)
         assert torch.equal(y, z)
         assert y.stride() == z.stride()
@@ -120,7 +120,7 @@ def test_one_pass_of_polyconvs_is_enough_to_stand_between(ours: Pass) -> None:
 @pytest.mark.parametrize("ours", list(Pass), ids=str)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_gradients_of_mixed_passes_are_those_of_the_operators(ours: Pass, layer: str) -> None:
-    """What was prepared at the first backward pass gives the same bits at the next, and as without preparation."""
+    """A backward pass prepared at the first call gives the same bits at the next, and without preparation."""
     conv, x = polyconv.Conv2d(8, 8, **{"kernel_size": 3, **LAYERS[layer]}), torch.randn(SIZE, requires_grad=True)
     wanted = [x, *conv.parameters()]
 
@@ -130,7 +130,7 @@ def test_gradients_of_mixed_passes_are_those_of_the_operators(ours: Pass, layer:
 
     with forced(conv, x, only=tuple(kind for kind in Pass if kind is not ours)):
         first, second = gradients(), gradients()
-        with torch.overrides.BaseTorchFunctionMode():  # somebody looks on: the operators are called
+        with torch.overrides.BaseTorchFunctionMode():  # observed: the operators are called
             plain = gradients()
     for one, two, three in zip(first, second, plain, strict=True):
         assert torch.equal(one, two)
@@ -149,7 +149,7 @@ def test_gradients_that_are_left_to_torch_are_one_call() -> None:
 
 
 def test_tensors_that_were_kept_elsewhere_have_gradients_of_their_own() -> None:
-    """Hooks for saved tensors may give back others than they got: in another layout, say."""
+    """Hooks for saved tensors may return other tensors, for example in another layout."""
     conv, x = polyconv.Conv2d(8, 8, 3), torch.randn(SIZE, requires_grad=True)
     with forced(conv, x, only=(Pass.DGRAD,)):
         wanted = torch.autograd.grad(conv(x).sum(), [x, conv.weight])
@@ -190,7 +190,7 @@ def test_what_is_decided_is_seen_pass_by_pass() -> None:
     assert all(decision.choice.endswith(aten.NAME) for decision in seen)
 
 
-# ---- what tensors are compared by
+# ---- tensor comparison
 
 
 def test_tensors_that_look_alike() -> None:
@@ -216,7 +216,7 @@ def test_tensors_that_look_alike() -> None:
 
 
 def test_nested_tensors_do_not_end_the_process() -> None:
-    """Comparing them would: so they are told by what is asked before."""
+    """Comparing them would call user code: earlier guards tell them apart."""
     x, w, bias = torch.randn(SIZE), torch.randn(8, 8, 3, 3), torch.randn(8)
     nested = torch.nested.nested_tensor([bias])
     polyconv.conv2d(x, w, bias)

@@ -1,4 +1,4 @@
-"""PyTorch's wrappers that spread a model over ranks: each trains polyconv's convolutions as it trains torch's."""
+"""PyTorch's wrappers that distribute a model: each trains polyconv's convolutions as it trains torch's."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ pytest.importorskip("torch.distributed.tensor", reason="DTensors are public from
 
 STEPS = 10
 IMAGES = 8
-"""Of all ranks together."""
+"""Batch of all ranks together."""
 CHANNELS = 16
 RATE = 3.0
-"""Of learning: high, so that ten steps make a difference."""
+"""Learning rate: high, so that ten steps make a difference."""
 
 
 class Net(nn.Module):
-    """A layer of each kind, in blocks that can be sharded apart. The last is one that is never left to PyTorch."""
+    """A layer of each kind, in blocks that can be sharded separately. The last one is never a passthrough."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def data() -> tuple[Tensor, Tensor]:
 
 
 def loss_of(y: Tensor, target: Tensor) -> Tensor:
-    """Written out: of DTensors the gradient of ``mse_loss`` is that of each rank's mean, in PyTorch 2.13."""
+    """Explicit, because in PyTorch 2.13 the gradient of ``mse_loss`` of DTensors is that of each rank's mean."""
     return (y - target).square().mean()
 
 
@@ -69,7 +69,7 @@ def loss_of(y: Tensor, target: Tensor) -> Tensor:
 
 
 def shard(model: Net, *, layers: bool = True, afterwards: bool = False, ours: bool = True, **options: Any) -> nn.Module:
-    """FSDP2: of each layer, or of the model as a whole. ``afterwards``: convolutions are replaced when it is done."""
+    """FSDP2 of each layer, or of the whole model. ``afterwards``: replace convolutions after wrapping."""
     from torch.distributed.fsdp import fully_shard
 
     if ours and not afterwards:
@@ -83,7 +83,7 @@ def shard(model: Net, *, layers: bool = True, afterwards: bool = False, ours: bo
 
 
 def hybrid(model: Net, *, ours: bool) -> nn.Module:
-    """FSDP2 within each pair of ranks, the pairs alike."""
+    """FSDP2 within pairs of ranks, replicated across pairs (HSDP)."""
     mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("copies", "parts"))
     return shard(model, mesh=mesh, ours=ours)
 
@@ -108,7 +108,7 @@ def replicated(model: Net, *, ours: bool) -> nn.Module:
 
 
 def flat(model: Net, *, ours: bool) -> nn.Module:
-    """FSDP, the first of the name."""
+    """FSDP, version 1."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     if ours:
@@ -117,7 +117,7 @@ def flat(model: Net, *, ours: bool) -> nn.Module:
 
 
 def of_dtensors(model: Net, *, ours: bool) -> nn.Module:
-    """Parameters that are whole on every rank, and images that are sharded by batch: no wrapper at all."""
+    """Parameters replicated on every rank, images sharded by batch: no wrapper."""
     from torch.distributed.tensor import distribute_module
 
     if ours:
@@ -148,7 +148,7 @@ TESTED = {
         "DTensors",
     ],
 }
-"""By the number of ranks: what differs in nothing but it is tried with two."""
+"""Wrappers by number of ranks; variants that do not depend on it run with two."""
 
 
 # ---- one rank
@@ -160,7 +160,7 @@ def mine(tensor: Tensor) -> Tensor:
 
 
 def step_of(name: str, model: nn.Module) -> Tensor:
-    """One step's gradients; gives the loss of this rank's images, or of all."""
+    """Gradients of one step; returns the loss of this rank's images, or of all."""
     x, target = data()
     if name == "DTensors":
         from torch.distributed.tensor import Shard, distribute_tensor
@@ -185,7 +185,7 @@ def step_of(name: str, model: nn.Module) -> Tensor:
 
 
 def evaluate(name: str, model: nn.Module) -> float:
-    """The loss without gradients, where polyconv may keep what it made of weights."""
+    """The loss without gradients, with the weight cache allowed."""
     with torch.no_grad():
         if name != "DTensors":
             return loss_of(model(mine(data()[0])), mine(data()[1])).item()
@@ -196,7 +196,7 @@ def evaluate(name: str, model: nn.Module) -> float:
 
 
 def curve(name: str, *, ours: bool) -> dict[str, Any]:
-    """What one rank sees of a training with one of the wrappers."""
+    """Results of one rank in a training with one of the wrappers."""
     model = WRAPPERS[name](network(), ours=ours)
     optimiser = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
     losses, evaluated = [], []
@@ -217,14 +217,14 @@ def curve(name: str, *, ours: bool) -> dict[str, Any]:
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
-    """The whole of it, under the names that the bare model has."""
+    """The full state dict, with the names of the bare model."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
 
 
 def round_trip() -> bool:
-    """A state goes from a sharded model of polyconv's into one of torch's, shard by shard."""
+    """A state dict is loaded from a sharded polyconv model into one of torch's, shard by shard."""
     one, other = shard(network()), shard(network(), ours=False)
     with torch.no_grad():
         for parameter in one.parameters():
@@ -237,7 +237,7 @@ def round_trip() -> bool:
 
 
 def keep_and_change(reshard: bool) -> dict[str, Any]:
-    """Evaluate a layer whose transformed weights are kept between the steps of its training."""
+    """Evaluate a layer with cached weights between training steps."""
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(0)
@@ -279,7 +279,7 @@ def worker(rank: int, world: int, folder: str) -> None:
 
 
 def alone() -> list[float]:
-    """The losses of one process that has all images, and torch's convolutions."""
+    """Losses of one process with all images and torch's convolutions."""
     model, (x, target) = network(), data()
     optimiser = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
     losses = []
@@ -351,7 +351,7 @@ def test_replace_and_restore_keep_the_sharding() -> None:
 
 @pytest.mark.usefixtures("_one_rank")
 def test_a_weight_that_fsdp_has_just_gathered_is_not_frozen() -> None:
-    """It looks like any other, but the next call writes to it."""
+    """It looks like an ordinary weight, but the next call writes to it."""
     from torch.distributed.fsdp import fully_shard
 
     conv = fully_shard(polyconv.Conv2d(3, 8, 3), reshard_after_forward=False)

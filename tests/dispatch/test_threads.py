@@ -1,4 +1,4 @@
-"""The number of threads is a part of the state: a plan is for as many as the calling thread may use."""
+"""The number of threads is part of the state: a plan is valid for the calling thread's number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from polyconv.runtime import state_version
 
 
 class Noting(CpuBackend):
-    """Notes for how many threads it plans."""
+    """Records the number of threads of each plan."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def test_another_number_of_threads_is_planned_for(call: str, backend: Noting) ->
 
     for count in (1, 1, 2, 2, 1, 2):
         computed(count)
-    assert backend.planned == [1, 2]  # and those that come back find their plans
+    assert backend.planned == [1, 2]  # returning to a number finds its plans
 
 
 def test_gradients_are_planned_for_the_threads_of_the_backward_pass(backend: Noting) -> None:
@@ -72,7 +72,7 @@ def test_gradients_are_planned_for_the_threads_of_the_backward_pass(backend: Not
 
 
 def test_what_explain_says_is_what_runs(backend: Noting) -> None:
-    """Whatever ran before."""
+    """Independent of earlier tests."""
     conv, x = polyconv.Conv2d(16, 16, 3), torch.randn(1, 16, 12, 12)
     said = {}
     for count in (1, 2, 1):
@@ -100,6 +100,6 @@ def test_the_threads_that_count_are_those_of_the_calling_thread(backend: Noting)
     assert found[0][0] == 2
     assert found[0][1] != number
     conv(x)
-    here = torch.get_num_threads()  # with OpenMP, what it was
+    here = torch.get_num_threads()  # with OpenMP, unchanged
     assert backend.planned == [1, 2]
     assert state_version.current() == (number if here == 1 else found[0][1])

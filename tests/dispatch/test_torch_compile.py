@@ -1,4 +1,4 @@
-"""torch.compile: one graph, forward and backward, any sizes, and the settings that it was compiled under."""
+"""torch.compile: one graph, forward and backward, any sizes, and the settings at compile time."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def step(run: Any, model: nn.Module, x: Tensor) -> list[Tensor]:
     return [y.detach(), x.grad, *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-# ---- the same as without
+# ---- results equal those without compiling
 
 
 @both
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_training_step_in_one_graph(Conv2d: Kind, backend: str) -> None:
-    """fullgraph refuses any break. Three steps of an optimiser end in the weights that it reaches without compiling."""
+    """fullgraph forbids breaks. Three optimiser steps reach the weights of an uncompiled run."""
     model = network(Conv2d)
     other = deepcopy(model)
     counted = CompileCounterWithBackend(backend)
@@ -100,7 +100,7 @@ def test_an_image_without_a_batch(Conv2d: Kind) -> None:
 
 @both
 def test_double_backward_outside_of_the_graph(Conv2d: Kind) -> None:
-    """A graph of the forward pass alone leaves the derivatives, of any order, to autograd."""
+    """A graph of the forward pass alone leaves derivatives of any order to autograd."""
     conv, x = Conv2d(3, 4, 3).double(), torch.randn(1, 3, 5, 5).double().requires_grad_()
     compiled = torch.compile(conv, backend="eager", fullgraph=True)
     for run in (compiled, conv):
@@ -113,7 +113,7 @@ def test_double_backward_outside_of_the_graph(Conv2d: Kind) -> None:
 
 @both
 def test_torch_func_inside(Conv2d: Kind) -> None:
-    """Gradients of each sample, compiled."""
+    """Per-sample gradients, compiled."""
     conv = Conv2d(2, 3, 3)
     parameters = {name: value.detach() for name, value in conv.named_parameters()}
 
@@ -149,7 +149,7 @@ SIZES = [(2, 3, 8, 9), (3, 3, 9, 11), (5, 3, 30, 7), (4, 3, 41, 33)]
     ("padding_mode", "layout"), [("zeros", torch.channels_last), ("reflect", torch.contiguous_format)]
 )
 def test_one_graph_for_all_sizes(Conv2d: Kind, padding_mode: str, layout: torch.memory_format) -> None:
-    """Batch, height and width vary; the second call would be refused if it had to compile again."""
+    """Batch, height and width vary; a recompilation in the second call is an error."""
     model = network(Conv2d, padding_mode=padding_mode).to(memory_format=layout)
     compiled = torch.compile(model.eval(), backend="aot_eager", fullgraph=True, dynamic=True)
     with torch._dynamo.config.patch(error_on_recompile=True):
@@ -160,7 +160,7 @@ def test_one_graph_for_all_sizes(Conv2d: Kind, padding_mode: str, layout: torch.
 
 @both
 def test_sizes_that_are_marked(Conv2d: Kind) -> None:
-    """Marked as dynamic, a size that the graph would fix is an error."""
+    """With a size marked dynamic, specialising it is an error."""
     model = network(Conv2d).eval()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     with torch._dynamo.config.patch(error_on_recompile=True):
@@ -174,7 +174,7 @@ def test_sizes_that_are_marked(Conv2d: Kind) -> None:
 @both
 @pytest.mark.parametrize("dims", [(0,), (2, 3)])
 def test_sizes_that_come_out_of_the_data(Conv2d: Kind, dims: tuple[int, ...]) -> None:
-    """Unbacked: nothing at all may be assumed of them. What is wrong with a size is said when the graph runs."""
+    """Unbacked sizes: nothing may be assumed. Invalid sizes raise when the graph runs."""
     model = nn.Sequential(Conv2d(3, 4, 3, padding=1), nn.ReLU(), Conv2d(4, 4, 3, stride=2, groups=2))
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     with torch._dynamo.config.patch(error_on_recompile=True):
@@ -200,7 +200,7 @@ def test_any_sizes_with_an_epilogue(mark: Any) -> None:
 
 @both
 def test_an_index_out_of_the_data(Conv2d: Kind) -> None:
-    """A mask chooses images: how many there are is not known to the compiler."""
+    """A mask selects images: their number is unknown to the compiler."""
     conv = Conv2d(3, 4, 3)
 
     def chosen(x: Tensor, mask: Tensor) -> Tensor:
@@ -224,7 +224,7 @@ def test_a_wrong_size_is_still_an_error() -> None:
 
 
 def test_inductor_with_any_sizes() -> None:
-    """The generated code asserts sizes and strides of what the operators return. (It fixes those of torch's.)"""
+    """The generated code asserts sizes and strides of the operators' results. (It fixes those of torch's.)"""
     model = network(polyconv.Conv2d).eval()
     compiled = torch.compile(model, fullgraph=True, dynamic=True)
     with torch._dynamo.config.patch(error_on_recompile=True):
@@ -274,7 +274,7 @@ def test_a_changed_tolerance_holds_in_both_passes() -> None:
         with polyconv.tolerance(value):
             y = compiled(x)
             assert tolerances(lambda: step(compiled, conv, x)) == [value] * 3
-        assert set(tolerances(y.sum().backward)) == {value}  # settled by the forward pass, as without compiling
+        assert set(tolerances(y.sum().backward)) == {value}  # fixed by the forward pass, as without compiling
     assert tolerances(lambda: step(compiled, conv, x)) == [1e-4] * 3
 
 
@@ -286,14 +286,14 @@ def test_changing_back_compiles_nothing() -> None:
         compiled(x)
         with polyconv.tolerance(1e-5):
             compiled(x)
-        with settings.use(workspace_bytes=0):  # nothing that a graph depends on
+        with settings.use(workspace_bytes=0):  # no graph depends on it
             compiled(x)
     assert counted.frame_count == 2
 
 
 @both
 def test_autocast(Conv2d: Kind) -> None:
-    """Around the call and inside the graph; ours follows the dtype only where it is allowed."""
+    """Around the call and inside the graph; polyconv follows the dtype only if allowed."""
     conv, x = Conv2d(3, 4, 3), torch.randn(2, 3, 8, 8)
 
     @torch.compile(backend="aot_eager", fullgraph=True)

@@ -1,4 +1,4 @@
-"""torch.export and AOTInductor: programs that carry the operator, in files, for other processes."""
+"""torch.export and AOTInductor: programs with polyconv's operator, saved to files for other processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from polyconv import dispatch
 
 @dataclass(frozen=True)
 class Kind:
-    """Whose convolutions, and over how many axes."""
+    """torch or polyconv, and the number of axes."""
 
     package: Any
     axes: int = 2
@@ -32,7 +32,7 @@ class Kind:
 
     @property
     def sizes(self) -> list[tuple[int, ...]]:
-        """Of three inputs."""
+        """Shapes of three inputs."""
         extents = ((2, 8, 9, 8), (3, 9, 11, 10), (5, 30, 7, 9))
         return [(batch, 3, *sides[: self.axes]) for batch, *sides in extents]
 
@@ -75,7 +75,7 @@ def test_fixed_sizes(kind: Kind, strict: bool) -> None:
 @every
 @pytest.mark.parametrize("strict", [False, True])
 def test_any_size(kind: Kind, strict: bool) -> None:
-    """What is asked of the sizes is what torch asks: that the kernel and the padding fit."""
+    """Constraints on sizes are torch's: kernel and padding fit."""
     model = network(kind)
     program = export(model, (torch.randn(kind.sizes[0]),), dynamic_shapes=kind.any_size, strict=strict)
     for size in kind.sizes:
@@ -112,7 +112,7 @@ def test_saved_and_loaded(kind: Kind, tmp_path: Path) -> None:
 
 @every
 def test_exported_for_training(kind: Kind) -> None:
-    """The program has gradients, and they are the model's."""
+    """The exported program's gradients equal the model's."""
     model, x = network(kind), torch.randn(kind.sizes[0])
     module = export(model, (x,), dynamic_shapes=kind.any_size).module()
     module(x).pow(2).sum().backward()
@@ -132,7 +132,7 @@ def test_a_shape_that_does_not_fit_is_refused_when_the_program_runs(kind: Kind) 
 
 @pytest.mark.parametrize("axes", [1, 2, 3])
 def test_transposed_convolutions_of_any_size(axes: int, tmp_path: Path) -> None:
-    """What they compute is an input gradient, whose size follows from the program's input."""
+    """They run an input gradient, whose size follows from the program's input."""
     kind = Kind(polyconv, axes)
     model = getattr(polyconv, f"ConvTranspose{axes}d")(3, 4, 4, stride=2, padding=1, output_padding=1).eval()
     program = export(model, (torch.randn(kind.sizes[0]),), dynamic_shapes=kind.any_size)
@@ -171,12 +171,12 @@ print("agrees")
 
 
 COMPILED_ONCE = {"aot_inductor.precompile_headers": False, "aot_inductor.compile_wrapper_opt_level": "O0"}
-"""What torch prepares for many packages costs more than one takes, and how fast its wrapper runs is no matter here."""
+"""torch's precompiled headers cost more than one package saves, and the wrapper's speed does not matter here."""
 
 
 @pytest.mark.parametrize("kind", [Kind(polyconv), pytest.param(Kind(nn), marks=nightly)], ids=str)
 def test_an_ahead_of_time_package_in_a_fresh_process(kind: Kind, tmp_path: Path) -> None:
-    """Compiled once for any size; the process that loads it has seen neither the model nor the compiler."""
+    """Compiled once for any size; the loading process has neither the model nor the compiler."""
     model = network(kind)
     program = export(model, (torch.randn(kind.sizes[0]),), dynamic_shapes=kind.any_size)
     torch.export.save(program, tmp_path / "program.pt2")

@@ -1,4 +1,4 @@
-"""Training with polyconv's convolutions follows the same curve as with torch's."""
+"""Training with polyconv's convolutions follows the loss curve of torch's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nightly import nightly
 
 STEPS = 20
 AGREEMENT = 1e-3
-"""Largest relative difference of the loss, at every step."""
+"""Largest relative difference of the loss at any step."""
 
 
 def losses(model: nn.Module, x: Tensor, target: Tensor, rate: float) -> list[float]:
@@ -32,8 +32,8 @@ def check(model: nn.Module, x: Tensor, target: Tensor, rate: float) -> None:
     assert max(differences) < AGREEMENT, f"{differences}\n{expected}\n{found}"
 
 
-# Where a value crosses zero, ReLU's gradient jumps: at large steps on few pixels, any rounding, however small, grows to
-# a thousandth within twenty steps. These rates and sizes keep a perturbation of 1e-5 in every weight below 2e-4.
+# Where a value crosses zero, ReLU's gradient jumps: with large steps on few pixels any rounding grows to a thousandth
+# within twenty steps. These rates and sizes keep a perturbation of 1e-5 in every weight below 2e-4.
 
 
 def test_resnet() -> None:
@@ -57,7 +57,7 @@ def test_deeplab_steps_take_no_longer(capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_a_large_output_may_be_changed_in_place(memory_format: torch.memory_format) -> None:
-    """Outputs from 16 MiB on lie in pooled memory; autograd must not take them for views of something else."""
+    """Outputs of 16 MiB and more are in pooled memory; autograd must not treat them as views."""
     model = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(inplace=True)).to(memory_format=memory_format)
     x = torch.randn(2, 8, 384, 384).contiguous(memory_format=memory_format)
     expected = deepcopy(model)

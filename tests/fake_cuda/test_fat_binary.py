@@ -1,4 +1,4 @@
-"""Reading fat binaries. That what is found runs: `.ci/check_exported_model`, which has a CUDA build of PyTorch."""
+"""Parsing fat binaries. Executing them is tested by `.ci/check_exported_model`, with a CUDA build of PyTorch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fake_cuda import fat_binary
 
 
 def entry(arch: int, payload: bytes, *, kind: int = 2, flags: int = 0, unpacked: int = 0) -> bytes:
-    """One entry: a header of 64 bytes and a payload that fills up to eight."""
+    """One entry: a 64-byte header and a payload padded to eight bytes."""
     padded = payload.ljust(-(-len(payload) // 8) * 8, b"\0")
     head = struct.pack("<HHIQIIHHI", kind, 0x101, 64, len(padded), len(payload), 0, 0, 1, arch)
     return head.ljust(40, b"\0") + struct.pack("<QQQ", flags, 0, unpacked) + padded
@@ -35,7 +35,7 @@ def test_from_memory() -> None:
 
 
 def test_a_cubin_by_itself() -> None:
-    """As a driver is given it: it ends with its table of sections."""
+    """A cubin as a driver gets it: it ends with its section table."""
     header = b"\x7fELF".ljust(40, b"\0") + struct.pack("<Q6x4H", 72, 56, 0, 64, 2)
     memory = ctypes.create_string_buffer(header.ljust(72, b"c") + bytes(128) + b"behind it")
     assert fat_binary.machine_code(ctypes.addressof(memory), 70) == header.ljust(72, b"c") + bytes(128)
@@ -45,7 +45,7 @@ def test_a_cubin_by_itself() -> None:
     ("packed", "expected"),
     [
         (b"\x50hello", b"hello"),
-        (b"\x30abc\x03\x00\x00", b"abcabca"),  # a copy of four that overlaps itself
+        (b"\x30abc\x03\x00\x00", b"abcabca"),  # an overlapping copy of four
         (b"\x40abcd\x04\x00\x20xy", b"abcdabcdxy"),
         (b"\x1fa\x01\x00\xff\x00\x00", b"a" + b"a" * (15 + 255 + 4)),  # lengths of more than one byte
         (b"\xf0\x05" + bytes(range(20)), bytes(range(20))),
@@ -60,10 +60,10 @@ def test_lz4(packed: bytes, expected: bytes) -> None:
 @pytest.mark.parametrize(
     "packed",
     [
-        b"\x50hell",  # fewer literals than promised
-        b"\x30abc\x04\x00\x00",  # a copy from before the beginning
-        b"\x30abc\x00\x00\x00",  # and from nowhere
-        b"\xf0\xff",  # a length that does not end
+        b"\x50hell",  # fewer literals than declared
+        b"\x30abc\x04\x00\x00",  # a copy from before the start
+        b"\x30abc\x00\x00\x00",  # an offset of zero
+        b"\xf0\xff",  # an unterminated length
     ],
 )
 def test_a_damaged_block_is_cut_short(packed: bytes) -> None:

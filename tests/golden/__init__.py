@@ -1,1 +1,1 @@
-"""What the planners chose and what the compiler made of the kernels, on record (:mod:`golden.record`)."""
+"""The golden record of plans and machine code (:mod:`golden.record`)."""

@@ -1,8 +1,8 @@
-"""Bits of the CPU kernels' results, for a change that is to change none of them.
+"""Bits of the CPU kernels' results, for changes that must not affect them.
 
-Hashes the outputs of every candidate of polyconv's own on every named suite of ``machine_suites``, by instruction set.
-They depend on the compiler and on the processor's caches, so nothing of them is on record: write them before and after
-a change on one machine, and compare.
+Hashes the outputs of every polyconv candidate on every named suite of ``machine_suites``, by instruction set. They
+depend on the compiler and the processor's caches, so none are recorded: write them before and after a change on one
+machine, and compare.
 
     python tests/golden/cpu_bits.py before.json
     python tests/golden/cpu_bits.py after.json --against before.json
@@ -29,12 +29,12 @@ READ = {Pass.FPROP: ("x", "w", "bias"), Pass.DGRAD: ("y", "w"), Pass.WGRAD: ("x"
 
 
 def hashes(shape: Shape) -> Iterator[tuple[str, str]]:
-    """For each pass and candidate, the hash of what it writes."""
+    """Hash of the output of each pass and candidate."""
     torch.manual_seed(0)
     x, w, bias, dy = shape.tensors()
     given = {"x": x, "w": w, "y": dy, **({} if bias is None else {"bias": bias})}
     backend = backend_for(torch.device("cpu"))
-    if shape.mode != "zeros" and min(shape.padding) < 0:  # cropped before a backend sees it
+    if shape.mode != "zeros" and min(shape.padding) < 0:  # cropped before it reaches a backend
         return
     for kind in Pass:
         problem = shape.problem(kind, x, w, dy)

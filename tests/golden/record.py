@@ -35,14 +35,14 @@ CPUS = {
     "avx512": CpuDevice("avx512", cores=16, l1_bytes=48 * 2**10, l2_bytes=2 * 2**20),
     "avx2": CpuDevice("avx2", cores=8, l1_bytes=32 * 2**10, l2_bytes=512 * 2**10),
 }
-"""Described here, so that the record does not depend on the machine that checks it."""
+"""Described here, so that the record does not depend on the machine."""
 MACHINE_CODE = "machine_code"
 ARCHS = ("sm_70", "sm_80")
 DIGITS = 6
-"""Significant ones, of errors and costs."""
+"""Significant digits of errors and costs."""
 
 Record = dict[str, Any]
-"""By problem: what runs, and how. By kernel: the hash of its machine code."""
+"""By problem: the plan. By kernel: the hash of its machine code."""
 
 
 def problems() -> Iterator[tuple[str, Problem]]:
@@ -53,7 +53,7 @@ def problems() -> Iterator[tuple[str, Problem]]:
 
 
 def variants() -> Iterator[tuple[str, Problem]]:
-    """The same on channels_last tensors, with a border of image values, and with an epilogue."""
+    """Variants: channels_last tensors, a border of image values, an epilogue."""
     for name, problem in problems():
         yield f"{name}, channels_last", problem.channels_last()
         if any(problem.padding):
@@ -66,7 +66,7 @@ def variants() -> Iterator[tuple[str, Problem]]:
 
 
 def cuda_record(name: str) -> Record:
-    """What is planned for a known GPU; for the first one, variants too."""
+    """Plans for a known GPU; for the first one also variants."""
     every = [*problems(), *(variants() if name == next(iter(DEVICES)) else ())]
     return {problem_name: _cuda_entry(plan_cuda(problem, DEVICES[name])) for problem_name, problem in every}
 
@@ -86,7 +86,7 @@ def _cuda_entry(plan: Plan) -> dict[str, Any]:
 
 
 def launch_hash(launches: Iterable[Launch]) -> str:
-    """All that is launched, in order: kernels, grids, blocks, shared memory, parameters, and where pointers go."""
+    """All launches in order: kernels, grids, blocks, shared memory, parameters, and pointer targets."""
     digest = hashlib.sha256()
     for launch in launches:
         pointers = [(slot.offset, slot.buffer, slot.byte_offset) for slot in launch.pointers]
@@ -95,11 +95,11 @@ def launch_hash(launches: Iterable[Launch]) -> str:
 
 
 def cpu_record(name: str) -> Record:
-    """What is planned for a described processor, with weights transformed at every call and, in inference, kept:
-    vouched for, or read at each call to see whether they changed.
+    """Plans for a described processor, with weights transformed at every call and, in inference, cached: frozen, or
+    read at each call.
 
-    How the native kernels cut the sums of a weight gradient depends on their instruction set, and with it the error: so
-    they are switched to it, and what was planned before with another one is forgotten.
+    The cut of a weight gradient's sums depends on the instruction set of the native kernels, and so does its error:
+    they are switched to it, and cached plans are dropped.
     """
     found: Record = {}
     native.instruction_set(name)
@@ -133,16 +133,16 @@ def _rounded(value: float) -> float:
 
 
 def code_key(spec: KernelSpec, arch: str) -> str:
-    """A kernel in the record of machine code: who compiled what for which GPUs."""
+    """Key of a kernel in the machine-code record: compiler, kernel, architectures."""
     return f"{compiler_id()}, {arch}, {spec.symbol}"
 
 
 def code_hash(spec: KernelSpec, arch: str, known: str | None) -> str:
-    """Names a compiled kernel: its machine code, its registers, the layout of its parameters.
+    """Hash of a compiled kernel: machine code, registers, parameter layout.
 
-    NVRTC orders the instructions of a few kernels differently while other threads compile, too, and now and then after
-    it compiled many others. So what is in the cache and is not what is known is compiled once more, by a process that
-    does nothing else: then it does the same each time.
+    NVRTC orders the instructions of a few kernels differently while other threads compile, and sometimes after many
+    other compilations. So a cached kernel that differs from the record is compiled again by a process that does nothing
+    else, which is reproducible.
     """
     found = _hash(KernelCache().get(spec, arch))
     if found == known:
@@ -156,7 +156,7 @@ def _hash(cubin: bytes) -> str:
 
 
 def machine_code_record() -> Record:
-    """The hash of every kernel. What other compilers made stays on record."""
+    """Hash of every kernel; entries of other compilers stay on record."""
     others = load(MACHINE_CODE) if path(MACHINE_CODE).exists() else {}
     found = {key: value for key, value in others.items() if not key.startswith(f"{compiler_id()}, ")}
     for arch in ARCHS:
@@ -172,14 +172,14 @@ RECORDS: dict[str, Callable[[], Record]] = {
     **{name: lambda name=name: cpu_record(name) for name in CPUS},  # type: ignore[misc]
     MACHINE_CODE: machine_code_record,
 }
-"""By name, what is on record now."""
+"""The current records, by name."""
 
 
 # --------------------------------------------------------------------------------------------------------- differences
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], where: str) -> list[str]:
-    """In words, by problem: what was chosen, and what is chosen now."""
+    """Text of the differences by problem: the recorded choice, and the current one."""
     found = []
     for name in dict.fromkeys([*before, *now]):
         if name not in now:
@@ -217,7 +217,7 @@ def load(name: str) -> Record:
 
 
 def save(name: str, record: Record) -> None:
-    """One line for each problem or kernel, so that a change of the record can be read."""
+    """One line per problem or kernel, so that a diff is readable."""
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items()]
     path(name).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 

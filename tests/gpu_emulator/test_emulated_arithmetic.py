@@ -1,6 +1,6 @@
 """Arithmetic instructions against numpy, over random and edge values.
 
-Each table line is a C expression of the inputs and the same thing in numpy; a table becomes one kernel.
+Each table line is a C expression of the inputs and its numpy equivalent; a table becomes one kernel.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ THREADS = 128
 
 
 def crossed(values: Array, random: Array) -> tuple[Array, Array]:
-    """All pairs of edge values, then random pairs, filled up to whole warps."""
+    """All pairs of edge values, then random pairs, padded to whole warps."""
     a = np.concatenate([np.repeat(values, len(values)), random])
     b = np.concatenate([np.tile(values, len(values)), np.roll(random, 17)])
     fill = -len(a) % 32
@@ -176,7 +176,7 @@ def test_bits(nvrtc: Compiler, words: dict[str, Array]) -> None:
         return out
 
     def field(a: Array, at: Array, count: Array) -> Array:
-        """bfe.s32: bits beyond the top repeat the sign, so a Python integer's shift does it all."""
+        """bfe.s32: bits beyond the top repeat the sign, as a Python integer's shift does."""
         out = []
         for x, p, n in zip(signed(a), at & 255, count & 255, strict=True):
             value = (int(x) >> int(p)) & ((1 << int(n)) - 1)
@@ -312,7 +312,7 @@ def fma(a: Array, b: Array, c: Array) -> Array:
 
 
 def directed(a: Array, b: Array, towards: float, operation: Callable[..., Any]) -> Array:
-    """The exact result (a double holds it) rounded to float in one direction."""
+    """The exact result (which a double holds) rounded to float in one direction."""
     exact = operation(a.astype(np.float64), b.astype(np.float64))
     near = exact.astype(np.float32)
     off = near > exact if towards < 0 else near < exact
@@ -456,7 +456,7 @@ def test_half_conversion(nvrtc: Compiler) -> None:
 
 
 def test_half_to_float(nvrtc: Compiler) -> None:
-    """Of both halves of a register; all numbers, subnormal and infinite ones included."""
+    """For both halves of a register and all float16 values, subnormal and infinite ones included."""
     helper = """__device__ float widened(unsigned short a) {
       float r; asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(a)); return r; }"""
     a = np.arange(2**16, dtype=np.uint32)
@@ -469,7 +469,7 @@ def test_half_to_float(nvrtc: Compiler) -> None:
 
 
 def test_a_half_among_the_parameters(nvrtc: Compiler) -> None:
-    """It is read from the constant bank where it lies, as one of two halves."""
+    """A constant read from the constant bank, as one of two halves."""
     source = """extern "C" __global__ void k(float* out, unsigned short a, unsigned short b) {
       asm("cvt.f32.f16 %0, %1;" : "=f"(out[0]) : "h"(a));
       asm("cvt.f32.f16 %0, %1;" : "=f"(out[1]) : "h"(b)); }"""

@@ -1,4 +1,4 @@
-"""Divergence, calls, warp-wide exchange, barriers that reduce."""
+"""Divergence, calls, warp-wide exchange, reducing barriers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_switch_jumps_through_a_table(nvrtc: Compiler) -> None:
 
 
 def test_loops_of_different_length_reconverge(nvrtc: Compiler) -> None:
-    """After a divergent loop with early exits, the warp must be whole again for the shuffle."""
+    """After a divergent loop with early exits, the warp must have reconverged for the shuffle."""
     source = """extern "C" __global__ void k(int* o, const int* a) {
       int t = threadIdx.x, steps = 0, v = a[t];
       while (v != 1) { v = v & 1 ? 3 * v + 1 : v / 2; if (++steps > 60) break; }

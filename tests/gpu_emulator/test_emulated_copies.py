@@ -1,4 +1,4 @@
-"""cp.async (LDGSTS and its groups) and ldmatrix (LDSM) of sm_80: results, counts, and what a missing wait does."""
+"""cp.async (LDGSTS and its groups) and ldmatrix (LDSM) of sm_80: results, counts, and missing waits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PRELUDE = """
 #define WAIT(n) asm volatile("cp.async.wait_group " #n ";" ::: "memory")
 #define WAIT_ALL asm volatile("cp.async.wait_all;" ::: "memory")
 """
-# Each thread copies sixteen bytes to either buffer, in two groups, and then reads a word of what somebody has copied.
+# Each thread copies sixteen bytes to either buffer, in two groups, then reads a word that another thread copied.
 TWO_GROUPS = (
     PRELUDE
     + """
@@ -89,7 +89,7 @@ def test_a_wait_orders_nothing_between_threads(nvrtc: Compiler, index: str) -> N
 
 
 def test_a_copy_may_not_overtake_a_read(nvrtc: Compiler) -> None:
-    """The next round's copy overwrites what another warp may still be reading."""
+    """The next round's copy overwrites data that another warp may still be reading."""
     body = "WAIT(0); __syncthreads(); o[t] = s[0][4 * far]; COPY(&s[0][4 * t], g); WAIT_ALL;"
     with pytest.raises(gpu_emulator.SharedRace):
         run(nvrtc, body)
@@ -124,7 +124,7 @@ extern "C" __global__ void k(unsigned* o, const unsigned* g) {
 def load_matrices(
     nvrtc: Compiler, count: int, transposed: bool, stride: int = 4, sync: str = "__syncwarp()"
 ) -> tuple[Array, Array, gpu_emulator.Report]:
-    """What the lanes get, what they should, and the report."""
+    """The lanes' results, the expected ones, and the report."""
     rows = np.random.default_rng(count).integers(0, 2**16, (4, 8, 8), np.uint16)
     source = MATRICES.replace("COUNT", f"x{count}" + ".trans" * transposed).replace("MATRICES", str(count))
     source = source.replace("LIST", ",".join(f"%{i}" for i in range(count)))
@@ -145,13 +145,13 @@ def test_matrices(nvrtc: Compiler, count: int, transposed: bool) -> None:
 
 @pytest.mark.parametrize(("stride", "wavefronts"), [(4, 4), (20, 4), (8, 8), (32, 32)])
 def test_bank_conflicts_of_matrices(nvrtc: Compiler, stride: int, wavefronts: int) -> None:
-    """A matrix is one pass if its eight rows of sixteen bytes lie in different banks."""
+    """A matrix takes one pass if its eight 16-byte rows are in different banks."""
     _, _, report = load_matrices(nvrtc, 4, False, stride)
     (load,) = (i for i in report.instructions if i.opcode == "LDSM")
     assert (load.shared_wavefronts, load.shared_ideal) == (wavefronts, 4)
 
 
 def test_matrices_are_read_by_the_whole_warp(nvrtc: Compiler) -> None:
-    """A lane's own row goes to other lanes: without a barrier that is a race."""
+    """A lane's row is read by other lanes: without a barrier that is a data race."""
     with pytest.raises(gpu_emulator.SharedRace):
         load_matrices(nvrtc, 4, False, sync="")

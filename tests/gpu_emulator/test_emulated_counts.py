@@ -1,4 +1,4 @@
-"""Counts: bank conflicts, sectors, distinct bytes, and a GEMM whose every figure is known."""
+"""Counts: bank conflicts, sectors, distinct bytes, and a GEMM whose counts are all known."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Compiler = Callable[[str], bytes]
 
 
 def shared_report(nvrtc: Compiler, index: str, kind: str = "float", size: int = 4096) -> gpu_emulator.Report:
-    """One store and one load of `kind` per thread of one warp, at the given index."""
+    """One store and one load of `kind` per thread of a warp, at the given index."""
     source = f"""extern "C" __global__ void k({kind}* o, const {kind}* x, int n) {{
       __shared__ {kind} s[{size}]; int t = threadIdx.x; int i = {index};
       s[i] = x[t]; __syncthreads(); o[t] = s[i]; }}"""
@@ -107,7 +107,7 @@ def test_vector_loads_are_whole_lines(nvrtc: Compiler) -> None:
 
 
 def test_an_allocation_counts_as_aligned(nvrtc: Compiler) -> None:
-    """numpy starts an array on 16 bytes, CUDA on 256: the count is CUDA's, also for views into the array."""
+    """numpy aligns arrays to 16 bytes, CUDA to 256: counts use CUDA's alignment, also for views into an array."""
     memory = np.zeros(4096, np.float32)
     for offset in (0, 8, 32):
         assert global_report(nvrtc, "t", memory[offset:]).loads.sectors == 4
@@ -196,7 +196,7 @@ def test_speed_of_light(gemm_report: gpu_emulator.Report) -> None:
     assert fma.ms == pytest.approx(fma.cycles / 1e6)
     assert light.row("shared memory").cycles == gemm_report.shared.wavefronts
     assert light.bound_cycles == max(r.cycles for r in light.rows)
-    # one load of each operand per multiply-add: shared memory must bind
+    # one load of each operand per multiply-add: shared memory is the bound
     assert light.binding.name in ("shared memory", "lsu / L1")
     assert light.fp32_share == pytest.approx(gemm_report.ffma / 32 / 2 / light.bound_cycles)
     half = gemm_report.speed_of_light(sms=1, clock_mhz=1000, dram_gbs=1e6, useful_ffma=gemm_report.ffma // 2)

@@ -1,4 +1,4 @@
-"""What a driver would accept or refuse, argument passing, chosen blocks, traces, the tool chain."""
+"""Launch limits of a driver, argument passing, selected blocks, traces, the tool chain."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_only_known_cubins(nvrtc: Compiler) -> None:
 
 
 def test_unknown_instruction_is_printed(nvrtc: Compiler) -> None:
-    """Half-precision arithmetic is not emulated: it must be refused by name, and only when it is reached."""
+    """Half-precision arithmetic is not emulated: refused by name, and only when executed."""
     source = """extern "C" __global__ void k(unsigned* o, int n) {
       if (n) asm("fma.rn.f16x2 %0, %1, %1, %1;" : "=r"(o[0]) : "r"(o[1])); else o[2] = 5; }"""
     out = np.zeros(4, np.uint32)
@@ -229,6 +229,6 @@ def test_command_line(nvrtc: Compiler, tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_everything_is_understood(nvrtc: Compiler) -> None:
-    """No instruction of the kernels in this directory is beyond the emulator."""
+    """The emulator knows every instruction of the kernels in this directory."""
     code = elf.load(nvrtc(FILL)).kernel("fill").code
     assert launch._program(code, "sm_70").unsupported() == []

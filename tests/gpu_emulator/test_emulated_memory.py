@@ -212,7 +212,7 @@ def test_several_launches_on_one_memory(nvrtc: Compiler) -> None:
 
 
 def test_sparse_buffer_of_many_gigabytes(nvrtc: Compiler) -> None:
-    """Offsets past 2**32 elements, and no more memory than is touched."""
+    """Offsets past 2**32 elements; only touched memory is allocated."""
     source = """extern "C" __global__ void k(float* x, long long stride) {
       long long i = (blockIdx.x * 32ll + threadIdx.x) * stride; x[i] = x[i] + i % 1000; }"""
     x = gpu_emulator.sparse(5 * 2**30, np.float32)
@@ -234,7 +234,7 @@ def test_strided_views_and_tensors(nvrtc: Compiler) -> None:
     )
     base = torch.arange(256, dtype=torch.float32)
     out = torch.zeros(32)
-    # A tensor brings its whole storage: strides are the kernel's business, and a view may look back.
+    # A tensor argument passes its whole storage: strides are up to the kernel, and a view may read before its start.
     gpu_emulator.run(nvrtc(source), "k", 1, 32, [out, base[255:], gpu_emulator.i32(-8)])
     assert out.tolist() == list(range(255, -1, -8))
     array = np.arange(256, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Planted faults must be found, their repaired versions must not be."""
+"""Planted faults are found; their repaired versions pass."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ REVERSE = "s[t] = in[t]; {sync} out[t] = s[{n} - 1 - t];"
 
 
 def test_missing_block_barrier(nvrtc: Compiler) -> None:
-    # The read of the first warp finds memory that nobody has written yet.
+    # The first warp reads memory that was never written.
     with pytest.raises(gpu_emulator.UninitialisedShared) as caught:
         run(nvrtc, kernel(REVERSE.format(sync="", n=256)))
     assert "LDS" in caught.value.sass
-    # With an earlier value in place it is the race itself that is seen.
+    # With an earlier value in place, the race itself is reported.
     with pytest.raises(gpu_emulator.SharedRace) as race:
         run(nvrtc, kernel("s[t] = 0; __syncthreads(); " + REVERSE.format(sync="", n=256)))
     assert race.value.thread is not None
@@ -47,7 +47,7 @@ def test_missing_block_barrier(nvrtc: Compiler) -> None:
 
 
 def test_missing_warp_barrier(nvrtc: Compiler) -> None:
-    """Lockstep is no order: Volta schedules threads independently."""
+    """Lockstep does not order accesses: Volta schedules threads independently."""
     with pytest.raises(gpu_emulator.SharedRace) as caught:
         run(nvrtc, kernel("volatile float* v = s; v[t] = in[t]; out[t] = v[t ^ 1];"), threads=32)
     assert caught.value.block == (0, 0, 0)
@@ -82,7 +82,7 @@ def test_write_after_read(nvrtc: Compiler) -> None:
 
 
 def test_race_only_in_a_later_iteration(nvrtc: Compiler) -> None:
-    """A single-buffered loop that forgets its second barrier."""
+    """A single-buffered loop without its second barrier."""
     body = """float sum = 0;
       for (int i = 0; i < n; i++) {{ s[t] = in[t] + i; __syncthreads(); sum += s[(t + 37) % 256]; {sync} }}
       out[t] = sum;"""
@@ -117,7 +117,7 @@ def test_neighbouring_bytes_do_not_race(nvrtc: Compiler) -> None:
 
 
 def test_shuffle_and_vote_order_a_warp(nvrtc: Compiler) -> None:
-    # The index depends on the exchange, or the compiler would move the load in front of it.
+    # The index depends on the exchange, or the compiler would move the load before it.
     body = "volatile float* v = s; v[t] = in[t]; {sync} out[t] = v[k];"
     out = run(nvrtc, kernel(body.format(sync="int k = __shfl_xor_sync(~0u, (int)v[t], 1);")), threads=32)
     np.testing.assert_array_equal(out, np.arange(32, dtype=np.float32).reshape(-1, 2)[:, ::-1].ravel())
@@ -153,7 +153,7 @@ def test_named_barriers(nvrtc: Compiler, ordered: bool) -> None:
 
 
 def test_arriving_is_not_waiting(nvrtc: Compiler) -> None:
-    """A producer that goes on to overwrite its data after bar.arrive races with the consumers' reads."""
+    """A producer that overwrites its data after bar.arrive races with the consumers' reads."""
     body = """volatile float* v = s;
       if (t < 32) { v[t] = in[t]; asm volatile("bar.arrive 1, 64;" ::: "memory"); v[t] = 7; }
       else { asm volatile("bar.sync 1, 64;" ::: "memory"); out[t] = v[63 - t]; }"""
@@ -162,7 +162,7 @@ def test_arriving_is_not_waiting(nvrtc: Compiler) -> None:
 
 
 def test_double_buffered_pipeline_with_named_barriers(nvrtc: Compiler) -> None:
-    """Warp-specialised: full/empty barriers per buffer, several rounds; nothing to complain about."""
+    """Warp-specialised, with full/empty barriers per buffer over several rounds: no fault."""
     body = """const int rounds = 6; float sum = 0;
       if (t < 32) {
         for (int i = 0; i < rounds; i++) { int b = i & 1;
@@ -201,7 +201,7 @@ def test_barrier_that_a_warp_never_reaches(nvrtc: Compiler) -> None:
 
 
 def test_exited_warps_count_as_arrived(nvrtc: Compiler) -> None:
-    """As on hardware: a warp that has ended does not hold up __syncthreads()."""
+    """As on hardware, an exited warp does not hold up __syncthreads()."""
     out = run(nvrtc, kernel("if (t >= 64) return; s[t] = in[t]; __syncthreads(); out[t] = s[63 - t];"), threads=128)
     np.testing.assert_array_equal(out[:64], np.arange(64, dtype=np.float32)[::-1])
 

@@ -1,4 +1,4 @@
-"""Opcodes that today's compilers rarely choose: one instruction of a compiled kernel is replaced by another's text.
+"""Opcodes that compilers rarely emit: one instruction of a compiled kernel is replaced.
 
 The kernel computes ``o[t] = a[t] + b[t]``; its single addition becomes the instruction under test.
 """
@@ -39,7 +39,7 @@ def clip_to(x: Array, low: int, high: int) -> Array:
     return np.clip(i32(x).astype(np.int64), low, high).astype(np.int32).view(np.uint32)
 
 
-# {d}, {a}, {b}: the registers of the addition that is replaced.
+# {d}, {a}, {b}: registers of the replaced addition.
 CASES: list[tuple[str, Callable[[Array, Array], Any]]] = [
     ("IMNMX {d}, {a}, {b}, PT", lambda a, b: np.minimum(i32(a), i32(b)).view("u4")),
     ("IMNMX {d}, {a}, {b}, !PT", lambda a, b: np.maximum(i32(a), i32(b)).view("u4")),
@@ -80,19 +80,19 @@ CASES: list[tuple[str, Callable[[Array, Array], Any]]] = [
     ("MOV {d}, ~{a}", lambda a, b: ~a),
     ("S2R {d}, SR_LTMASK", lambda a, b: (np.uint32(1) << np.arange(32, dtype="u4")) - 1),
     ("S2R {d}, SR_GEMASK", lambda a, b: ~((np.uint32(1) << np.arange(32, dtype="u4")) - 1)),
-    ("EXIT PT", lambda a, b: 0 * a),  # nobody comes to the store
+    ("EXIT PT", lambda a, b: 0 * a),  # no thread reaches the store
     ("@!PT EXIT PT", lambda a, b: unwritten(a)),
     ("EXIT !PT", lambda a, b: unwritten(a)),
 ]
 
 
 def unwritten(a: Array) -> Array:
-    """What a register holds that no instruction has written: the addition was its only one."""
+    """The content of a register that no instruction wrote: the addition was its only writer."""
     return 0 * a + 0x7FFFDEAD
 
 
 def prmt(a: Array, b: Array) -> Array:
-    """Bytes 5, 6, 7 of b:a, and the sign of byte 0 spread over the top."""
+    """Bytes 5, 6, 7 of b:a, and the sign of byte 0 extended over the top."""
     sign = np.where(a & 0x80, np.uint32(0xFF000000), np.uint32(0))
     return (b >> 8 & 0xFFFFFF) | sign
 
@@ -111,7 +111,7 @@ def run_replaced(nvrtc: Compiler, monkeypatch: pytest.MonkeyPatch, replacement: 
     assert addition
     d, x, y = (g.removesuffix(".reuse") for g in addition.groups() if g)
     source = re.findall(r"LDG\.E\.\S+ (R\d+), \[(R\d+)\]", text)
-    # which of the two registers was loaded from the first array: its address uses parameter 0x168
+    # the register loaded from the first array: its address uses parameter 0x168
     address = re.search(r"IMAD\.WIDE(?:\.U32)? (R\d+), R\d+(?:\.reuse)?, R\d+(?:\.reuse)?, c\[0x0\]\[0x168\]", text)
     assert address
     from_a = next(reg for reg, at in source if at == address.group(1))

@@ -35,7 +35,7 @@ MEMBER = LANES % 4 + LANES // 16 * 4
 
 
 def spread(operand: Array, by_members: bool) -> Array:
-    """Four halves per lane of an operand [quad pair][8 rows of A or columns of B][4], as the PTX manual lays it out."""
+    """Four halves per lane of an operand [quad pair][8 rows of A or columns of B][4], as in the PTX manual."""
     if by_members:
         return operand[QUAD_PAIR, MEMBER]
     rows = MEMBER[:, None] // 4 * 4 + np.arange(4)
@@ -50,7 +50,7 @@ def accumulator_places() -> tuple[Array, Array, Array]:
 
 
 def multiply(nvrtc: Compiler, a: Array, b: Array, c: Array, layouts: tuple[str, str] = ("row", "col")) -> Array:
-    """[quad pair][8][8] as the machine code computes it."""
+    """[quad pair][8][8] by the machine code."""
     cubin = nvrtc(SOURCE.replace("%A", layouts[0]).replace("%B", layouts[1]))
     places = accumulator_places()
     lanes = np.zeros((32, 8), np.float32)
@@ -69,7 +69,7 @@ def model(a: Array, b: Array, c: Array) -> Array:
 
 
 def random_operands(seed: int, orders: int) -> tuple[Array, Array, Array]:
-    """Values of either sign whose magnitudes span so many binary orders."""
+    """Values of either sign whose magnitudes span this many binary orders."""
     rng = np.random.default_rng(seed)
 
     def values(*shape: int) -> Array:
@@ -94,7 +94,7 @@ def test_rounding(nvrtc: Compiler, orders: int) -> None:
 
 
 def test_addend_decides(nvrtc: Compiler) -> None:
-    """Products below the last bit of a large addend are cut off one by one, whatever their sum."""
+    """Products below the last bit of a large addend are truncated one by one, whatever their sum."""
     a, b = np.full((4, 8, 4), 0.75, np.float16), np.ones((4, 8, 4), np.float16)
     c = np.full((4, 8, 8), 2.0**23, np.float32)
     assert np.array_equal(multiply(nvrtc, a, b, c), c)

@@ -34,7 +34,7 @@ extern "C" __global__ void multiply(float* d, const unsigned* a, const unsigned*
 
 @dataclass(frozen=True)
 class Form:
-    """One instruction. `pieces`: how many times four lanes, with a register each, cover the depth."""
+    """One instruction. `pieces`: how many times four lanes, with one register each, cover the depth."""
 
     mnemonic: str
     kind: str
@@ -58,14 +58,14 @@ class Form:
         return out.replace("B_LIST", ",".join(f"%{8 + i}" for i in range(self.pieces)))
 
     def representable(self, values: Array) -> Array:
-        """The factors nearest below, as float32."""
+        """The nearest factors below, as float32."""
         if self.kind == "f16":
             return values.astype(np.float16).astype(np.float32)
         cut = 0xFFFF0000 if self.kind == "bf16" else 0xFFFFE000
         return (values.astype(np.float32).view(np.uint32) & np.uint32(cut)).view(np.float32)
 
     def words(self, values: Array) -> Array:
-        """Rows of factors as 32-bit registers."""
+        """Rows of factors packed into 32-bit registers."""
         if self.kind == "f16":
             return np.ascontiguousarray(values.astype(np.float16)).view(np.uint32)
         bits = np.ascontiguousarray(values.astype(np.float32)).view(np.uint32)
@@ -106,7 +106,7 @@ every_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.mnemon
 
 
 def random_operands(form: Form, seed: int, orders: int) -> tuple[Array, Array, Array]:
-    """Values of either sign whose magnitudes span so many binary orders."""
+    """Values of either sign whose magnitudes span this many binary orders."""
     rng = np.random.default_rng(seed)
 
     def values(*shape: int) -> Array:
@@ -150,7 +150,7 @@ def test_tf32_ignores_the_lower_bits(nvrtc: Compiler) -> None:
 
 
 def test_conversions_to_factors(nvrtc: Compiler) -> None:
-    """Floats to pairs of halves or bfloats, to the nearest or toward zero, and halves back."""
+    """Floats to pairs of float16 or bfloat16, to nearest or toward zero, and float16 back."""
     source = """extern "C" __global__ void k(unsigned* o, float* back, const float* a, const float* b) {
       const unsigned t = threadIdx.x;
       unsigned r[3];

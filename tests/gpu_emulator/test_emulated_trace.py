@@ -1,4 +1,4 @@
-"""Traces for a simulator: read back as Accel-Sim reads them, and compared with what the kernel did."""
+"""Traces for a simulator: parsed as Accel-Sim does, and compared with the kernel's execution."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Trace:
     header: dict[str, str]
     blocks: list[tuple[int, ...]] = field(default_factory=list)
     warps: list[list[list[Line]]] = field(default_factory=list)
-    """Of each block, of each warp."""
+    """By block, by warp."""
 
 
 def lanes(mask: int) -> list[int]:
@@ -66,7 +66,7 @@ def lanes(mask: int) -> list[int]:
 
 
 def read_line(text: str) -> Line:
-    """One instruction, by the rules of Accel-Sim's parser; nothing may be left over."""
+    """One instruction by the rules of Accel-Sim's parser, without a remainder."""
     words = text.split()[::-1]
     int(words.pop(), 16)
     mask = int(words.pop(), 16)
@@ -90,7 +90,7 @@ def read_line(text: str) -> Line:
             for lane in others:
                 at += int(words.pop())
                 where[lane] = at
-            assert words.pop() == "0"  # the parser takes one more than there are differences
+            assert words.pop() == "0"  # the parser expects one more than the number of differences
         access = Access(width, where)
     assert words == ["0"], text  # the immediate
     return Line(mask, written, opcode, read, access)
@@ -121,7 +121,7 @@ def count(warp: list[Line], prefix: str) -> int:
 
 
 def check_exits(trace: Trace, threads: int) -> None:
-    """Every thread of every block leaves exactly once: the simulator waits for it."""
+    """Every thread of every block exits exactly once: the simulator waits for it."""
     for block in trace.warps:
         left = 0
         for warp in block:
@@ -185,7 +185,7 @@ def test_long_blocks_are_cut_at_a_common_barrier(nvrtc: Compiler, tmp_path: Path
     args = [out, x, gpu_emulator.i32(tiles)]
     device = gpu_emulator.Device()
     report = device.run(nvrtc(PERSISTENT), "persistent", 4, 96, args, trace=tmp_path, trace_limit=limit)
-    assert (out.reshape(tiles, 96)[:, :40] == 2).all()  # the kernel itself ran to its end
+    assert (out.reshape(tiles, 96)[:, :40] == 2).all()  # the kernel itself ran to completion
     trace = read_trace(tmp_path / "kernel-1.traceg")
     assert len(trace.blocks) == 4
     check_exits(trace, 96)
@@ -206,7 +206,7 @@ def test_blocks_without_barriers_are_cut_where_the_limit_is(nvrtc: Compiler, tmp
     trace = read_trace(tmp_path / "kernel-1.traceg")
     check_exits(trace, 64)
     assert [len(warp) for warp in trace.warps[0]] == [301, 301]
-    assert trace.warps[0][1][-1].mask == 2**18 - 1  # the others had left before
+    assert trace.warps[0][1][-1].mask == 2**18 - 1  # the others had exited before
 
 
 def test_a_short_block_is_not_cut(nvrtc: Compiler, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What sm_80 has beside the lanes: uniform registers and predicates, votes and reductions of the warp."""
+"""Uniform registers and predicates, votes and warp reductions of sm_80."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_reductions(nvrtc: Compiler, function: str, reference: Callable[[Array],
 
 
 def test_a_vote_of_part_of_a_warp(nvrtc: Compiler) -> None:
-    """Lanes that add to one counter elect one of them, among those that are in the branch."""
+    """Lanes that add to one counter elect a leader among the active lanes of the branch."""
     source = """extern "C" __global__ void k(int* o, const int* a) { if (a[threadIdx.x] > 7) atomicAdd(o, 1); }"""
     values, total = np.arange(32, dtype=np.int32) % 12, np.zeros(1, np.int32)
     report = gpu_emulator.run(nvrtc(source, "sm_80"), "k", 1, 32, [total, values])
@@ -70,7 +70,7 @@ def test_a_vote_of_part_of_a_warp(nvrtc: Compiler) -> None:
 
 
 def test_constants_that_are_moved_as_halves(nvrtc: Compiler) -> None:
-    """HFMA2.MMA with immediates is how constants reach registers past the busy pipes."""
+    """HFMA2.MMA with immediates loads constants without the busy pipes."""
     constants = [0x3F800000, 0x00000001, 0x80000001, 0x40490FDB, 0xFFFF0000, 0x12345678]
     body = "".join(f"if (a[t + {i}] > {i}) r ^= a[t] & {c:#x}; " for i, c in enumerate(constants))
     got, values, _ = run(nvrtc, body + "r += n * b;", 3)

@@ -1,4 +1,4 @@
-"""Three axes as pictures of stacked sheets: what lies where, and that any volume comes out right."""
+"""3-D problems as 2-D problems of stacked slices: the layout of the stack, and correct results for any volume."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def found(problem: Problem, side: Side, room: int = AMPLE) -> Stack:
 
 
 def by_torch(problem: Problem) -> Run:
-    """Stands in for the kernels of a problem of pictures."""
+    """Replaces the kernels of a 2-D problem."""
 
     def run(tensors: MutableMapping[str, Tensor]) -> None:
         w = tensors["dw" if problem.kind is Pass.WGRAD else "w"]
@@ -67,7 +67,7 @@ def by_torch(problem: Problem) -> Run:
 @given(volumes(), st.sampled_from(tuple(Pass)), st.sampled_from(SIDES), st.sampled_from([AMPLE, 3000, 800]))
 @settings(max_examples=300, deadline=None)
 def test_any_volume(problem: Problem, kind: Pass, side: Side, room: int) -> None:
-    """Whatever the memory is that a stack may take."""
+    """For any memory limit of a stack."""
     answer = stack(problem.for_pass(kind), side, room)
     assume(isinstance(answer, Stack))
     assert isinstance(answer, Stack)
@@ -75,11 +75,11 @@ def test_any_volume(problem: Problem, kind: Pass, side: Side, room: int) -> None
     check(answer.problem, lambda _: stacked(answer, {picture: by_torch(picture) for picture in pictures_of(answer)}))
 
 
-# ---- what lies where
+# ---- layout of the stack
 
 
 def test_neighbouring_pictures_share_their_sheets() -> None:
-    """Of three taps with a stride of one, each sheet of the input is copied once, and none of the padding is."""
+    """With three taps of stride one each input slice is copied once, and no padding is."""
     problem = Problem.make(Pass.FPROP, (4, 3, 8, 9, 9), (16, 3, 3, 5, 5), padding=(1, 1, 0, 0, 0, 0))
     (block,) = found(problem, "x").blocks
     assert (len(block.images), block.slots) == (4, 10)
@@ -97,7 +97,7 @@ def test_dilated_pictures_share_nothing() -> None:
 
 
 def test_sheets_of_the_input_with_one_rest_have_the_same_taps() -> None:
-    """Even ones are met by the middle tap, odd ones by the first and the last; outputs run against the taps."""
+    """Even outputs overlap the middle tap, odd ones the first and last; outputs run against the taps."""
     problem = Problem.make(Pass.DGRAD, (1, 4, 9, 8, 8), (6, 4, 3, 3, 3), stride=(2, 2, 2), padding=(1,) * 6)
     assert [phase.taps for phase in found(problem, "y").phases] == [(2, 0), (1,)]
 
@@ -115,7 +115,7 @@ def test_the_axis_with_the_fewest_taps_of_several_is_cut_across() -> None:
 
 
 def test_a_stack_keeps_to_its_memory() -> None:
-    """Images at a time; then parts of an image, of about the same size; then it is refused."""
+    """In blocks of images; then in parts of an image, of about equal size; then refused."""
     problem = Problem.make(Pass.FPROP, (4, 2, 8, 16, 16), (16, 2, 3, 3, 3))
     image = 8 * 2 * 16 * 16 * 4
     assert [len(block.images) for block in found(problem, "x", 2 * image).blocks] == [2, 2]
@@ -141,12 +141,12 @@ def test_what_cannot_be_stacked(problem: Problem, why: str) -> None:
     assert why in answer
 
 
-# ---- who runs it
+# ---- which lowering runs
 
 
 @pytest.mark.parametrize("kind", [Pass.FPROP, Pass.DGRAD])
 def test_few_channels_are_stacked_on_a_gpu(kind: Pass) -> None:
-    """And the plan says so, and why nothing else runs."""
+    """The plan says so, and why no other lowering runs."""
     problem = Problem.make(kind, (16, 3, 64, 64, 64), (64, 3, 3, 3, 3))
     plan = plan_volume(problem, DEVICES["v100"])
     assert plan.choice == NAMES["x"]
@@ -167,7 +167,7 @@ def test_a_way_can_be_preferred(name: str) -> None:
 
 
 def test_a_measured_way_runs() -> None:
-    """Whatever the model thinks; and all three are there to be measured."""
+    """Against the cost model; all three lowerings can be timed."""
     run_in_virtual_gpu(_a_measured_way_runs)
 
 
@@ -186,7 +186,7 @@ def _a_measured_way_runs() -> None:
 
 
 def test_a_stack_has_to_be_ahead() -> None:
-    """The sum needs no memory, so what the model can hardly tell apart is summed."""
+    """The sum needs no memory, so it runs unless a stack is clearly ahead."""
     problem = Problem.make(Pass.FPROP, (8, 48, 50, 50, 50), (48, 48, 3, 3, 3))
     device = DEVICES["v100"]
     summed, stack_of_inputs = (
@@ -197,7 +197,7 @@ def test_a_stack_has_to_be_ahead() -> None:
 
 
 def test_the_gradient_of_a_plain_sum_is_not_copied() -> None:
-    """It is one number, and the error model has to know that."""
+    """An expanded gradient is one number, which the error model must know."""
     problem = Problem.make(Pass.DGRAD, (2, 64, 8, 32, 32), (4, 64, 3, 3, 3), y_strides=(0, 0, 0, 0, 0))
     rejected = {c.name: c.rejected for c in plan_volume(problem, DEVICES["v100"]).candidates}
     assert "elements repeat in memory" in (rejected[NAMES["y"]] or "")
@@ -247,7 +247,7 @@ def _what_is_chosen_runs(problem: Problem) -> None:
 @nightly
 @pytest.mark.parametrize("kind", list(Pass), ids=str)
 def test_any_volume_as_machine_code(kind: Pass) -> None:
-    """Whichever can be stacked, on both sides."""
+    """Every side that can be stacked."""
     run_in_virtual_gpu(_any_volume_as_machine_code, kind, timeout=3600)
 
 

@@ -1,4 +1,4 @@
-"""Three axes as sums of pictures: what is cut, what engines and GPUs make of it, and who runs it."""
+"""3-D problems as sums of 2-D problems: the cut, plans of CPU engines and GPUs, and the choice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PASSES = tuple(Pass)
 
 @given(volumes(), st.sampled_from(PASSES))
 def test_every_tap_meets_every_output_once(problem: Problem, kind: Pass) -> None:
-    """And what is first in its place is written before anything is added to it."""
+    """The first problem of each output place writes, the others add."""
     problem = problem.for_pass(kind)
     found = cut(problem)
     along = Axis.of(problem, problem.in_size, problem.kernel, found.axis)
@@ -52,15 +52,15 @@ def test_every_tap_meets_every_output_once(problem: Problem, kind: Pass) -> None
 @given(volumes(), st.sampled_from(PASSES))
 @settings(max_examples=120)
 def test_any_volume_on_the_cpu(problem: Problem, kind: Pass) -> None:
-    """By the engines' own kernels, whether or not the planner would let them."""
+    """By polyconv's engines, even if the planner would not choose them."""
     check(problem.for_pass(kind), lambda problem: CpuBackend().trial(problem, SHEETS))
 
 
-# ---- who runs it
+# ---- which lowering runs
 
 
 def test_a_width_that_is_cut_across_is_dear() -> None:
-    """No two elements of such a picture lie side by side; in channels_last those of a pixel do."""
+    """In such a 2-D problem no two elements are adjacent in memory; in channels_last those of a pixel are."""
     flat = Problem.make("fprop", (1, 3, 64, 64, 10), (64, 3, 3, 3, 1))
     (sheets,) = {one.problem for one in cut(flat).sheets}
     assert scattered_bytes(sheets, 64) == 40 * 10 * (3 * 64 * 64 + 64 * 62 * 62)
@@ -78,7 +78,7 @@ def test_a_kernel_of_one_tap_across_an_axis_needs_no_sums() -> None:
 
 
 def test_padding_costs_nothing() -> None:
-    """Of three taps over a depth of four, two outputs miss one tap each."""
+    """Of three taps over a depth of four, two outputs lack one tap each."""
     problem = Problem.make(Pass.FPROP, (1, 8, 4, 9, 9), (8, 8, 3, 3, 3), padding=(1, 1, 1, 1, 1, 1))
     found = cut(problem)
     assert sorted(sheets.problem.batch for sheets in found.sheets) == [3, 3, 4]
@@ -177,7 +177,7 @@ def test_as_machine_code(name: str, kind: Pass) -> None:
 @nightly
 @pytest.mark.parametrize("kind", PASSES, ids=str)
 def test_any_volume_as_machine_code(kind: Pass) -> None:
-    """At least 200 geometries for each pass."""
+    """At least 200 geometries per pass."""
     run_in_virtual_gpu(_any_volume_as_machine_code, kind, timeout=3600)
 
 

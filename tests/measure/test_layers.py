@@ -1,4 +1,4 @@
-"""The layers of a hundred networks: what the file has, samples of it, and their classes."""
+"""The layers of a hundred networks: the file's contents, samples, and classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The named workloads: what their names find, and the problems that they ask for."""
+"""Named workloads: name lookup, and their problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that are compiled ahead of time: which, into what, and that a machine without a compiler runs on them."""
+"""Kernels compiled ahead of time: selection, bundles, and running from one on a machine without a compiler."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def bundle(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_compiler(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that has none, after the bundle was made: nobody may run it, ask its version, or import it."""
+    """A machine without a compiler: after bundling it cannot be run, queried or imported."""
 
     def poisoned(*_: object) -> None:
         raise AssertionError("the compiler was asked")
@@ -227,7 +227,7 @@ def test_two_that_write_at_once_both_get_their_part_in(tmp_path: Path) -> None:
 
 
 def test_an_entry_is_added_by_one_process_at_a_time(bundle: Path, tmp_path: Path) -> None:
-    """Two that put the same folder in its place would be one too many."""
+    """Two processes must not both put the folder in place."""
     other = KernelCache(tmp_path / "other", include_dirs=[KERNELS], compiler=lambda *_: b"other machine code")
     writer = BundleWriter(bundle, other)
     done = threading.Event()
@@ -253,7 +253,7 @@ def test_nothing_is_written_into_a_folder_that_is_something_else(tmp_path: Path)
         BundleWriter(tmp_path, KernelCache(tmp_path / "machine"))
 
 
-# ---- the command, and a machine without a compiler
+# ---- the command, then a machine without a compiler
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What a dry run finds is what a real step asks for, and nothing is touched by it."""
+"""A dry run finds the problems of a real step, and touches nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 class Varied(nn.Module):
-    """Groups, strides, a bias, an activation with and without a derivative of its own, a residual, dropout."""
+    """Groups, strides, a bias, activations with and without their own derivative, a residual, dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,13 +38,13 @@ class Varied(nn.Module):
 
 
 def _far(model: Varied) -> Varied:
-    """Geometry that is computed with what meets no pixel left out."""
+    """Extreme geometry, reduced before it is planned."""
     model.second = polyconv.Conv2d(8, 8, 3, dilation=5000, padding=5000)
     return model
 
 
 def _half_frozen(model: Varied) -> Varied:
-    """Of the first layer no gradient is wanted."""
+    """The first layer needs no input gradient."""
     model.first.requires_grad_(False)
     return model
 
@@ -59,7 +59,7 @@ def _channels_last(model: Varied) -> Varied:
 
 
 def really_asked(model: nn.Module, inputs: tuple[Any, ...], *, backward: bool) -> set[PrepareRequest]:
-    """What a copy of the model asks for when it runs."""
+    """Problems of a copy of the model when it runs."""
     found: list[Ran] = []
     frozen = is_frozen(next(m for m in model.modules() if isinstance(m, nn.Conv2d)))
     model = deepcopy(model)

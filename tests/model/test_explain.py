@@ -1,4 +1,4 @@
-"""explain: names every convolution of a call, runs none."""
+"""explain: reports every convolution of a call without running it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_model_names_its_modules_and_what_is_not_ours() -> None:
 
 
 def test_nothing_is_computed() -> None:
-    """An input of 70 TB would not fit anywhere."""
+    """An input of 70 TB fits no memory."""
     explanation = polyconv.explain(polyconv.Conv2d(1024, 1024, 3), (1024, 1024, 4096, 4096))
     assert explanation.convolutions[0].passes[0].problem.batch == 1024
 
@@ -178,6 +178,6 @@ polyconv.explain(polyconv.Conv2d(3, 8, 3), (2, 3, 16, 16))
 
 
 def test_ctrl_c_in_a_first_explanation_leaves_torch_whole() -> None:
-    """What torch imports for fake tensors is imported by a thread, which no signal interrupts."""
+    """torch's imports for fake tensors happen in a thread that no signal interrupts."""
     ran = subprocess.run([sys.executable, "-c", IMPORTS_OF_TORCH], capture_output=True, text=True, check=True)
     assert ran.stdout == "False\n"

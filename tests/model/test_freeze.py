@@ -1,4 +1,4 @@
-"""``polyconv.freeze``: what it promises, what it spares, and where it ends. Without it, no result is ever stale."""
+"""``polyconv.freeze``: its promise, its savings and its limits. Without it, no result is ever stale."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ from polyconv.tuning_key import problem_key
 native_only = pytest.mark.skipif(not native.is_available(), reason="PyTorch's kernels keep no weights")
 
 KEPT, ANEW = 128, 10
-"""Sizes of an image with which a 3x3 kernel of 16 channels is kept and read at each call; or transformed at each call
-unless it is frozen."""
+"""Image sizes at which a 3x3 kernel of 16 channels is cached and read at each call; or not cached unless frozen."""
 
 
 def conv_and_input(size: int) -> tuple[polyconv.Conv2d, Tensor]:
@@ -75,13 +74,13 @@ COUNTED: dict[str, Callable[[polyconv.Conv2d], object]] = {
     "other memory": lambda c: setattr(c.weight, "data", torch.randn(16, 16, 3, 3)),
     "channels_last": lambda c: c.to(memory_format=torch.channels_last),
 }
-"""Changes that the version counter or the address tells."""
+"""Changes visible in the version counter or the address."""
 
 UNSEEN: dict[str, Callable[[polyconv.Conv2d], object]] = {
     ".data": lambda c: c.weight.data.mul_(-2),
     "a NumPy view": lambda c: np.negative(c.weight.detach().numpy(), out=c.weight.detach().numpy()),
     "its storage": _through_storage,
-    "SGD, fused": lambda c: _step(c, torch.optim.SGD, fused=True),  # which forgets the counter, in torch 2.13
+    "SGD, fused": lambda c: _step(c, torch.optim.SGD, fused=True),  # resets the counter, in torch 2.13
     "Adam, fused": lambda c: _step(c, torch.optim.Adam, fused=True),
     "DLPack": lambda c: torch.from_dlpack(c.weight.detach()).mul_(-2),
 }
@@ -101,7 +100,7 @@ def test_never_stale_outside_a_frozen_model(change: Callable[[polyconv.Conv2d], 
 
 @pytest.mark.parametrize("size", [KEPT, ANEW])
 def test_never_stale_on_a_memory_map(size: int, tmp_path: Path) -> None:
-    """Somebody else writes to the file."""
+    """Another program writes to the file."""
     numbers = np.random.default_rng(0).standard_normal((16, 16, 3, 3), dtype=np.float32)
     numbers.tofile(tmp_path / "w")
     conv, x = conv_and_input(size)
@@ -138,14 +137,14 @@ def test_frozen_weights_are_kept_and_not_read(size: int) -> None:
         before = conv(x)
         assert is_kept(conv)
         conv.weight.data.mul_(2)
-        assert torch.equal(conv(x), before)  # the promise was not kept
+        assert torch.equal(conv(x), before)  # the freeze was violated
         assert int(polyconv.unfreeze(conv)) == 1
         assert is_right(conv, x)
 
 
 @pytest.mark.parametrize("size", [KEPT, ANEW])
 def test_a_new_promise_is_about_the_weights_of_then(size: int) -> None:
-    """What was written between two promises broke neither."""
+    """Writes between two freezes violate neither."""
     conv, x = conv_and_input(size)
     polyconv.freeze(conv)
     with torch.no_grad():
@@ -160,7 +159,7 @@ def test_a_new_promise_is_about_the_weights_of_then(size: int) -> None:
 @pytest.mark.parametrize("size", [KEPT, ANEW])
 @pytest.mark.parametrize("move", MOVES)
 def test_other_memory_at_the_same_address_is_seen(move: Callable[[Tensor], None], size: int) -> None:
-    """With the version that the weight had, too: nothing but the memory itself tells."""
+    """Even with the weight's old version: only the memory itself differs."""
     conv, x = conv_and_input(size)
     polyconv.freeze(conv)
     places, wrong = [], 0
@@ -180,7 +179,7 @@ def test_other_memory_at_the_same_address_is_seen(move: Callable[[Tensor], None]
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("raced", [False, True])
 def test_tensors_may_be_swapped(size: int, frozen: bool, raced: bool) -> None:
-    """As ``module.to()`` does where it was asked to: ``torch.__future__.set_swap_module_params_on_conversion``."""
+    """As ``module.to()`` does with ``torch.__future__.set_swap_module_params_on_conversion``."""
     conv, x = conv_and_input(size)
     other = Parameter(torch.randn_like(conv.weight))
     if frozen:
@@ -190,7 +189,7 @@ def test_tensors_may_be_swapped(size: int, frozen: bool, raced: bool) -> None:
             assert is_right(conv, x)
             torch.utils.swap_tensors(conv.weight, other)
             assert is_right(conv, x)
-            assert not is_frozen(conv)  # the promise was about what is elsewhere now
+            assert not is_frozen(conv)  # the freeze covers the tensor that was swapped away
             conv.weight.data.mul_(-2)
             assert is_right(conv, x)
             if frozen:

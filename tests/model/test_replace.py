@@ -1,4 +1,4 @@
-"""replace and restore: the same objects with another class, and an honest count."""
+"""replace and restore: the same objects with another class, and a correct count."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_lazy_modules_turn_into_ours_at_their_first_input() -> None:
 
 
 def test_parametrisations_are_kept() -> None:
-    """The class that parametrize makes for a module gets another base; taking the parametrisation off finds it."""
+    """The class that parametrize generates gets another base, and removing the parametrisation still works."""
     net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3)))
     x, state = torch.randn(1, 3, 6, 6), net.state_dict()
     y = net(x)
@@ -145,7 +145,7 @@ def test_four_sides_cannot_be_restored() -> None:
     ("name", "shape"), [("Conv2d", (2, 3, 9, 9)), ("Conv3d", (2, 3, 9, 9, 9)), ("ConvTranspose2d", (2, 3, 9, 9))]
 )
 def test_a_call_that_has_begun_survives_restore(name: str, shape: tuple[int, ...]) -> None:
-    """Another thread restores the module after the call has entered polyconv's method."""
+    """Another thread restores the module after a call has entered polyconv's method."""
     module = getattr(polyconv, name)(3, 4, 3)
     x, ours = torch.randn(shape), type(module)
     expected = module(x)

@@ -1,4 +1,4 @@
-"""``polyconv.warmup``: after it a first step plans, compiles and loads nothing; it says what it made."""
+"""``polyconv.warmup``: afterwards a first step plans, compiles and loads nothing; its report."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _warm_and_step(folder: Path) -> str:
 
 
 def test_kernels_are_compiled_side_by_side(tmp_path: Path) -> None:
-    """All of a model in one pool. No problem has so many kernels as wait for each other here."""
+    """One pool for the whole model: no single problem has as many kernels as wait for each other here."""
     run_in_virtual_gpu(_side_by_side, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""The error model against float32: never below what happens, and close to it on ordinary data.
+"""The error model against float32: never below the observed error, and close to it on ordinary data.
 
 ``pytest tests/numerics/test_error_model.py --hypothesis-profile=wide`` tries thousands of problems instead of dozens.
 """
@@ -55,7 +55,7 @@ DESIGN: dict[str, tuple[Scheme2d | None, tuple[int, int]]] = {
     "3x3 F(6,3)": (square(cut(6, 3)), (3, 3)),
     "3x3 direct": (None, (3, 3)),
 }
-"""The algorithms of the table in the design, and of docs/accuracy.md."""
+"""The algorithms in the table of the design and in docs/accuracy.md."""
 
 
 def exact_forward(x: Array, w: Array) -> Array:
@@ -70,7 +70,7 @@ def exact_weight_gradient(x: Array, dy: Array) -> Array:
 
 
 def ordinary(channels: int, filters: int, size: int, kernel: tuple[int, int], seed: int = 0) -> tuple[Array, Array]:
-    """Normal input and weights as ``nn.Conv2d`` initialises them, whose output has the scale 3 ** -0.5."""
+    """Normal input and weights as ``nn.Conv2d`` initialises them; the output's scale is 3 ** -0.5."""
     g = np.random.default_rng(seed)
     x = g.standard_normal((channels, size + kernel[0] - 1, size + kernel[1] - 1)).astype(np.float32)
     bound = (channels * kernel[0] * kernel[1]) ** -0.5
@@ -113,7 +113,7 @@ def test_the_design_table(name: str) -> None:
 @pytest.mark.parametrize("channels", [3, 24, 96])
 @pytest.mark.parametrize("name", [name for name in DESIGN if "direct" not in name])
 def test_the_rms_is_predicted_within_a_fifth(name: str, channels: int, block: int | None) -> None:
-    """Before any margin: the analysis itself is right, for transforms (few channels) and for sums (many)."""
+    """Before any margin, the analysis itself is right, for transforms (few channels) and sums (many)."""
     scheme, kernel = DESIGN[name]
     assert scheme is not None
     x, w = ordinary(channels, 4, 48, kernel)
@@ -143,7 +143,7 @@ def test_the_rms_of_the_weight_gradient(scheme: Scheme2d) -> None:
 
 
 def workload_layers() -> list[tuple[int, tuple[int, int]]]:
-    """(channels that are summed, kernel) of every layer for which a fast form may apply, forward and input gradient."""
+    """(summed channels, kernel) of every layer with a possible fast form, forward and input gradient."""
     found = set()
     for load in find("all"):
         if load.kernel != (1, 1) and load.stride == (1, 1):
@@ -160,7 +160,7 @@ def fastest(channels: int, kernel: tuple[int, int], block: int) -> Scheme2d | No
 
 @pytest.mark.parametrize(("channels", "kernel"), workload_layers(), ids=str)
 def test_the_workloads(channels: int, kernel: tuple[int, int]) -> None:
-    """Each with the fastest scheme that the default tolerance allows: observed within the prediction, and near it."""
+    """Each with the fastest scheme at the default tolerance: the observed error is just below the prediction."""
     block = 32
     scheme = fastest(channels, kernel, block)
     x, w = ordinary(channels, 4 if channels < 16 else 2, min(256, max(24, 4096 // channels)), kernel)
@@ -175,7 +175,7 @@ def test_the_workloads(channels: int, kernel: tuple[int, int]) -> None:
 
 @dataclass(frozen=True)
 class Trial:
-    """One random problem: what was observed, and what was promised."""
+    """One random problem: observed error and bound."""
 
     about: str
     observed: float
@@ -256,7 +256,7 @@ def test_nothing_is_above_the_bound(seed: int, which: Which) -> None:
     assert found.observed <= found.bound, found
 
 
-# --------------------------------------------------------------------------------------------- how it depends on things
+# --------------------------------------------------------------------------------------------- monotonicity
 
 
 def test_magnitudes_scale_out() -> None:
@@ -307,7 +307,7 @@ def test_data_of_zeros_has_no_error() -> None:
 def test_a_bound_needs_the_largest_magnitudes() -> None:
     with pytest.raises(ValueError, match="x_max and w_max"):
         error_bound(None, 9, magnitudes=Magnitudes(x_max=1.0))
-    # A sum that is long enough may lose every digit, in theory.
+    # A long enough sum may lose every digit, in theory.
     assert error_bound(None, 2**25, magnitudes=Magnitudes(x_max=1.0, w_max=1.0)) == inf
     assert error_bound(None, 2**25, blocks=(2**12,), magnitudes=Magnitudes(x_max=1.0, w_max=1.0)) < inf
 

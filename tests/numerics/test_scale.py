@@ -1,4 +1,4 @@
-"""The scale of every output map: of the maps one by one, as docs/accuracy.md defines it, in all passes."""
+"""The scale of every output map, one by one, as docs/accuracy.md defines it, in all passes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polyconv.problem import Pass, Problem
 
 X, W, GROUPS = (3, 8, 9, 11), (12, 2, 3, 5), 4
 C, K = 2, 3
-"""Channels per group: of the input and of the output."""
+"""Channels per group, of input and output."""
 
 
 def problem_of(kind: Pass) -> Problem:
@@ -21,7 +21,7 @@ def problem_of(kind: Pass) -> Problem:
 
 
 def tensors_of(problem: Problem) -> dict[str, Tensor]:
-    """Every channel and every image of its own magnitude."""
+    """Every channel and every image has its own magnitude."""
     torch.manual_seed(0)
     shapes = {"x": problem.x_shape, "w": problem.w_shape, "y": problem.y_shape, "residual": problem.y_shape}
     found = {name: torch.randn(shape) * 10 ** (4 * torch.rand(*shape[:2], 1, 1)) for name, shape in shapes.items()}
@@ -33,7 +33,7 @@ def mean_square(tensor: Tensor) -> float:
 
 
 def of_one_map(problem: Problem, tensors: dict[str, Tensor], place: tuple[int, int]) -> float:
-    """The definition, for the map of an image and a channel; in a weight gradient, of a filter and a channel."""
+    """The definition for the map of an image and a channel, or of a filter and a channel in a weight gradient."""
     x, w, dy, (first, second) = tensors["x"], tensors["w"], tensors["y"], place
     if problem.kind is Pass.FPROP:
         group = second // K
@@ -75,7 +75,7 @@ def test_a_map_of_zeros_has_to_be_exact() -> None:
     tensors["w"][5], tensors["x"][1, :C] = 0, 0
     exact, unit = reference.fprop(problem, tensors["x"], tensors["w"]), scale.scales(problem, tensors)["y"]
     zeros = (unit == 0)[:, :, 0, 0]
-    assert zeros.sum() == 3 + K  # of filter 5 in all images, of the first group in one
+    assert zeros.sum() == 3 + K  # filter 5 over all images; one image of the first group
     assert not exact[zeros].any()
     deviation = torch.zeros_like(exact)
     assert scale.largest(deviation, unit) == 0

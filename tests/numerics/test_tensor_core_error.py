@@ -1,4 +1,4 @@
-"""The error model of split products on tensor cores, against numpy that rounds as the hardware does."""
+"""The error model of split products on tensor cores, against numpy that rounds like the hardware."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ SCHEMES: dict[str, tuple[Scheme2d | None, tuple[int, int]]] = {
     "F(4,5) x F(4,5) nested": (Scheme2d(cut(4, 5), NESTED), (5, 9)),
 }
 FLUSHED = 4
-"""Channels whose products a tensor core adds before it begins anew."""
+"""Channels summed by a tensor core before the accumulator is flushed."""
 
 
 def one_hot(g: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """One pixel of each channel, and zeros."""
+    """One pixel of each channel, else zeros."""
     x = np.zeros(shape)
     flat = x.reshape(*shape[:-2], -1)
     place = g.integers(0, flat.shape[-1], (*shape[:-2], 1))
@@ -45,7 +45,7 @@ KINDS = uneven_data.KINDS | {"one-hot": one_hot}
 
 
 def in_blocks(scheme: Scheme2d | None, kernel: tuple[int, int], channels: int | None) -> int | None:
-    """What so many channels are called by a scheme: direct summation counts products."""
+    """The channel count in a scheme's terms: direct summation counts products."""
     return channels if scheme is not None or channels is None else channels * kernel[0] * kernel[1]
 
 
@@ -63,7 +63,7 @@ def forward(scheme: Scheme2d | None, x: Array, w: Array, block: int | None, prod
     [(VOLTA, -23, 4), (VOLTA, -24, 0), (AMPERE, -24, 2), (AMPERE, -25, 0), (HOPPER, -25, 1), (HOPPER, -26, 0)],
 )
 def test_what_lies_below_the_bits_that_are_kept_is_cut(core: TensorCore, exponent: int, ulps: int) -> None:
-    """One, and four times a power of two: all of them are there, or none."""
+    """1, and 4 times powers of two: all of them survive, or none."""
     four = [(np.array([2.0**exponent]), np.array([1.0]))] * 4
     assert block_sum(core, four, np.ones(1, np.float32))[0] == 1 + ulps * 2.0**-23
 
@@ -84,7 +84,7 @@ def test_a_split_operand_has_22_bits_and_more() -> None:
 @pytest.mark.parametrize("core", CORES.values(), ids=CORES)
 @pytest.mark.parametrize("name", SCHEMES)
 def test_the_rms_and_the_largest_error(name: str, core: TensorCore, shift: int) -> None:
-    """Of one long sum and of one that is flushed; the rms before any margin, where in a tile it is largest."""
+    """For one long sum and a flushed one: the rms before any margin, at the worst place of a tile."""
     scheme, kernel = SCHEMES[name]
     products = SplitProducts(core, shift=shift)
     x, w = ordinary(32, 2, 24, kernel)
@@ -102,7 +102,7 @@ def test_the_rms_and_the_largest_error(name: str, core: TensorCore, shift: int) 
 
 @pytest.mark.parametrize("name", [name for name in SCHEMES if name != "direct"])
 def test_flushed_sums_keep_the_error_of_float32(name: str) -> None:
-    """At most 1.5 times the error of float32 in the same scheme, on every generation."""
+    """At most 1.5 times the float32 error of the same scheme, on every generation."""
     scheme, kernel = SCHEMES[name]
     reduction = 32 * kernel[0] * kernel[1]
     plain = predicted_error(scheme, reduction)
@@ -145,7 +145,7 @@ def test_nothing_is_above_the_prediction(seed: int) -> None:
 
 
 def dot(products: SplitProducts, x: Array, w: Array, largest: float) -> Array:
-    """Sums over the first axis, of tensors in which other values, elsewhere, are as large as ``largest``."""
+    """Sums over the first axis of tensors that contain values as large as ``largest`` elsewhere."""
     sums = SplitSums(products, w, np.append(x.ravel(), np.float32(largest)))
     return sums.chain(list(zip(w, x, strict=True)), np.zeros(x.shape[1:], np.float32))
 
@@ -153,7 +153,7 @@ def dot(products: SplitProducts, x: Array, w: Array, largest: float) -> Array:
 @pytest.mark.parametrize("shift", [11, 0])
 @pytest.mark.parametrize("orders", [0, 8, 14, 20, 26, 32, 38, 60])
 def test_values_far_below_the_largest_lose_bits_as_predicted(orders: int, shift: int) -> None:
-    """An image of normal values beside one that is 2^orders as large."""
+    """An image of normal values next to one that is 2^orders as large."""
     g = np.random.default_rng(orders)
     x, w = g.standard_normal((2, 64, 4096)).astype(np.float32)
     products = SplitProducts(AMPERE, shift=shift)
@@ -161,12 +161,12 @@ def test_values_far_below_the_largest_lose_bits_as_predicted(orders: int, shift:
     observed = np.abs(dot(products, x, w, 2.0 ** (orders + 2)) - exact).max() / 8
     known = Magnitudes(x_max=5.0, w_max=5.0, x_tensor_max=2.0 ** (orders + 2))
     predicted = predicted_error(None, 64, magnitudes=known, arithmetic=products)
-    lost = orders > 50  # nothing is left of such an image: the prediction only has to say so
+    lost = orders > 50  # nothing of such an image survives: the prediction must say so
     assert predicted > 1e-2 if lost else predicted / 20 < observed < predicted
 
 
 def test_full_precision_spans_many_orders() -> None:
-    """Of the largest value: 29 with small parts that are scaled up, 17 without."""
+    """Binary orders below the largest value: 29 with scaled-up small parts, 17 without."""
     for shift, orders in ((11, 24), (0, 12)):
         products = SplitProducts(VOLTA, shift=shift)
         near, far = (predicted_error(None, 64, magnitudes=wide(n), arithmetic=products) for n in (0, orders))
@@ -178,11 +178,11 @@ def wide(orders: int) -> Magnitudes:
     return Magnitudes(x_tensor_max=2.0**orders, w_tensor_max=8.0)
 
 
-# ---- What a planner asks
+# ---- Queries of the planner
 
 
 def test_half_precision_tensors_have_one_part() -> None:
-    """Direct sums of FP16 tensors are as exact as their operands; transformed ones are rounded to it."""
+    """Direct sums of FP16 tensors are as exact as their operands; transformed ones are rounded to FP16."""
     one = predicted_error(None, 288, arithmetic=SplitProducts(AMPERE, parts=1))
     assert 1e-3 < one < 2e-2
     assert 4 < predicted_error(None, 288, arithmetic=SplitProducts(AMPERE, parts=1, bits=8)) / one < 12

@@ -1,4 +1,4 @@
-"""The error budget: where it is set, which setting comes before which, and that every pass hears of it."""
+"""The tolerance: where it is set, precedence, and that every pass follows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost model against what is counted, and what the choice follows from."""
+"""The cost model against counts, and what determines the choice."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from polyconv.tools.inspect.emulated_cost import count_plan
 
 BOUNDS = [(workload.id, kind) for workload in find("all12,models") for kind in Pass]
 SAMPLE = 8
-"""Bounds that are counted, unless it is night: that takes seconds each."""
+"""Bounds that are counted except nightly: seconds each."""
 
 
 def test_every_kernel_has_been_counted() -> None:
-    """A kernel with an epilogue counts as its twin without one, and what the epilogue adds."""
+    """A kernel with an epilogue counts as its twin without one, plus the epilogue's cost."""
     assert {kernel.twin or kernel.symbol for kernel in all_kernels()} == set(profiles())
 
 
@@ -67,7 +67,7 @@ def test_w1_stays_in_the_l2_of_an_rtx_4090() -> None:
 
 
 def test_tensor_cores_find_w3_in_the_l2_of_an_l40s() -> None:
-    """The split source never crosses the memory: what the product writes does, and the source, for its magnitudes."""
+    """The split source never reaches DRAM; the GEMM's output does, and the source, for its magnitudes."""
     device, problem = DEVICES["l40s"], find("W3")[0].problem(Pass.FPROP)
     plan = plan_cuda(problem, device)
     assert plan.workspace_bytes <= device.l2_slab_bytes
@@ -79,7 +79,7 @@ def test_tensor_cores_find_w3_in_the_l2_of_an_l40s() -> None:
 
 
 def test_large_slabs_are_memory_traffic() -> None:
-    """An L2 of 6 MiB keeps none of W1: everything is counted, as the emulator counts it."""
+    """An L2 of 6 MiB holds nothing of W1: all traffic is counted, as by the emulator."""
     plan = plan_cuda(find("W1")[0].problem(Pass.FPROP), V100)
     for launch in plan.launches:
         assert resource_us(launch, V100)["memory"] == launch.work.dram_bytes / (V100.dram_gbs * 1e3)
@@ -88,7 +88,7 @@ def test_large_slabs_are_memory_traffic() -> None:
 @pytest.mark.parametrize("name", ["W1", "resnet50-2b", "srcnn-9x9"])
 @pytest.mark.parametrize("device", DEVICES.values(), ids=list(DEVICES))
 def test_no_slab_is_dearer_than_the_largest(device: CudaDevice, name: str) -> None:
-    """What is cut smaller is weighed against what is not, and what was weighed is what is launched."""
+    """Smaller slabs compete with larger ones, and the estimated slabs are the launched ones."""
     problem = find(name)[0].problem(Pass.FPROP)
     ways: list[CudaCandidate] = [*winograd_nonfused.candidates(problem), *winograd_fp16x3_nonfused.candidates(problem)]
     for way in [way for way in ways if way.refusal(problem) is None]:

@@ -1,4 +1,4 @@
-"""No launch takes more of a device than it has: on known GPUs, for every workload and for random geometries."""
+"""No launch exceeds a device's limits: on known GPUs, for every workload and for random geometries."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ ALIKE: dict[int, str] = {}
 for name, one in DEVICES.items():
     ALIKE.setdefault(one.shared_per_block_optin, name)
 CHECKED = tuple(DEVICES) if NIGHTLY else tuple(ALIKE.values())
-"""One device of every size of shared memory, because the other limits never bind first; at night all."""
+"""One device per size of shared memory, because other limits never bind first; nightly all."""
 T4, V100 = DEVICES["t4"], DEVICES["v100"]
 
 
 def check(plan: Plan, device: CudaDevice) -> None:
-    """Static shared memory is at most 48 KiB, and registers what a block may have: the compiler sees to both."""
+    """Static shared memory (at most 48 KiB) and registers per block are ensured by the compiler."""
     for launch in plan.launches:
         threads = launch.block[0] * launch.block[1] * launch.block[2]
         assert launch.dynamic_shared <= device.shared_per_block_optin, f"{launch} on {device.name}"
@@ -59,7 +59,7 @@ def test_random_geometries(part: int) -> None:
 
 
 def random_geometries(random: Random, count: int) -> Iterator[Problem]:
-    """Forward passes that some kernel takes, of any size, with long taps and wide dilations among them."""
+    """Forward problems of any size that some kernel takes, including long kernels and wide dilations."""
     while count:
         groups = random.choice([1, 1, 1, 2, 3, 32])
         channels, outputs = random.choice([1, 3, 4, 8, 16, 64, 130]), random.choice([1, 2, 8, 32, 100, 256])
@@ -85,7 +85,7 @@ def random_geometries(random: Random, count: int) -> Iterator[Problem]:
 
 
 def test_a_t4_is_told_why_it_gets_other_kernels() -> None:
-    """ResNet-50's first 3x3: what a V100 runs on its FP32 units takes more than the 64 KiB of a T4."""
+    """ResNet-50's first 3x3: the V100's FP32 plan needs more than the 64 KiB of a T4."""
     fp32 = tuple(family for family in FAMILIES if family is not nonfused)
     for kind in (Pass.FPROP, Pass.WGRAD):
         problem = Problem.make(kind, (32, 64, 56, 56), (64, 64, 3, 3), padding=(1, 1, 1, 1))

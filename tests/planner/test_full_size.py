@@ -1,7 +1,7 @@
-"""Full-size launches on sparse memory: chosen blocks of W2 and of problems past 2^31 elements, against float64.
+"""Full-size launches on sparse memory: selected blocks of W2 and of problems past 2^31 elements, against float64.
 
-The tensors have many gigabytes of addresses and memory only where a test writes. A block's inputs are random
-around the pixels that it computes, and only those are compared.
+The tensors span many gigabytes of addresses, with memory only where a test writes. A block's inputs are random around
+its pixels, and only those are compared.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def test_corner_blocks_of_the_weight_gradient(problem: Problem) -> None:
         execute(first, tensors, blocks=[(x, 0, number) for x in range(first.grid[0])])
         got = partial[number].double()
         flat = expected.reshape(problem.out_channels, -1)
-        # Sums over thousands of pixels of order one: the tolerance is relative to the size of such a sum.
+        # Sums over thousands of pixels of order one: the tolerance is relative to their size.
         scale = max(1.0, len(covered) ** 0.5)
         assert (got[:, : flat.shape[1]] - flat).abs().max() <= 1e-4 * scale
         if problem.bias:

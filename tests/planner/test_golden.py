@@ -1,6 +1,6 @@
-"""Plans and machine code are those on record: every workload on every known device, every kernel.
+"""Plans and machine code equal the golden record: every workload on every known device, every kernel.
 
-Where a change is meant, ``python tests/golden/record.py`` writes the record anew, and the commit shows what changed.
+After an intended change ``python tests/golden/record.py`` writes the record again, and the commit shows the difference.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def test_cpu_plans_are_those_on_record(name: str) -> None:
     [pytest.param(arch, spec, id=f"{spec.symbol}-{arch}") for spec, arch in compiled() if arch in record.ARCHS],
 )
 def test_machine_code_is_that_on_record(spec: KernelSpec, arch: str) -> None:
-    """Compiles nothing that test_resources.py does not compile too: whichever comes first fills the cache."""
+    """Compiles only kernels of test_resources.py: whichever runs first fills the cache."""
     known = record.load(record.MACHINE_CODE)
     if not any(key.startswith(f"{compiler_id()}, ") for key in known):
         recorded = sorted({key.rpartition(", sm_")[0] for key in known})

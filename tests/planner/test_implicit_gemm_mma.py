@@ -32,7 +32,7 @@ RANDOM = 200 if NIGHTLY else 8
 
 
 def run(shape: Shape, kind: Pass, dtype: str, way: CudaCandidate | None = None) -> bool:
-    """Whether the way takes the problem; without one the planner chooses."""
+    """Whether the variant takes the problem; without one the planner chooses."""
     x, w, bias, dy = shape.tensors(getattr(torch, dtype))
     problem = shape.problem(kind, x, w, dy)
     if way is not None and way.refusal(problem) is not None:
@@ -42,7 +42,7 @@ def run(shape: Shape, kind: Pass, dtype: str, way: CudaCandidate | None = None) 
 
 
 def variants() -> Iterator[Any]:
-    """Of bfloat16, which a V100 multiplies as float32, one in every few; at night all."""
+    """A sample for bfloat16, which a V100 multiplies as float32; nightly all."""
     for dtype in HALF_DTYPES:
         for place, way in enumerate((*fprop_dgrad_mma.CANDIDATES[dtype], *wgrad_mma.CANDIDATES[dtype])):
             marks = [nightly] if dtype == "bfloat16" and place % 6 != 2 else []
@@ -83,7 +83,7 @@ def test_the_epilogue_rounds_once(layout: str) -> None:
 
 
 def test_an_error_is_that_of_one_rounding() -> None:
-    """Within 1.5 times that of the exact result, rounded; for a long sum, which tensor cores cut 576 times."""
+    """Within 1.5 times the error of the exact result rounded once; for a long sum, which tensor cores cut 576 times."""
     shape = Shape((1, 256, 7, 7), 16, (3, 3), padding=(1, 1, 1, 1), bias=False)
     x, w, _, dy = shape.tensors(torch.float16)
     problem, y = shape.problem(Pass.FPROP, x, w, dy), torch.full_like(dy, torch.nan)
@@ -95,7 +95,7 @@ def test_an_error_is_that_of_one_rounding() -> None:
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 def test_is_planned_for_every_device(device: Any) -> None:
-    """Its modelled cost is below that of float32 where there are tensor cores for it."""
+    """Its modelled cost is below that of float32 if there are tensor cores for it."""
     for dtype in HALF_DTYPES:
         problem = Problem.make(Pass.FPROP, (16, 64, 56, 56), (64, 64, 3, 3), padding=(1, 1, 1, 1), dtype=dtype)
         wide = Problem.make(Pass.FPROP, (16, 64, 56, 56), (64, 64, 3, 3), padding=(1, 1, 1, 1), tolerance=0.0)

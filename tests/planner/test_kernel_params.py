@@ -1,4 +1,4 @@
-"""Parameter structs: the division that kernels rely on, and that host and device mean the same by every byte."""
+"""Parameter structs: the fast division of kernels, and equal layouts on host and device."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_slots_point_at_the_pointer_fields() -> None:
     assert (slot.offset, slot.buffer, slot.byte_offset) == (32, "y", 16)
 
 
-# ---- what the compiler is told
+# ---- the compile-time assertions
 
 
 def test_every_struct_is_asserted_by_a_kernel() -> None:
@@ -65,7 +65,7 @@ def test_every_struct_is_asserted_by_a_kernel() -> None:
 
 
 def structs(base: type[kernel_params.Params]) -> Iterator[type[kernel_params.Params]]:
-    """All mirrors of the package."""
+    """All parameter structs of the package."""
     for struct in base.__subclasses__():
         if struct.__module__.startswith("polyconv."):
             yield struct
@@ -73,7 +73,7 @@ def structs(base: type[kernel_params.Params]) -> Iterator[type[kernel_params.Par
 
 
 def test_fields_that_changed_places_do_not_compile() -> None:
-    """Two numbers of the same size: the struct's size and every other field are as before."""
+    """Two fields of equal size are swapped: the struct's size and every other field stay."""
     fields = dict(SplitKReduceParams._fields_)  # type: ignore[arg-type]
     order = [{"slices": "columns", "columns": "slices"}.get(name, name) for name in fields]
     swapped = type(

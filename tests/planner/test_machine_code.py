@@ -48,14 +48,14 @@ def test_random(kind: Pass, part: int) -> None:
 
 
 def test_the_night_is_long_enough() -> None:
-    """At least 300 different geometries for each pass."""
+    """At least 300 different geometries per pass."""
     parts, each = AT_NIGHT
     drawn: set[Shape] = {param.values[0] for param in NAMED}  # type: ignore[misc]
     drawn |= geometries_of(shapes(), parts=parts, each=each)
     assert len(drawn) >= 300
 
 
-# ---- Every variant, whatever the planner would choose
+# ---- Every variant, regardless of cost
 
 
 GATHER_EXAMPLES = {
@@ -126,7 +126,7 @@ def _strip_variants() -> list[Any]:
 
 @pytest.mark.parametrize(("kind", "way"), _strip_variants())
 def test_every_strip_variant(kind: Pass, way: strip.StripCandidate | strip.StripWgradCandidate) -> None:
-    """Strips of several heights: one multiprocessor wants tall ones, eighty want short ones."""
+    """Strips of several heights: one multiprocessor gets tall ones, eighty get short ones."""
     layout, channels = ("channels_last", 34) if way.lanes == strip.CHANNELS else ("contiguous", 3)
     stride = (way.stride, way.stride)
     shape = Shape((2, channels, 21, 13), channels, way.taps, stride, (2, 1, 3, 0), groups=channels, layout=layout)
@@ -156,13 +156,13 @@ def test_every_pointwise_wgrad_variant(shape: Shape, tile: fprop_dgrad.GemmTile)
 @pytest.mark.parametrize("kind", PASSES, ids=str)
 @pytest.mark.parametrize("name", ["kb82", "kb83", "kb84", "kb85", "kb86"])
 def test_depthwise_workloads_are_bound_by_memory(name: str, kind: Pass) -> None:
-    """Counted at full size: DRAM binds, no other resource takes half its time, and L2 sees little more than it must."""
+    """Counted at full size: DRAM binds, no other resource takes half its time, and L2 traffic is near the minimum."""
     plan = plan_cuda(workloads.find(name)[0].problem(kind), V100)
     assert "strip" in plan.algorithm
     counted = count_plan(gpu_emulator, plan, {spec: cubin(spec) for spec in plan.kernels}, plan.kernels[0])[0]
     others = {resource: counted.ms(resource) for resource in counted.cycles if resource != "DRAM"}
     assert max(others.values()) < 0.5 * counted.ms("DRAM"), others
-    # 2048 bytes of L2 per clock: even if no block found its neighbour's rows there, memory would see so much.
+    # 2048 bytes of L2 per clock: the traffic even if no block found its neighbour's rows in L2.
     assert counted.cycles["L2"] * 2048 < 1.2 * plan.launches[0].work.dram_bytes
 
 
@@ -196,7 +196,7 @@ def test_same_input_same_bits(kind: Pass) -> None:
 
 @pytest.mark.parametrize("kind", PASSES, ids=str)
 def test_infinities_stay_where_they_belong(kind: Pass) -> None:
-    """Padding rows and ragged tiles multiply by zero; a value outside the sum must never reach it."""
+    """Padding rows and ragged tiles multiply by zero; a value outside a sum must never reach it."""
     shape = Shape((2, 5, 9, 9), 7, (3, 3), padding=(1, 1, 1, 1), bias=False)
     x, w, _, dy = shape.tensors()
     x[1] = torch.inf
@@ -219,7 +219,7 @@ def test_infinities_stay_where_they_belong(kind: Pass) -> None:
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 def test_infinities_stay_in_their_strips(layout: str) -> None:
-    """Depthwise: neither other channels nor other images see one, nor outputs and taps that do not reach it."""
+    """Depthwise: a NaN reaches no other channel or image, nor outputs and taps that do not read it."""
     shape = Shape((2, 5, 80, 9), 5, (3, 3), groups=5, bias=False, layout=layout)
     x, w, _, dy = shape.tensors()
     y, dx, dw = torch.empty_like(dy), torch.empty_like(x), torch.empty_like(w)

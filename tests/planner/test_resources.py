@@ -1,4 +1,4 @@
-"""Every kernel that a plan can name, compiled for every generation: no spilled registers, no warnings, one struct."""
+"""Every kernel of every plan, compiled for every generation: no spills, no warnings, one struct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans for the A100 as its own machine code, against float64 PyTorch: a sample of what runs at night."""
+"""Plans for the A100 as sm_80 machine code, against float64 PyTorch: a sample of the nightly set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Candidates are weighed by counts, and only the chosen one is packed: what was weighed is what would be launched."""
+"""Candidates are compared by counts, and only the chosen one is packed: its launches match the counts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CASES = {
 
 
 def weigh(problem: Problem, workspace: int) -> int:
-    """Compares every way that takes the problem with its launches; how many there are."""
+    """Compare every variant that takes the problem with its launches; returns their number."""
     found = 0
     for way in candidates(problem):
         if way.refusal(problem) is not None:

@@ -1,4 +1,4 @@
-"""The numbers and the text of a fast axis against the exact algebra."""
+"""Constants and source text of a fast axis against the exact algebra."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_text_says_what_it_is() -> None:
 
 
 def test_kernels_use_all_of_the_text() -> None:
-    """Each table and transform that is emitted, some kernel asks an axis for."""
+    """Every emitted table and transform is used by some kernel."""
     emitted = re.findall(r"static POLYCONV_INLINE (?:constexpr int|void) (\w+)", AXES[0].text())
     device = "".join(header.read_text() for header in kernels_dir().rglob("*.cuh"))
     assert emitted

@@ -1,6 +1,6 @@
-"""The tensor-core pipeline as machine code against float64 PyTorch: edges and random geometries.
+"""The fp16x3 pipeline as machine code against float64 PyTorch: edges and random geometries.
 
-By both matrix instructions: that of sm_70 as its machine code, and that of sm_80 as its own.
+With both matrix instructions: sm_70's and sm_80's, each as its own machine code.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def usable(problem: Problem, mma: MatrixInstruction) -> list[Fp16x3Candidate]:
 
 
 def run(shape: Shape, kind: Pass, mma: MatrixInstruction, choice: int, *, workspace: int = LARGE) -> bool:
-    """One pass by one of the ways that take it; False if there is none."""
+    """One pass by one of the variants that take it; False if there is none."""
     x, w, bias, dy = shape.tensors()
     problem = shape.problem(kind, x, w, dy)
     ways = usable(problem, mma)
@@ -69,14 +69,14 @@ def run(shape: Shape, kind: Pass, mma: MatrixInstruction, choice: int, *, worksp
 @pytest.mark.parametrize("name", NAMED)
 @by_both
 def test_named(mma: MatrixInstruction, name: str, kind: Pass) -> None:
-    """In slabs of one row group, and in one."""
+    """In slabs of one row group, and in a single slab."""
     number = list(NAMED).index(name)
     assert run(NAMED[name], kind, mma, number, workspace=1 if number % 2 else LARGE)
 
 
 @st.composite
 def geometries(draw: st.DrawFn) -> tuple[Shape, int, int]:
-    """A small convolution, which way to take, and the workspace."""
+    """A small convolution, a variant, and the workspace."""
     shape = draw(zero_bordered(st.sampled_from([8, 9, 14]), st.sampled_from([8, 17, 33])))
     return shape, draw(st.integers(0, 1000)), draw(st.sampled_from([1, 2**17, LARGE]))
 
@@ -93,7 +93,7 @@ def test_random(mma: MatrixInstruction, kind: Pass, part: int) -> None:
 
 
 def test_the_night_is_long_enough() -> None:
-    """At least 200 different geometries for each pass and instruction, none of which is refused."""
+    """At least 200 different geometries for each pass and instruction, none of them refused."""
     parts, each = AT_NIGHT
     assert len({shape for shape, _, _ in geometries_of(geometries(), parts=parts, each=each)}) >= 200
 
@@ -101,7 +101,7 @@ def test_the_night_is_long_enough() -> None:
 @pytest.mark.parametrize("w", nonfused.W_AXES, ids=str)
 @by_both
 def test_every_instance(mma: MatrixInstruction, w: ToomAxis) -> None:
-    """More written channels than a tile, ragged tiles in both axes, two images, filled-up channels."""
+    """More written channels than a tile, ragged tiles along both axes, two images, padded channels."""
     taps = {DIRECT: 2, F23: 3, F45: 5, F45_NESTED: 8}
     shape = Shape((2, 11, 11, 19), 37, (2, taps[w]), padding=(1, 1, 2, 2), dilation=(2, 1))
     x, weight, bias, dy = shape.tensors()
@@ -119,11 +119,11 @@ def test_slabs_of_w1_fit_the_workspace(kind: Pass) -> None:
         assert Fp16x3Candidate(F45_NESTED).schedule(problem, V100.sms, workspace).workspace_bytes <= workspace
 
 
-# ---- Magnitudes that blocks behind a product find
+# ---- Magnitudes for blocks after a GEMM
 
 
 def cut_problem(kind: Pass, shape: Shape, way: Fp16x3Candidate, planes: int) -> tuple[Problem, int]:
-    """A problem, and a workspace whose slabs have so many planes; of none, one row group of a plane."""
+    """A problem, and a workspace for slabs of this many planes; for 0, one row group of a plane."""
     x, w, _, dy = shape.tensors()
     problem = shape.problem(kind, x, w, dy)
     chain = first_chain(problem, way)
@@ -147,8 +147,7 @@ SEVERAL_IMAGES = {
 @pytest.mark.parametrize("name", SEVERAL_IMAGES)
 @by_both
 def test_images_of_later_slabs_are_scaled_as_those_of_the_first(mma: MatrixInstruction, name: str, kind: Pass) -> None:
-    """Images of very different magnitudes, from a workspace full of NaN: the results are those of one slab, bit by
-    bit, and a second run gives them again."""
+    """Images of very different magnitudes, on a NaN workspace: bit by bit the results of one slab, repeatably."""
     (shape, planes), way = SEVERAL_IMAGES[name], Fp16x3Candidate(F23, mma)
     x, w, bias, dy = shape.tensors()
     for image in range(shape.x[0]):
@@ -175,7 +174,7 @@ def test_images_of_later_slabs_are_scaled_as_those_of_the_first(mma: MatrixInstr
 @pytest.mark.parametrize("dilation", [1, 2, 5])
 @pytest.mark.parametrize("planes", [0, 1, 2, 3, 4, 11])
 def test_magnitudes_are_known_before_they_are_needed(planes: int, dilation: int, batch: int) -> None:
-    """Each part is found once; the images of the first slab, and no others, beforehand."""
+    """Each part is computed once; only images of the first slab in advance."""
     way = Fp16x3Candidate(F23)
     shape = Shape((batch, 8, 50, 40), 8, (3, 3), padding=(2, 2, 2, 2), dilation=(dilation, 1))
     problem, workspace = cut_problem(Pass.FPROP, shape, way, planes)
@@ -215,7 +214,7 @@ def test_tiles_cover_every_position_once(taps: int, dilation: int) -> None:
 
 @pytest.mark.parametrize(("mma", "device"), [(M8N8K4, V100), (M16N8K16, A100)], ids=["884", "16816"])
 def test_shared_memory_of_the_smallest_device(mma: MatrixInstruction, device: CudaDevice) -> None:
-    """Of those that the instruction was made for."""
+    """Of the tiles that the instruction was made for."""
     for w in nonfused.W_AXES:
         problem = Problem.make("fprop", (1, 8, 64, 64), (8, 8, 9, {DIRECT: 1, F23: 3, F45: 5}.get(w, 9)))
         for launch in Fp16x3Candidate(w, mma).schedule(problem, device.sms, LARGE).launches:
@@ -238,7 +237,7 @@ def test_refusals() -> None:
 @pytest.mark.parametrize("workspace", [64 * 2**20, 8 * 2**30])
 @by_both
 def test_grids_are_no_larger_than_a_device_takes(mma: MatrixInstruction, workspace: int) -> None:
-    """Many small images in a large workspace: all planes of a slab are blocks along one axis of a grid."""
+    """Many small images in a large workspace: all planes of a slab are blocks along one grid axis."""
     problem = Problem.make("fprop", (30000, 8, 6, 6), (8, 8, 3, 3), padding=(2, 2, 2, 2), dilation=(3, 3))
     launches = Fp16x3Candidate(F23, mma).schedule(problem, V100.sms, workspace).launches
     assert max(max(launch.grid[1:]) for launch in launches) <= 65535

@@ -1,5 +1,5 @@
-"""How exact the tensor-core pipeline is, as machine code: against float64 PyTorch on data that is hard on FP16, and
-beside the FP32 kernels of the same scheme."""
+"""Accuracy of the fp16x3 pipeline as machine code: against float64 on data that is hard for FP16, and relative to the
+FP32 kernels of the same scheme."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from polyconv.problem import Activation, Problem
 
 by_both = pytest.mark.parametrize("mma", INSTRUCTIONS, ids=lambda mma: mma.name)
 SIDES = (0, 0, 2, 2)
-"""Padding along W, where the transforms are."""
+"""Padding along W, the transformed axis."""
 
 
 # ---- Against FP32
 
 
 MOST_OF_FP32 = {"normal": 1.5, "heavy-tailed": 1.5, "large times small": 1.5, "one-hot": 3.5}
-"""How many times the largest error of FP32 in the same scheme is allowed. Sums of many products lose less to tensor
-cores than to FP32, which rounds at each; of a one-hot image there is one product, which FP32 rounds once, to 24 bits:
-what split operands lose of it, some 2^-22, has nothing to hide behind."""
+"""Allowed ratio to the largest FP32 error of the same scheme. Sums of many products lose less on tensor cores than in
+FP32, which rounds at each. A one-hot image has one product, which FP32 rounds once, to 24 bits: there the loss of split
+operands, some 2^-22, shows."""
 
 
 def of_w1(name: str, way: CudaCandidate) -> float:
@@ -50,7 +50,7 @@ def test_as_exact_as_fp32(mma: MatrixInstruction, name: str) -> None:
     assert of_w1(name, Fp16x3Candidate(F45_NESTED, mma)) <= MOST_OF_FP32[name] * of_w1_in_fp32(name)
 
 
-# ---- Data that is hard on FP16
+# ---- Data that is hard for FP16
 
 
 @pytest.mark.parametrize("w", [F45, DIRECT], ids=str)
@@ -64,7 +64,7 @@ def test_hard_data(mma: MatrixInstruction, name: str, w: ToomAxis) -> None:
 
 
 def test_images_and_filters_are_scaled_apart() -> None:
-    """Each as if it were alone: 2^100 between them."""
+    """Each as exact as if alone, with 2^100 between them."""
     apart = 2.0 ** torch.tensor([50.0, 0.0, -50.0])
     x, w = torch.randn(3, 8, 4, 17) * apart[:, None, None, None], torch.randn(9, 8, 2, 5)
     w *= apart.repeat(3)[:, None, None, None]
@@ -73,7 +73,7 @@ def test_images_and_filters_are_scaled_apart() -> None:
 
 
 def test_infinities_stay_in_their_tile() -> None:
-    """And do not disturb how everything else is scaled."""
+    """Non-finite values do not affect the scaling of others."""
     x, w = torch.randn(1, 8, 3, 100), torch.randn(8, 8, 1, 5)
     x[0, 2, 1, 4], x[0, 3, 1, 5] = torch.inf, torch.nan
     problem = Problem.make("fprop", (1, 8, 3, 100), (8, 8, 1, 5))

@@ -1,5 +1,5 @@
-"""How exact the fused kernel on tensor cores is, as machine code: on data that is hard on FP16, and beside the FP32
-kernel of the same scheme. Edges and random geometries are those of the other fused kernels (test_fused.py)."""
+"""Accuracy of the fused fp16x3 kernel as machine code: on data that is hard for FP16, and relative to the FP32 kernel
+of the same scheme. Edges and random geometries: test_winograd_fused.py."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from polyconv.problem import Activation, Pass, Problem
 
 IN_FP32 = fused.CANDIDATES[-1]
 MOST_OF_FP32 = {"normal": 1.5, "heavy-tailed": 1.5, "large times small": 1.5, "one-hot": 3.5}
-"""How many times the error of FP32 is allowed: the largest of an image, of several images together. Of a one-hot image
-there is one product, which FP32 rounds once (test_tensor_accuracy.py). Of heavy-tailed data one outlier makes the
-largest error, and of single images it is 0.6 to 2.3 times that of FP32."""
+"""Allowed ratio to the FP32 error: the largest of an image, over several images. A one-hot image has one product, which
+FP32 rounds once (test_winograd_fp16x3_accuracy.py). In heavy-tailed data one outlier makes the largest error, 0.6 to
+2.3 times that of FP32 in single images."""
 IMAGES = 4
 AROUND = (1, 1, 1, 1)
 """Padding."""
@@ -44,13 +44,13 @@ def test_as_exact_as_fp32(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in HARD if name != "heavy-tailed"])
 def test_hard_data(name: str) -> None:
-    """But for an outlier, which the algorithm spreads over its tile: there FP32 is beyond its prediction as well."""
+    """Except an outlier, which the algorithm spreads over its tile: there FP32 exceeds its prediction as well."""
     error, predicted = error_in_scales(CANDIDATE, *data_of(name), AROUND)
     assert error <= predicted
 
 
 def test_images_and_filters_are_scaled_apart() -> None:
-    """Each as if it were alone: 2^100 between them."""
+    """Each as exact as if alone, with 2^100 between them."""
     apart = 2.0 ** torch.tensor([50.0, 0.0, -50.0])
     x, w = torch.randn(3, 9, 6, 17) * apart[:, None, None, None], torch.randn(9, 9, 3, 3)
     w *= apart.repeat(3)[:, None, None, None]
@@ -59,7 +59,7 @@ def test_images_and_filters_are_scaled_apart() -> None:
 
 
 def test_infinities_stay_in_their_tile() -> None:
-    """And do not disturb how everything else is scaled, in the same block or elsewhere."""
+    """Non-finite values do not affect the scaling of others, in the same block or elsewhere."""
     x, w = torch.randn(1, 8, 10, 70), torch.randn(8, 8, 3, 3)
     x[0, 2, 1, 4], x[0, 3, 1, 5] = torch.inf, torch.nan
     problem = Problem.make("fprop", (1, 8, 10, 70), (8, 8, 3, 3))
@@ -74,7 +74,7 @@ def test_infinities_stay_in_their_tile() -> None:
 
 
 def test_small_products_first_are_cut_less() -> None:
-    """By the model: a sum of eight channels is cut twice at the size of the large products, and not six times."""
+    """By the model: a sum of eight channels is cut twice at the size of the large products, not six times."""
     step_by_step = replace(PRODUCTS, small_first=False)
     assert PRODUCTS.accumulated == 1
     assert step_by_step.accumulated == 3
@@ -82,7 +82,7 @@ def test_small_products_first_are_cut_less() -> None:
 
 
 def test_w2_runs_it() -> None:
-    """Few channels and a large result: on a V100 memory binds it, and nothing else is as fast."""
+    """Few channels and a large result: on a V100 it is bound by memory, and no other kernel is as fast."""
     problem = workloads.find("W2")[0].problem(Pass.FPROP)
     plan = plan_cuda(problem, V100)
     assert plan.algorithm == CANDIDATE.name

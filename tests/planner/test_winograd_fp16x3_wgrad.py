@@ -1,5 +1,4 @@
-"""The fast weight gradient on tensor cores as sm_70 machine code against float64 PyTorch: edges, random geometries,
-hard data."""
+"""The fp16x3 weight gradient as sm_70 machine code against float64 PyTorch: edges, random geometries, hard data."""
 
 from __future__ import annotations
 
@@ -75,19 +74,19 @@ def test_random(part: int) -> None:
 
 
 def test_the_night_is_long_enough() -> None:
-    """At least 200 different geometries, none of which is refused."""
+    """At least 200 different geometries, none of them refused."""
     parts, each = AT_NIGHT
     assert len({shape for shape, _ in geometries_of(geometries(), parts=parts, each=each)}) >= 200
 
 
-# ---- Data that is hard on FP16
+# ---- Data that is hard for FP16
 
 
 SMALL = Problem.make("wgrad", (1, 8, 5, 21), (9, 8, 3, 9), padding=(1, 1, 2, 2))
 
 
 def gradient(x: Tensor, dy: Tensor) -> tuple[Tensor, float]:
-    """dw of a small convolution, and the error that was predicted."""
+    """dw of a small convolution, and the predicted error."""
     dw = torch.full(SMALL.w_shape, NAN)
     plan = plan_of(SMALL, CANDIDATE)
     run_plan(plan, {"x": x, "y": dy, "dw": dw})
@@ -104,7 +103,7 @@ def test_hard_data(name: str) -> None:
 
 
 def test_channels_are_scaled_apart() -> None:
-    """Each as if it were alone: 2^100 between them."""
+    """Each as exact as if alone, with 2^100 between them."""
     x, dy = torch.randn(SMALL.x_shape), torch.randn(SMALL.y_shape)
     of_x, of_dy = 2.0 ** torch.linspace(-50, 50, 8).round(), 2.0 ** torch.linspace(50, -50, 9).round()
     apart, _ = gradient(x * of_x[:, None, None], dy * of_dy[:, None, None])

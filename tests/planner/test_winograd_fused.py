@@ -1,4 +1,4 @@
-"""The fused fast kernels as sm_70 machine code against float64 PyTorch: named edges, random geometries, resources."""
+"""The fused Winograd kernels as sm_70 machine code against float64: named edges, random geometries, resources."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ EDGES = {
     "strided": Shape((1, 4, 17, 19), 6, (3, 3), (2, 2), (1, 1, 1, 1)),
     "strided, long kernel": Shape((1, 3, 17, 19), 6, (5, 6), (2, 3), (1, 2, 2, 1)),
 }
-"""The last two only as gradients: a forward convolution with a stride reads with one."""
+"""The last two as gradients only: a strided forward convolution reads with stride."""
 
 
 def skip_elsewhere(way: FusedCandidate) -> None:
-    """Tests of tensor cores of another generation than the one that is executed."""
+    """Tests for tensor cores of a generation other than the executed one."""
     if not way.kernel.runs_on(emulate.arch):
         pytest.skip(f"not for {emulate.arch}")
 
 
 def taken(way: FusedCandidate, shape: Shape, kind: Pass) -> bool:
-    """Whether the way takes the problem; if so, its result is within the prediction and the tolerance.
+    """True if the variant takes the problem, whose result must be within the prediction and the tolerance.
 
-    Problems with more channels than stay in shared memory must be refused, and count as taken.
+    Problems with more channels than fit shared memory must be refused, and count as taken.
     """
     skip_elsewhere(way)
     x, w, bias, dy = shape.tensors()
@@ -85,7 +85,7 @@ def test_named(name: str, way: FusedCandidate) -> None:
 
 @by_way
 def test_several_tiles_of_channels_per_block(way: FusedCandidate) -> None:
-    """On one multiprocessor a block goes through all written channels; the resident one begins anywhere."""
+    """On one multiprocessor a block processes all written channels; the resident one starts anywhere."""
     skip_elsewhere(way)
     torch.manual_seed(0)
     shape = Shape((1, 3, 42, 130), 70, (3, 3))
@@ -96,7 +96,7 @@ def test_several_tiles_of_channels_per_block(way: FusedCandidate) -> None:
 
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
-    """Whatever the kernels take, small enough for the emulator."""
+    """Any problem of these kernels, small enough for the emulator."""
     kernel = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
     dilation = (draw(st.integers(1, 3)), draw(st.integers(1, 4)))
     groups = draw(st.sampled_from([1, 1, 1, 2, 3]))

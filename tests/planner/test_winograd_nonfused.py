@@ -1,4 +1,4 @@
-"""The separable pipeline as sm_70 machine code against float64 PyTorch: edges, random geometries, every instance."""
+"""The nonfused Winograd pipeline as sm_70 machine code against float64: edges, random geometries, every instance."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("every_arch")
 PASSES = (Pass.FPROP, Pass.DGRAD)
 RANDOM_PARTS, RANDOM_EACH = (4, 30) if NIGHTLY else (1, 10)
 LARGE = 2**26
-"""A workspace that takes everything in one slab; of one byte, a slab is one row of tiles."""
+"""A workspace for a single slab; of one byte, for slabs of one row of tiles."""
 
 NAMED = {
     **EDGES,
@@ -52,13 +52,13 @@ NAMED = {
 
 
 def usable(problem: Problem) -> list[NonfusedCandidate]:
-    """The ways that the planner could choose."""
+    """Variants that the planner could choose."""
     found = [way for way in nonfused.candidates(problem) if way.refusal(problem) is None]
     return [way for way in found if way.error(problem, V100.sms, LARGE) <= problem.tolerance]
 
 
 def run(shape: Shape, kind: Pass, choice: int, *, sms: int = V100.sms, workspace: int = LARGE) -> bool:
-    """One pass by one of the usable ways; False if there is none."""
+    """One pass by one of the usable variants; False if there is none."""
     x, w, bias, dy = shape.tensors()
     problem = shape.problem(kind, x, w, dy)
     ways = usable(problem)
@@ -72,7 +72,7 @@ def run(shape: Shape, kind: Pass, choice: int, *, sms: int = V100.sms, workspace
 @pytest.mark.parametrize("kind", PASSES, ids=str)
 @pytest.mark.parametrize("name", NAMED)
 def test_named(name: str, kind: Pass) -> None:
-    """Two of the ways for each: spread over all that take the shape, in one slab and in several."""
+    """Two variants per shape, spread over all that take it, in one slab and in several."""
     number = list(NAMED).index(name)
     for choice, (sms, workspace) in enumerate(((80, LARGE), (3, 2**20))):
         assert run(NAMED[name], kind, number + 7 * choice, sms=sms, workspace=workspace)
@@ -80,7 +80,7 @@ def test_named(name: str, kind: Pass) -> None:
 
 @st.composite
 def geometries(draw: st.DrawFn) -> tuple[Shape, int, int, int]:
-    """A small convolution, which way to take, multiprocessors and workspace."""
+    """A small convolution, a variant, multiprocessors and workspace."""
     return (
         draw(zero_bordered(st.sampled_from([2, 3, 5, 8, 9]), st.integers(1, 20))),
         draw(st.integers(0, 1000)),
@@ -108,7 +108,7 @@ INSTANCES = [
 
 @pytest.mark.parametrize("way", INSTANCES, ids=lambda way: way.name)
 def test_every_instance(way: NonfusedCandidate) -> None:
-    """More written channels than a tile, ragged tiles in both axes, two images, filled-up channels."""
+    """More written channels than a tile, ragged tiles along both axes, two images, padded channels."""
     taps = {F23: 3, F43: 3, F45: 5, F45_NESTED: 8, DIRECT: 2}
     shape = Shape((2, 11, 11, 19), 37, (taps[way.h], taps[way.w]), padding=(1, 1, 2, 2), dilation=(2, 1))
     for kind in PASSES:
@@ -160,7 +160,7 @@ def multiplied(launches: tuple[Launch, ...]) -> int:
 
 
 def test_slabs_of_w1_fill_the_device() -> None:
-    """64 MiB cost at most three percent more rounds than 256 MiB, and those hardly more than the multiplications."""
+    """64 MiB cost at most three percent more rounds than 256 MiB, which hardly exceed the multiplications."""
     way = NonfusedCandidate(F45, F45_NESTED, 64)
     small, large = (way.schedule(w1(Pass.FPROP), V100.sms, mib * 2**20) for mib in (64, 256))
     assert small.workspace_bytes <= 64 * 2**20
@@ -203,7 +203,7 @@ def test_infinities_stay_in_their_image_and_channel() -> None:
 
 
 def test_cropped_infinities_are_not_read() -> None:
-    """Rows and columns that no output needs stay out of tiles that jut out."""
+    """Rows and columns that no output needs are not read by partial tiles."""
     shape = Shape((1, 5, 11, 12), 7, (3, 3), padding=(-1, -2, -2, -1), bias=False)
     x, w, _, dy = shape.tensors()
     x[:, :, :1], x[:, :, -2:], x[..., :2], x[..., -1:] = torch.inf, torch.inf, torch.inf, torch.inf

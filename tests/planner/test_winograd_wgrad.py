@@ -1,5 +1,5 @@
-"""The weight gradient in its own fast form, as sm_70 machine code against float64 PyTorch: named edges, random
-geometries, every tile. Errors stay within what the plan predicts and within 1e-4 of the result's scale."""
+"""The Winograd weight gradient as sm_70 machine code against float64 PyTorch: named edges, random geometries, every
+tile. Errors stay within the prediction and within 1e-4 of the result's scale."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NAMED = [pytest.param(shape, id=name) for name, shape in {**EDGES, **KERNELBENCH
 
 
 def inputs(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
-    """x, w, dy, with dy so small that dw is of order one, as the gradient of a mean is."""
+    """x, w, dy, with dy so small that dw is of order one, as for the gradient of a mean."""
     x, w, _, dy = shape.tensors()
     scale = max(1, dy.shape[0] * dy.shape[2] * dy.shape[3]) ** -0.5
     if shape.layout == "expanded":
@@ -53,7 +53,7 @@ def inputs(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
 def gradients(
     way: WinogradWgradCandidate, problem: Problem, x: Tensor, dy: Tensor, workspace: int
 ) -> tuple[Tensor, Tensor]:
-    """dw and db by the emulator, every buffer poisoned before."""
+    """dw and db by the emulator, with all buffers poisoned."""
     schedule = way.schedule(problem, SMS, workspace)
     assert schedule.workspace_bytes <= max(workspace, way.schedule(problem, SMS, 0).workspace_bytes)
     buffers = {
@@ -71,7 +71,7 @@ def gradients(
 
 
 def check(shape: Shape, workspace: int = 2**22) -> int:
-    """Every way that takes the shape; returns how many there were."""
+    """Every variant that takes the shape; returns their number."""
     x, w, dy = inputs(shape)
     problem = shape.problem(Pass.WGRAD, x, w, dy)
     found = 0
@@ -84,7 +84,7 @@ def check(shape: Shape, workspace: int = 2**22) -> int:
         error = (dw.double() - want_dw).abs()
         assert not error.isnan().any(), f"{way.name}: elements of dw were not written: {problem}"
         assert (error <= 1e-4 + 1e-4 * want_dw.abs()).all(), f"{way.name}: off by {error.max():.1e}: {problem}"
-        if shape.layout != "expanded":  # the prediction is for random data; a constant is not
+        if shape.layout != "expanded":  # the prediction assumes random data, not a constant
             observed, predicted = (
                 largest(error, scales(problem, {"x": x, "y": dy})["dw"]),
                 way.error(problem, SMS, workspace),
@@ -106,7 +106,7 @@ def test_named(shape: Shape) -> None:
 
 @st.composite
 def fast_shapes(draw: st.DrawFn) -> Shape:
-    """Geometries that some way takes: zero borders, taps worth a transform, not depthwise."""
+    """Geometries that some variant takes: zero borders, taps worth a transform, not depthwise."""
     shape = draw(shapes().filter(lambda s: s.groups == 1 or s.groups < s.x[1]))
     return replace(shape, mode="zeros")
 
@@ -124,7 +124,7 @@ def test_random(part: int) -> None:
 
 
 def test_small_workspace_and_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One slice, its sums added to memory many times; then as many slices as there are rows."""
+    """One slice, added to memory many times; then one slice per row."""
     monkeypatch.setattr(wgrad, "FLUSH", 8)
     torch.manual_seed(2)
     shape = Shape((2, 8, 21, 70), 8, (3, 3), padding=(1, 1, 1, 1))

@@ -1,4 +1,4 @@
-"""No table grows with the shapes, the weights or the threads of a program for ever."""
+"""No table grows without bound with the shapes, weights or threads of a program."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from polyconv.runtime import warn_once
 
 SOURCE = Path(polyconv.__file__).parent
 TOOLS = ("cli", "measure", "tools")
-"""What ends, and lets go of everything, before a program goes on."""
+"""Modules whose objects are released before a program continues."""
 
 GROWING = {
     "algebra/emit.py compile_matrix": "a transform of a scheme",
@@ -59,11 +59,11 @@ GROWING = {
     "autotune/tuning_lookup.py _loaded": "a file",
     "runtime/frozen_weights.py frozen_marks": "a weight that lives",
 }
-"""What each entry of a table without a bound stands for: none of them is a shape, or a call."""
+"""Meaning of each entry of an unbounded table: none is a shape or a call."""
 
 
 def tables(tree: ast.Module) -> Iterator[str]:
-    """Names of empty containers that outlive a call, and of functions that remember results without a bound."""
+    """Names of empty containers that outlive a call, and of functions with an unbounded cache."""
     for outer in tree.body:
         if isinstance(outer, (ast.Assign, ast.AnnAssign)) and is_empty(outer.value):
             yield ast.unparse(outer.targets[0] if isinstance(outer, ast.Assign) else outer.target)
@@ -98,7 +98,7 @@ def test_every_table_without_a_bound_is_known() -> None:
 
 @pytest.mark.skipif(not native.is_available(), reason=str(native.why_absent()))
 def test_many_shapes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under ``benchmark``, where most is kept of a shape: 20,000 of them at night, by day enough to fill tables."""
+    """Under ``benchmark``, which stores most per shape: nightly 20,000 shapes, else enough to fill the tables."""
     if not NIGHTLY:
         for table in (prepare.known, preferences._raced, online._races, online._passes):
             monkeypatch.setattr(table, "capacity", 64)
@@ -130,13 +130,13 @@ def forget() -> None:
 
 
 def anonymous() -> int:
-    """Bytes that this process has written, in memory or swapped out."""
+    """Memory that this process has written, resident or swapped [bytes]."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return sum(int(status.get(name, "0 kB").split()[0]) for name in ("RssAnon", "VmSwap")) * 2**10
 
 
 def test_outcomes_of_races_are_found_in_constant_time() -> None:
-    """Each by its key, whatever their number: none is looked through."""
+    """Lookup by key, independent of size: no table is scanned."""
     backend_environment = Environments("cpu")
     preferences.forget_races()
     remembered = len(preferences._measured.entries)
@@ -154,7 +154,7 @@ def test_outcomes_of_races_are_found_in_constant_time() -> None:
 
 
 class Environments(str):
-    """Counts how often it is compared."""
+    """Counts its comparisons."""
 
     compared = 0
     __hash__ = str.__hash__
@@ -165,7 +165,7 @@ class Environments(str):
 
 
 def test_plans_are_small() -> None:
-    """A plan stores the chosen candidate. The rejected ones and their reasons are computed for ``explain``."""
+    """A plan stores the chosen candidate. Rejected ones and their reasons are computed for ``explain``."""
     plan = planner.plan_cpu(Problem.make("fprop", (2, 64, 50, 51), (64, 64, 3, 3)))
     assert planner._plan.cache_info().maxsize is not None
     assert planner._offered_here.cache_info().maxsize <= 64

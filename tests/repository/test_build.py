@@ -1,4 +1,4 @@
-"""The rule that compiles the native kernels: what is compiled again, and what is not. On sources of one line."""
+"""The build rule of the native kernels: what is recompiled, and what is not. On one-line sources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "csrc" / "build.py"
 
 
 def load(root: Path) -> ModuleType:
-    """csrc/build.py as it is in a tree; a new one, which remembers nothing of the contents of files."""
+    """csrc/build.py of a tree, as a fresh module without cached hashes."""
     spec = importlib.util.spec_from_file_location("native_build", root / "csrc" / "build.py")
     assert spec
     assert spec.loader
@@ -38,7 +38,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def compiled(root: Path) -> set[str]:
-    """Builds; the sources that the compiler saw."""
+    """Builds; returns the sources that the compiler saw."""
     objects = Path(os.environ.get("POLYCONV_BUILD_DIR", root / "build")) / "cpu"
     for old in objects.rglob("*.o"):
         os.utime(old, (0, 0))
@@ -61,7 +61,7 @@ def test_contents_decide(root: Path) -> None:
 
 
 def test_sources_in_folders(root: Path) -> None:
-    """Objects of equal names stay apart, a header is named from the top, and a folder hides no library of its name."""
+    """Objects of equal names stay separate, includes have full paths, and a folder hides no library of its name."""
     (root / "csrc" / "cpu" / "torch").mkdir()
     (root / "csrc" / "cpu" / "torch" / "one.h").write_text("#define ONE 1\n")
     for folder in ("first", "second"):
@@ -89,7 +89,7 @@ def test_the_command_decides(root: Path) -> None:
 
 
 def test_a_copy_of_the_sources_uses_the_objects(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the wheel that is built from an unpacked source archive does."""
+    """As the wheel built from an unpacked source archive does."""
     compiled(root)
     shutil.copytree(root / "csrc", tmp_path / "copy" / "csrc")
     monkeypatch.setenv("POLYCONV_BUILD_DIR", str(root / "build"))
@@ -110,7 +110,7 @@ def test_a_failure_is_compiled_again(root: Path, capfd: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize("variant", ["counters", "address,undefined", "thread"])
 def test_a_variant_stays_beside_its_objects(root: Path, variant: str) -> None:
-    """What is in place, for everyone to import, is the plain build and nothing else."""
+    """In place, where it is imported, is the plain build only."""
     module = load(root).build(variant=variant)
     assert module == root / "build" / f"cpu-{variant.replace(',', '-')}" / "_native.abi3.so"
     assert module.exists()

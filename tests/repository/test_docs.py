@@ -1,8 +1,7 @@
-"""The documentation keeps its word: its Python runs, its commands parse, the messages it quotes exist, its figures are
-current.
+"""The documentation is correct: its Python runs, its commands parse, quoted messages exist, figures are current.
 
-Blocks of a page run in order in one namespace. What a block prints is compared where the next one is titled "prints".
-A block titled "needs a GPU" is the only kind that does not run; one titled with a file's name quotes that file.
+Blocks of a page run in order in one namespace. A block's output is compared with a following block titled "prints". A
+block titled "needs a GPU" does not run; one titled with a file's name quotes that file.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def run(page: Path, found: list[Block], namespace: dict[str, object]) -> None:
-    """Every Python block, with tracebacks that name the page and its lines."""
+    """Every Python block, with tracebacks that name the page and line."""
     for number, block in enumerate(found):
         if block.language != "python" or block.title:
             continue
@@ -73,7 +72,7 @@ def run(page: Path, found: list[Block], namespace: dict[str, object]) -> None:
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """An empty folder, one process for torch.distributed, and settings that nobody else sees."""
+    """An empty folder, one process for torch.distributed, and isolated settings."""
     from polyconv import settings
 
     monkeypatch.chdir(tmp_path)
@@ -109,7 +108,7 @@ def test_what_does_not_run_says_so() -> None:
 
 
 def test_quoted_code_is_that_of_the_file() -> None:
-    """Line by line, in the order of the file; … stands for what was left out."""
+    """Line by line, in the file's order; … stands for omissions."""
     quoted = 0
     for page in PAGES:
         for block in blocks(page):
@@ -126,14 +125,14 @@ def test_quoted_code_is_that_of_the_file() -> None:
 
 
 def selections() -> Iterator[tuple[str, list[str]]]:
-    """Every ``pytest … -k WORD`` of a page, as the page spells it."""
+    """Every ``pytest … -k WORD`` of a page."""
     for page in PAGES:
         for line in re.findall(r"pytest [^`\n#]*-k [\w]+", page.read_text(encoding="utf-8")):
             yield str(page.relative_to(ROOT)), shlex.split(line)[1:]
 
 
 def test_words_after_k_select_tests() -> None:
-    """In the files that are named; a file that is skipped as a whole, for want of native kernels, says nothing."""
+    """In the named files; a file skipped as a whole, for lack of native kernels, is ignored."""
     wanted = list(selections())
     assert len(wanted) > 3
     files = sorted({word for _, arguments in wanted for word in arguments if word.startswith("tests/")})
@@ -149,7 +148,7 @@ def test_words_after_k_select_tests() -> None:
 
 
 def test_files_that_are_named_exist() -> None:
-    """Whatever is spelt like a path of this repository, in any page."""
+    """Every path of this repository, in any page."""
     spelt = re.compile(r"\b(?:benchmarks|csrc|docs|examples|src|tests|tools)/[\w./-]+\.(?:cc|cuh|h|json|md|py)\b")
     missing = {
         f"{page.relative_to(ROOT)}: {path}"
@@ -161,7 +160,7 @@ def test_files_that_are_named_exist() -> None:
 
 
 def test_links_work_in_the_repository() -> None:
-    """As GitHub follows them, from the folder of the page; the built site is checked by mkdocs (.ci/build_docs)."""
+    """As GitHub follows them, from the page's folder; the built site is checked by mkdocs (.ci/build_docs)."""
     for page in (*PAGES, ROOT / "CHANGELOG.md"):
         prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         for target in re.findall(r"\]\((?![a-z]+:|#)([^()\s#]+)", prose):
@@ -169,7 +168,7 @@ def test_links_work_in_the_repository() -> None:
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
-    """Every call of ``polyconv`` in a block of shell and in the code of a sentence or a table."""
+    """Every ``polyconv`` command in shell blocks, sentences and tables."""
     for page in PAGES:
         text = re.sub(r"^`.*\n(?=:   )", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)  # quoted messages
         lines = [
@@ -194,7 +193,7 @@ def test_commands_parse() -> None:
     assert len(found) > 20
     for page, (command, *rest) in found:
         assert command in cli.COMMANDS, f"{page}: there is no command polyconv {command}"
-        if not rest:  # a sentence that names the command
+        if not rest:  # a sentence that mentions the command
             continue
         try:
             cli.command_parser(command).parse_args(rest)
@@ -204,7 +203,7 @@ def test_commands_parse() -> None:
 
 
 def messages() -> Iterator[str]:
-    """Every string of the package and of an exported file, with ``…`` for what is filled in."""
+    """Every string of the package and of an exported file, with ``…`` for inserted values."""
     for path in [*(ROOT / "src" / "polyconv").rglob("*.py"), ROOT / "examples" / "model.py"]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
@@ -231,7 +230,7 @@ def test_figures_are_current() -> None:
 
 
 def test_figures_come_in_pairs() -> None:
-    """Each figure is on its page for both colour schemes, in the spelling that GitHub and the site know."""
+    """Each figure is on its page for both colour schemes, in a form that GitHub and the site know."""
     for page in DOCS.rglob("*.md"):
         text = page.read_text(encoding="utf-8")
         light = re.findall(r"figures/([\w-]+)-light\.svg#gh-light-mode-only", text)

@@ -1,7 +1,7 @@
-"""The documentation's figures with the widest font that a reader is likely to have: no text leaves its picture or box.
+"""The documentation's figures in the widest likely font: no text leaves its figure or box.
 
-The figures name fonts that a machine may not have; where it has none of them, browsers on Linux fall back to DejaVu,
-whose letters are the widest. Its metrics come with matplotlib.
+The figures name fonts that a machine may lack; browsers on Linux then fall back to DejaVu, whose letters are the
+widest. Its metrics come with matplotlib.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from matplotlib.textpath import TextPath
 FIGURES = sorted((Path(__file__).resolve().parents[2] / "docs" / "figures").glob("*-light.svg"))
 SVG = "{http://www.w3.org/2000/svg}"
 SLACK = 0.5
-"""Points that a renderer's rounding may add."""
+"""Rounding margin of a renderer [points]."""
 
 
 class Box(NamedTuple):
@@ -45,7 +45,7 @@ class Box(NamedTuple):
 
 
 def texts(root: ET.Element) -> list[tuple[str, Box]]:
-    """Every text with the extents of its ink in DejaVu."""
+    """Every text with its ink extents in DejaVu."""
     found = []
     for element in root.iter(f"{SVG}text"):
         words, size = element.text or "", float(element.attrib["font-size"])
@@ -59,7 +59,7 @@ def texts(root: ET.Element) -> list[tuple[str, Box]]:
 
 
 def frames(root: ET.Element) -> list[Box]:
-    """Every rectangle that has an outline."""
+    """Every rectangle with an outline."""
     found = []
     for element in root.iter(f"{SVG}rect"):
         x, y, width, height = (float(element.attrib[name]) for name in ("x", "y", "width", "height"))

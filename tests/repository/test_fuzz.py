@@ -1,4 +1,4 @@
-"""The campaign's own machinery, on parts that fail in every way there is; and, when asked for, a campaign."""
+"""The fuzzer's machinery, on parts that fail in every possible way; on request, a fuzzing run."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def parts(tmp_path: Path) -> Path:
 
 
 def run(parts: Path, *arguments: object, status: int = 0) -> str:
-    """A campaign on the test's parts; what it printed."""
+    """Fuzz the test's parts; returns the output."""
     command = [sys.executable, ROOT / "tools" / "fuzz", "--parts", parts, *arguments]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
     assert done.returncode == status, done.stdout + done.stderr
@@ -127,7 +127,7 @@ def test_time_is_shared_between_parts(parts: Path) -> None:
 def test_a_failure_is_made_small_and_told_with_its_script(parts: Path, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     printed = run(parts, "wrong", "--seed", 100, "--cases", 8, "--journal", journal, status=1)
-    assert figures(printed, "wrong") == [8, 2, 1]  # 103 and 107: alike but for the number, so of one kind
+    assert figures(printed, "wrong") == [8, 2, 1]  # 103 and 107 differ in the number only: one kind
     assert "and 1 more like it: 7" in printed
     script = (journal / "wrong-3.py").read_text()
     assert script in printed
@@ -190,7 +190,7 @@ def test_a_journal_is_gone_on_with(parts: Path, tmp_path: Path) -> None:
 
 
 def heed_interrupts() -> None:
-    """A shell lets commands in the background ignore Ctrl-C, and what they start does so, too."""
+    """A shell starts background commands with SIGINT ignored, and their children inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -225,7 +225,7 @@ def test_a_part_that_has_no_cases_here_is_skipped_with_its_reason(parts: Path) -
 
 
 def test_another_interpreter_runs_convolutions(tmp_path: Path) -> None:
-    """This one, again; none is named otherwise."""
+    """This interpreter, if no other is named."""
     command = [sys.executable, str(ROOT / "tools/fuzz"), "versions", "--cases", "2"]
     for python, words in (("", "names no interpreter"), (str(tmp_path), "is no interpreter")):
         environment = {**os.environ, "CAMPAIGN_OTHER_PYTHON": python}
@@ -268,7 +268,7 @@ def test_no_more_is_asked_of_weights_below_the_smallest_exponent_than_is_promise
 
 
 def test_half_precision_is_compared_with_torch_on_finite_numbers() -> None:
-    """What float16 does not hold is infinite there: torch multiplies a zero of the border by it, or leaves that out."""
+    """Values beyond float16's range are infinite: torch multiplies a zero of the border by them, or leaves that out."""
     drawn = [convolutions.case(901, index) for index in range(2400, 2600)]
     operands = [operand for found in drawn if found.dtype == "float16" for operand in (found.x, found.w)]
     assert operands
@@ -276,7 +276,7 @@ def test_half_precision_is_compared_with_torch_on_finite_numbers() -> None:
 
 
 def test_a_border_is_planned_of_what_a_crop_leaves() -> None:
-    """Of a height of 1 that is cropped by 1 nothing is left, and torch refuses to make a border of it."""
+    """A height of 1 cropped by 1 is empty, and torch refuses to pad it."""
     cropped = Planned("fprop", (1, 16, 1, 197), (4, 16, 1, 1), (4, 4), (-1, 2, 0, -1), padding_mode="replicate")
     assert not cropped.is_valid
     assert replace(cropped, x=(1, 16, 2, 197)).is_valid
@@ -296,7 +296,7 @@ def test_filters_and_images_are_of_numbers_and_follow_from_the_generator(fill: F
 @pytest.mark.fuzz
 @pytest.mark.timeout(3600)
 def test_a_campaign_finds_nothing(request: pytest.FixtureRequest) -> None:
-    """``pytest -m fuzz``: a tenth of an hour, or as many seconds as POLYCONV_CAMPAIGN_SECONDS says."""
+    """``pytest -m fuzz``: six minutes, or POLYCONV_CAMPAIGN_SECONDS."""
     if "fuzz" not in request.config.getoption("markexpr"):
         pytest.skip("takes minutes: pytest -m fuzz runs it")
     seconds = os.environ.get("POLYCONV_CAMPAIGN_SECONDS", "360")

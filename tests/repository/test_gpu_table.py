@@ -1,4 +1,4 @@
-"""The table of what plans cost: launches of a kind, their traffic, and which simulated figures may be shown."""
+"""The table of plan costs: grouped launches, their traffic, and which simulated figures may be shown."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_the_repository_s_figures_can_be_read(table: ModuleType) -> None:
     assert {"about", "simulator", "method", "uncertainty", "calibration", "results"} <= content.keys()
 
 
-# ---- what is published is what is planned
+# ---- published plans are current
 
 
 def counted(table: ModuleType) -> Any:
@@ -127,7 +127,7 @@ def test_the_published_table_is_of_todays_plans(table: ModuleType) -> None:
 
 
 def test_the_published_figures_are_those_of_the_table(table: ModuleType) -> None:
-    """The page beside it, and the sentences that quote it."""
+    """The page next to it, and sentences that quote it."""
     found = counted(table)
     page = PATH.with_name("README.md").read_text(encoding="utf-8")
     for name, text in table.tables(found).items():
@@ -156,7 +156,7 @@ def test_the_published_figures_are_those_of_the_table(table: ModuleType) -> None
 
 
 def test_the_published_kernelbench_table_is_of_todays_plans(kernelbench: ModuleType) -> None:
-    """After a change of plans: python benchmarks/gpu/kernelbench.py --anew --workload NAME for those that are named."""
+    """After a change of plans: python benchmarks/gpu/kernelbench.py --anew --workload NAME for the workloads named."""
     rows = kernelbench.load(kernelbench.FILE)
     stale = []
     for row in rows.values():
@@ -180,7 +180,7 @@ def test_a_volume_is_its_pictures_each_as_often_as_it_runs(kernelbench: ModuleTy
     parts = kernelbench.parts(plan)
     assert sum(times for _, times in parts) == len(sheets)
     multiplied = sum(times * part.problem.multiplications for part, times in parts)
-    assert multiplied == problem.multiplications * (6 + 2 * 5) // (6 * 3)  # a tap at the end meets one sheet fewer
+    assert multiplied == problem.multiplications * (6 + 2 * 5) // (6 * 3)  # a tap at the end overlaps one slice fewer
     apart = [] if kind is Pass.FPROP else [one for one in sheets if one.adds]
     shape = {Pass.DGRAD: (5, 8, 12, 12), Pass.WGRAD: (16, 8, 3, 3)}.get(kind, ())
     assert kernelbench.moved_beside(plan) == 12 * len(apart) * prod(shape)

@@ -1,4 +1,4 @@
-"""The hooks of pre-commit: the tools of the environment, in the versions that CI has, on the files that CI checks."""
+"""The pre-commit hooks: the environment's tools, in CI's versions, on the files that CI checks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def output(*command: str) -> list[str]:
 
 
 def test_a_hook_has_no_version_of_its_own() -> None:
-    """It is a tool of the environment, so CI and a commit have the same one."""
+    """A tool of the environment, so that CI and commits use the same one."""
     assert {(hook["repo"], hook["language"]) for hook in hooks()} == {("local", "system")}
 
 
@@ -47,7 +47,7 @@ def test_what_ci_checks_a_hook_checks() -> None:
 
 
 def test_ruff_finds_the_files_that_the_hooks_give_it() -> None:
-    """pre-commit also knows Python by its first line; ``ruff check .`` by its name, and what is included."""
+    """pre-commit also detects Python by its first line; ``ruff check .`` by its name and the include list."""
     identify = pytest.importorskip("identify.identify", reason="pre-commit is not installed")
     given = {path for path in output("git", "ls-files") if {"python", "pyi"} & identify.tags_from_path(ROOT / path)}
     found = {str(Path(path).relative_to(ROOT)) for path in output("ruff", "check", "--show-files", ".")}

@@ -1,4 +1,4 @@
-"""The package's layout stays small enough to survey: few files in a folder, few layers, no import circle."""
+"""The package's layout: few files per folder, few layers, no import circle."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def test_folders_are_small() -> None:
 
 
 def test_no_import_circle() -> None:
-    """Counts lazy imports, and those for type checkers."""
+    """Lazy and type-checking imports count."""
     graph = grimp.build_graph("polyconv", cache_dir=None)
     TopologicalSorter({name: graph.find_modules_directly_imported_by(name) for name in graph.modules}).prepare()
 
 
 def test_layers_are_few() -> None:
-    """``lint-imports`` checks that they are kept."""
+    """``lint-imports`` checks that they are respected."""
     (contract,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     assert len(contract["layers"]) <= MOST_LAYERS
 

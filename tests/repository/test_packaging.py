@@ -1,6 +1,6 @@
-"""What the source archive and the wheel contain, against the tree that they are made from. Nothing is compiled.
+"""Contents of the source archive and the wheel, against the tree. Nothing is compiled.
 
-The kernels' wheel is built, repaired, installed and used by ``.ci/check_wheel``.
+The wheel with kernels is built, repaired, installed and used by ``.ci/check_wheel``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BUILD = "from setuptools import build_meta; import sys; getattr(build_meta, 'bui
 
 
 def tree() -> list[str]:
-    """The files of the project: those that git knows or would add; in a source archive, those on its list."""
+    """Files of the project: those that git knows or would add; in a source archive, those on its list."""
     if not (ROOT / ".git").exists():
         listed = (ROOT / "src" / "polyconv.egg-info" / "SOURCES.txt").read_text(encoding="utf-8").splitlines()
         return [name for name in listed if ".egg-info/" not in name]
@@ -38,7 +38,7 @@ def tree() -> list[str]:
 
 
 def built(kind: str, source: Path, folder: Path) -> Path:
-    """What ``pip`` would get from the build backend: an ``sdist`` or a ``wheel`` without kernels."""
+    """Output of the build backend: an ``sdist``, or a ``wheel`` without kernels."""
     folder.mkdir()
     environment = {**os.environ, "POLYCONV_BUILD_NATIVE": "0"}
     ran = subprocess.run(
@@ -51,7 +51,7 @@ def built(kind: str, source: Path, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    copy = tmp_path_factory.mktemp("tree")  # a build leaves things behind
+    copy = tmp_path_factory.mktemp("tree")  # a build leaves files behind
     for name in tree():
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, copy / name)
@@ -80,7 +80,7 @@ def test_source_archive(sdist: Path) -> None:
 
 
 def test_source_archive_has_what_the_tests_need(sdist: Path) -> None:
-    """All of tests/, and every folder that one of them names as a path from the root."""
+    """All of tests/, and every folder that a test names by path."""
     names = set(artifacts.sdist_names(sdist))
     sources = [name for name in tree() if name.startswith("tests/")]
     assert set(sources) <= names
@@ -92,7 +92,7 @@ def test_source_archive_has_what_the_tests_need(sdist: Path) -> None:
 
 
 def test_wheel_is_the_package(wheel: Path) -> None:
-    """Every file under src/polyconv, whatever opens it at run time, and nothing else."""
+    """Every file under src/polyconv that is opened at run time, and nothing else."""
     package = [
         name.removeprefix("src/") for name in tree() if name.startswith(("src/polyconv/", "src/polyconv_cli.py"))
     ]
@@ -112,7 +112,7 @@ def test_metadata(metadata: email.message.Message) -> None:
 
 
 def test_version_is_written_once() -> None:
-    """In version.py, which is where ``pyproject.toml`` reads it."""
+    """In version.py, where ``pyproject.toml`` reads it."""
     pattern = re.compile(rf'version\w*\s*=\s*"{re.escape(polyconv.__version__)}"')
     places = [
         name
@@ -123,7 +123,7 @@ def test_version_is_written_once() -> None:
 
 
 def test_changelog_has_the_version() -> None:
-    """Under its own heading, or in brackets under Unreleased until it is."""
+    """Under its own heading, or in brackets under Unreleased before."""
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert headings, "the changelog has no section"
@@ -181,7 +181,7 @@ def test_unfit_wheels(wheel: Path) -> None:
 def test_unfit_modules(
     flags: list[str], glibc: tuple[int, int], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shared library of one line, linked as the kernels must not be, or for a machine that is too old for it."""
+    """A one-line shared library, linked as the kernels must not be, or for a machine too old for it."""
     source, module = tmp_path / "module.c", tmp_path / "module.so"
     source.write_text("#include <unistd.h>\nint process(void) { return getpid(); }\n")
     subprocess.run(["gcc", "-shared", "-fPIC", str(source), "-o", str(module), *flags], check=True)

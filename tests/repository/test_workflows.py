@@ -1,4 +1,4 @@
-"""The workflows in .github: well formed, and everything that they call is here under that name."""
+"""The workflows in .github: well formed, and everything that they call exists."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_schema() -> None:
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_scripts(path: Path) -> None:
-    """bash can read them, the files that they name exist, and those called by name can be executed."""
+    """bash can parse them, the files that they name exist, and those called by name are executable."""
     for script in scripts(path):
         ran = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
         assert ran.returncode == 0, f"{ran.stderr}{script}"
@@ -68,7 +68,7 @@ def test_commands_of_the_package(path: Path) -> None:
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_nothing_moves_underneath(path: Path) -> None:
-    """Actions and images by their contents, not by a name that can be given to others; a job may not run for ever."""
+    """Actions and images are pinned by hash, not by a movable name; jobs have a time limit."""
     for step in steps(path):
         if "uses" in step:
             assert re.fullmatch(r"[\w/.-]+@[0-9a-f]{40}", step["uses"]), step["uses"]
@@ -79,7 +79,7 @@ def test_nothing_moves_underneath(path: Path) -> None:
 
 
 def test_least_permissions() -> None:
-    """Read the sources; only publishing may do more, and only from a push."""
+    """Read-only, except publishing, and that only from a push."""
     for path in WORKFLOWS:
         workflow = load(path)
         assert workflow["permissions"] == {"contents": "read"}

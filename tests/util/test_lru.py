@@ -8,7 +8,7 @@ from polyconv.util.lru import LruTable
 
 
 def test_what_was_used_last_is_there() -> None:
-    """Half of the capacity, at least, whatever came in between; and never more than the capacity."""
+    """At least half of the capacity, at most the capacity, whatever came in between."""
     table: LruTable[int, str] = LruTable(16)
     draw, used = random.Random(0), []
     for _ in range(5000):

@@ -1,4 +1,4 @@
-"""What is said of TF32: rates as in data sheets, one warning where it is likely to be faster, formats by name."""
+"""TF32: rates as in data sheets, one warning where it is likely faster, formats by name."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ TERAFLOPS = {
     "b300": 1125,
     "rtx5090": 105,
 }
-"""Dense, of the data sheets."""
+"""Dense TF32 TFLOPS of the data sheets."""
 TENSOR_CLOCKS = {"h100": 1830}
-"""Where a GPU is slower with tensor cores at work, as its paper says."""
+"""GPUs that clock lower with busy tensor cores, according to their papers."""
 H100 = SimpleNamespace(name="NVIDIA H100 80GB HBM3", major=9, minor=0)
 RTX_4090 = SimpleNamespace(name="NVIDIA GeForce RTX 4090", major=8, minor=9)
 T4 = SimpleNamespace(name="Tesla T4", major=7, minor=5)
@@ -60,7 +60,7 @@ FLOAT32 = {
     "t4": 8.1,
     "v100": 15.7,
 }
-"""The same without tensor cores: what multiprocessors and clocks have to make."""
+"""Likewise without tensor cores: the check of multiprocessors and clocks."""
 
 
 @pytest.mark.parametrize("name", FLOAT32)
@@ -125,7 +125,7 @@ def test_what_pytorch_computes_in_has_a_name(
     ("name", "float16", "bfloat16"), [("v100", 512, 64), ("a100", 1024, 1024), ("rtx4090", 256, 256)]
 )
 def test_half_precision_has_twice_the_rate(name: str, float16: int, bfloat16: int) -> None:
-    """And bfloat16 that of float32 where there are no tensor cores for it."""
+    """bfloat16 has float32's rate without tensor cores for it."""
     assert DEVICES[name].products_per_clock("float16") == float16
     assert DEVICES[name].products_per_clock("bfloat16") == bfloat16
 
@@ -141,13 +141,13 @@ def test_the_tables_of_the_documentation_are_what_the_model_says() -> None:
     assert module.layers_table() in page
 
 
-# ---- flags, and who says them
+# ---- flags and messages
 
 
 @pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="PyTorch has flags per operator from 2.9 on")
 @pytest.mark.parametrize(("precision", "format"), [("ieee", "float32"), ("tf32", "TF32")])
 def test_flags_of_convolutions_alone_are_followed(precision: str, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where other operators have other flags, ``torch.backends.cudnn.allow_tf32`` raises an error."""
+    """If other operators have other flags, ``torch.backends.cudnn.allow_tf32`` raises an error."""
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: H100)
     parameter = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))
     cudnn = torch.backends.cudnn
@@ -179,7 +179,7 @@ def test_who_times_pytorch_in_tf32_says_so(
 
 
 def test_being_as_wrong_as_tf32_is_not_exact_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch's error in float32 excuses ours; that of TF32, which is a thousand times as large, does not."""
+    """PyTorch's float32 error excuses polyconv's; that of TF32, a thousand times as large, does not."""
     problem = Problem.make("fprop", (1, 4, 12, 12), (4, 4, 3, 3))
     operands = Operands.random(problem)
 

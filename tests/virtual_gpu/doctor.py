@@ -1,9 +1,9 @@
-"""``polyconv.tools.doctor.worker`` on the virtual GPU, and faults that are planted there for it to find.
+"""``polyconv.tools.doctor.worker`` on the virtual GPU, with planted faults.
 
     python -m virtual_gpu.doctor "every kernel"       # with the environment that virtual_gpu.process sets
 
-Kernels may touch all memory that their tensors and scratch lie in, fences included: on a GPU nothing else would stop
-them, either. A fault is a kernel whose text has a line more (``PLANTED=out of bounds``), or a driver that refuses.
+Kernels may touch the whole storage of their tensors and scratch, fences included: a GPU would not stop them either. A
+fault is a kernel with an added line (``PLANTED=out of bounds``), or a driver that refuses.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FEW = 3
 
 
 class SpoiltCache(KernelCache):
-    """Kernels, one of which has a line more in it."""
+    """Kernels, one of them with an added line."""
 
     def __init__(self, plant: str) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class VirtualFencedBackend(FencedBackend):
 
 
 class VirtualSubject(Subject):
-    """The virtual V100, whose tensors are those of the CPU. There is time for few parts."""
+    """The virtual V100 with CPU tensors. Time allows few parts."""
 
     why_no_torch = "needs a CUDA build of PyTorch"
     why_no_tensors = ""
@@ -104,17 +104,17 @@ class VirtualSubject(Subject):
         return VirtualSubject(self._gpu, index)
 
     def wait(self) -> None:
-        """The emulator has computed everything when a launch returns."""
+        """The emulator has finished when a launch returns."""
 
     def some(self, every: Sequence[T], quickly: int) -> list[T]:
-        """Fewer still. Where a fault is planted, what has it in it."""
+        """Even fewer. With a planted fault, those that contain it."""
         if "PLANTED" in os.environ:
             return [one for one in every if one == SPOILT]
         return spread(every, min(max(1, quickly - 1), FEW))
 
 
 def _all_around(tensor: Tensor) -> Tensor:
-    """All the memory that a tensor is part of."""
+    """The whole storage of a tensor."""
     return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
 
 

@@ -1,4 +1,4 @@
-"""A small kernel of the tests' own, described the way the planner describes ours."""
+"""A small kernel of the tests, described as the planner describes its kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inside the child: what the stub driver hands over, and who computes it."""
+"""Inside the child: launches received by the stub driver, and their execution."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OUTPUTS = {Pass.FPROP: ("y",), Pass.DGRAD: ("x",), Pass.WGRAD: ("dw", "db")}
 
 
 def emulator_executor(launch: LaunchRecord, buffers: list[tuple[int, int]]) -> None:
-    """Execute the machine code, and look for races in global memory, too."""
+    """Execute the machine code, also checking for data races in global memory."""
     execute(launch, buffers, check_global=True)
 
 
@@ -56,26 +56,26 @@ class VirtualGpu:
 
     @property
     def synchronisations(self) -> int:
-        """How often anyone waited for the GPU since the process started."""
+        """Number of synchronisations with the GPU since the process started."""
         count = _stub().virtual_gpu_synchronisations
         count.restype = ctypes.c_uint64
         return int(count())
 
     def fail(self, function: str, nth: int, count: int, code: int) -> None:
-        """Let so many calls of a driver function fail, from the n-th on (1 is the next); see driver/virtual_gpu.h."""
+        """Let this many calls of a driver function fail, from the n-th on (1 is the next); see driver/virtual_gpu.h."""
         _stub().virtual_gpu_fail(function.encode(), nth, count, code)
 
     def repair(self) -> int:
-        """Let nothing fail any more; gives the number of calls that did."""
+        """Let nothing fail any more; returns the number of failed calls."""
         failed = int(_stub().virtual_gpu_faults())
         _stub().virtual_gpu_fail(None, 0, 0, 0)
         return failed
 
     @contextmanager
     def memory(self, *tensors: Tensor) -> Iterator[None]:
-        """Let kernels launched in this block touch the elements of these tensors, and raise here what went wrong there.
+        """Allow kernels in this block to touch the elements of these tensors, and raise their faults here.
 
-        A range reaches from a tensor's first to its last element: what lies around it in the same storage is outside.
+        A range covers a tensor from first to last element; the rest of its storage is outside.
         """
         ranges = [_extent(tensor) for tensor in tensors if tensor.numel()]
         self._buffers += ranges
@@ -93,7 +93,7 @@ class VirtualGpu:
         return VirtualBackend(self, **arguments)
 
     def _on_launch(self, struct: Any) -> int:
-        """Called by the driver. No exception can cross it, so one is kept and the launch reported as failed."""
+        """Called by the driver. No exception can cross it, so it is stored and the launch reported as failed."""
         try:
             launch = LaunchRecord.read(struct.contents)
             self.launches.append(launch)
@@ -105,10 +105,10 @@ class VirtualGpu:
 
 
 class VirtualBackend(CudaBackend):
-    """The CUDA backend on CPU tensors, with suspicion.
+    """The CUDA backend on CPU tensors, with checks.
 
-    Outputs and workspace are filled with NaN before the run, so that reading or leaving what nobody wrote shows, except
-    for an output that is added to. Inputs are compared afterwards, so that writing to them shows too.
+    Outputs and workspace are filled with NaN before the run, except an output that is added to, so that unwritten
+    elements show. Inputs are compared afterwards, so that writes to them show.
     """
 
     def __init__(self, gpu: VirtualGpu, **arguments: Any) -> None:
@@ -145,6 +145,6 @@ def record_only(launch: LaunchRecord, buffers: list[tuple[int, int]]) -> None:
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
-    """Address and bytes from the tensor's first element to its last, whatever the strides."""
+    """Address and bytes from the tensor's first element to its last, for any strides."""
     elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), elements * tensor.element_size()

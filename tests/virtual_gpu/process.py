@@ -1,4 +1,4 @@
-"""The child process that has the stub driver for its libcuda."""
+"""The child process with the stub driver as its libcuda."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class VirtualGpuError(RuntimeError):
 
 
 class _RemoteError(Exception):
-    """Where in the child an exception was raised."""
+    """Traceback of an exception in the child."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -36,9 +36,9 @@ class _RemoteError(Exception):
 def run_in_virtual_gpu(
     function: Callable[..., Any], *arguments: Any, timeout: float = 120.0, environment: dict[str, str] | None = None
 ) -> Any:
-    """Call a module-level function in a process that has a virtual V100, and return what it returns.
+    """Call a module-level function in a process with a virtual V100, and return its result.
 
-    A call with an ``environment`` gets a process of its own; the others share one.
+    A call with an ``environment`` gets its own process; the others share one.
     """
     if environment:
         child = _Child(environment)
@@ -53,7 +53,7 @@ def run_in_virtual_gpu(
 
 
 def build_driver() -> Path:
-    """Compile the stub and return its folder. It lies in the temporary directory, named after its source's hash."""
+    """Compile the stub and return its folder, in the temporary directory, named after its source's hash."""
     handed_over = _REPOSITORY / "tools" / "fake_cuda" / "runtime" / "launch_record.h"
     sources = [*sorted((_HERE / "driver").glob("*.[ch]")), handed_over]
     digest = hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
@@ -147,7 +147,7 @@ def _serve(connection: Connection) -> None:
 
 
 def _sendable(error: BaseException) -> BaseException:
-    """The error itself if it survives the way to the parent, else its text."""
+    """The error itself if it can be pickled, else its text."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -157,7 +157,7 @@ def _sendable(error: BaseException) -> BaseException:
 
 @contextlib.contextmanager
 def _environment(**variables: str) -> Iterator[None]:
-    """Environment variables that a process started in this block inherits."""
+    """Environment variables inherited by a process started in this block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -1,4 +1,4 @@
-"""Threads that launch at the same time, each with addresses of its own."""
+"""Threads that launch at the same time, each with its own addresses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from virtual_gpu.gpu import VirtualGpu
 
 
 def assert_addresses_are_not_mixed(gpu: VirtualGpu, launch: Callable[[int], None], times: int) -> None:
-    """``launch`` writes an address twice at the front of the parameters; eight threads call it so often each."""
+    """``launch`` writes an address twice at the front of the parameters; eight threads call it this often each."""
 
     def work(base: int) -> None:
         for i in range(times):

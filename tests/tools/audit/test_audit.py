@@ -1,4 +1,4 @@
-"""audit: figures against float64, the tolerance that keeps a limit, and a model that is left as it was."""
+"""audit: errors against float64, the tolerance that keeps a limit, and an unchanged model."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def only(report: polyconv.Audit, layer: str = "", kind: str = "forward") -> Row:
 
 
 def fast() -> polyconv.Conv2d:
-    """A convolution that a fast algorithm runs."""
+    """A convolution with a fast plan."""
     return polyconv.Conv2d(16, 32, 3, padding=1)
 
 
 IMAGE = (2, 16, 48, 64)
 
 
-# ---- the figures
+# ---- errors
 
 
 def all_passes(case: Case) -> list[Ran]:
-    """The passes of a call, as they ran."""
+    """The passes of a call, as executed."""
     x, w, bias = case.tensors(torch.float32)
     leaves = [tensor.detach().requires_grad_() for tensor in (x, w, bias) if tensor is not None]
     passes: list[Ran] = []
@@ -61,7 +61,7 @@ def all_passes(case: Case) -> list[Ran]:
 @pytest.mark.parametrize("products", [1, exact.PRODUCTS], ids=["a row at a time", "whole images"])
 @pytest.mark.parametrize("name", CASES)
 def test_slabs_are_the_reference(name: str, products: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every element of every output in float64, and its own terms: the same pass of the squares."""
+    """Every output element in float64, and the same pass of the squares for its neighbourhood."""
     monkeypatch.setattr(exact, "PRODUCTS", products)
     for ran in all_passes(CASES[name]):
         expected = _reference(ran, 1), _reference(ran, 2)
@@ -107,7 +107,7 @@ def test_figures_are_what_the_documentation_defines() -> None:
 
 
 def test_an_element_of_nothing_but_zeros_is_compared_with_the_last_place_of_the_scale() -> None:
-    """A quotient by zero would be infinite whatever the leak; left out, a leak into black would be silent."""
+    """A quotient by zero would be infinite for any leak; leaving it out would hide a leak into black."""
     x = torch.zeros(IMAGE)
     x[:, :, 24, 32] = 1.0
     row = only(polyconv.audit(fast().eval(), x))
@@ -129,14 +129,14 @@ def test_wrong_or_missing_numbers_are_infinitely_wrong() -> None:
 
 
 def test_what_no_float32_can_hold_is_no_error() -> None:
-    """The exact sum is beyond the largest number: infinity is the right answer."""
+    """The exact sum exceeds the largest number: infinity is correct."""
     conv = polyconv.Conv2d(1, 1, 1, bias=False).eval()
     nn.init.constant_(conv.weight, 10.0)
     row = only(polyconv.audit(conv, torch.full((1, 1, 4, 4), 1e38)))
     assert (row.error, row.local_error) == (0.0, 0.0)
 
 
-# ---- uneven data, and the tolerance that mends it
+# ---- uneven data, and the tolerance that fixes it
 
 
 def test_one_loud_pixel_shows_beside_its_quiet_neighbours_and_tolerance_0_mends_it() -> None:
@@ -160,8 +160,8 @@ def test_one_loud_pixel_shows_beside_its_quiet_neighbours_and_tolerance_0_mends_
 
 
 def test_every_output_map_is_measured_in_its_own_scale() -> None:
-    """Of weights from 1 down to 1e-12: in the scale of the whole output, the quietest channel's error would be nothing,
-    and the loudest one's more than predicted."""
+    """Weights from 1 down to 1e-12: in the scale of the whole output, the quietest channel's error would vanish, and
+    the loudest one's exceed its prediction."""
     conv, x = fast().eval(), torch.randn(IMAGE)
     with torch.no_grad():
         conv.weight.mul_(torch.logspace(0, -12, 32).reshape(-1, 1, 1, 1))
@@ -179,7 +179,7 @@ def test_every_output_map_is_measured_in_its_own_scale() -> None:
 
 @pytest.mark.parametrize("activation", ["none", "silu"])
 def test_a_dead_filter_is_measured_by_its_bias(activation: str) -> None:
-    """Pruned, or decayed to nothing: what is left is the bias, which rounds to its own precision in any algorithm."""
+    """Pruned or decayed to nothing: only the bias remains, which rounds to its own precision in any algorithm."""
     conv = polyconv.Conv2d(16, 32, 3, padding=1, activation=activation).eval()
     with torch.no_grad():
         conv.weight[:4] = 0
@@ -210,7 +210,7 @@ def test_the_tolerance_that_is_reported_keeps_the_limit() -> None:
 
 
 def test_the_tolerance_is_no_smaller_than_needed() -> None:
-    """A little above the one that is reported the plan is another one, up to the digits that people write."""
+    """Slightly above the reported one the plan differs, up to the printed digits."""
     conv, x = fast().eval(), torch.randn(IMAGE)
     row = only(polyconv.audit(conv, x, limit=1e-5))
     assert row.remedy is not None
@@ -258,7 +258,7 @@ def test_a_network_forward_and_backward() -> None:
 
 
 class Branches(nn.Module):
-    """Two convolutions of one input and one shape, one module called twice, one never, one call of a function."""
+    """Two convolutions of one input and one shape, one module called twice, one never, one function call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -286,18 +286,18 @@ def test_each_pass_is_told_under_the_name_of_its_layer() -> None:
 
 
 def test_gradients_of_branches_are_told_apart_by_the_weight_that_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two modules read the same input in the same shape, so that nothing but the order of the backward pass tells."""
+    """Two modules read the same input in the same shape: only the order of the backward pass tells them apart."""
     model = Branches()
     owners = {module.weight.data_ptr(): name for name, module in model.named_children()}
     told: list[tuple[str, str]] = []
     name_of = auditor._Inspector._name
 
     def inspect(self: auditor._Inspector, ran: Ran) -> None:
-        if "w" in ran.tensors:  # the weight gradient reads none; it comes right after the input's
+        if "w" in ran.tensors:  # the weight gradient reads none; it follows the input's
             told.append((name_of(self, ran.problem), owners.get(ran.tensors["w"].data_ptr(), "")))
 
     monkeypatch.setattr(auditor._Inspector, "inspect", inspect)
-    with pytest.raises(ValueError, match="no convolution ran"):  # for nothing was measured
+    with pytest.raises(ValueError, match="no convolution ran"):  # nothing was measured
         polyconv.audit(model, torch.randn(1, 4, 24, 24, requires_grad=True))
     assert len(told) == 10
     assert all(name == owner for name, owner in told)
@@ -352,7 +352,7 @@ def test_the_model_is_left_as_it_was() -> None:
     hooks = [dict(module._forward_hooks) for module in model.modules()]
     classes = [type(module) for module in model.modules()]
     generator = torch.get_rng_state()
-    model.eval()[1].train()  # a mixture of modes
+    model.eval()[1].train()  # mixed modes
     modes = [module.training for module in model.modules()]
     for backward in (False, True):
         report = polyconv.audit(model, x, backward=backward, limit=1e-9)
@@ -428,7 +428,7 @@ def test_a_residual_and_an_activation_are_part_of_what_is_exact() -> None:
     conv = polyconv.Conv2d(16, 32, 3, padding=1, activation="relu").eval()
     residual = torch.full((2, 32, 48, 64), 1e3)
     row = only(polyconv.audit(conv, {"input": torch.randn(IMAGE), "residual": residual}))
-    assert row.local_error < 1e-6  # a rounding of the residual, which is by far the largest term
+    assert row.local_error < 1e-6  # a rounding of the residual, by far the largest term
 
 
 def test_autocast_and_inference_mode_around_it() -> None:

@@ -1,4 +1,4 @@
-"""Duels of layers and of networks: what is compared, what the figures mean, the tables and pictures of them."""
+"""A/B comparisons of layers and networks: what is compared, figures, tables and charts."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_network_is_measured_with_its_memory() -> None:
     found = contest.run()
     assert found.key == contest.key
     assert found.what == "32×32"
-    assert sum(found.plans.values()) == 8  # of three convolutions, the first of which has no input gradient
+    assert sum(found.plans.values()) == 8  # three convolutions, the first without an input gradient
     assert found.memory is not None
     assert min(found.memory.torch, found.memory.ours) > 50 * 2**20
     assert Duel.from_json(found.as_json()).memory == found.memory
@@ -198,7 +198,7 @@ def test_without_the_zoo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     assert suites.of_networks(Cases(), ["srcnn"]).subjects == ["srcnn"]
 
 
-# ---- what the figures mean
+# ---- figures
 
 
 def test_ratios_are_pytorchs_time_over_ours() -> None:
@@ -232,7 +232,7 @@ def test_words_find_layers_by_their_class() -> None:
     assert len(suite.contests) == 5 * 8
 
 
-# ---- tables and pictures
+# ---- tables and charts
 
 
 def test_tables(capsys: pytest.CaptureFixture[str]) -> None:
@@ -262,7 +262,7 @@ def test_pictures(draw: object, count: int, tmp_path: Path) -> None:
 
 
 def figure(shown: object, legend: str) -> Any:
-    """A picture with the line of a machine whose name is long, in the widest of the usual fonts."""
+    """A chart with a long machine name, in the widest of the usual fonts."""
     pyplot = charts.require(Path("out.png"))
     where = {**journal.setting(), "processor": "Intel(R) Xeon(R) Platinum 8370C CPU @ 2.80GHz"}
     with pyplot.rc_context({"font.family": "DejaVu Sans", "font.size": 9}):
@@ -295,7 +295,7 @@ def test_no_text_leaves_a_picture(draw: Any, legend: str, cases: list[Case], cou
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_picture_of_networks_has_its_band(count: int) -> None:
-    """Of one network, too: as far to both sides of 1 as PyTorch against itself is from it."""
+    """Also for one network: as far to both sides of 1 as PyTorch against itself."""
     pytest.importorskip("matplotlib")
     shown = figure(charts.of_networks([duel(f"net {n}", 0.5) for n in range(count)]), charts.NETWORKS_LEGEND)
     to_hex = pytest.importorskip("matplotlib.colors").to_hex

@@ -1,4 +1,4 @@
-"""``polyconv bench``: arguments, batches, errors against float64, what a row says, the files that are written."""
+"""``polyconv bench``: arguments, batches, errors against float64, rows, files."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ PROBLEMS = {
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing here depends on what is measured, so a short matrix product is as good as a long one."""
+    """No test depends on measured values, so a short matrix product suffices."""
     monkeypatch.setattr(timing, "SGEMM_SIZE", 64)
     monkeypatch.setattr(timing, "SHORTEST", 0.0)
     timing.sgemm_rate.cache_clear()
@@ -165,7 +165,7 @@ def test_candidates_of_one_axis_and_transposed_compute_the_same(name: str, kind:
 
 
 def test_layouts_have_weights_of_their_own() -> None:
-    """A 1x1 weight is dense in both layouts; what is prepared of it is kept for one of them at a time."""
+    """A 1x1 weight is dense in both layouts; the weight cache holds one of them at a time."""
     operands = Operands.random(problem_of("a 1x1 kernel that skips", Pass.FPROP))
     assert operands.channels_last().w.data_ptr() != operands.w.data_ptr()
 
@@ -320,7 +320,7 @@ def test_the_plan_is_the_planners() -> None:
     assert (found.plan, found.predicted_error) == (plan.name, plan.predicted_error)
 
 
-# ---- contests, one after another
+# ---- the runner
 
 
 def succeed(name: str) -> Row:
@@ -366,7 +366,7 @@ def test_known_contests_are_not_run_again() -> None:
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Contests that are named and not run; each gives the same row of its workload and pass."""
+    """Contests that do not run; each returns the same row of its workload and pass."""
     asked: list[str] = []
 
     def run(chosen: Sequence[Contest[Row]], seconds: float | None) -> Iterator[Row]:
@@ -572,7 +572,7 @@ def test_an_instruction_set_limits_both_sides(tmp_path: Path) -> None:
     assert ", sse4 (PyTorch: DEFAULT), " in ran.stdout
 
 
-# ---- the picture
+# ---- the chart
 
 
 @pytest.mark.parametrize("count", [1, 3, 30])

@@ -1,4 +1,4 @@
-"""``polyconv doctor``: what it finds, that its self-test would notice, and what its report holds."""
+"""``polyconv doctor``: findings, a self-test that detects faults, and the report."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_with_a_gpu() -> None:
-    """The driver is there; this PyTorch cannot use it, which is worth a warning."""
+    """The driver is present but this PyTorch cannot use it: a warning."""
     found = run_in_virtual_gpu(environment.findings)
     assert "V100" in named(found, "GPU 0").text
     assert "sm_70" in named(found, "GPU 0").text
@@ -144,7 +144,7 @@ def _without_compiler() -> list[Finding]:
 
 
 def test_every_family_and_pass_is_tried_on_a_gpu() -> None:
-    """On the virtual V100, from plan to machine code, and all results are right."""
+    """On the virtual V100, from plan to machine code, all results are correct."""
     report = run_in_virtual_gpu(_gpu_self_test, timeout=600)
     assert "V100" in report.device
     assert [str(failure) for failure in report.failures] == []
@@ -169,7 +169,7 @@ def test_every_family_and_pass_is_tried_on_a_gpu() -> None:
 
 
 def _gpu_self_test() -> Report:
-    """The command's own self-test, but that the GPU computes on the memory of CPU tensors."""
+    """The command's own self-test, with the GPU computing on the memory of CPU tensors."""
     (gpu,), report = environment.gpus(), Report()
     with VirtualGpu() as virtual:
         trials = list(correctness.cuda_trials(gpu.description, lambda planner: virtual.backend(planner=planner)))
@@ -179,7 +179,7 @@ def _gpu_self_test() -> Report:
 
 
 def test_a_gpu_that_does_not_work_is_an_answer() -> None:
-    """PyTorch's CPU build stands for one that cannot reach the GPU: every trial fails and says why, none escapes."""
+    """PyTorch's CPU build as one that cannot reach the GPU: every trial fails with a reason, none escapes."""
     device, trials, outcome, contest = run_in_virtual_gpu(_unreachable_gpu)
     assert device == torch.device("cuda", 0)
     assert trials > 50
@@ -204,7 +204,7 @@ def test_every_engine_of_the_cpu_is_tried() -> None:
 
 
 class Broken(CpuBackend):
-    """A backend that is wrong in one way."""
+    """A backend with one fault."""
 
     def __init__(self, fault: str) -> None:
         super().__init__()
@@ -248,7 +248,7 @@ def test_the_self_test_notices(kind: Pass, fault: str, words: str) -> None:
     assert correctness.attempt(replace(trial, backend=CpuBackend), CPU).ok
 
 
-# ---- speed, with a clock of the test's own
+# ---- speed, with a fake clock
 
 
 def small() -> list[Workload]:
@@ -256,7 +256,7 @@ def small() -> list[Workload]:
 
 
 def clock(seconds: dict[int, float]) -> Callable[[Callable[[], object], int], float]:
-    """Each callable, in the order in which they come, takes its own time."""
+    """Each callable takes its own time, in order."""
     seen: list[object] = []
 
     def timer(call: Callable[[], object], times: int) -> float:

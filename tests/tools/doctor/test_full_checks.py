@@ -1,4 +1,4 @@
-"""``polyconv doctor --full`` on the virtual GPU: from start to end, and every fault that is planted is found."""
+"""``polyconv doctor --full`` on the virtual GPU: end to end, and every planted fault is found."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from virtual_gpu.gpu import VirtualGpu
 VIRTUAL = (sys.executable, "-m", "virtual_gpu.doctor")
 TWO_GPUS = {"VIRTUAL_GPU_DEVICES": "2", "OMP_NUM_THREADS": "1"}
 IN_THE_ROUND = {name: one for name, one in EXAMINATIONS.items() if NIGHTLY or one.quick}
-"""Each takes a process of its own. Of the others, the parts are tried in one that they share; at night, in rounds."""
+"""Checks with a process each. Parts of the others share one; nightly, in sessions."""
 
 
-# ---- what is examined
+# ---- coverage
 
 
 @pytest.mark.parametrize("name", ["v100", "t4", "b200"])
@@ -45,7 +45,7 @@ def test_every_kernel_has_a_small_problem(name: str) -> None:
 
 @nightly
 def test_every_kernel_proves_itself() -> None:
-    """All that a full round forces by name; in most runs of the tests, a round forces one of each family."""
+    """Kernels that a full session forces by name; in most test runs, one of each family."""
     found = run_in_virtual_gpu(_prove_all, timeout=1500)
     assert {symbol: answer.words for symbol, answer in found.items() if answer.verdict is not Verdict.OK} == {}
     assert len(found) > 200
@@ -65,11 +65,11 @@ def test_quick_is_a_part_of_full() -> None:
     assert all(one.name == name and one.proves for name, one in EXAMINATIONS.items())
 
 
-# ---- from start to end
+# ---- end to end
 
 
 def test_a_full_round(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Twice: the second time nothing is missing, and nothing is examined."""
+    """Twice: the second time nothing is missing, and nothing is checked."""
     assert run_in_virtual_gpu(_full, tmp_path / "report.json", timeout=580, environment=TWO_GPUS) == [0, 0]
     found = json.loads((tmp_path / "report.json").read_text())
     assert found["ok"]

@@ -1,4 +1,4 @@
-"""Examinations in processes of their own: whatever becomes of a process is an answer, and the rest goes on."""
+"""Checks in separate processes: any outcome of a process is an answer, and the others continue."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_what_went_wrong_is_looked_at_with_compute_sanitizer(talker: Examiner, t
 
 
 def test_the_process_itself(tmp_path: Path) -> None:
-    """polyconv.tools.doctor.worker: what a part raises or prints, and that it ends where something went wrong."""
+    """polyconv.tools.doctor.worker: exceptions and output of a part, and its exit after an error."""
     program = tmp_path / "program.py"
     program.write_text(
         "import sys\n"
@@ -139,11 +139,11 @@ def test_the_process_itself(tmp_path: Path) -> None:
     assert json.loads(record.path.read_text())["results"][0]["figures"] == {"error": "inf"}
 
 
-# ---- the record
+# ---- the journal
 
 
 class Answering(Examiner):
-    """An examiner that is interrupted after some answers."""
+    """A runner that is interrupted after some answers."""
 
     patience = 100
 

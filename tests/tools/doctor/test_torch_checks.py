@@ -1,7 +1,7 @@
-"""Examinations that need PyTorch's own CUDA, on a pretended one: they run, and notice what they are there for.
+"""Checks that need PyTorch's own CUDA, on a fake one: they run, and detect their faults.
 
-Streams and events do nothing, a graph is what was launched while it was captured, and the launches are executed on the
-memory of CPU tensors. So this is no proof of a GPU, but one of the examinations.
+Streams and events do nothing, a graph is the list of launches captured, and launches are executed on the memory of CPU
+tensors. So this verifies the checks, not a GPU.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Event:
 
 
 class Executed:
-    """Launches with the memory that they may touch, to be executed once more."""
+    """Launches with the memory that they may touch, to be executed again."""
 
     def __init__(self) -> None:
         self.launches: list[tuple[LaunchRecord, list[tuple[int, int]]]] = []
@@ -77,7 +77,7 @@ class Subject(VirtualSubject):
 
 @contextmanager
 def pretended(**constants: Any) -> Iterator[VirtualSubject]:
-    """PyTorch's CUDA, as far as the examinations use it; ``constants`` of the modules get other values."""
+    """PyTorch's CUDA as far as the checks use it; ``constants`` of the modules get other values."""
     executed = Executed()
 
     @contextmanager
@@ -180,7 +180,7 @@ def _too_little_memory() -> dict[str, Answer]:
 
 
 def test_replicas_train_as_one() -> None:
-    """On the CPU, where DataParallel has one replica; and two processes that stay together."""
+    """On the CPU, where DataParallel has one replica; and two processes that stay in step."""
     subject: Any = type("OnTheCpu", (), {"device": torch.device("cpu"), "quick": True})
     assert training.data_parallel(subject).verdict is Verdict.OK
     assert training.two_ranks(subject).verdict is Verdict.OK

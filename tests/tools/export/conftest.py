@@ -1,4 +1,4 @@
-"""What the tests of exported files share: files that are built without a compiler."""
+"""Fixtures for exported files: built without a compiler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polyconv.tools.export import Model, exported_file, named_model
 
 @pytest.fixture
 def builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Builds:
-    """A machine without a GPU that is told what to compile for, and whose builds lie in the test's folder."""
+    """A machine without a GPU, with given architectures, building in the test's folder."""
     builds = Builds()
     monkeypatch.setattr("torch.utils.cpp_extension.load_inline", builds)
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "Volta")
@@ -26,7 +26,7 @@ def builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Builds:
 
 @pytest.fixture
 def imported(builds: Builds, tmp_path: Path) -> Iterator[Any]:
-    """Imports the file of a problem by its name, or of a model, with libraries that compute nothing."""
+    """Imports the file of a problem by name, or of a model, with libraries that compute nothing."""
 
     def make(model: str | Model, **options: Any) -> ModuleType:
         if isinstance(model, Model) or options:

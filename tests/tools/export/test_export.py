@@ -1,4 +1,4 @@
-"""The texts of exported files: what they import, that they are read with pleasure, that nothing in them is unused."""
+"""Texts of exported files: imports, readability, nothing unused."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def test_is_formatted(name: str, tmp_path: Path) -> None:
         assert result.returncode == 0, result.stdout + result.stderr
 
 
-# ---- nothing in it is unused
+# ---- nothing unused
 
 
 def cuda_texts(text: str) -> list[str]:
-    """The CUDA texts of a file that are compiled together, with what calls their functions."""
+    """The CUDA texts of a file that are compiled together, with the callers of their functions."""
     values: dict[str, Any] = {}
     for node in ast.parse(text).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper():
@@ -87,7 +87,7 @@ def cuda_texts(text: str) -> list[str]:
 
 
 def unused(text: str) -> list[str]:
-    """Names that are defined and appear nowhere else: of functions, types, constants, members, methods."""
+    """Names that are defined and appear nowhere else: functions, types, constants, members, methods."""
     code = re.sub(r"//.*", "", text)
     names = {name for name in map(name_of, definitions(code)) if name is not None}
     for declared in re.findall(r"\bconstexpr \w+ ([^;]*);", code):

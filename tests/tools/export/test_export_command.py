@@ -1,4 +1,4 @@
-"""``polyconv export``: what it writes, which modules it takes, and what it says of others."""
+"""``polyconv export``: its output, accepted modules, and messages about others."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_negative_padding_needs_zeros() -> None:
         )
 
 
-# ---- a module of the user's
+# ---- a user's module
 
 NETWORK = """
 import torch

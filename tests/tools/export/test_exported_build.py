@@ -1,4 +1,4 @@
-"""How an exported file is compiled: once, where torch keeps extensions, and with a sentence for what can go wrong."""
+"""Compilation of an exported file: once, in torch's extension folder, with a message for each failure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_importing_compiles_and_says_so(builds: Builds, tmp_path: Path, capsys: 
 
 
 def test_it_is_found_again(builds: Builds, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As by a second process: the module is loaded anew."""
+    """As in a second process: the module is loaded again."""
     for _ in range(3):
         load(SMALL, tmp_path / "exported_small.py").ModelNew()
     assert len(builds) == 1
@@ -85,14 +85,14 @@ def test_the_name_has_all_that_matters(
 
 
 def test_the_headers_of_torch_are_not_read(builds: Builds, tmp_path: Path) -> None:
-    """What ``load_inline`` includes by itself is found empty: a minute of compiling less."""
+    """Headers that ``load_inline`` includes by itself are replaced by empty ones: a minute less to compile."""
     load(SMALL, tmp_path / "exported_small.py")
     headers = {path.name: path.read_text() for path in (tmp_path / "extensions").rglob("headers/torch/*.h")}
     assert headers == {"extension.h": "", "types.h": ""}
     assert "torch" not in builds.sources[0]
 
 
-# ---- what can go wrong
+# ---- failures
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_the_environment_comes_before_the_file(builds: Builds, tmp_path: Path) -
 
 
 def test_a_lock_that_was_left_behind_is_explained(builds: Builds, tmp_path: Path) -> None:
-    """torch itself would wait for it, for ever and in silence."""
+    """torch itself would wait for it silently and forever."""
     module: Any = load(SMALL, tmp_path / "exported_small.py")
     (complete,) = (tmp_path / "extensions").rglob("complete")
     complete.unlink()
@@ -180,7 +180,7 @@ def test_a_compiler_that_nvcc_refuses(
 
 
 def test_everything_of_a_file_is_compiled_when_it_is_imported(builds: Builds, tmp_path: Path) -> None:
-    """Of each of its convolutions; the constructor finds them."""
+    """For each of its convolutions; the constructor finds them."""
     module: Any = load(text_of("kb86"), tmp_path / "exported_two.py")
     assert len(builds) == 2
     module.ModelNew()

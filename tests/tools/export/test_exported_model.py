@@ -1,6 +1,6 @@
-"""The module in an exported file: its constructor, its parameters, what it refuses, what autograd sees of it.
+"""The module in an exported file: constructor, parameters, refusals, autograd.
 
-No kernel runs here: the libraries do nothing. ``python tools/export_check`` builds the files and executes them.
+No kernel runs here: the libraries do nothing. ``python tools/export_check`` builds and executes the files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from polyconv.tools.export import ExportError, convolution_model, exported_file,
 
 
 def original(name: str) -> torch.nn.Module:
-    """The convolutions of KernelBench's problems under their names, from the workload's own description."""
+    """The convolutions of KernelBench's problems by name, from the workloads' descriptions."""
     spec = entries()[name]
     names = {"kb50": "conv1", "kb86": "depthwise", "kb87": "conv1d"}
     usual = {
@@ -58,7 +58,7 @@ def test_parameters_are_those_of_the_original(name: str, imported: Any) -> None:
 
 
 def test_other_arguments_stand_for_another_convolution(imported: Any, builds: Builds) -> None:
-    """It is compiled for them, from the direct kernels alone."""
+    """Compiled for them, from the direct kernels only."""
     module = imported("kb80")
     (planned,) = builds.sources
     conv = module.ModelNew(16, 128, 3).conv2d
@@ -100,7 +100,7 @@ def test_tensors_that_it_cannot_compute_are_refused(imported: Any) -> None:
 
 
 class Calls(list[tuple[str, tuple[int, ...]]]):
-    """Stands in for the calls of compiled functions: fills what they would, and remembers which were made."""
+    """Replaces the calls of compiled functions: fills their outputs, and records the calls."""
 
     def __call__(self, function: Any, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None) -> None:
         written = {"forward": y, "input_gradient": x, "weight_gradient": w}[function.__name__]
@@ -153,7 +153,7 @@ def test_the_bias_alone_is_wanted(imported: Any, calls: Calls) -> None:
 
 
 def test_weights_of_any_layout(imported: Any, calls: Calls) -> None:
-    """The kernels read them as torch stores them; what ``.to(memory_format=...)`` did is undone."""
+    """The kernels read parameters in torch's layout; ``.to(memory_format=...)`` is undone."""
     module = imported("kb80")
     module._call = calls
     model = module.ModelNew().to(memory_format=torch.channels_last)
@@ -182,7 +182,7 @@ def test_nothing_to_compute(imported: Any, calls: Calls) -> None:
 
 
 def test_gradients_of_gradients_are_refused(imported: Any, calls: Calls) -> None:
-    """Where the first gradient has no graph, a penalty on it would be lost in silence."""
+    """If the first gradient had no graph, a penalty on it would be lost silently."""
     module = imported("kb80")
     module._call = calls
     x = torch.zeros(1, 32, 24, 40, requires_grad=True)
@@ -201,7 +201,7 @@ def test_forward_only_has_no_gradient(imported: Any, calls: Calls) -> None:
 
 
 def test_a_launch_that_fails_is_an_error(imported: Any) -> None:
-    """What the compiled function returns is what the user reads."""
+    """The user sees the compiled function's error text."""
     module = imported("kb82")
     kernels = module._kernels(module.CONV2D, module.CONV2D[2])
     assert kernels.forward(None) is None
@@ -295,7 +295,7 @@ def test_a_transposed_convolution_is_an_input_gradient(imported: Any, calls: Cal
 
 
 def test_outputs_past_the_stride_are_cropped(imported: Any) -> None:
-    """Of fewer, the convolution that is transposed takes no notice."""
+    """With fewer, the transposed convolution is unchanged."""
     module = imported("kb64")
     for stride, sides in ((1, (1, -1)), (3, (1, 1))):
         conv = module.ConvTranspose1d(module.CONV1D_TRANSPOSE, 2, 2, 3, stride, 1, output_padding=2, dilation=3)

@@ -1,4 +1,4 @@
-"""What ``tools/export_check`` judges a time by: another process at work must not decide the verdict."""
+"""Timing in ``tools/export_check``: other busy processes must not decide the verdict."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from export_check.programs.host_time import best
 
 
 def spin() -> None:
-    """Take the processor for 4 ms of its time."""
+    """Use 4 ms of processor time."""
     end = time.thread_time() + 4e-3
     while time.thread_time() < end:
         pass
 
 
 def wait() -> None:
-    """Let 20 ms pass, as a call does on a busy machine whose processor is taken from it."""
+    """Let 20 ms of wall time pass, as on a busy machine."""
     time.sleep(0.02)
 
 

@@ -1,4 +1,4 @@
-"""The CUDA sources of exported files, compiled by the compiler of the oldest CUDA that they promise to work with."""
+"""CUDA sources of exported files, compiled by the oldest CUDA that they promise to work with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SLOW = ("kb50", "kb55", "kb56", "kb62", "kb86")
 
 
 def warnings_of(module: Any, source: str) -> list[str]:
-    """What the compiler remarks, but for constants of the geometry: not every file needs all of them."""
+    """Compiler messages, except about geometry constants: not every file needs all of them."""
     lines = nvrtc_11_8.warnings_of(source).strip("\n\0").splitlines()
     told = [line for line in lines if line and "^" not in line]
     return [line for line in told if not re.search(rf'"({"|".join(GEOMETRY.findall(module.GEOMETRY))})" was', line)]
@@ -24,7 +24,7 @@ def warnings_of(module: Any, source: str) -> list[str]:
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in EVERY])
 def test_compiles_without_a_warning(name: str, imported: Any, builds: Builds) -> None:
-    """A variable that is not used would be one."""
+    """An unused variable would be one."""
     module = imported(name)
     for source in builds.sources:
         assert not warnings_of(module, source)
@@ -32,7 +32,7 @@ def test_compiles_without_a_warning(name: str, imported: Any, builds: Builds) ->
 
 @pytest.mark.slow
 def test_tensor_cores_compile_without_a_warning(imported: Any, builds: Builds) -> None:
-    """What was chosen for a V100, and for other GPUs what is chosen without."""
+    """The choice for a V100, and for other GPUs the one without tensor cores."""
     module = imported("kb80", forward_only=True, tensor_cores=True)
     (source,) = builds.sources
     assert "on_tensor_cores(*call, kForward, [=] { return separable(*call, kForward); })" in source
@@ -56,7 +56,7 @@ ARGUMENTS = {
 @pytest.mark.parametrize("case", ARGUMENTS)
 @pytest.mark.parametrize("forward_only", [False, True], ids=["", "forward only"])
 def test_other_arguments_compile(case: str, forward_only: bool, imported: Any, builds: Builds) -> None:
-    """In a file that was exported for them, and in one that was not."""
+    """In a file exported for them, and in one that was not."""
     arguments: Any = ARGUMENTS[case]
     shape = (2, arguments["in_channels"], 33, 40)
     imported(convolution_model(shape, **arguments), forward_only=forward_only).ModelNew()

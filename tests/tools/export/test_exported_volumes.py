@@ -1,4 +1,4 @@
-"""Volumes in an exported file: stacked sheets, whose convolutions of pictures are computed here by torch, in float64.
+"""Volumes in an exported file: stacked slices, whose 2-D convolutions torch computes here, in float64.
 
 ``python tools/export_check`` executes the kernels.
 """
@@ -20,7 +20,7 @@ from polyconv.tools.export import convolution_model, named_model
 
 
 class Kernels:
-    """Stands in for the library of a geometry: its functions are what computes them, and its tensors are checked."""
+    """Replaces the library of a geometry: torch computes its functions, and their tensors are checked."""
 
     def __init__(self, source: Any, geometry: tuple[Any, ...]) -> None:
         self.geometry = geometry
@@ -42,7 +42,7 @@ class Kernels:
 
 
 def computed(function: Any, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None) -> None:
-    """Stands in for the file's own ``_call``. What is written has dense rows; kernels count on it."""
+    """Replaces the file's own ``_call``. Outputs have dense rows, which kernels rely on."""
     written = {"x": x, "w": w, "y": y}[function.name]
     assert w.is_contiguous()
     assert written.stride()[2:] == (written.shape[3], 1)
@@ -66,7 +66,7 @@ def _new_memory_has_no_numbers() -> Iterator[None]:
 
 @pytest.fixture
 def file(imported: Any) -> Any:
-    """Gives the module of a problem, whose kernels are torch's."""
+    """The module of a problem, with torch as its kernels."""
 
     def make(name: str) -> Any:
         module = imported(name)
@@ -103,7 +103,7 @@ def any_volume(seed: int, *, transposed: bool) -> tuple[dict[str, Any], tuple[in
 
 
 def check(module: Any, kind: str, arguments: dict[str, Any], shape: tuple[int, ...], seed: int) -> None:
-    """Compare a module of a file with torch's, all gradients too."""
+    """Compare a module of a file with torch's, including all gradients."""
     torch.manual_seed(seed)
     theirs = getattr(torch.nn, kind)(**arguments, dtype=torch.float64)
     ours = getattr(module, kind)(None, **arguments, dtype=torch.float64)
@@ -129,7 +129,7 @@ def test_any_volume(name: str, kind: str, part: int, file: Any) -> None:
 
 
 def test_taps_that_meet_the_volume_nowhere(file: Any) -> None:
-    """In the padding alone, and sheets of the output that no tap reaches."""
+    """Slices in the padding only, and output slices that no tap reaches."""
     thin = {"in_channels": 2, "out_channels": 3, "kernel_size": (3, 1, 1), "padding": (4, 0, 0), "dilation": (4, 1, 1)}
     check(file("kb54"), "Conv3d", thin, (1, 2, 2, 3, 3), 0)
     apart = {"in_channels": 2, "out_channels": 3, "kernel_size": (2, 1, 1), "stride": (5, 1, 1), "bias": False}

@@ -1,4 +1,4 @@
-"""Exported files as KernelBench takes them: accepted without a warning, loaded in its three ways, built when loaded."""
+"""Exported files under KernelBench's rules: accepted without a warning, loaded in three ways, built when loaded."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_is_accepted_without_a_warning(name: str) -> None:
 @pytest.mark.parametrize("load", kernelbench_rules.LOADERS, ids=lambda load: load.__name__)
 @pytest.mark.parametrize("name", EVERY)
 def test_is_loaded_and_built_by_every_loader(name: str, load: kernelbench_rules.Loader, builds: Builds) -> None:
-    """Loading builds; constructing what was exported builds no more."""
+    """Loading builds; constructing the exported model builds nothing more."""
     problem = {variable: object() for variable in kernelbench_rules.VARIABLES}
     context = load(text_of(name), dict(problem))
     built = list(builds)
@@ -105,7 +105,7 @@ def test_is_loaded_and_built_by_every_loader(name: str, load: kernelbench_rules.
 
 @pytest.mark.parametrize("name", ["kb80", "kb82", "kb86"])
 def test_is_built_where_output_is_captured(name: str, builds: Builds) -> None:
-    """Precompiling collects what is printed: the streams have no file behind them."""
+    """Precompiling collects the output: the streams have no file behind them."""
     captured = io.StringIO()
     with contextlib.redirect_stdout(captured), contextlib.redirect_stderr(captured):
         kernelbench_rules.executed_with_folder(text_of(name), {})
@@ -137,7 +137,7 @@ def weights(state: dict[str, torch.Tensor]) -> list[torch.Tensor]:
 
 
 def original_of(weight: torch.Tensor) -> torch.nn.Module:
-    """A convolution whose weight is drawn as this one: initialisation sees its shape alone."""
+    """A convolution whose weight is drawn alike: initialisation depends on the shape only."""
     k, c, *taps = weight.shape
     made: torch.nn.Module = getattr(torch.nn, f"Conv{len(taps)}d")(c, k, taps)
     return made

@@ -1,4 +1,4 @@
-"""What an exported file takes for fixed is fixed: whatever tensors, device and workspace come at run time."""
+"""Constants of an exported file are constant for all tensors, devices and workspaces at run time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def any_tensors(problem: Problem, choose: random.Random) -> Problem:
 
 
 def written(shape: tuple[int, ...], choose: random.Random) -> Strides:
-    """Dense, or the sheets of a volume."""
+    """Dense, or the slices of a volume."""
     n, c, h, w = shape
     return choose.choice([(c * h * w, h * w, w, 1), (h * w, n * h * w, w, 1)])
 
@@ -50,7 +50,7 @@ def any_strides(shape: tuple[int, ...], choose: random.Random) -> Strides:
 
 
 def launches(candidate: CudaCandidate, problem: Problem, seed: int) -> Iterator[Launch]:
-    """What a pass of an exported file would launch for some tensors on some device."""
+    """Launches of a pass of an exported file for given tensors and device."""
     choose = random.Random(seed)
     other = any_tensors(problem, choose)
     sms, workspace = choose.choice([1, 2, 30, 80, 132]), choose.choice([2**22, 2**24, 64 * 2**20])
@@ -61,7 +61,7 @@ def launches(candidate: CudaCandidate, problem: Problem, seed: int) -> Iterator[
 def check_fixed_fields(forward: Problem, seeds: int) -> None:
     for kind in Pass:
         problem = replace(forward, kind=kind)
-        # What is computed by the direct kernels has no candidate: their parameters are all given at run time.
+        # The direct kernels have no candidate: all of their parameters are given at run time.
         for candidate in launching(problem, chosen_for(problem, V100), V100).candidates:
             fixed = parameters.fixed_fields(parameters.launches(candidate, problem))
             met = 0
@@ -81,19 +81,19 @@ def test_fixed_fields_are_the_same_in_every_launch(name: str) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_fixed_fields_of_any_convolution(seed: int) -> None:
-    """Exported for a small image as well: what is fixed must not be so because the image is small."""
+    """Also exported for a small image: a constant must not be one only because the image is small."""
     shape, arguments = any_convolution(seed)
     check_fixed_fields(convolution_model(shape, **arguments).layers[0].problem, 40)
 
 
 def test_fixed_fields_of_a_small_depthwise_convolution() -> None:
-    """Whose strips are one slice, until the batch is large."""
+    """Its strips are one slice, until the batch is large."""
     arguments: Any = {"in_channels": 6, "out_channels": 12, "kernel_size": 3, "groups": 6, "padding_mode": "circular"}
     check_fixed_fields(convolution_model((2, 6, 33, 40), **arguments).layers[0].problem, 100)
 
 
 def test_a_field_that_must_stay_unknown_is_not_fixed() -> None:
-    """It is a zero that the compiler must not know of."""
+    """A zero that the compiler must not know."""
     problem = find("kb80")[0].problem(Pass.FPROP)
     (candidate,) = launching(problem, chosen_for(problem, V100), V100).candidates
     for fields in parameters.fixed_fields(parameters.launches(candidate, problem)).values():

@@ -1,4 +1,4 @@
-"""Partial evaluation of CUDA texts, rule by rule, on texts of a few lines."""
+"""Partial evaluation of CUDA texts, rule by rule, on short texts."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def test_nothing_is_left_by_a_division_by_one() -> None:
 
 
 def test_assignments_to_fixed_parameters_are_dropped() -> None:
-    """Those that are left fill their lines."""
+    """The remaining parameters fill their lines."""
     text = """\
   FillParams f{};
   f.rows = 3, f.columns = by(4), f.x = c.x;
@@ -291,7 +291,7 @@ def test_assignments_to_fixed_parameters_are_dropped() -> None:
     )
 
 
-# ---- how it looks
+# ---- formatting
 
 
 def test_pragmas_stand_before_their_loop() -> None:

@@ -1,4 +1,4 @@
-"""``polyconv inspect`` and ``polyconv plan``: the rows they print, and the counting behind them."""
+"""``polyconv inspect`` and ``polyconv plan``: printed rows, and the counting behind them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def inspect(capsys: pytest.CaptureFixture[str], *argv: str) -> list[dict[str, ob
 
 
 def test_a_headline_workload(capsys: pytest.CaptureFixture[str]) -> None:
-    """W1's forward chain neither spills nor needs more than a fifth of what direct multiplication must."""
+    """W1's forward chain does not spill, and needs at most a fifth of direct multiplication's minimum."""
     found = inspect(capsys, "W1", "--pass", "fprop")
     main = found[0]
     assert main.keys() >= KEYS
@@ -84,7 +84,7 @@ def test_an_emulator_without_its_tools(capsys: pytest.CaptureFixture[str], monke
 
 
 def test_all_kernels(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The list is the planner's own; compiling all of it is for the kernels' tests."""
+    """The list is the planner's own; compiling all of it is left to the kernels' tests."""
     monkeypatch.setattr(command, "all_kernels", lambda arch: all_kernels(arch)[:2])
     found = inspect(capsys, "--all-kernels")
     assert [row["kernel"] for row in found] == [spec.symbol for spec in all_kernels()[:2]]
@@ -268,7 +268,7 @@ def test_compulsory_traffic() -> None:
     problem = Problem.make("fprop", (2, 8, 40, 40), (16, 8, 1, 1), stride=(4, 4))
     plan = plan_cuda(problem, V100)
     x, y = 4 * 2 * 8 * 40 * 40, 4 * 2 * 16 * 10 * 10
-    # Only every fourth row of x is read; the rest is the packed weights and their table.
+    # Only every fourth row of x is read, besides the packed weights and their table.
     assert x / 4 + y < plan.launches[-1].work.dram_bytes <= x / 4 + y + plan.workspace_bytes
 
 

@@ -1,4 +1,4 @@
-"""How the seconds of measuring are divided: by share of the model's time, the largest first."""
+"""Division of the measuring time: by share of the model's time, the largest first."""
 
 from __future__ import annotations
 

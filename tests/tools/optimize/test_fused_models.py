@@ -1,4 +1,4 @@
-"""Models after optimize: they give what they gave, in either mode, to hooks and readers, too; and the same kernel."""
+"""Models after optimize: unchanged results in either mode, for hooks and readers, too; and unchanged kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ X = torch.randn(2, 3, 12, 14)
 
 
 class Net(nn.Module):
-    """A convolution, code that meets its output, an activation, and another convolution."""
+    """A convolution, code that touches its output, an activation, and another convolution."""
 
     def __init__(self, way: Callable[[Net, Tensor], Any], kind: type[nn.Module] = nn.SiLU) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ def test_steps_of_training_after_optimize_in_evaluation() -> None:
 
 
 class Different(Net):
-    """Computes something else as soon as its convolution is another one: by a little in outputs, or in gradients."""
+    """Its result changes slightly, in outputs or gradients, if its convolution has another class."""
 
     def __init__(self, what: str) -> None:
         super().__init__(lambda net, y: None)
@@ -232,7 +232,7 @@ def test_random_numbers_and_statistics_are_no_difference(training: bool) -> None
 
 
 class AtenFirst(Times):
-    """PyTorch's own convolution is the fastest plan of these passes; the modules' times are what they were told."""
+    """ATen's convolution is the fastest plan of these passes; the modules' times are given."""
 
     def __call__(self, what: str, calls: Mapping[str, Callable[[], object]], within: Within) -> Mapping[str, Timing]:
         timings = dict(super().__call__(what, calls, within))
@@ -264,7 +264,7 @@ def test_the_same_kernel_is_no_gain_and_no_loss(ours: float, training: bool) -> 
 
 
 def test_the_same_kernel_in_a_group_counts_as_equal() -> None:
-    """An activation that two convolutions share is fused for both or for none; only one of them gains."""
+    """An activation shared by two convolutions is fused for both or for none; only one of them gains."""
 
     class Shared(nn.Module):
         def __init__(self) -> None:

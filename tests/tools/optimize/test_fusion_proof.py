@@ -1,8 +1,8 @@
-"""Which tensors between a convolution and its activation are proved to be seen by nothing else, and which are not.
+"""Which tensors between a convolution and its activation are proved unobserved, and which are not.
 
-Every way in which code can read or keep such a tensor is a line of :data:`WAYS`. None of them may be fused, before the
-activation or after it, whatever the activation and the mode; what reads no element (:data:`HARMLESS`) must not stand in
-the way of a fusion.
+Every way in which code can read or keep such a tensor is a line of :data:`WAYS`. None may be fused, before the
+activation or after it, for any activation and mode; code that reads no element (:data:`HARMLESS`) must not prevent a
+fusion.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Way = Callable[["Net", Tensor], Any]
 
 
 class Net(nn.Module):
-    """Two convolutions with an activation between them, and code that meets the tensor before it or after it."""
+    """Two convolutions with an activation between, and code that touches the tensor before or after it."""
 
     def __init__(self, kind: type[nn.Module], inplace: bool, way: Way, when: str) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def _forgotten() -> Iterator[None]:
 
 
 def fusable(model: nn.Module, x: Any = X) -> tuple[list[str], Callable[[str], str]]:
-    """Names of the convolutions that may take an activation over; and why another may not."""
+    """Convolutions that may take over an activation, and reasons why others may not."""
     names = {module: name for name, module in model.named_modules()}
     convolutions = {name: module for module, name in names.items() if type(module) is nn.Conv2d}
     found = record(model, convolutions, x, None).flow
@@ -72,7 +72,7 @@ def fusable(model: nn.Module, x: Any = X) -> tuple[list[str], Callable[[str], st
 
 
 def bare(y: Tensor) -> Tensor:
-    """The tensor itself in the run without gradients: some functions take no tensor that has one."""
+    """The tensor itself in a run without gradients: some functions take no tensor that has one."""
     return y.detach() if y.requires_grad else y
 
 
@@ -219,7 +219,7 @@ WAYS: dict[str, Way] = {
     "requires_grad set": lambda net, y: None if y.requires_grad else setattr(y, "requires_grad", True),
     "requires_grad_": lambda net, y: y.requires_grad_(),
 }
-"""What reads the tensor, keeps it, or sees its gradient."""
+"""Code that reads the tensor, keeps it, or sees its gradient."""
 
 REFERENCES: dict[str, Way] = {
     "a list": lambda net, y: net.log.append(y),
@@ -230,7 +230,7 @@ REFERENCES: dict[str, Way] = {
     "a closure": lambda net, y: net.log.append(lambda: y),
     "a reference cycle": lambda net, y: (cycle := [y], cycle.append(cycle), KEPT.append(cycle)),  # type: ignore[list-item]
 }
-"""What keeps the tensor without reading it. After an activation in place, that is the activation's output."""
+"""Code that keeps the tensor without reading it. After an in-place activation, it is the activation's output."""
 
 HARMLESS: dict[str, Way] = {
     "nothing": lambda net, y: None,
@@ -248,7 +248,7 @@ HARMLESS: dict[str, Way] = {
 
 
 COMBINATIONS = [(nn.ReLU, False), (nn.SiLU, True), *([(nn.ReLU, True), (nn.SiLU, False)] if NIGHTLY else [])]
-"""Activations and modes: half of them, unless at night."""
+"""Activations and modes: half of them, except nightly."""
 combined = pytest.mark.parametrize(("kind", "training"), COMBINATIONS)
 
 
@@ -339,7 +339,7 @@ def test_hooks_of_modules_that_do_not_meet_the_tensor(register: str) -> None:
 
 
 class Saving(Net):
-    """Runs under hooks of saved tensors, which see what the activation keeps."""
+    """Runs under saved-tensor hooks, which see what the activation saves."""
 
     def forward(self, x: Tensor) -> Tensor:
         with saved_tensors_hooks(lambda tensor: (self.log.append(tensor.sum()), tensor)[1], lambda tensor: tensor):
@@ -359,7 +359,7 @@ def test_hooks_of_saved_tensors(
 
 
 class Walking(Net):
-    """Reaches the node of the convolution from a tensor behind it."""
+    """Reaches the convolution's node from a later tensor."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
@@ -385,7 +385,7 @@ class Functional(nn.Module):
 
 
 class Block(nn.Module):
-    """A residual block with normalisation, in the style of the usual networks."""
+    """A residual block with normalisation, in the style of common networks."""
 
     def __init__(self, kind: type[nn.Module], inplace: bool) -> None:
         super().__init__()
@@ -403,7 +403,7 @@ class Block(nn.Module):
 
 
 class Names(nn.Module):
-    """A name for every tensor, all of which live to the end."""
+    """A name for every tensor, so that all live to the end."""
 
     def __init__(self, kind: type[nn.Module], inplace: bool) -> None:
         super().__init__()
@@ -451,7 +451,7 @@ def test_usual_patterns_are_fused(pattern: str, kind: type[nn.Module], inplace: 
 
 
 def test_a_function_is_no_module_that_could_become_an_identity() -> None:
-    """As before: there is nothing to change in the model so that the function is not called."""
+    """As before: no change of the model avoids the call."""
     found, why_not = fusable(Functional().eval())
     assert (found, why_not("conv")) == ([], "its output is read by aten::relu")
 
@@ -460,7 +460,7 @@ def test_a_function_is_no_module_that_could_become_an_identity() -> None:
 
 
 class Failing(nn.Module):
-    """Raises with gradients, or for tensors that are not plain."""
+    """Raises with gradients, or for tensor subclasses."""
 
     def __init__(self, fails: Callable[[Tensor], bool]) -> None:
         super().__init__()

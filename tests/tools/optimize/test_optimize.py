@@ -1,4 +1,4 @@
-"""optimize: decisions by a timer that knows the times, undoing to the bit, and the traps of fused activations."""
+"""optimize: decisions with a fake timer, exact undoing, and pitfalls of fused activations."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def optimize(model: nn.Module, inputs: Any, timer: Times, **options: Any) -> pol
 
 
 def snapshot(model: nn.Module) -> list[Any]:
-    """Everything that undoing has to bring back."""
+    """The state that undoing must restore."""
     return [(type(m), dict(m.__dict__.get("_buffers", {})), sorted(m.__dict__), m.training) for m in model.modules()]
 
 
@@ -71,7 +71,7 @@ def test_what_is_faster_is_swapped_and_the_rest_is_not() -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 def test_one_axis_and_transposed_convolutions(training: bool) -> None:
-    """All are measured, on pictures and with roles exchanged. A transposed one takes no activation over."""
+    """All are measured, as 2-D problems and with exchanged roles. A transposed one takes over no activation."""
     one_axis = [nn.Conv1d(4, 6, 5), nn.ReLU(), nn.ConvTranspose1d(6, 6, 4, 2), nn.ReLU(), nn.Unflatten(2, (5, 10))]
     model = nn.Sequential(*one_axis, nn.ConvTranspose2d(6, 3, 3)).train(training)
     x = torch.randn(2, 4, 28)
@@ -142,7 +142,7 @@ def test_the_median_counts_too() -> None:
 
 
 def test_a_machine_that_is_too_noisy_to_judge() -> None:
-    """The same model, timed twice, differs by more than what was gained."""
+    """The same model, timed twice, differs by more than the gain."""
     model = small()
     whole = {"before": 1.0, "before, again": 1.2, "after": 0.9}
     report = optimize(model, X, Times({"0": FASTER, MODEL: whole}))
@@ -182,7 +182,7 @@ def test_the_fastest_candidate_runs_afterwards() -> None:
         def __call__(self, what: str, calls: Any, within: Within) -> Mapping[str, Timing]:
             timings = dict(super().__call__(what, calls, within))
             if what.startswith("fprop"):
-                self.chosen = list(timings)[1]  # the model's second
+                self.chosen = list(timings)[1]  # the model's second one
                 timings[self.chosen] = Timing(0.1, 0.1)
             return timings
 
@@ -298,7 +298,7 @@ def test_a_tuning_file_serves_the_fused_convolutions_too(tmp_path) -> None:  # t
     report = optimize(model, X, everything_faster("a"), tuning_file=tmp_path / "t.json")
     report.undo()
     model.a.__class__, model.a.activation = polyconv.Conv2d, "relu"
-    polyconv.freeze(model)  # as it was measured
+    polyconv.freeze(model)  # as measured
     with settings.use(tuning_file=(tmp_path / "t.json",)), torch.inference_mode(), preferences.watched() as seen:
         model(X)
     assert [decision.key in report.choices for decision in seen] == [True]
@@ -330,7 +330,7 @@ def test_training_measures_all_passes_and_leaves_no_trace() -> None:
 
 
 class Counting(nn.Module):
-    """Puts another tensor in the place of a buffer at each call, and has one that nothing may be copied into."""
+    """Replaces a buffer at each call, and has one that cannot be copied into."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -403,7 +403,7 @@ def test_a_loss_of_ones_own_and_none_at_all() -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 def test_weights_of_what_is_swapped_are_frozen_in_inference(training: bool) -> None:
-    """And only those; while it measures, too, so that what is chosen is chosen for frozen weights."""
+    """Only those; also while measuring, so that choices are made for frozen weights."""
     model = small().train(training)
     report = optimize(model, X, Times({"0": FASTER, MODEL: FASTER}))
     assert [is_frozen(model[0]), is_frozen(model[2])] == [not training, False]
@@ -480,7 +480,7 @@ def test_the_report_prints_with_and_without_rich(monkeypatch: pytest.MonkeyPatch
 
 
 def test_by_the_clock() -> None:
-    """No fake: whatever the times are, the model computes the same and can be undone."""
+    """With real times: the model computes the same, and can be undone."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(8, 16, (5, 9), padding=(2, 4)), nn.ReLU(), nn.Conv2d(16, 4, 3)).eval()
     x = torch.randn(1, 8, 48, 48)
@@ -497,7 +497,7 @@ def test_by_the_clock() -> None:
 
 
 def groups(model: nn.Module, x: Tensor = X) -> tuple[list[tuple[str, list[str], list[str]]], Callable[[str], str]]:
-    """What the data flow allows, by names; and why not, by the name of a convolution."""
+    """Fusions that the data flow allows, by name; and the reasons against, by convolution."""
     names = {module: name for name, module in model.named_modules()}
     convolutions = {name: m for m, name in names.items() if type(m) is nn.Conv2d}
     flow: Flow = record(model, convolutions, x, None).flow
@@ -506,7 +506,7 @@ def groups(model: nn.Module, x: Tensor = X) -> tuple[list[tuple[str, list[str], 
 
 
 class Net(nn.Module):
-    """Two convolutions and two activations, put together by a function."""
+    """Two convolutions and two activations, combined by a function."""
 
     def __init__(self, body: Callable[[Net, Tensor], Any], inplace: bool = False) -> None:
         super().__init__()
@@ -584,10 +584,10 @@ def test_modules_with_hooks_are_not_fused(where: str) -> None:
 
 @pytest.mark.parametrize("where", ["a", "silu"])
 def test_modules_with_a_forward_of_their_own_are_not_fused(where: str) -> None:
-    """Another class does not change what such a module computes: SiLU would be applied twice."""
+    """Another class does not change such a module's result: SiLU would be applied twice."""
     model = Net(lambda n, x: n.silu(n.a(x)))
     module = model.get_submodule(where)
-    module.forward = module.forward  # as a wrapper leaves it that was taken off again
+    module.forward = module.forward  # as a removed wrapper leaves it
     y = model(X)
     assert groups(model)[0] == []
     optimize(model, X, everything_faster("a"))
