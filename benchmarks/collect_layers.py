@@ -38,7 +38,7 @@ NETWORKS = """
 
 
 def convolutions(network: str) -> Counter[tuple[int, ...]]:
-    """How often a network has each convolution: as numbers, in the order of the file's columns."""
+    """Count of each convolution in a network, as numbers in the order of the file's columns."""
     with torch.device("meta"):
         model = timm.create_model(network).eval()
     found: Counter[tuple[int, ...]] = Counter()

@@ -1,13 +1,12 @@
-"""What the first training step of ResNet-50 costs a GPU that has seen nothing: ``python benchmarks/first_step.py``.
+"""Cost of the first training step of ResNet-50 on a cold GPU: ``python benchmarks/first_step.py``.
 
-From the model to kernels that only have to be loaded, as ``polyconv.warmup`` goes: the passes of a step at batch 32 are
-found without data, planned for a known GPU, and their kernels are compiled, into an empty cache, side by side in one
-pool. No GPU is needed. Each figure is of a process of its own, in which nothing was planned or compiled before, and the
-best of several counts, so that a busy machine shows as little as possible; beside the time, that of the processors.
+From the model to kernels ready to load, as in ``polyconv.warmup``: the passes of a step at batch 32 are found without
+data, planned for a known GPU, and their kernels compiled into an empty cache by one pool. No GPU is needed. Each figure
+is of a fresh process, and the best of several counts, so that a busy machine shows as little as possible; processor
+time is given, too.
 
-A kernel is compiled by one thread, so the pool takes no less than the longest one, however many cores there are. What
-other numbers of cores would take follows from the times of the single kernels: given to whoever is free, in the order
-of the pool.
+One thread compiles a kernel, so the pool takes at least as long as the longest one. Times for other numbers of cores
+follow from those of the single kernels, assigned to free workers in the order of the pool.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from polyconv.util.cpuinfo import processor_name
 
 BATCH = 32
 LIMIT = 0.4
-"""Seconds that planning is held to."""
+"""Limit of planning [s]."""
 OTHER_CORES = (4, 8, 16, 64)
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions around which the input is added."""
+    """Three convolutions with a skip connection."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -74,7 +73,7 @@ def resnet50() -> nn.Module:
 
 
 class Stopwatch:
-    """Seconds of the clock, and of all processors of this process, from one reading to the next."""
+    """Wall and processor seconds of this process between two readings."""
 
     def __init__(self) -> None:
         self._clock, self._processors = time.perf_counter(), time.process_time()
@@ -87,7 +86,7 @@ class Stopwatch:
 
 
 def measure(device: str) -> dict[str, Any]:
-    """One start from nothing, in this process."""
+    """One cold start, in this process."""
     gpu = DEVICES[device]
     with torch.device("meta"):
         model = resnet50()
@@ -99,7 +98,7 @@ def measure(device: str) -> dict[str, Any]:
     plans = [plan_cuda(problem, gpu) for problem in problems]
     figures |= watch.lap("planning")
     specs = list(dict.fromkeys(kernel for plan in plans for kernel in plan.kernels))
-    compiler_id()  # starts the compiler: a fixed cost, which is none of the kernels'
+    compiler_id()  # starts the compiler: a fixed cost, not the kernels'
     figures |= watch.lap("starting_compiler")
     single: dict[str, float] = {}
     guard = threading.Lock()
@@ -116,11 +115,11 @@ def measure(device: str) -> dict[str, Any]:
         cache.get_many(specs, gpu.arch)
     figures |= watch.lap("compiling")
     assert cache.compilations.take().kernels == len(specs)
-    return {**figures, "kernels": single}  # in the order in which they ended
+    return {**figures, "kernels": single}  # in order of completion
 
 
 def best_of(device: str, repeat: int) -> dict[str, Any]:
-    """The least of each figure, of several processes."""
+    """The least of each figure over several processes."""
     command = [sys.executable, __file__, "--once", "--device", device]
     runs = [
         json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(repeat)
@@ -138,7 +137,7 @@ def best_of(device: str, repeat: int) -> dict[str, Any]:
 
 
 def makespan(seconds: Iterable[float], workers: int) -> float:
-    """How long a pool takes whose workers take the next when they are free."""
+    """Time of a pool whose free workers take the next kernel."""
     busy = [0.0] * workers
     for one in seconds:
         heapq.heappush(busy, heapq.heappop(busy) + one)

@@ -1,10 +1,10 @@
-"""What planning a new problem costs: ``python benchmarks/planning.py``.
+"""Planning time of a new problem: ``python benchmarks/planning.py``.
 
-All workloads and passes, for every known GPU and for two described processors, and the 68 problems of one training step
-of ResNet-50. A problem is new if it differs in anything from those that were planned before, so each is planned several
-times, with tolerances that hardly differ. Processor time is measured, and the best counts, so that a busy machine shows
-as little as possible. What does not depend on a problem (the exact algebra of a scheme, say) is known by then: the
-first problems of a process pay for it.
+All workloads and passes, for every known GPU and two described processors, and the 68 problems of a ResNet-50 training
+step. A problem is new if it differs in any way from those planned before, so each is planned several times, with
+slightly different tolerances. Processor time is measured, and the best counts, so that a busy machine shows as little
+as possible. Data independent of the problem (such as the exact algebra of a scheme) is cached by then: the first
+problems of a process pay for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from polyconv.problem import Pass, Problem
 
 CPUS = {"AVX-512": CpuDevice("avx512", cores=16), "AVX2": CpuDevice("avx2", cores=8)}
 LIMITS_MS = {"CUDA": (5.0, 25.0), "CPU": (2.0, None), "ResNet-50": (None, 400.0)}
-"""What the median and the worst (of ResNet-50: all together) are held to."""
+"""Limits of the median and the worst (for ResNet-50: of the sum)."""
 
 _different = count(1)
 
@@ -60,7 +60,7 @@ def resnet50(batch: int) -> Iterator[Problem]:
 
 
 def new(problem: Problem) -> Problem:
-    """The same, as no one has planned it yet."""
+    """The problem as if never planned."""
     return replace(problem, tolerance=problem.tolerance * (1 + 1e-9 * next(_different)))
 
 
@@ -76,7 +76,7 @@ def planning_ms(plan: Callable[[Problem], object], problem: Problem, repeat: int
 
 
 def measure(repeat: int) -> dict[str, dict[str, object]]:
-    """By planner: how many problems, the median and the worst, and which that is."""
+    """By planner: number of problems, the median, and the worst with its problem."""
     planners: dict[str, dict[str, Callable[[Problem], object]]] = {
         "CUDA": {name: lambda problem, device=device: plan_cuda(problem, device) for name, device in DEVICES.items()},
         "CPU": {name: lambda problem, device=device: plan_cpu(problem, device) for name, device in CPUS.items()},

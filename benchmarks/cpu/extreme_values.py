@@ -28,9 +28,9 @@ CHANNELS = 32
 SIZE = 40
 SPIKE = 1e8
 PLACES = range(16, 24)
-"""Rows and columns that the pixel is put in: every place in a tile."""
+"""Rows and columns of the pixel: every place in a tile."""
 ANY = 1e30
-"""A tolerance that refuses nothing."""
+"""A tolerance that accepts every candidate."""
 SHOWN = {
     KernelScheme(2, 3, 2, 3): (3, 3),
     KernelScheme(4, 3, 4, 3): (3, 3),
@@ -42,13 +42,12 @@ SHOWN = {
 
 
 def row_sum(matrix: object) -> float:
-    """The largest sum of magnitudes along a row: what values of magnitude 1 can become."""
+    """The largest sum of magnitudes along a row: the growth of values of magnitude 1."""
     return float(max(sum(abs(c) for c in row) for row in matrix))  # type: ignore[attr-defined]
 
 
 def stages(scheme: KernelScheme) -> tuple[float, float, float]:
-    """How many times its operands' magnitudes a transformed input, a product and the terms of an output can be, of one
-    channel."""
+    """Growth of a transformed input, a product and an output's terms relative to the operands, for one channel."""
     if scheme.exact is None:
         return 1.0, 1.0, float(prod(SHOWN[scheme]))
     axes = [axis_steps(axis) for axis in (scheme.exact.h, scheme.exact.w)]
@@ -85,8 +84,8 @@ def operands(kernel: tuple[int, int]) -> tuple[Tensor, Tensor]:
 
 
 def lone_pixel(scheme: KernelScheme, kernel: tuple[int, int]) -> tuple[float, tuple[int, int]]:
-    """The largest error of outputs that do not see the pixel, in units of the pixel times rms(w); and how many rows and
-    columns they lie beyond those that do."""
+    """The largest error of outputs that do not see the pixel, in units of the pixel times rms(w); and their distance in
+    rows and columns from those that do."""
     x, w = operands(kernel)
     unit = SPIKE * float(w.double().square().mean().sqrt())
     largest, reach = 0.0, (0, 0)
@@ -97,7 +96,7 @@ def lone_pixel(scheme: KernelScheme, kernel: tuple[int, int]) -> tuple[float, tu
         top, left = row - kernel[0] + 1, column - kernel[1] + 1
         off[top : row + 1, left : column + 1] = 0
         largest = max(largest, float(off.max()) / unit)
-        rows, columns = (off > 1e-10 * unit).nonzero(as_tuple=True)  # what any output of the image strays by is 1e-13
+        rows, columns = (off > 1e-10 * unit).nonzero(as_tuple=True)  # all other deviations in the image are below 1e-13
         if len(rows):
             beyond = (
                 int(torch.maximum(top - rows, rows - row).max()),
@@ -108,7 +107,7 @@ def lone_pixel(scheme: KernelScheme, kernel: tuple[int, int]) -> tuple[float, tu
 
 
 def overflows_from(scheme: KernelScheme, kernel: tuple[int, int]) -> str:
-    """The first power of ten as rms of the input for which an output is not finite that is finite in truth."""
+    """The smallest power of ten as the input's rms at which a finite output becomes non-finite."""
     x, w = operands(kernel)
     for exponent in range(30, 38):
         grown = x * 10.0**exponent
@@ -132,7 +131,7 @@ def main() -> None:
     print(f"{'scheme':42} {'of pixel x rms(w)':>18} {'of the scale':>13} {'of their own':>13} {'reach':>6}  {'rms':>6}")
     for scheme, kernel in SHOWN.items():
         error, (rows, columns) = lone_pixel(scheme, kernel)
-        # The scale counts the pixel, one of all; that of outputs which do not see it is the root of the reduction.
+        # The scale includes the pixel; that of outputs which do not see it is the root of the reduction.
         own = error * SPIKE / sqrt(CHANNELS * prod(kernel))
         rms = SPIKE / sqrt(CHANNELS * prod(SIZE + taps - 1 for taps in kernel))
         print(

@@ -25,7 +25,7 @@ VGG11 = (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")
 
 
 def vgg11(pixels: int, width: float = 1.0) -> nn.Sequential:
-    """The features and one linear layer, weights as the paper's successors draw them."""
+    """The features and one linear layer, with Kaiming-style initialisation."""
     layers: list[nn.Module] = []
     channels = 3
     for entry in VGG11:
@@ -42,7 +42,7 @@ def vgg11(pixels: int, width: float = 1.0) -> nn.Sequential:
 
 @dataclass
 class Decisions:
-    """Which values a ReLU passed and which pixels won, in the order of the layers."""
+    """Values that each ReLU passed and pixels that each max-pool chose, by layer."""
 
     made: list[Tensor] = field(default_factory=list)
 
@@ -53,7 +53,7 @@ class Decisions:
 def step(
     model: nn.Sequential, x: Tensor, target: Tensor, *, given: Decisions | None = None, noise: float = 0.0
 ) -> tuple[list[Tensor], Decisions]:
-    """The weight gradients of all convolutions, and the decisions; those that are given are taken over."""
+    """Weight gradients of all convolutions, and the decisions; given decisions are imposed."""
     made = Decisions()
     generator = torch.Generator().manual_seed(0)
     for layer in model:
@@ -85,13 +85,13 @@ class Outcome:
     own: float
     """With the network's own decisions."""
     differing: int
-    """Of these, how many float64 makes otherwise."""
+    """Number of those that differ in float64."""
     given: float
     """With float64's decisions."""
 
 
 def outcomes(seed: int, pixels: int, batch: int, width: float = 1.0) -> dict[str, Outcome]:
-    """PyTorch's, polyconv's and that of float64 with noise."""
+    """PyTorch, polyconv, and float64 with noise."""
     torch.manual_seed(seed)
     model = vgg11(pixels, width)
     x, target = torch.randn(batch, 3, pixels, pixels), torch.randint(0, 10, (batch,))

@@ -64,9 +64,9 @@ def best_us(candidates: list[Callable[[], object]], calls: int = 60, rounds: int
 
 
 def best_cold_us(candidates: list[Callable[[], object]], rounds: int = 400) -> list[float]:
-    """The same where caches are filled with other things between any two calls, as other layers of a network do.
+    """Likewise with cold caches: filled with other data between any two calls, as by other layers of a network.
 
-    The lower quartile: there are no two calls alike.
+    The lower quartile, because no two calls are alike.
     """
     others = torch.zeros(2**21)
     times: list[list[float]] = [[] for _ in candidates]
@@ -80,7 +80,7 @@ def best_cold_us(candidates: list[Callable[[], object]], rounds: int = 400) -> l
 
 
 def call_overhead() -> dict[str, dict[str, float]]:
-    """Mode -> microseconds of torch's call, of ours, and the difference."""
+    """Mode -> microseconds of torch's call, of polyconv's, and the difference."""
     x, w = torch.randn(1, 1, 1, 1), torch.randn(1, 1, 1, 1)
     trained, residual = w.clone().requires_grad_(), torch.randn(1, 1, 1, 1)
     relu: dict[str, Any] = {"activation": "relu"}
@@ -110,7 +110,7 @@ def call_overhead() -> dict[str, dict[str, float]]:
 
 
 def module_overhead() -> dict[str, dict[str, float]]:
-    """The same for modules, where PyTorch's kernel is what runs in every pass."""
+    """Likewise for modules with ATen as the plan of every pass."""
     x = torch.randn(1, 16, 1, 1)
     theirs, twin, ours = torch.nn.Conv2d(16, 4, 1), torch.nn.Conv2d(16, 4, 1), polyconv.Conv2d(16, 4, 1)
     trained_x = x.clone().requires_grad_()
@@ -137,7 +137,7 @@ def module_overhead() -> dict[str, dict[str, float]]:
 
 
 def _pytorchs_kernel(module: torch.nn.Module, x: torch.Tensor) -> preferences.Forced:
-    """Lets PyTorch's kernel be the plan of every pass of a module, in inference and in training."""
+    """Make ATen the plan of every pass of a module, in inference and in training."""
     backend = backend_for(x.device)
     return preferences.Forced(
         {
@@ -151,7 +151,7 @@ def _pytorchs_kernel(module: torch.nn.Module, x: torch.Tensor) -> preferences.Fo
 
 
 def fresh_ms(program: str, processes: int = 9) -> float:
-    """Milliseconds that a program prints: the best of several processes, with bytecode as pip leaves it."""
+    """Milliseconds printed by a program: the best of several processes, with bytecode as pip leaves it."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
     def once() -> float:

@@ -19,7 +19,7 @@ KNOWN = Path(polyconv.cpu.profiles.__file__).with_name("known")
 
 
 def anew(section: Section) -> Section:
-    """The same with today's estimates."""
+    """The record with current estimates."""
     try:
         native.instruction_set(section.instruction_set)
     except RuntimeError:

@@ -32,15 +32,15 @@ from polyconv.tools.bench.cases import Case, Cases, Layout, Mode
 from polyconv.util.console import print_table
 
 LEAST = 0.95
-"""A ratio below it, and below it by more than the noise, is a loss."""
+"""A ratio below this, by more than the noise, is a loss."""
 REPEATS = 9
 ATTEMPTS = 3
-"""Measurements of a class that seems to be slower: on a machine that others use, too, one alone may be all noise."""
+"""Measurements of a class that seems slower: on a shared machine a single one may be noise."""
 
 
 @dataclass(frozen=True)
 class Class:
-    """A kind of convolution: a module of PyTorch's and the shape of its input."""
+    """A kind of convolution: a torch module and its input shape."""
 
     name: str
     make: Callable[..., nn.Module]
@@ -108,18 +108,18 @@ def _one(
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one class took in one mode."""
+    """Times of one class in one mode."""
 
     one: Class
     mode: Mode
     promised: float | None
-    """How many times as fast as PyTorch's convolution the forward pass is, says ``explain``; None: PyTorch's runs."""
+    """Speedup of the forward pass according to ``explain``; None if ATen runs."""
     covered: bool
     ours: bool
-    """Whether any pass ran a kernel of polyconv's."""
+    """True if any pass ran a polyconv kernel."""
     ratio: float
     noise: float
-    """PyTorch against itself: how far from 1, as a ratio above 1."""
+    """PyTorch against itself: distance from 1, as a ratio above 1."""
 
     @property
     def slower(self) -> bool:
@@ -127,8 +127,8 @@ class Outcome:
 
     @property
     def wrong(self) -> bool:
-        """Whether the promise of the forward pass is off, beyond the noise: an estimate by more than a factor of two;
-        what is promised of a class that is not covered, which is a bound from below, at all."""
+        """True if the forward pass's promised speedup is wrong beyond the noise: an estimate by more than a factor of
+        two; a lower bound (of a class that is not covered) at all."""
         if self.promised is None or self.mode is Mode.TRAINING:
             return False
         off = self.promised / self.ratio
@@ -136,7 +136,7 @@ class Outcome:
 
 
 def measured(one: Class, mode: Mode, repeats: int = REPEATS) -> Outcome:
-    """Both in turn, on one thread; again where polyconv seems to be slower."""
+    """Both in turn, on one thread; repeated if polyconv seems slower."""
     for _ in range(ATTEMPTS):
         found = _measured(one, mode, repeats)
         if not found.slower:
@@ -157,7 +157,7 @@ def _measured(one: Class, mode: Mode, repeats: int) -> Outcome:
 
 
 def promise(one: Class) -> tuple[float | None, bool]:
-    """What ``explain`` says of the forward pass."""
+    """The speedup that ``explain`` states for the forward pass."""
     twin = one.module()
     polyconv.replace(twin)
     said = str(polyconv.explain(twin.eval(), one.shape).convolutions[0].passes[0])

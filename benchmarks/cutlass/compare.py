@@ -36,7 +36,7 @@ HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 HEADERS = ("", "kernel", "registers", "shared B", "blocks/SM", "FFMA of issued", "bound by", "FP32", "ms", "other ms")
 BESIDE = {"issue slots": "issue", "lsu / L1": "L1", "alu pipe": "ALU"}
-"""Resources beside the bound that are worth a look: the nearer to it, the more of them latency must hide."""
+"""Resources within this share of the bound are shown: latency must hide them."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Tile:
     block: tuple[int, int]
     warp: tuple[int, int]
     stride: str
-    """Which of CUTLASS's two instances for a stride of one: its general one, or the one for that stride alone."""
+    """CUTLASS's instance for stride one: its general one, or the one for that stride only."""
 
     @property
     def name(self) -> str:
@@ -160,7 +160,7 @@ def _include_path() -> list[Path]:
 
 
 def verify(gpu: Any, cutlass: Cutlass) -> float:
-    """Largest error on a small problem of W1's kind, every block executed with every check; ends the program if off."""
+    """Largest error on a small problem like W1, every block executed with every check; exits if it is too large."""
     problem = Problem.make(
         Pass.FPROP, (2, 32, 24, 40), (64, 32, 5, 9), padding=(2, 2, 4, 4), dilation=(2, 3), vector_aligned=True
     )
@@ -177,7 +177,7 @@ def verify(gpu: Any, cutlass: Cutlass) -> float:
 
 
 def cutlass_row(gpu: Any, cutlass: Cutlass, problem: Problem) -> tuple[float, list[str]]:
-    """The bound in milliseconds, and the row of the table."""
+    """The bound [ms], and the row of the table."""
     n, c, h, w = problem.x_shape
     k, _, r, s = problem.w_shape
     tensors = [gpu.sparse(shape) for shape in ((n, h, w, c), (k, r, s, c), (n, *problem.out_size, k))]
@@ -238,7 +238,7 @@ class _Silent:
 
 
 def conversion_ms(problem: Problem) -> float:
-    """Least time to turn x into NHWC and y back, for a network whose tensors are NCHW: each is read and written."""
+    """Least time to convert x to NHWC and y back for NCHW tensors: each is read and written."""
     moved = 2 * 4 * (math.prod(problem.x_shape) + math.prod(problem.y_shape))
     return moved / (V100.dram_gbs * 1e6)
 

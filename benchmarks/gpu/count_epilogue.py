@@ -1,8 +1,8 @@
-"""Counts what an epilogue adds to a forward kernel, per element of the result and by resource: ``FINISHED`` of cost.py.
+"""Counts the cost that an epilogue adds to a forward kernel, per output element and resource: ``FINISHED`` of cost.py.
 
     python benchmarks/gpu/count_epilogue.py
 
-Each family of kernels runs a small problem as sm_70 machine code in tools/gpu_emulator, without and with an epilogue.
+Each kernel family runs a small problem as sm_70 machine code in tools/gpu_emulator, without and with an epilogue.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What the plans for KernelBench's 35 convolutions cost a V100, counted as in ``table.py``. Needs no GPU.
+"""Cost of the plans for KernelBench's 35 convolutions on a V100, counted as in ``table.py``. Needs no GPU.
 
     python benchmarks/gpu/kernelbench.py           # what kernelbench.json lacks, and the page
     python benchmarks/gpu/kernelbench.py --workload kb54 --passes fprop --anew   # some of them, once more
     python benchmarks/gpu/kernelbench.py --render  # the page from kernelbench.json
 
-A convolution over three axes is its pictures' plans, each as often as it runs, and what PyTorch does beside them. A
-pass is in the file as soon as it is counted, so a run can be interrupted and taken up.
+A 3-D convolution counts the plans of its 2-D problems, each as often as it runs, and PyTorch's copies and additions. A
+pass is written to the file as soon as it is counted, so a run can be interrupted and resumed.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class Row:
     plan: str
     launches: int
     counted_ms: float
-    """The sum of all launches' bounds, and of what PyTorch does beside them."""
+    """Sum of the bounds of all launches and of PyTorch's extra traffic."""
     beside_ms: float
-    """Of these: what PyTorch copies and adds, at full bandwidth."""
+    """Part of it: PyTorch's copies and additions, at full bandwidth."""
     bound_by: str
-    """The resource that binds the launches that take most of the time."""
+    """The binding resource of the launches that take most of the time."""
     direct_ms: float
-    """What the multiplications of a direct convolution take if nothing but the FP32 pipe takes time."""
+    """Time of a direct convolution's multiplications if only the FP32 pipe took time."""
     moved_ms: float
-    """What reading both operands and writing the result once takes at full bandwidth."""
+    """Time to read both operands and write the result once at full bandwidth."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -59,7 +59,7 @@ class Row:
 
 
 def count_pass(counter: Counter, workload: Workload, kind: Pass) -> Row:
-    """One pass, as the plans that run it, each as often as it runs."""
+    """One pass, as the plans that run it with their multiplicities."""
     plan = planned_now(workload, kind)
     problem = plan.problem
     counted = [(row, times * row.times) for part, times in parts(plan) for row in counter.plan(part)]
@@ -78,19 +78,19 @@ def count_pass(counter: Counter, workload: Workload, kind: Pass) -> Row:
 
 
 def planned_now(workload: Workload, kind: Pass) -> Plan | CudaVolumePlan:
-    """What is counted: the plan for a V100."""
+    """The counted plan: that for a V100."""
     return planned(workload.problem(kind).as_2d(), V100, settings.current().workspace_bytes)
 
 
 def parts(plan: Plan | CudaVolumePlan) -> list[tuple[Plan, int]]:
-    """The plans of pictures, and how often each runs: one plan, once, unless there are three axes."""
+    """The plans of 2-D problems with their multiplicities: one plan, once, except for three axes."""
     if isinstance(plan, Plan):
         return [(plan, 1)]
     return [(part, plan.times(picture)) for picture, part in plan.plans.items()]
 
 
 def moved_beside(plan: Plan | CudaVolumePlan) -> int:
-    """Bytes that no kernel of ours moves."""
+    """Bytes moved by PyTorch, not by a polyconv kernel."""
     return 0 if isinstance(plan, Plan) else plan.parts.beside[0]
 
 
@@ -140,7 +140,7 @@ def page(rows: Sequence[Row]) -> str:
 
 
 def in_words(workload: Workload) -> str:
-    """Its input and what is not PyTorch's default."""
+    """Its input and the arguments that differ from PyTorch's defaults."""
     options = {"stride": workload.stride, "padding": workload.padding, "dilation": workload.dilation}
     usual = {"stride": 1, "padding": 0, "dilation": 1}
     words = [f"{_by(workload.input)} to {workload.out_channels}", f"kernel {_by(workload.kernel)}"]
@@ -164,7 +164,7 @@ def means(rows: Sequence[Row]) -> str:
 
 
 def _limit(row: Row) -> float:
-    """What no direct convolution can be faster than."""
+    """Lower limit of any direct convolution's time."""
     return max(row.direct_ms, row.moved_ms)
 
 

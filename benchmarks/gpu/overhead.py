@@ -1,12 +1,11 @@
-"""What a call on a GPU costs the processor that makes it: ``python benchmarks/gpu/overhead.py``.
+"""Processor time of a call on a GPU: ``python benchmarks/gpu/overhead.py``.
 
-Through the stub driver of the tests, whose launches do nothing, on tensors of the CPU: so memory comes from the CPU's
-allocator, and all else is what runs in production. The floor is torch's dispatcher, as ``torch.nn.functional.conv2d``
-on a tensor of one element shows it. Beside each call stands the same with launches that go one by one from Python, as
-where the package was built without its native part. Times are the processor's, the best of many short runs: a busy
-machine shows as little as possible.
+With the tests' stub driver, whose launches do nothing, on CPU tensors: memory comes from the CPU's allocator, and all
+else is production code. The floor is torch's dispatcher: ``torch.nn.functional.conv2d`` on a tensor of one element.
+Beside each call is the same with launches made one by one from Python, as in a build without the native part. Times are
+processor times, the best of many short runs, so that a busy machine shows as little as possible.
 
-Asked of a call of two launches: at most 12 us over the floor; of the 79 launches of W1: at most 60 us.
+Limits: 12 us over the floor for a call of two launches, 60 us for the 79 launches of W1.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.gpu import VirtualGpu, record_only
 
 LARGEST = 2**16
-"""Bytes to allocate at most: of a larger workspace the CPU's allocator asks the system for pages, a GPU's does not."""
+"""Largest allocation [bytes]: beyond it the CPU's allocator, unlike a GPU's, requests pages from the system."""
 
 Mode = Callable[[], AbstractContextManager[object]]
 
 
 class HostBackend(CudaBackend):
-    """The CUDA backend on tensors of the CPU, which nobody reads."""
+    """The CUDA backend on CPU tensors that are never read."""
 
     def __init__(self) -> None:
         super().__init__(stream=lambda: 0)
@@ -63,7 +62,7 @@ def best_us(candidates: list[Callable[[], object]], calls: int, rounds: int) -> 
 
 
 def calls_of() -> dict[str, tuple[Mode, Callable[[], Tensor]]]:
-    """Name -> in which mode, and the call."""
+    """Name -> mode and call."""
     x, w, residual = torch.randn(1, 8, 6, 6), torch.randn(8, 8, 1, 1), torch.randn(1, 8, 6, 6)
     trained, frozen = w.clone().requires_grad_(), polyconv.Conv2d(8, 8, 1, bias=False)
     polyconv.freeze(frozen)
@@ -80,7 +79,7 @@ def calls_of() -> dict[str, tuple[Mode, Callable[[], Tensor]]]:
 
 
 def measure() -> dict[str, dict[str, float]]:
-    """In a process that has the stub for its driver: name -> what was found."""
+    """In a process with the stub as its driver: name -> result."""
     torch.set_num_threads(1)
     one = torch.randn(1, 1, 1, 1)
     one_by_one = patch.object(launch, "why_absent", lambda: "left out for comparison")

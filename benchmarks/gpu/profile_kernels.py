@@ -38,11 +38,11 @@ FILE = Path(__file__).resolve().parents[2] / "src/polyconv/cuda/planner/profiles
 MOST_INSTRUCTIONS = 15_000_000
 SMS = 2
 ENOUGH = 8
-"""Launches of a kernel after which no more are sought."""
+"""Number of launches of a kernel after which the search stops."""
 
 
 def problems() -> list[Problem]:
-    """Small images with the channels, kernels and strides of real layers; first a larger one, for kernels that ask for
+    """Small images with the channels, kernels and strides of real layers; first a larger one, for kernels that request
     many elements at once."""
 
     def make(
@@ -97,7 +97,7 @@ def _channels_last(p: Problem) -> Problem:
 
 
 def observe(gpu, way: CudaCandidate, problem: Problem, schedule: Schedule, cache: KernelCache, wanted: str):
-    """(symbol, (blocks, tiles, steps), cycles by resource) of every launch of one way whose symbol has this word."""
+    """(symbol, (blocks, tiles, steps), cycles by resource) of every launch whose symbol contains the word."""
     plan = Plan(problem, V100.name, way.name, schedule.launches, schedule.workspace_bytes, 0.0, 0.0, ())
     buffers = empty_buffers(gpu, plan)
     for launch in plan.launches:
@@ -119,7 +119,7 @@ def observe(gpu, way: CudaCandidate, problem: Problem, schedule: Schedule, cache
 
 
 def fit(rows: list[tuple[tuple[int, int, int], list[float]]]) -> list[list[float]]:
-    """Cycles per block, tile and step, by resource: least squares of relative deviations, nothing negative."""
+    """Cycles per block, tile and step, by resource: non-negative least squares of relative deviations."""
     features = np.array([f for f, _ in rows], dtype=float)
     counts = np.array([c for _, c in rows], dtype=float)
     parts = np.zeros((3, counts.shape[1]))

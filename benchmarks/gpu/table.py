@@ -57,14 +57,14 @@ NEGLIGIBLE = 0.03
 
 @dataclass(frozen=True)
 class Kind:
-    """Launches of a plan that do the same on other data, and the one that stands for them."""
+    """Launches of a plan that do the same on other data, and their representative."""
 
     launch: Launch
     times: int
 
 
 def kinds(plan: Plan) -> list[Kind]:
-    """The distinct launches in the order in which they first run."""
+    """The distinct launches, in order of first execution."""
     alike: dict[tuple[Any, ...], list[Launch]] = {}
     for launch in plan.launches:
         alike.setdefault((launch.kernel, launch.grid, launch.dynamic_shared, launch.work), []).append(launch)
@@ -76,11 +76,11 @@ def kinds(plan: Plan) -> list[Kind]:
 
 @dataclass(frozen=True)
 class LaunchRow:
-    """Some launches of a kind. Times are of one of them."""
+    """Launches of a kind. Times are of one of them."""
 
     kernel: str
     code: str
-    """Identifies the machine code, so that a simulated figure is not shown for another kernel."""
+    """Hash of the machine code, so that a simulated figure is not shown for another kernel."""
     grid: Dim3
     block: Dim3
     times: int
@@ -107,11 +107,11 @@ class Tile:
 
 @dataclass(frozen=True)
 class CutlassRow:
-    """What CUTLASS needs. Its best tile counts; counted and simulated, that may be another one."""
+    """Times of CUTLASS's best tile; the best counted and the best simulated tile may differ."""
 
     tiles: tuple[Tile, ...]
     layout_ms: float
-    """What converting x to NHWC and y back takes at full bandwidth, if the tensors are NCHW."""
+    """Time to convert x to NHWC and y back at full bandwidth, for NCHW tensors."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class PassRow:
     workspace_mb: float
     expected_error: float
     direct_ms: float
-    """What the multiplications of a direct convolution take if nothing but the FP32 pipe takes time."""
+    """Time of a direct convolution's multiplications if only the FP32 pipe took time."""
     launches: tuple[LaunchRow, ...]
     cutlass: CutlassRow | None
 
@@ -171,17 +171,17 @@ class Counter:
 
 
 def fingerprint(cubin: bytes) -> str:
-    """Names a kernel's machine code."""
+    """Hash of a kernel's machine code."""
     return hashlib.sha256(cubin).hexdigest()[:16]
 
 
 def direct_ms(problem: Problem) -> float:
-    """What the multiplications of a direct convolution take if nothing but the FP32 pipe takes time."""
+    """Time of a direct convolution's multiplications if only the FP32 pipe took time."""
     return problem.multiplications / (V100.fp32_per_clock * V100.sms * V100.clock_mhz * 1e3)
 
 
 def planned_within(families: tuple[ModuleType, ...], problem: Problem) -> Plan:
-    """What is counted: the plan for a V100 that these families make of a problem."""
+    """The counted plan: that of these families for a V100."""
     return plan_within(families, problem, V100, settings.current().workspace_bytes)
 
 
@@ -192,7 +192,7 @@ def count_pass(
     cutlass: Cutlass | None,
     families: tuple[ModuleType, ...] = FAMILIES,
 ) -> PassRow | None:
-    """``None``, and a word about it, if a kernel of the plan faults: the others are still worth their figures."""
+    """None, with a message, if a kernel of the plan faults: the others are still counted."""
     problem = workload.problem(kind)
     plan = planned_within(families, problem)
     try:
@@ -229,7 +229,7 @@ class Cutlass:
             self._tiles = list(pool.map(compare.Cutlass, compare.TILES))
 
     def count(self, problem: Problem) -> CutlassRow | None:
-        """Every tile; ``None`` if CUTLASS's forward convolution is not what the problem asks for."""
+        """Every tile; None if CUTLASS's forward convolution does not cover the problem."""
         top, bottom, left, right = problem.padding
         dense = problem.groups == 1 and (top, left) == (bottom, right) and min(problem.padding) >= 0
         if problem.kind is not Pass.FPROP or not dense:
@@ -261,13 +261,13 @@ def simulated_ms(row: LaunchRow) -> float | None:
 
 
 def simulated_cutlass_ms(row: CutlassRow) -> float | None:
-    """The least of those tiles that were simulated."""
+    """The least among simulated tiles."""
     known = (simulated().get(("conv2d_fprop", tile.code, tile.grid)) for tile in row.tiles)
     return min((ms for ms in known if ms is not None), default=None)
 
 
 def simulated_pass_ms(row: PassRow) -> float | None:
-    """The sum; launches without a figure enter as counted, if they hardly matter."""
+    """The sum; launches without a figure enter as counted, if their share is negligible."""
     known = [(launch, simulated_ms(launch)) for launch in row.launches]
     missing = sum(launch.times * launch.counted_ms for launch, ms in known if ms is None)
     if missing > NEGLIGIBLE * row.counted_ms:
@@ -284,7 +284,7 @@ def markdown(headers: Sequence[str], right: Iterable[int], rows: Iterable[Sequen
 
 
 def as_ms(value: float | None) -> str:
-    """Milliseconds as the tables have them; nothing for a figure that is not there."""
+    """Milliseconds as in the tables; empty if there is no figure."""
     if value is None:
         return ""
     return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
@@ -322,12 +322,12 @@ def details(rows: Sequence[PassRow]) -> str:
 
 
 def tables(found: Table) -> dict[str, str]:
-    """Those of the page, by the names of their marks."""
+    """Tables of the page, by the names of their marks."""
     return {"summary": summary(found.package), "exported": summary(found.exported), "launches": details(found.package)}
 
 
 def write_tables(path: Path, tables: Mapping[str, str]) -> None:
-    """Into a page, each between the marks of its name."""
+    """Insert into a page, each between the marks of its name."""
     text = path.read_text(encoding="utf-8")
     for name, table in tables.items():
         begin, end = BEGIN.format(name), END.format(name)
@@ -342,7 +342,7 @@ class Table:
 
     package: Sequence[PassRow]
     exported: Sequence[PassRow]
-    """Of the headline workloads in an exported file, which has the families that run on any GPU."""
+    """Headline workloads in an exported file, which has the families that run on any GPU."""
 
 
 def save(path: Path, found: Table) -> None:

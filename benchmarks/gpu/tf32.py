@@ -17,14 +17,14 @@ from polyconv.problem import Pass, Problem
 from polyconv.util import gpu_arch
 
 MEASURED = {"h100": (2.41, 7.11, 2.43), "l40s": (17.2, 25.8, 17.3)}
-"""Milliseconds of PyTorch's forward pass, W1 to W3: KernelBench's baselines as they stand, not measured by us."""
+"""Milliseconds of PyTorch's forward pass, W1 to W3: KernelBench's baselines, not measured here."""
 LAYERS = ("resnet50-2b", "unet-enc1", "vgg-conv1_2", "deeplab-aspp6")
-"""Of networks: in 3x3 kernels a fast algorithm saves less than in the headline's, so TF32 is hardest to beat there."""
+"""Layers of networks: in 3x3 kernels a fast algorithm saves less than in the headline's, so TF32 is hardest to beat."""
 NO_TENSOR_CORES = "none before sm_80"
 
 
 def limit_ms(problem: Problem, device: CudaDevice) -> float | None:
-    """The least time in TF32; None on a GPU that has none."""
+    """The least time in TF32; None on a GPU without it."""
     rate = gpu_arch.per_clock(device.arch, device.name)
     if not rate:
         return None
@@ -33,7 +33,7 @@ def limit_ms(problem: Problem, device: CudaDevice) -> float | None:
 
 
 def verdict(device: CudaDevice, ours: list[float], limits: list[float]) -> str:
-    """What the model expects, from its times and the limits of TF32."""
+    """The model's expectation, from its times and the limits of TF32."""
     if not limits:
         return "expected to gain: PyTorch computes in float32, too"
     if gpu_arch.is_likely_faster(device.arch, device.name):
@@ -60,7 +60,7 @@ def table() -> str:
 
 
 def layers_table() -> str:
-    """The same for layers of networks, where tensor cores are strong: ours, the limit, and ours in shares of it."""
+    """Likewise for layers of networks, on GPUs with strong tensor cores: polyconv, the limit, and their ratio."""
     devices = DEVICES["a100"], DEVICES["h100"]
     lines = [
         f"| forward, ms | {' | '.join(f'{device.name}: modelled, limit of TF32' for device in devices)} |",

@@ -146,7 +146,7 @@ def test_no_scheme_combines_taps_that_are_not_there(kernel: tuple[int, int], axe
 
 
 def test_phases_of_a_stride_keep_their_schemes() -> None:
-    """The input gradient of a strided 3x3 kernel has phases of two taps and of one: F(3, r) may still pay."""
+    """The input gradient of a strided 3x3 kernel has phases of two taps and of one: three-tap schemes may still pay."""
     plan = plan_cpu(Problem.make("dgrad", (1, 96, 64, 64), (96, 96, 3, 3), stride=(2, 2), padding=(1,) * 4), SERVER)
     (tried,) = (c for c in plan.candidates if c.name == "F(6,3) x F(1,1), tile lanes")
     assert tried.cost is not None

@@ -34,32 +34,32 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 OLDEST = "torch==2.0.1"
 DEVICES = ("v100", "t4")
-"""96 and 64 KiB of shared memory: what does not fit the second must take another way."""
+"""96 and 64 KiB of shared memory: kernels that do not fit the second must fall back."""
 HOST_MILLISECONDS = 0.35
-"""What the forward of W1 may cost the host, in processors' time."""
+"""Limit of the host's processor time for the forward of W1."""
 FIRST_MODEL, SECOND_PROCESS = 45.0, 3.0
-"""Seconds of processors' time to the first model, in the process that builds and in one after it."""
+"""Limits of processor time to the first model [s], in the process that builds and in a later one."""
 AT_ONCE = os.cpu_count() or 1
-"""Files that are checked side by side: mostly a single processor is at work, starting PyTorch or emulating."""
+"""Files checked in parallel: each mostly uses one processor, to start PyTorch or to emulate."""
 WORKSPACE = "kWorkspace = 64 << 20;"
 """As every file has it."""
 START = time.perf_counter()
 
 
 class Report:
-    """What is to be said of one file, kept together: files are checked side by side."""
+    """Messages about one file, kept together because files are checked in parallel."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.failed: list[str] = []
-        """Programs that did."""
+        """Programs that failed."""
 
     def heading(self, text: str) -> None:
         self.lines.append(f"--- {text} ({time.perf_counter() - START:.0f} s)\n")
 
 
 class Builds:
-    """A Python with a CUDA build of PyTorch, the toolkit that builds for it, and a folder for what is built."""
+    """A Python with a CUDA build of PyTorch, the matching toolkit, and a build folder."""
 
     def __init__(self, python: Path, toolkit: Toolkit, arch: str, folder: Path) -> None:
         self.report = Report()
@@ -69,7 +69,7 @@ class Builds:
             **toolkit.variables(),
             "TORCH_CUDA_ARCH_LIST": arch,
             "TORCH_EXTENSIONS_DIR": str(folder),
-            "PATH": os.pathsep.join([str(python.parent), os.environ["PATH"]]),  # ninja lies beside it
+            "PATH": os.pathsep.join([str(python.parent), os.environ["PATH"]]),  # ninja is next to it
             "PYTHONWARNINGS": "ignore",
             "GPU_EMULATOR_CXX": os.environ.get("CXX", "g++"),  # not the one for nvcc
         }
@@ -79,12 +79,12 @@ class Builds:
         self._start(program, arguments, self._variables)
 
     def run_pretended(self, program: str, *arguments: str, devices: str = "v100", caching: bool = False) -> None:
-        """Run a program on fake GPUs, with PyTorch's caching of memory or without."""
+        """Run a program on fake GPUs, with or without PyTorch's caching allocator."""
         variables = process_environment((self._toolkit.headers,), devices, self._variables, caching=caching)
         self._start(program, arguments, variables)
 
     def _start(self, program: str, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
-        """Report what a program prints. A failure is counted, and the others run all the same."""
+        """Print a program's output. A failure is counted, and the others still run."""
         command = [str(self._python), str(PROGRAMS / f"{program}.py"), *arguments]
         result = subprocess.run(command, env=variables, capture_output=True, text=True)
         self.report.lines.append(result.stdout)
@@ -95,7 +95,7 @@ class Builds:
 
 
 def export(file: File, folder: Path) -> Path:
-    """Write a file into a folder of its own."""
+    """Write a file into its own folder."""
     folder.mkdir()
     path = folder / "model.py"
     command = [sys.executable, "-m", "polyconv_cli", "export", *file.words.split(), "-o", str(path)]
@@ -130,7 +130,7 @@ def check(file: File, builds: Builds, folder: Path) -> Report:
 
 
 def newest(folder: Path) -> Builds:
-    """The newest CUDA build of PyTorch, and the toolkit of this machine."""
+    """The newest CUDA build of PyTorch, with this machine's toolkit."""
     toolkit = Toolkit(Path(os.environ.get("CUDA_HOME", "/usr/local/cuda-13.0")))
     if not (toolkit.home / "bin" / "nvcc").exists():
         sys.exit(

@@ -1,4 +1,4 @@
-"""Which files are exported, and what each is asked to compute once it is built."""
+"""The exported files, and the computations that each must get right."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Case:
-    """One computation of an exported file. Small on purpose: the emulator runs every thread."""
+    """One computation of an exported file. It is small because the emulator runs every thread."""
 
     shape: tuple[int, ...]
     convolution: dict[str, Any]
-    """The arguments of PyTorch's."""
+    """Arguments of PyTorch's module."""
     module: str = "Conv2d"
-    """What PyTorch calls it."""
+    """Name of PyTorch's module."""
     arguments: dict[str, Any] = field(default_factory=dict)
-    """Of the constructor; none is the convolution that the file was exported for."""
+    """Constructor arguments; none means the exported convolution."""
     forward_only: bool = False
     expanded: bool = False
     """The gradient has stride 0 everywhere, as that of ``y.sum()`` has."""
@@ -32,12 +32,12 @@ class File:
 
     name: str
     words: str
-    """Of ``polyconv export``."""
+    """Arguments of ``polyconv export``."""
     cases: tuple[Case, ...]
     workspace: int = 0
-    """Bytes, in the place of the file's own 64 MiB: cuts what is small enough to be executed into slabs."""
+    """Workspace [bytes] instead of the file's own 64 MiB, so that small problems are cut into slabs."""
     always: bool = True
-    """Whether it is among those that are built if none is named: a sample of those that are alike."""
+    """True if built by default: a sample of similar files."""
 
 
 W1 = {
@@ -61,7 +61,7 @@ EXAMPLE = File(
     "kb80",
     (
         Case((2, 32, 12, 28), W1),
-        # Constructor arguments that the file was not exported for.
+        # Constructor arguments other than the exported ones.
         Case((2, 5, 8, 9), OTHER, arguments=OTHER),
     ),
 )
@@ -113,7 +113,7 @@ VOLUMES = tuple(
         ("kb73", "ConvTranspose3d", (1, 32, 3, 4, 5), KB73),
     )
 )
-"""KernelBench's convolutions over three axes, but for two that are always built."""
+"""KernelBench's 3-D convolutions, except two that are always built."""
 
 FILES = (
     EXAMPLE,
@@ -121,13 +121,13 @@ FILES = (
     File(
         "W1, tensor cores",
         "kb80 --tensor-cores",
-        # All rows of a picture's phase in one tile, and several.
+        # All rows of a 2-D problem's phase in one tile, and several.
         (Case((2, 32, 12, 28), W1), Case((1, 32, 24, 40), W1, forward_only=True)),
     ),
     File(
         "W1, tensor cores, slabs",
         "kb80 --tensor-cores",
-        (Case((3, 32, 12, 28), W1),),  # two planes of an image, or more, in each
+        (Case((3, 32, 12, 28), W1),),  # two or more planes of an image in each
         workspace=1_200_000,
         always=False,
     ),

@@ -1,7 +1,7 @@
-"""What builds and loads an exported file: CUDA 11.8's nvcc with a compiler that it accepts, and CUDA builds of PyTorch.
+"""Tool chains for exported files: CUDA 11.8's nvcc with a compiler that it accepts, and CUDA builds of PyTorch.
 
-Both come from package indices that this machine already uses (Debian's and Python's), into the developers' cache.
-Neither needs a GPU, or rights beyond the cache's folder.
+They come from Debian's and Python's package indices, into the developers' cache. They need neither a GPU nor rights
+beyond the cache's folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from fake_cuda.environment import run
 from gpu_emulator.toolchain import ToolchainError, cache_dir, lock
 
-# Debian 12 has the compiler, and the newest gcc that it takes; NVIDIA's Python packages have the runtime and headers.
+# Debian 12 has nvcc and the newest gcc that it takes; NVIDIA's Python packages have the runtime and headers.
 _DEBIAN = (
     "nvidia-cuda-toolkit",
     "libthrust-dev",
@@ -40,7 +40,7 @@ LIBRARIES =+ $(_SPACE_) "-L$(TOP)/lib64"
 
 @dataclass(frozen=True)
 class Toolkit:
-    """A CUDA toolkit, and the C++ compiler that its nvcc is to use (the system's if absent)."""
+    """A CUDA toolkit, and the C++ compiler for its nvcc (the system's if absent)."""
 
     home: Path
     cc: Path | None = None
@@ -51,7 +51,7 @@ class Toolkit:
         return self.home / "include"
 
     def variables(self) -> dict[str, str]:
-        """What torch.utils.cpp_extension reads."""
+        """Variables that torch.utils.cpp_extension reads."""
         found = {"CUDA_HOME": str(self.home)}
         if self.cc and self.cxx:
             found |= {"CC": str(self.cc), "CXX": str(self.cxx)}
@@ -94,7 +94,7 @@ def _assemble(scratch: Path) -> None:
     for name in ("thrust", "cub", "cuda", "nv"):
         shutil.copytree(debian / "usr" / "include" / name, toolkit / "include" / name)
     (binaries / "nvcc.profile").write_text(_PROFILE)
-    # g++-11 looks for the C++ library where its package would be: that of the system serves.
+    # g++-11 looks for the C++ library at its package's path: the system's serves.
     libraries = debian / "usr" / "lib" / "x86_64-linux-gnu"
     libraries.mkdir(exist_ok=True)
     (libraries / "libstdc++.so.6").symlink_to("/usr/lib/x86_64-linux-gnu/libstdc++.so.6")
@@ -102,7 +102,7 @@ def _assemble(scratch: Path) -> None:
 
 
 def _fetch_debian(scratch: Path, root: Path) -> None:
-    """Unpack packages of the system's own Debian source. The section with nvcc is added to it for this call alone."""
+    """Unpack packages of the system's own Debian source, with the section of nvcc added for this call only."""
     sources = [path.read_text() for path in sorted(Path("/etc/apt/sources.list.d").glob("*.sources"))]
     main = next((text for text in sources if "Components: main\n" in text), None)
     if main is None or shutil.which("apt-get") is None:
@@ -130,7 +130,7 @@ def _fetch_debian(scratch: Path, root: Path) -> None:
 
 
 def python_for(torch: str) -> str:
-    """A Python that a version of PyTorch has wheels for: this one, unless it is too new for PyTorch 2.0."""
+    """A Python for which a version of PyTorch has wheels: this one, unless too new for PyTorch 2.0."""
     if not torch.startswith("torch==2.0.") or sys.version_info < (3, 12):
         return sys.executable
     found = next(filter(None, map(shutil.which, ("python3.11", "python3.10"))), None)

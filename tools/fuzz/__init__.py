@@ -1,4 +1,4 @@
-"""A campaign against polyconv: parts that try to break it, each an endless, seeded sequence of cases.
+"""A fuzzer for polyconv: parts, each an endless, seeded sequence of cases.
 
-``python tools/fuzz --list`` names the parts; README.md says how to run one, and how to write one.
+``python tools/fuzz --list`` names the parts; README.md explains how to run and write one.
 """

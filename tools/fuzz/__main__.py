@@ -1,7 +1,7 @@
-"""Tries to break polyconv: ``python tools/fuzz [PART ...] [--seconds N | --cases N]``.
+"""Fuzzes polyconv: ``python tools/fuzz [PART ...] [--seconds N | --cases N]``.
 
-Every part is an endless sequence of cases that follows from the seed. Failures are pinned to a case, made smaller, and
-printed as programs. With --journal, a campaign that was stopped goes on where it was.
+Every part is an endless sequence of cases determined by the seed. Failures are pinned to a case, minimised, and printed
+as programs. With --journal, a stopped run can be resumed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a part of the campaign is made of."""
+"""The interface of a part of the fuzzer."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ PARTS = Path(__file__).resolve().parent / "parts"
 
 
 class Failure(AssertionError):  # noqa: N818 (what a case has found is no error of the campaign)
-    """What a case found wrong. The first line says what, whatever the numbers: failures alike in it are told once."""
+    """A fault found by a case. The first line, numbers aside, identifies its kind: each kind is reported once."""
 
 
 class Case:
-    """One attempt to break something. Runs in a worker process that may die of it."""
+    """One test case. It runs in a worker process, which may crash."""
 
     limit: float = 60.0
-    """Seconds after which it counts as hanging. Generous: the machine may be busy, or the build a sanitised one."""
+    """Seconds after which it counts as hanging. Generous: the machine may be busy, or the build sanitized."""
 
     def run(self) -> None:
         """Raise :class:`Failure` if something is wrong. Any other exception is a failure, too."""
         raise NotImplementedError
 
     def script(self) -> str:
-        """A Python program that shows the same with nothing but polyconv installed: for the report."""
+        """A Python program that reproduces the case with only polyconv installed: for the report."""
         raise NotImplementedError
 
     def smaller(self) -> Iterator[Case]:
-        """Simpler cases that may fail as this one does, the greatest simplification first. Always the same ones."""
+        """Simpler cases that may fail alike, the greatest simplification first. Deterministic."""
         return iter(())
 
 
 class Part(Protocol):
-    """A module in ``parts``, or in a folder that is given with ``--parts``. It is named by its file."""
+    """A module in ``parts``, or in a folder given with ``--parts``, named by its file."""
 
     ABOUT: str
-    """What it tries to break, in a sentence."""
+    """Its target, in a sentence."""
 
     def case(self, seed: int, index: int) -> Case:
-        """A case of the sequence. Depends on the two numbers alone, so that any case can be made again."""
+        """A case of the sequence. It depends on the two numbers only, so any case can be made again."""
 
 
 def why_not(part: Part) -> str:
-    """Why a part has no cases on this machine, which is no failure; empty where it has some.
+    """Reason why a part has no cases on this machine, which is no failure; empty if it has some.
 
-    A part that needs something which may be absent has a function of this name, without arguments.
+    A part with optional requirements has a function of this name, without arguments.
     """
     found: str = getattr(part, "why_not", str)()
     return found
@@ -73,7 +73,7 @@ def load(name: str, folder: Path = PARTS) -> Part:
 
 
 def find(part: Part, seed: int, index: int, path: Sequence[int]) -> Case | None:
-    """A case of the sequence, or one made smaller step by step: each number says which of the smaller ones."""
+    """A case of the sequence, or a simplification of it: each number selects one of the simpler cases."""
     found = part.case(seed, index)
     for step in path:
         candidate = next((case for place, case in enumerate(found.smaller()) if place == step), None)

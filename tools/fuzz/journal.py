@@ -1,4 +1,4 @@
-"""What a campaign has done so far, on disk: so that it can go on where it was stopped, and that a crash names its case.
+"""The journal of a run on disk, so that it can be resumed, and a crash names its case.
 
 One file of JSON lines per part. The line of a case is written before the case runs.
 """
@@ -16,32 +16,32 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Found:
-    """A failure, as it is kept."""
+    """A recorded failure."""
 
     index: int
     kind: str
     words: str
     path: tuple[int, ...] = ()
-    """The simplifications that left it a failure."""
+    """Simplifications that still fail."""
     alone: bool = True
-    """Whether it fails in a worker that has seen nothing else."""
+    """True if it fails in a fresh worker."""
     after: tuple[int, ...] = ()
-    """If not: what its worker had seen before."""
+    """Otherwise: earlier cases of its worker."""
 
     @property
     def likeness(self) -> str:
-        """Failures with the same are of one kind: the first line of the words, whatever the numbers."""
+        """Kind of a failure: the first line of its text, numbers aside."""
         lines = self.words.splitlines() or [""]
         return f"{self.kind}: {re.sub(r'[-+]?[0-9][0-9.e+-]*', '#', lines[0])}"
 
 
 class JournalError(Exception):
-    """A folder that cannot be gone on with."""
+    """A folder that cannot be resumed from."""
 
 
 @dataclass
 class PartJournal:
-    """The record of one part. Safe to use from several threads."""
+    """The journal of one part. Thread-safe."""
 
     folder: Path
     part: str
@@ -52,7 +52,7 @@ class PartJournal:
     _next: int = 0
     _lock: Lock = field(default_factory=Lock)
     _open: set[int] = field(default_factory=set)
-    """Begun, and not ended when the campaign was stopped: they come again."""
+    """Cases begun but not finished when the run was stopped: they run again."""
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ class PartJournal:
         return self.folder / f"{self.part}-{index}.py"
 
     def begin(self, index: int | None = None) -> int:
-        """The index of the next case, unless one is named; written down before it runs."""
+        """Index of the next case, unless one is given; written before it runs."""
         with self._lock:
             if index is not None:
                 self._next = max(self._next, index + 1)
@@ -82,7 +82,7 @@ class PartJournal:
         return index
 
     def stop(self, index: int) -> None:
-        """A case that was interrupted from outside: it says nothing, and comes again."""
+        """A case interrupted from outside: no result, and it runs again."""
         with self._lock:
             self.cases -= 1
             self._open.add(index)
@@ -102,7 +102,7 @@ class PartJournal:
             self._write({"seconds": round(self.seconds, 1)})
 
     def alike(self) -> dict[str, list[Found]]:
-        """The failures by likeness, in the order in which the kinds appeared."""
+        """Failures by kind, in order of appearance."""
         groups: dict[str, list[Found]] = {}
         for failure in self.failures:
             groups.setdefault(failure.likeness, []).append(failure)
@@ -137,5 +137,5 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
     for line in file.read_text().splitlines():
         try:
             yield json.loads(line)
-        except ValueError:  # cut off when the campaign was killed
+        except ValueError:  # cut off when the run was killed
             continue

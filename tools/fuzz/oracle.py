@@ -31,17 +31,17 @@ from uneven_data import measure
 SMALLEST = 2.0**-126
 """Below this an operation may lose everything."""
 GROWTH = 256.0
-"""Of what is lost in the middle of a fast algorithm, on its way to an output."""
+"""Amplification of a loss inside a fast algorithm on its way to an output."""
 
 
 def scheme_named(name: str) -> KernelScheme:
-    """The native kernels' scheme of this name; direct summation for whatever else may run."""
+    """The native kernels' scheme of this name; direct summation for any other."""
     known = compiled("tile") if native.is_available() else ()
     return next((scheme for scheme in known if str(scheme) == name), KernelScheme(1, 1, 1, 1))
 
 
 def positions(extent: int, out: int, stride: int, before: int, tap: int, dilation: int, mode: str) -> list[int]:
-    """Where one tap reads along an axis, for every output; -1 outside of the image. In Python's integers."""
+    """Positions that one tap reads along an axis, for every output; -1 outside the image. In Python's integers."""
     found = []
     for i in range(out):
         at = i * stride - before + tap * dilation
@@ -66,7 +66,7 @@ def _read(x: Tensor, dim: int, where: Sequence[int]) -> Tensor:
 
 
 def convolve(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
-    """The definition, tap by tap: for any geometry, however far its taps are apart."""
+    """The definition, tap by tap: for any geometry, however wide."""
     top, bottom, left, right = geometry.padding
     if geometry.padding_mode != "zeros":
         x = x[..., max(-top, 0) : x.shape[2] - max(-bottom, 0), max(-left, 0) : x.shape[3] - max(-right, 0)]
@@ -90,7 +90,7 @@ def convolve(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
 
 
 def exact(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
-    """The same, by torch where torch can be asked for it without a padded image that fills the memory."""
+    """Likewise, by torch if that needs no padded image too large for the memory."""
     reach = [max(geometry.padding), *geometry.stride, *geometry.dilation]
     if max(map(abs, reach)) > 64 or not x.numel() or not w.numel():
         return convolve(x, w, geometry)
@@ -103,32 +103,32 @@ def exact(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
 
 @dataclass(frozen=True)
 class FrozenMark:
-    """What is promised of one pass that a plan computes from two operands."""
+    """Error limits of one pass that a plan computes from two operands."""
 
     plan: CpuPlan
     one: Tensor
-    """The operand that tiles are cut from: input, or gradient in the input gradient. In float64, as the other."""
+    """The operand that is cut into tiles: input, or gradient in the input gradient. Both are float64."""
     other: Tensor
     reduction: int
-    """Products that an element sums by definition. The plan may know of fewer: taps that meet nothing are left out."""
+    """Products per element by definition. The plan may count fewer: taps without overlap are dropped."""
     patterned: bool
-    """Whether an operand is of a kind that the estimate does not cover."""
+    """True if an operand is of a kind that the estimate does not cover."""
 
     def allowed(self, expected: Tensor, magnitudes: Tensor) -> Tensor:
-        """By how much each element may be off. ``magnitudes``: the same pass on absolute values."""
+        """Allowed error of each element. ``magnitudes``: the same pass on absolute values."""
         problem, chosen = self.plan.problem, self.plan.chosen
         reduction = self.reduction
         unit = 2.0**-53 if problem.dtype == "float64" else 2.0**-24
         longest = min(reduction, 2**20)
-        # Below the smallest exponent nothing is relative any more.
+        # Below the smallest exponent errors are absolute.
         floor = 4 * SMALLEST * (longest + 2) if problem.dtype == "float32" else 0.0
         rigorous = 2 * (longest + 4) * unit * magnitudes + floor
         if problem.dtype == "float64":
-            return rigorous  # the model is one of float32
+            return rigorous  # the model describes float32
         scheme = scheme_named(chosen.form).exact
         found = measure(self.one.numpy(), self.other.numpy(), expected.numpy())
         scale = found.scale(reduction)
-        # What the transform of an operand loses is multiplied by the other one, however large that is.
+        # The transform's loss of one operand is multiplied by the other, however large.
         lost = floor if scheme is None else GROWTH * floor * max(1.0, found.x_max or 0.0, found.w_max or 0.0)
         if self.patterned:
             return rigorous if chosen.direct else torch.full_like(rigorous, self._bound(scheme, found) * scale + lost)
@@ -139,7 +139,7 @@ class FrozenMark:
         return rigorous.clamp(max=estimate) if chosen.direct else torch.full_like(rigorous, estimate)
 
     def _bound(self, scheme: Scheme2d | None, found: Magnitudes) -> float:
-        """Of no more tiles or channels than there can be: those that are cut by a stride or a border are more."""
+        """At most the possible number of tiles or channels: cuts by a stride or a border add to them."""
         problem, reduction = self.plan.problem, self.reduction
         if problem.kind is Pass.WGRAD or scheme is None:
             count = reduction
@@ -154,9 +154,9 @@ class FrozenMark:
 
 
 def tile_reach(plan: CpuPlan | None, geometry: Geometry, kernel: Sequence[int]) -> tuple[int, int]:
-    """How far from an output that sees a pixel another may be that has it in its tile, in outputs, along each axis.
+    """Largest distance of an output with a pixel in its tile from an output that sees it, in outputs, along each axis.
 
-    A tile reads for all of its outputs, and for as many taps as whole segments have.
+    A tile reads for all of its outputs, and for all taps of whole segments.
     """
     scheme = scheme_named("" if plan is None else plan.chosen.form)
     if scheme.direct:
@@ -167,9 +167,9 @@ def tile_reach(plan: CpuPlan | None, geometry: Geometry, kernel: Sequence[int]) 
 
 
 def reached(spoilt: Tensor, geometry: Geometry, w_shape: Sequence[int], reach: tuple[int, int]) -> Tensor:
-    """Outputs that a spoilt pixel may spoil: those that see it, and those that have it in their tiles.
+    """Outputs that a non-finite pixel may affect: those that see it, and those with it in their tiles.
 
-    The last tile juts out, and reads there what the border goes on with.
+    The last tile extends past the output, where it reads the continued border.
     """
     size = geometry.out_size(spoilt.shape[2:], w_shape[2:])
     steps = [min(step, extent) for step, extent in zip(geometry.dilation, size, strict=True)]
@@ -178,13 +178,13 @@ def reached(spoilt: Tensor, geometry: Geometry, w_shape: Sequence[int], reach: t
     wider = geometry._replace(padding=(top, bottom + further[0], left, right + further[1]))
     spread = (convolve(spoilt.double(), torch.ones(tuple(w_shape), dtype=torch.float64), wider) != 0).double()
     for axis in (0, 1):
-        # A tile of a dilated convolution is made of every d-th output; of one whose other taps meet nothing, of each.
+        # A tile of a dilated convolution has every d-th output; if its other taps overlap nothing, each output.
         spread = torch.maximum(*(_widened(spread, axis, reach[axis], step) for step in (steps[axis], 1)))
     return spread[..., : size[0], : size[1]] != 0
 
 
 def _widened(marked: Tensor, axis: int, reach: int, step: int) -> Tensor:
-    """What is marked, and what lies up to ``reach`` steps beside it."""
+    """The marked elements, dilated by ``reach`` steps."""
     window, around, apart = [1, 1], [0, 0], [1, 1]
     window[axis], around[axis], apart[axis] = 2 * reach + 1, reach * step, step
     padded = F.pad(marked, (around[1], around[1], around[0], around[0]))

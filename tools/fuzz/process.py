@@ -1,4 +1,4 @@
-"""A worker process as its owner sees it: asked for one case after another, and noticed when it dies or hangs."""
+"""A worker process as its owner sees it: it gets one case at a time, and its death or hanging is detected."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 STARTING = 300.0
-"""Seconds to import a part, or to make a case: torch alone takes some, a sanitised build many more."""
+"""Seconds to import a part, or to make a case: torch alone takes some, a sanitized build many more."""
 DYING = 20.0
-"""Seconds to say where it hangs before it is killed."""
+"""Seconds to report where it hangs before it is killed."""
 
 
 class PartError(Exception):
-    """A part that cannot be used at all. The message says what its worker said."""
+    """A part that cannot be used at all. The message is its worker's."""
 
 
 class PartSkipped(Exception):  # noqa: N818 (no error: there is nothing that could fail)
-    """A part that has no cases on this machine. The message says why."""
+    """A part without cases on this machine. The message is the reason."""
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What workers run in."""
+    """Environment of workers."""
 
     python: str = sys.executable
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables besides those of this process: what a sanitised build needs, for example."""
+    """Variables in addition to this process's: for a sanitized build, for example."""
 
     def variables(self) -> dict[str, str]:
-        """The sources of this checkout come first. Measurements of this machine must not change what is planned."""
+        """This checkout's sources first. Measurements of this machine must not change plans."""
         paths = [str(ROOT / name) for name in ("src", "tools", "tests")]
         found = {
             **os.environ,
@@ -55,10 +55,10 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a case."""
+    """Outcome of a case."""
 
     kind: str
-    """``passed``, ``failed``, ``crashed``, ``hung``, ``unmade``: it could not be made; or ``absent``: there is none."""
+    """``passed``, ``failed``, ``crashed``, ``hung``, ``unmade`` (could not be made) or ``absent`` (none here)."""
     words: str = ""
 
     @property
@@ -67,18 +67,18 @@ class Outcome:
 
 
 class _SilenceError(Exception):
-    """No answer: the worker is gone, or took too long."""
+    """No answer: the worker died, or took too long."""
 
     def __init__(self, gone: bool) -> None:
         self.gone = gone
 
 
 class Worker:
-    """One process for many cases of a part; after a case that killed it, another must be started."""
+    """One process for many cases of a part; after a case that killed it, a new one must be started."""
 
     def __init__(self, folder: Path, part: str, seed: int, log: Path, surroundings: Surroundings) -> None:
         self.ran: list[int] = []
-        """Indices of the cases that this process has seen: it may depend on earlier ones what a case does."""
+        """Indices of this process's earlier cases, on which a case may depend."""
         self._log = log.open("ab")
         self._unread = b""
         requests, self._write = os.pipe()
@@ -92,7 +92,7 @@ class Worker:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            start_new_session=True,  # Ctrl-C is for the campaign; and what a case leaves running dies with the worker
+            start_new_session=True,  # Ctrl-C goes to the fuzzer; children of a case die with the worker
         )
         os.close(requests)
         os.close(answers)
@@ -111,7 +111,7 @@ class Worker:
         return self._process.poll() is None
 
     def run(self, index: int, path: Sequence[int] = ()) -> Outcome:
-        """Run a case. When it crashed or hung, the process is gone."""
+        """Run a case. If it crashed or hung, the process is gone."""
         if not path:
             self.ran.append(index)
         try:
@@ -125,7 +125,7 @@ class Worker:
         return Outcome(answer["kind"], answer.get("words", ""))
 
     def script(self, index: int, path: Sequence[int]) -> str:
-        """The program that shows what a case shows."""
+        """The program that reproduces a case."""
         try:
             self._ask(index, path, script=True)
             answer = self._answer(STARTING)
@@ -135,12 +135,12 @@ class Worker:
         return text
 
     def interrupt(self) -> None:
-        """End what it is doing, from another thread: the case then counts as crashed."""
+        """Kill it from another thread: the case then counts as crashed."""
         if self.alive:
             self._process.kill()
 
     def close(self) -> None:
-        """End the process, and all that it started. May be called again."""
+        """End the process and its children. Idempotent."""
         if self._log.closed:
             return
         os.close(self._write)
@@ -162,7 +162,7 @@ class Worker:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise _SilenceError(gone=False)
-            # What a case forked may hold the pipe open: that the worker is gone has to be asked for.
+            # A fork of a case may hold the pipe open: the worker's exit must be polled.
             gone = self._process.poll() is not None
             readable, _, _ = select.select([self._read], [], [], 0 if gone else min(left, 0.5))
             text = os.read(self._read, 65536) if readable else b""
@@ -174,13 +174,13 @@ class Worker:
         return found
 
     def _end(self) -> str:
-        """How the process ended, or where it hangs, which ends it; and what it said last."""
+        """How the process ended, or where it hangs (then it is killed); and its last output."""
         try:
             status = self._process.wait(1.0)
             words = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         except subprocess.TimeoutExpired:
             words = "no answer in time"
-            self._process.send_signal(signal.SIGABRT)  # faulthandler then says where every thread is
+            self._process.send_signal(signal.SIGABRT)  # faulthandler then prints every thread's stack
             try:
                 self._process.wait(DYING)
             except subprocess.TimeoutExpired:

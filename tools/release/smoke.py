@@ -1,7 +1,7 @@
-"""What a fresh installation of polyconv can do: ``python smoke.py [--pure]``, with the Python it was installed for.
+"""Smoke test of a fresh installation: ``python smoke.py [--pure]``, with the Python of the installation.
 
-Run it from outside a checkout; it uses nothing of one. ``--pure`` is for the wheel without the CPU kernels. Beside
-polyconv and torch the environment needs mypy. Each check prints a line; the first that fails ends the run.
+Run it outside a checkout, of which it uses nothing. ``--pure`` is for the wheel without the CPU kernels. Besides
+polyconv and torch the environment needs mypy. Each check prints a line; the first failure ends the run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def check_installation() -> None:
-    """It is the installed package that was imported, and it knows its version."""
+    """The installed package was imported, and knows its version."""
     place = Path(polyconv.__file__).resolve()
     assert place.is_relative_to(Path(sys.prefix).resolve()), f"{place} is not of the environment {sys.prefix}"
     assert polyconv.__version__ == importlib.metadata.version("polyconv")
@@ -52,7 +52,7 @@ def check_installation() -> None:
 
 
 def check_convolution() -> None:
-    """Output and gradients are torch's, within the default tolerance."""
+    """Output and gradients agree with torch, within the default tolerance."""
     torch.manual_seed(0)
     ours = polyconv.Conv2d(8, 16, (5, 9), padding=(2, 4), dilation=(2, 3))
     theirs = torch.nn.Conv2d(8, 16, (5, 9), padding=(2, 4), dilation=(2, 3), dtype=torch.float64)
@@ -79,7 +79,7 @@ def _relative_error(got: Tensor | None, wanted: Tensor | None) -> float:
 
 
 def check_plan(native: bool) -> None:
-    """``explain`` names a kernel of polyconv's own, or says why there is none."""
+    """``explain`` names a polyconv kernel, or the reason for its absence."""
     text = str(polyconv.explain(polyconv.Conv2d(32, 64, (5, 9), dilation=(2, 3)), (1, 32, 128, 128)))
     if native:
         assert "lanes on " in text, f"no native plan:\n{text}"
@@ -89,7 +89,7 @@ def check_plan(native: bool) -> None:
 
 
 def check_command(native: bool) -> None:
-    """The command is on the path of the environment."""
+    """The command is on the environment's path."""
     command = Path(sys.prefix) / "bin" / "polyconv"
     version = _output(str(command), "--version")
     assert polyconv.__version__ in version, version
@@ -100,7 +100,7 @@ def check_command(native: bool) -> None:
 
 
 def check_types() -> None:
-    """mypy sees the types of the package (``py.typed``): it passes a right program and faults a wrong one."""
+    """mypy sees the package's types (``py.typed``): it accepts a correct program and rejects a wrong one."""
     with tempfile.TemporaryDirectory() as folder:
         # torch itself would take mypy half a minute.
         settings = Path(folder, "mypy.ini")

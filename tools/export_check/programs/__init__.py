@@ -1,1 +1,1 @@
-"""Programs for the Python of a CUDA build of PyTorch: they import torch, an exported file, and nothing of polyconv."""
+"""Programs for the Python of a CUDA build of PyTorch: they import torch and an exported file, never polyconv."""

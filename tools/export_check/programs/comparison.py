@@ -1,4 +1,4 @@
-"""An exported file's results beside PyTorch's own in float64, on the CPU."""
+"""An exported file's results against PyTorch in float64 on the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from gpu_emulator import elf
 
 TOLERANCE = 1e-4
-"""Of each element, in units of the tensor's scale: sqrt(products that are summed) times the rms of both factors."""
+"""Per element, in units of the tensor's scale: sqrt(summed products) times the rms of both factors."""
 
 
 def load(path: Path) -> Any:
@@ -59,17 +59,17 @@ def _rms(tensor: Tensor) -> float:
 
 
 def _report(name: str, ours: Tensor | None, exact: Tensor | None, scale: float) -> None:
-    """Print how far off a tensor is, and fail if any element is too far."""
+    """Print the error of a tensor, and fail if any element is too far off."""
     assert ours is not None, f"{name} is missing"
     assert exact is not None
     assert ours.shape == exact.shape, f"{name} has the shape {tuple(ours.shape)}, not {tuple(exact.shape)}"
     error = float((ours.detach().cpu().double() - exact.detach()).abs().max()) / scale
     print(f"  {name:8} {tuple(ours.shape)!s:18} largest error {error:.1e} of the scale {scale:.2g}")
-    assert error <= TOLERANCE, f"{name} is wrong: at most {TOLERANCE} is allowed"  # also where it is not a number
+    assert error <= TOLERANCE, f"{name} is wrong: at most {TOLERANCE} is allowed"  # also for NaN
 
 
 def report_kernels(launches: Sequence[Any]) -> None:
-    """Print which kernels of the file were launched, and which not; PyTorch's own have mangled names."""
+    """Print which kernels of the file were launched, and which not; PyTorch's have mangled names."""
     ours = [launch for launch in launches if not launch.name.startswith("_ZN2at")]
     names = Counter(launch.name for launch in ours)
     print(f"  executed: {len(ours)} launches of the file's kernels, {len(launches) - len(ours)} of PyTorch's own")

@@ -1,4 +1,4 @@
-"""What an exported file computes on a fake GPU, beside PyTorch in float64.
+"""Results of an exported file on a fake GPU, against PyTorch in float64.
 
 computes.py MODEL.PY CASE      as JSON: see Case in tools/export_check/cases.py
 """

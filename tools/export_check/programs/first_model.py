@@ -1,8 +1,8 @@
-"""How long a process takes from its import of an exported file to its first model.
+"""Time of a process from importing an exported file to its first model.
 
-    first_model.py FOLDER_OF_MODEL_PY LIMIT      fails if that took more than LIMIT seconds of processors' time
+    first_model.py FOLDER_OF_MODEL_PY LIMIT      fails if that took more than LIMIT seconds of processor time
 
-The time that passes is printed; judged is that of the processors, compilers included, to which nobody else adds.
+Wall time is printed; the limit applies to processor time, compilers included, to which other processes do not add.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What the exported W1 costs the host: launches that do nothing, at the full size.
+"""Host cost of the exported W1: launches that do nothing, at full size.
 
     host_time.py FOLDER_OF_MODEL_PY LIMIT      fails if the forward takes more than LIMIT milliseconds
 
-Judged is the processors' time of this process, all of its threads: the time that passes also has what other processes
-of the machine take.
+The limit applies to this process's processor time, all threads: wall time would include other processes.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from fake_cuda import counts, describe_kernels
 
 
 def best(call: Callable[[], object], calls: int) -> float:
-    """Milliseconds of the processors' time that a call takes: the best of a few rows of calls."""
+    """Processor time of a call [ms]: the best of a few series."""
     call()
     found = []
     for _ in range(10):

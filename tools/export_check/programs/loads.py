@@ -1,4 +1,4 @@
-"""That an exported file is built once, loads, and says in words what it cannot do: no GPU is needed or pretended.
+"""An exported file is built once, loads, and has clear errors; without a GPU or a fake one.
 
 loads.py FOLDER_OF_MODEL_PY
 """
@@ -26,7 +26,7 @@ def main(folder: str) -> None:
 
         made.append(ModelNew())
 
-    # Several threads at once; one build.
+    # Several threads at once, one build.
     threads = [threading.Thread(target=construct) for _ in range(3)]
     for thread in threads:
         thread.start()

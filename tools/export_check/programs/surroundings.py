@@ -1,4 +1,4 @@
-"""How an exported file behaves in its surroundings: streams, devices, threads, graphs, launches that are refused.
+"""An exported file with streams, devices, threads, graphs, and refused launches.
 
 surroundings.py FOLDER_OF_MODEL_PY      on two fake GPUs
 """
@@ -31,7 +31,7 @@ def main(folder: str) -> None:
 
 
 def side_stream(model: Any, x: torch.Tensor) -> None:
-    """Forward on a side stream, backward on the same, whatever is current by then."""
+    """Forward on a side stream, backward on the same, whatever stream is current by then."""
     stream = torch.cuda.Stream()
     with PretendedGpu(compute_nothing) as gpu:
         with torch.cuda.stream(stream):
@@ -44,7 +44,7 @@ def side_stream(model: Any, x: torch.Tensor) -> None:
 
 
 def other_device(model: Any, x: torch.Tensor) -> None:
-    """Kernels run where the tensors are, and the current device stays what it was."""
+    """Kernels run on the tensors' device; the current device does not change."""
     with PretendedGpu(compute_nothing) as gpu, torch.no_grad():
         type(model)().to("cuda:1")(x.to("cuda:1"))
     assert {launch.device for launch in gpu.launches} == {1}
@@ -80,7 +80,7 @@ def threads(model: Any, x: torch.Tensor) -> None:
 
 
 def refused_launch(model: Any, x: torch.Tensor) -> None:
-    """Whichever launch of the forward fails: an error that names the kernel, and nothing is left behind."""
+    """Any launch of the forward may fail: the error names the kernel, and no state is left behind."""
     with PretendedGpu(compute_nothing) as gpu, torch.no_grad():
         model(x)
         names = [launch.name for launch in gpu.launches]
@@ -96,7 +96,7 @@ def refused_launch(model: Any, x: torch.Tensor) -> None:
 
 
 def plain_name(symbol: str) -> str:
-    """A kernel's name in the source. In a mangled symbol each name follows its length, namespaces before the kernel."""
+    """A kernel's name in the source. In a mangled symbol each name follows its length, namespaces first."""
     is_nested = symbol.startswith("_ZN")
     name, rest = symbol, re.sub("^_ZN?", "", symbol)
     while digits := re.match(r"\d+", rest):
@@ -112,7 +112,7 @@ def refused_tensors(model: Any, x: torch.Tensor) -> None:
 
 
 def graph(model: Any) -> None:
-    """Captured once, replayed with another input in the same memory: what the model computes for it."""
+    """Captured once, replayed with another input in the same memory: correct results."""
     with PretendedGpu(), torch.no_grad():
         x = torch.zeros(1, 32, 12, 28, device="cuda")
         captured = torch.cuda.CUDAGraph()

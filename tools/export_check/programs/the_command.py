@@ -1,4 +1,4 @@
-"""The command that the exported W1 was asked for, in one process, at a smaller image.
+"""The command for which W1 was exported, in one process, at a smaller image.
 
 the_command.py FOLDER_OF_MODEL_PY CONVOLUTION      its arguments as JSON
 """

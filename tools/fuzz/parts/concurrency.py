@@ -1,4 +1,4 @@
-"""Threads, forks, interrupts, and settings that change meanwhile."""
+"""Threads, forks, interrupts, and concurrent changes of settings."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ ABOUT = "first convolutions, settings, forks, Ctrl-C, the interpreter's end, mod
 
 SMALL = [kind for kind in KINDS if kind != "pooled"]
 ALONE = ("writer", "set_tolerance", "threads", "low_precision")
-"""Of which there is at most one, because two of them would have no right result."""
+"""At most one of these runs, because two would have no correct result."""
 UNFIT = ("fork", "low_precision", "set_tolerance", "writer", "reader", "churn")
-"""What an interrupt has a right to leave traces of, or breaks in Python's own modules: a thread that is started."""
+"""Traces that an interrupt may leave, or that it breaks in Python's own modules: a thread being started."""
 SLOW = ("optimize", "explain", "fork", "pool", "tuning")
 
 
 @dataclass(frozen=True)
 class Play(Program):
-    """Some actors, and the way in which they act."""
+    """Some actors, and how they run together."""
 
     way: str
     actors: tuple[tuple[str, str], ...]
     seed: int
     rounds: int = 0
     number: float = 0.0
-    """What the way takes besides: seconds between switches, until the interrupt, until the end."""
+    """Further parameters: seconds between switches, until the interrupt, until the end."""
 
     head = "actors"
 
@@ -45,8 +45,8 @@ class Play(Program):
         return f"{self.way}({list(self.actors)!r}, {', '.join(map(repr, numbers))})"
 
     def ended_well(self, status: int | None, words: str) -> bool:
-        """At its end Python unwinds threads that still compute, and torch's own code is not made for it: the same loop
-        with a function of torch ends in these words as well."""
+        """At exit Python unwinds threads that still compute, for which torch's code is not made: a loop with a torch
+        function ends in these words as well."""
         if self.way == "abandoned" and status == -signal.SIGABRT:
             return words.startswith("terminate called without an active exception")
         return status == 0

@@ -1,4 +1,4 @@
-"""Convolutions of every kind against float64: what is computed, and by how much it may be off."""
+"""Convolutions of every kind against float64: results and their errors."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ REWRITES: dict[str, str] = {
     "replaced": "w.data = w.data.clone() + 1",
     "one number": "w.data.view(-1)[-1:].add_(1) if w.is_contiguous() else w.data[-1, -1, -1, -1:].add_(1)",
 }
-"""Ways to write to a weight that torch's version counter does not see."""
+"""Writes to a weight that torch's version counter does not see."""
 
 
 @dataclass(frozen=True)
 class Convolution(Case):
-    """One convolution, what is asked of it, and by whom it is computed."""
+    """One convolution with its options, and the candidate that computes it."""
 
     batch: int | None
     channels: tuple[int, int]
-    """In and out, per group."""
+    """Input and output channels, per group."""
     size: tuple[int, int]
     kernel: tuple[int, int]
     x: Operand
@@ -69,14 +69,14 @@ class Convolution(Case):
     mode: str = "no_grad"
     backward: bool = False
     twice: bool = False
-    """Gradients of the gradients, too."""
+    """Second derivatives, too."""
     forward_mode: bool = False
     again: bool = False
-    """Once more, and with another number of threads: the same bits."""
+    """Repeated, also with another number of threads: the same bits."""
     rewritten: str | None = None
-    """A way in which the weight is changed between two calls."""
+    """How the weight is changed between two calls."""
     trial: int | None = None
-    """Which of the candidates runs; None: the planner's choice."""
+    """Index of the candidate that runs; None: the planner's choice."""
     limit = 120.0
 
     # ---- shapes
@@ -101,7 +101,7 @@ class Convolution(Case):
 
     @property
     def is_valid(self) -> bool:
-        """Whether torch takes it, as far as it knows such arguments."""
+        """True if torch takes it, as far as it supports such arguments."""
         if self.padding == "same" and self.stride not in (1, (1, 1)):
             return False
         geometry, out = self.geometry, self.y_shape[-2:]
@@ -121,7 +121,7 @@ class Convolution(Case):
 
     @property
     def _products(self) -> dict[Pass, int]:
-        """Products that an element of each result sums."""
+        """Summed products per element of each result."""
         batch, taps = (1 if self.batch is None else self.batch), prod(self.kernel)
         return {
             Pass.FPROP: self.channels[0] * taps,
@@ -138,7 +138,7 @@ class Convolution(Case):
             found.append(("residual", self.residual, self.y_shape))
         return found
 
-    # ---- what is computed
+    # ---- computation
 
     def run(self) -> None:
         tensors = {name: operand.make(shape, getattr(torch, self.dtype)) for name, operand, shape in self.operands}
@@ -161,15 +161,15 @@ class Convolution(Case):
         if self.trial is not None:
             for decision in seen:
                 names = backend.candidates(decision.problem, inference=decision.inference)
-                if self.is_stretched:  # what is thought to be slowest may take minutes there, and is never chosen
+                if self.is_stretched:  # the slowest candidates may take minutes there, and are never chosen
                     names = names[:4]
                 forced[decision.key] = names[self.trial % len(names)]
         with preferences.Forced(forced):
             plans = [backend.plan(decision.problem, inference=decision.inference) for decision in seen]
             if prod(self.y_shape) > 0:
-                torch.full(self.y_shape, float("nan"), dtype=tensors["x"].dtype)  # where the output may come to lie
-            # Unwatched, as for anyone: a call that is left to PyTorch is PyTorch's with its derivatives then, and the
-            # second ones are summed in another order.
+                torch.full(self.y_shape, float("nan"), dtype=tensors["x"].dtype)  # where the output may be placed
+            # Not recorded, as for users: a passthrough uses PyTorch's derivatives, whose second ones sum in another
+            # order.
             results = self._compute(tensors)
             self._compare(tensors, results, plans)
             if self.again:
@@ -203,7 +203,7 @@ class Convolution(Case):
                 return {"y": y, "tangent": tangent}
             if not self.backward:
                 return {"y": self._call(x, w, bias, residual)}
-            # Detached, so that they are leaves, in the same place and with the same strides.
+            # Detached, so that they are leaves, at the same address and with the same strides.
             leaves = {name: t.detach().requires_grad_() for name, t in tensors.items()}
             y = self._call(leaves["x"], leaves["w"], leaves.get("bias"), leaves.get("residual"))
             names = [name for name in leaves if name != "dy"]
@@ -231,7 +231,7 @@ class Convolution(Case):
             residual=residual,
         )
 
-    # ---- what is checked
+    # ---- checks
 
     def _compare(self, tensors: dict[str, Tensor], results: Results, plans: list[CpuPlan], when: str = "") -> None:
         torch.set_num_threads(1)
@@ -251,7 +251,7 @@ class Convolution(Case):
         y = {"relu": torch.relu, "silu": F.silu}.get(self.activation or "", lambda t: t)(z)
         rounding = 2.0**-53 if self.dtype == "float64" else 2.0**-24
         fprop = _worst(plans, Pass.FPROP)
-        # A direct sum may begin with the bias: then every addition rounds to the bias's own precision.
+        # A direct sum may start with the bias: then every addition rounds to the bias's precision.
         additions = 8 + (self._products[Pass.FPROP] if fprop is None or fprop.chosen.direct else 0)
         apart = rounding * (8 * z.abs() + additions * (bias.abs() + residual.abs()))
         allowed = 1.1 * self._promised(fprop, x, w, sums, largest) + apart
@@ -271,11 +271,11 @@ class Convolution(Case):
             return
         dz, slope = dy, torch.zeros_like(dy)
         if self.activation == "relu":
-            dz = dy * (results["y"] > 0)  # where the sums are nearly zero either answer is right
+            dz = dy * (results["y"] > 0)  # if the sums are nearly zero either answer is correct
         elif self.activation == "silu":
             sigmoid = torch.sigmoid(z)
             dz = dy * sigmoid * (1 + z * (1 - sigmoid))
-            # The second derivative is 0.5 at most; and below the smallest exponent nothing is relative any more.
+            # The second derivative is 0.5 at most; below the smallest exponent errors are absolute.
             slope = dy.abs() * (0.5 * allowed + 32 * rounding) + 4 * oracle.SMALLEST
         found = _passes(x, w, dz, self.geometry)
         size = _passes(x.abs(), w.abs(), dz.abs(), self.geometry)
@@ -306,7 +306,7 @@ class Convolution(Case):
             self._hold("d2dy", results["d2dy"], forth + other, may, fprop, when)
 
     def _promised(self, plan: CpuPlan | None, one: Tensor, other: Tensor, expected: Tensor, size: Tensor) -> Tensor:
-        if plan is None:  # nothing was summed
+        if plan is None:  # the sum was empty
             return 2.0**-20 * size + 1e-37
         reduction = max(1, self._products[plan.problem.kind])
         return oracle.FrozenMark(plan, one, other, reduction, self._is_patterned).allowed(expected, size)
@@ -344,7 +344,7 @@ class Convolution(Case):
         return "predicted" + (" of aliased memory" if aliased else "") + (" of a folded border" if folded else "")
 
     def _check_spread(self, exact: dict[str, Tensor], y: Tensor, plans: list[CpuPlan]) -> None:
-        """One NaN or infinity: it must be seen, and not beyond its tile (of the weight: not in other channels)."""
+        """One NaN or infinity: it must appear, and not beyond its tile (in the weight: not in other channels)."""
         plan = _worst(plans, Pass.FPROP)
         x, w = exact["x"], exact["w"]
         bad_x, bad_w = ~torch.isfinite(x), ~torch.isfinite(w)
@@ -363,10 +363,10 @@ class Convolution(Case):
     def _check_bits(
         self, tensors: dict[str, Tensor], results: Results, plans: list[CpuPlan], ran: dict[str, str]
     ) -> None:
-        """Deterministic always; and the same kernels of polyconv's give the same bits with any number of threads.
+        """Always deterministic; and polyconv's kernels give the same bits with any number of threads.
 
-        The plan itself may be another one with other threads, so ``ran`` is asked for; and whether it keeps the weight,
-        and so knows that a fast algorithm misses the tolerance for it.
+        The plan may depend on the threads, so ``ran`` is requested; and whether the weight is cached, and so known to
+        miss the tolerance in a fast algorithm.
         """
         own = all(plan.chosen.engine != aten.NAME and _suits(plan, tensors["w"]) for plan in plans)
         for threads in (self.threads, *((self.threads % 4 + 1,) if own else ())):
@@ -383,7 +383,7 @@ class Convolution(Case):
         found = self._compute({name: tensors[name] for name in tensors if name != "residual"})["y"]
         padded = x if self.batch is not None else x.unsqueeze(0)
         top, bottom, left, right = self.geometry.padding
-        if found.shape[-1] == 1 and self.geometry.stride[1] > 1:  # PyTorch's own may be wrong: see cpu/engines/aten.py
+        if found.shape[-1] == 1 and self.geometry.stride[1] > 1:  # ATen's own may be wrong: see cpu/engines/aten.py
             padded, w, bias = padded.float(), w.float(), None if bias is None else bias.float()
         if (top, left) == (bottom, right) and self.padding_mode == "zeros":
             y = F.conv2d(padded, w, bias, self.stride, (top, left), self.dilation, self.groups)
@@ -398,7 +398,7 @@ class Convolution(Case):
         if not _same(found.reshape(y.shape), y):
             raise Failure("a half-precision result is not PyTorch's")
 
-    # ---- for people
+    # ---- reports
 
     def smaller(self) -> Iterator[Case]:
         for candidate in itertools.chain(self._plainer(), self._tinier()):
@@ -503,7 +503,7 @@ _MODES = {"grad": "enable_grad", "no_grad": "no_grad", "inference_mode": "infere
 
 
 def use_instruction_set(name: str) -> None:
-    """The one that is asked for, or the best where the processor does not have it."""
+    """The requested instruction set, or the best that the processor has."""
     try:
         native.instruction_set(name)
     except RuntimeError:
@@ -515,7 +515,7 @@ def _passes(x: Tensor, w: Tensor, dy: Tensor, geometry: Geometry) -> Results:
     with torch.enable_grad():
         x, w = x.detach().clone().requires_grad_(), w.detach().clone().requires_grad_()
         y = oracle.exact(x, w, geometry)
-        if not y.requires_grad:  # no tap meets the image
+        if not y.requires_grad:  # no tap overlaps the image
             return {"dx": torch.zeros_like(x), "dw": torch.zeros_like(w)}
         dx, dw = torch.autograd.grad(y, (x, w), dy.detach(), allow_unused=True)
     return {
@@ -525,19 +525,19 @@ def _passes(x: Tensor, w: Tensor, dy: Tensor, geometry: Geometry) -> Results:
 
 
 def _direction(like: Tensor, number: int) -> Tensor:
-    """A tensor to differentiate along: the same for the same shape."""
+    """A tensor to differentiate along: the same for each shape."""
     g = torch.Generator().manual_seed(like.numel() + number)
     return torch.randn(like.shape, generator=g).to(like.dtype)
 
 
 def _worst(plans: list[CpuPlan], kind: Pass | None) -> CpuPlan | None:
-    """Of the plans of a pass, the one that may stray the most."""
+    """Of the plans of a pass, the one with the largest predicted error."""
     able = [plan for plan in plans if kind is None or plan.problem.kind is kind]
     return max(able, key=lambda plan: (not plan.chosen.direct, plan.predicted_error), default=None)
 
 
 def _suits(plan: CpuPlan, w: Tensor) -> bool:
-    """Whether the plan keeps its tolerance for this weight."""
+    """True if the plan keeps its tolerance for this weight."""
     return plan.problem.kind is not Pass.FPROP or w.shape != plan.problem.w_shape or plan.for_weights(w) is plan
 
 
@@ -546,7 +546,7 @@ def _engine(plan: CpuPlan | None) -> str:
 
 
 def _memory(tensor: Tensor) -> Tensor:
-    """All bytes of the memory that a tensor lies in."""
+    """All bytes of a tensor's storage."""
     return torch.tensor([], dtype=torch.uint8).set_(tensor.untyped_storage()).clone()
 
 
@@ -562,7 +562,7 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def case(seed: int, index: int) -> Convolution:
-    """A convolution that torch would take, small enough to be computed in milliseconds."""
+    """A convolution that torch would take, computed within milliseconds."""
     random = Random(f"convolutions {seed} {index}")
     for _ in range(1000):
         found = _drawn(random)
@@ -603,12 +603,12 @@ def _drawn(random: Random) -> Convolution:
     if plain:
         w, poisoned = replace(w, fill="normal"), False
     x = draw(random, poison=poisoned)
-    if extra.get("forward_mode"):  # torch lays tangents out as the tensors are: there must be room for each element
+    if extra.get("forward_mode"):  # torch gives tangents the layout of their tensors: each element needs its own place
         extra["bias"] = extra["bias"] and replace(extra["bias"], place="contiguous")
         x, w = (replace(operand, place="sliced" if operand.aliased else operand.place) for operand in (x, w))
     if half and (shape["channels"][0] == 0 or max(*_both(shape["stride"]), *_both(shape["dilation"])) > 100):
-        extra["dtype"] = "float32"  # in half precision torch is asked, which pads a copy, and loses a sum of nothing
-    if extra["dtype"] == "float16":  # zeros of a border times infinity: torch has no one answer, it depends on who pads
+        extra["dtype"] = "float32"  # torch is the reference of half precision: it pads a copy, drops an empty sum
+    if extra["dtype"] == "float16":  # zeros of a border times infinity: torch's result depends on who pads
         x, w = (replace(operand, fill="normal") if operand.is_any_of(PAST_FLOAT16) else operand for operand in (x, w))
     return Convolution(x=x, w=w, dy=draw(random), **shape, **extra)
 
@@ -631,7 +631,7 @@ def _padding(random: Random, most: int) -> Any:
 
 
 def _ordinary(random: Random) -> dict[str, Any]:
-    """What networks have, in small."""
+    """Typical layers of networks, reduced."""
     channels = _pair(random, lambda: random.choice([1, 2, 3, 3, 4, 5, 8, 12, 16, 17, 33]))
     kernel = _pair(random, lambda: random.choice([1, 2, 3, 3, 3, 4, 5, 5, 7, 9]))
     return {
@@ -671,7 +671,7 @@ def _stretched(random: Random) -> dict[str, Any]:
     kernel, dilation, stride = shape["kernel"], _pair(random, far), _pair(random, far)
     padding: list[int] = []
     for axis in (0, 1):
-        # So much that one to a few positions fit.
+        # Large enough that only one to a few positions fit.
         reach = dilation[axis] * (kernel[axis] - 1) + 1
         missing = max(0, reach - shape["size"][axis])
         before = random.choice([0, missing, missing // 2, dilation[axis]])

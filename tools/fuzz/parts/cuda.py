@@ -1,4 +1,4 @@
-"""Plans for GPUs: of any problem, for any known device. Now and then one is run, as the machine code of a V100."""
+"""CUDA plans of any problem, for any known device; a few are executed, as the machine code of a V100."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polyconv.problem import Problem
 ABOUT = "random problems planned for known GPUs; a few run as sm_70 machine code by the emulator"
 
 EMULATED = 100
-"""One case of so many is run."""
+"""One case in this many is executed."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Planned(Case):
 
     @property
     def is_valid(self) -> bool:
-        """As ``polyconv.conv2d`` has it: a border is made of what negative sides leave of the image."""
+        """As in ``polyconv.conv2d``: a border is made of the image after cropping by negative sides."""
         for extent, pair in zip(self.x[2:], (self.padding[:2], self.padding[2:]), strict=True):
             left, widest = extent - sum(max(-side, 0) for side in pair), max(*pair, 0)
             least = {"zeros": 0, "reflect": widest + 1, "circular": max(widest, 1)}.get(self.padding_mode, 1)

@@ -1,4 +1,4 @@
-"""Weights of every distribution, where they are known before the call: the error stays below what is predicted."""
+"""Known weights of every distribution: the error stays below the prediction."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from polyconv.numerics.scale import largest, scales
 ABOUT = "weights in one tap, causal, decaying, sparse, of many scales: known, and so the error is as predicted"
 
 NORMAL_PEAK = 6.0
-"""The largest output of even data, in units of its map's scale. An input is not known before the call: where it makes
-outputs that stand out further, an offset under weights of one sign say, errors grow in proportion."""
+"""The largest output of even data, in units of its map's scale. Inputs are not known before the call: if they make
+larger outputs (such as an offset under weights of one sign), errors grow in proportion."""
 
 
 def fast_ones(names: Sequence[str]) -> Sequence[str]:
-    """The candidates that transform something, if there are any: direct summation does not mind how weights are."""
+    """The transforming candidates, if there are any: direct summation is insensitive to the weights."""
     return [name for name in names if name.startswith("F(")] or names
 
 
@@ -42,10 +42,10 @@ class Distribution(Case):
     x: Operand
     w: Operand
     frozen: bool = True
-    """Or else not: then weights are known where what was made of them is kept."""
+    """If not frozen, weights are known when their transform is cached."""
     tolerance: float | None = None
     trial: int | None = None
-    """Which of the candidates runs; None: the planner's choice."""
+    """Index of the candidate that runs; None: the planner's choice."""
     limit = 120.0
 
     @property
@@ -57,7 +57,7 @@ class Distribution(Case):
         return (1, self.channels[0], *self.size), (self.channels[1], self.channels[0], *self.kernel)
 
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """Drawn as of pictures: a signal is one of height 1."""
+        """Drawn as 2-D problems: a signal has height 1."""
         x, w = (
             operand.make((*shape[:2], *((1,) if self.rank == 1 else ()), *shape[2:]), torch.float32)
             for operand, shape in zip((self.x, self.w), self.shapes, strict=True)
@@ -100,12 +100,12 @@ class Distribution(Case):
         error = largest(off, scale)
         prominent = max(1.0, largest(exact.abs(), scale) / NORMAL_PEAK)
         known = self.frozen or plan.keeps_weights
-        predicted = row.predicted * row.concentration  # for the weights as they are
+        predicted = row.predicted * row.concentration  # for the actual weights
         said = (
             f"by {row.plan}: {error:.2e} of the scale, predicted {predicted:.2e}, tolerance {row.tolerance:.0e}, "
             f"outputs up to {prominent * NORMAL_PEAK:.1f} times the scale; audit says {row.error:.2e}"
         )
-        if not row.plan.startswith("F("):  # what ran in the end: weights may rule out what was planned without them
+        if not row.plan.startswith("F("):  # the plan that ran: weights may rule out the one made without them
             sizes = convolve(x.double().abs(), w.double().abs())
             rigorous = 2 * (self.channels[0] * prod(self.kernel) + 4) * 2.0**-24 * sizes + 1e-36
             if bool((off > rigorous).any()):

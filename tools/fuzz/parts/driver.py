@@ -1,4 +1,4 @@
-"""The CUDA driver, failing: every call that a convolution makes, with every kind of error, on the virtual V100."""
+"""A failing CUDA driver: every call that a convolution makes, with every kind of error, on the virtual V100."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ FUNCTIONS = {
     "cuKernelSetAttribute": 3,
     "cuLaunchKernel": 8,
 }
-"""What a first convolution and its gradients call, and about how often."""
+"""Driver calls of a first convolution and its gradients, with their approximate numbers."""
 
 CODES = (1, 2, 3, 100, 101, 200, 201, 209, 400, 500, 700, 701, 719, 900, 999, 4321)
-"""The last is one that no binding knows, as a later driver may have."""
+"""The last one is unknown to the bindings, as from a later driver."""
 
 KINDS = ("small", "depthwise", "pointwise", "strided", "fast", "shared")
 
 
 @dataclass(frozen=True)
 class Fault(Program):
-    """Calls of one function that fail."""
+    """Failing calls of one function."""
 
     way: str
     arguments: tuple[object, ...]

@@ -1,4 +1,4 @@
-"""Every file that polyconv reads, damaged, written by a process that is killed, and on a disk that is full."""
+"""Every file that polyconv reads: damaged, written by a process that is killed, on a full disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TARGETS = ("tuning", "cache", "bundle")
 
 @dataclass(frozen=True)
 class Damage(Program):
-    """Something that happens to the files of a target."""
+    """Damage to the files of a target."""
 
     way: str
     target: str

@@ -1,4 +1,4 @@
-"""Modules that change between calls: attributes and weights, set in every way. While threads call them: concurrency."""
+"""Modules that change between calls: attributes and weights, set in every way. With threads: concurrency."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ Changes = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Mutation(Program):
-    """Changes to a module, and how it is called between or meanwhile."""
+    """Changes to a module, and how it is called between or during them."""
 
     kind: str
     seed: int
     changes: Changes
     training: bool = False
     trial: int = 0
-    """Which of the candidates runs; 0: the planner's choice."""
+    """Index of the candidate that runs; 0: the planner's choice."""
     callers: int = 0
-    """Threads that call it meanwhile; none: it is called between the changes."""
+    """Threads that call it during the changes; 0: it is called between them."""
     switch: float = 0.005
 
     head = "mutations"
 
     @property
     def in_worker(self) -> bool:
-        """Unless in threads: there the first calls of a process meet."""
+        """Not with threads: there the first calls of a process are concurrent."""
         return not self.callers
 
     def call(self) -> str:
@@ -67,7 +67,7 @@ class Mutation(Program):
 def case(seed: int, index: int) -> Mutation:
     chance = Random(f"modules {seed} {index}")
     kind, own = chance.choice([*KINDS]), chance.randrange(2**31)
-    # Attributes alone, weights alone, or both: a fault of the one would hide those of the other.
+    # Attributes only, weights only, or both: faults of one would hide those of the other.
     names = chance.choice([ATTRIBUTES, WEIGHTS, WEIGHTS, [*CHANGES]])
     changes = _some(chance, names, chance.choice([1, 2, 4, 10]))
     trial = chance.choice([0, chance.randrange(1, 30), chance.randrange(1, 30)])
@@ -75,7 +75,7 @@ def case(seed: int, index: int) -> Mutation:
 
 
 def meanwhile(chance: Random) -> Mutation:
-    """Changes of one attribute each, and threads that call the module meanwhile."""
+    """Changes of one attribute each, with threads that call the module meanwhile."""
     kind, own = chance.choice([*KINDS]), chance.randrange(2**31)
     changes = _some(chance, [*OPEN], chance.choice([1, 4, 12]))
     return Mutation(kind, own, changes, callers=chance.choice([1, 2, 4]), switch=chance.choice([0.005, 1e-4, 1e-6]))

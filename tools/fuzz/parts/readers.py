@@ -1,4 +1,4 @@
-"""Models that read what lies between a convolution and its activation, optimised: nothing that is read may change."""
+"""Optimised models with code that reads between a convolution and its activation: it must read the same values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODES = ("inference", "training")
 
 @dataclass(frozen=True)
 class Reading(Program):
-    """Some readers, what they are between, and in which modes."""
+    """Some readers, their surroundings, and the modes."""
 
     seed: int
     activation: str
@@ -49,7 +49,7 @@ class Reading(Program):
 
 
 def case(seed: int, index: int) -> Reading:
-    """The first ones have a reader each, of all that there are; the others have several, or none."""
+    """The first ones have one reader each, covering all; the others have several, or none."""
     chance = Random(f"readers {seed} {index}")
     shuffled = Random(f"readers {seed}").sample(READERS, len(READERS))
     own = chance.randrange(2**31)

@@ -1,4 +1,4 @@
-"""Arguments that are wrong, or nearly: polyconv raises what torch raises, and takes what torch takes."""
+"""Arguments that are wrong, or nearly: polyconv raises what torch raises, and accepts what torch accepts."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ ODD: dict[str, tuple[Any, ...]] = {
 
 
 def tensor(given: Any, dtype: str) -> Any:
-    """A tensor of a shape, or what was given in its place."""
+    """A tensor of a shape, or the argument given in its place."""
     if not isinstance(given, tuple):
         return given
     return torch.ones(given).to(getattr(torch, dtype))
 
 
 def outcome(function: Any, arguments: dict[str, Any]) -> Tensor | Exception:
-    """What a convolution makes of the arguments."""
+    """Result of a convolution with the arguments."""
     x, w = tensor(arguments["x"], arguments["x_dtype"]), tensor(arguments["w"], arguments["w_dtype"])
     bias = tensor(arguments["bias"], arguments["w_dtype"])
     if arguments["requires_grad"] and isinstance(w, Tensor) and w.is_floating_point():
@@ -92,7 +92,7 @@ class Refusal(Case):
         theirs, ours = outcome(F.conv2d, self.arguments), outcome(polyconv.conv2d, self.arguments)
         words = f"for {dict(self.changed)}\nours: {ours}\ntorch's: {theirs}"
         if isinstance(theirs, Exception) and isinstance(ours, Exception):
-            # NotImplementedError, which torch has for dtypes, is a RuntimeError.
+            # NotImplementedError, which torch raises for dtypes, is a RuntimeError.
             if not any(isinstance(ours, kind) or issubclass(kind, type(ours)) for kind in self._kinds()):
                 raise Failure(
                     f"another type of exception: {type(ours).__name__}, torch's is {type(theirs).__name__}\n{words}"
@@ -110,7 +110,7 @@ class Refusal(Case):
             raise Failure(f"another result\n{words}")
 
     def _kinds(self) -> set[type]:
-        """What torch raises for these, or for some of them: of several wrong ones any may be found first."""
+        """What torch raises for these, or for some of them: any of several wrong ones may be found first."""
         some = itertools.chain.from_iterable(
             itertools.combinations(self.changed, count) for count in range(1, len(self.changed) + 1)
         )
@@ -118,7 +118,7 @@ class Refusal(Case):
         return {type(error) for error in found if isinstance(error, Exception)}
 
     def _may_refuse(self, error: Exception) -> bool:
-        """polyconv computes with real floating-point numbers only; and an empty batch makes no wrong argument right."""
+        """polyconv computes with real floating-point numbers only; an empty batch makes no wrong argument right."""
         arguments = self.arguments
         if {arguments["x_dtype"], arguments["w_dtype"]} & {"complex64", "int64", "int32", "bool"}:
             return isinstance(error, RuntimeError)

@@ -1,4 +1,4 @@
-"""Sizes that never come again: what is kept of them is bounded, each costs little, and every result is right."""
+"""Sizes that never repeat: caches stay bounded, planning is cheap, and every result is correct."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ from polyconv.cpu import native
 ABOUT = "sizes without end, in inference, training, under benchmark(): memory and tables bounded, little time for each"
 
 SIZES = 60
-"""New ones of a case."""
+"""New sizes per case."""
 UNBOUNDED = 500
-"""Entries by which a table may grow that has no bound of its own."""
+"""Allowed growth of a table without its own bound [entries]."""
 PER_SIZE = 100 * 2**10
-"""Bytes that a size may cost while tables fill: plans of three passes with the words on every candidate, and calls."""
+"""Allowed memory per size while tables fill [bytes]: plans of three passes, reasons for every candidate, calls."""
 FILLED = 4096
-"""Sizes after which tables are full, and memory stays."""
+"""Number of sizes after which tables are full, and memory is constant."""
 TIMES_TORCHS, TIMES_TORCHS_RACED, BESIDE = 1.5, 3.0, 3.5e-3
-"""Processor seconds of a new size: so many times PyTorch's own, or where slow candidates are raced; and so much to plan
-all of its passes."""
+"""Limits of a new size's processor time: multiples of PyTorch's without and with autotuning, plus planning [s]."""
 SLOWER = 3.0
-"""How much slower sizes may become: by as much as a busy machine may make them."""
+"""Allowed slowdown of later sizes: as much as a busy machine may cause."""
 
 SANITIZED = "GPU_EMULATOR_SANITIZE" in os.environ
-"""Whether native code reports its own mistakes (csrc/sanitize.py)."""
+"""True for sanitized native code (csrc/sanitize.py)."""
 
 KINDS = ("inference", "frozen", "training", "benchmark", "benchmark, training", "functional")
 
@@ -50,14 +49,14 @@ LAYERS: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = (
 
 
 def sizes(seed: int, index: int, channels: int) -> Iterator[tuple[int, int, int, int]]:
-    """Shapes of inputs, no two alike in any of the cases but by chance."""
+    """Input shapes, distinct in all cases except by chance."""
     random = Random(f"shapes {seed} {index}")
     for _ in range(SIZES):
         yield random.choice([1, 1, 2, 3]), channels, random.randint(8, 160), random.randint(8, 160)
 
 
 def pair(seed: int, index: int) -> tuple[torch.nn.Conv2d, polyconv.Conv2d]:
-    """A layer of torch's, and polyconv's with the same parameters."""
+    """A torch layer, and polyconv's with the same parameters."""
     arguments, moves = LAYERS[index % len(LAYERS)]
     torch.manual_seed(seed)
     torchs = torch.nn.Conv2d(*arguments, **moves)
@@ -67,7 +66,7 @@ def pair(seed: int, index: int) -> tuple[torch.nn.Conv2d, polyconv.Conv2d]:
 
 
 def call(kind: str, module: Any, x: torch.Tensor, times: int) -> list[torch.Tensor]:
-    """The results of a size: the same again and again, as batches of it come."""
+    """Results of a size, called repeatedly."""
     for _ in range(times):
         if "training" in kind:
             x = x.detach().requires_grad_()
@@ -84,7 +83,7 @@ def call(kind: str, module: Any, x: torch.Tensor, times: int) -> list[torch.Tens
 
 
 def block(seed: int, index: int, kind: str) -> dict[str, float]:
-    """All sizes of a case: the processor's seconds of either, and by how much results differ."""
+    """All sizes of a case: processor seconds of both, and the differences of results."""
     torchs, ours = pair(seed, index)
     if kind == "frozen":
         polyconv.freeze(ours)
@@ -92,7 +91,7 @@ def block(seed: int, index: int, kind: str) -> dict[str, float]:
     with polyconv.benchmark("benchmark" in kind):
         for shape in sizes(seed, index, ours.in_channels):
             x = torch.randn(shape)
-            # A race is over after some ten calls; most sizes do not come that often.
+            # A session takes some ten calls; most sizes do not come that often.
             times = random.choice([1, 2, 2, 30]) if "benchmark" in kind else 2
             results = {}
             for name, module in (("torch", torchs), ("polyconv", ours)):
@@ -105,7 +104,7 @@ def block(seed: int, index: int, kind: str) -> dict[str, float]:
 
 
 def tables(bounded: bool) -> dict[str, int]:
-    """What the package's tables hold, by name: of those with a bound that they keep, or of the others."""
+    """Entries of the package's tables, by name: of bounded tables within their bound, or of the others."""
     found: dict[int, tuple[str, int, bool]] = {}
     backend: Any = backend_for(torch.device("cpu"))
     places: list[tuple[str, Any]] = [("backend", vars(backend)), ("backend.weights", vars(backend.weights))]
@@ -126,16 +125,16 @@ def tables(bounded: bool) -> dict[str, int]:
 
 
 _held: dict[str, dict[str, int]] = {}
-"""What this process holds without a bound before its first case; and all that it held after it."""
+"""Unbounded tables of this process before its first case, and all tables after it."""
 _seen: list[int] = []
 """Sizes since then, by case."""
 _took: dict[str, float] = {}
-"""Times PyTorch's that the first case of a kind took."""
+"""Time of the first case of a kind, as a multiple of PyTorch's."""
 
 
 @dataclass(frozen=True)
 class Shapes(Case):
-    """New sizes of one layer, in one way."""
+    """New sizes of one layer, in one mode."""
 
     seed: int
     index: int
@@ -152,7 +151,7 @@ class Shapes(Case):
         for name, count in tables(bounded=False).items():
             if count > _held["unbounded"].setdefault(name, count) + UNBOUNDED:
                 raise Failure(f"{name} grows without a bound\n{count} entries, in {self.kind}")
-        if SANITIZED:  # its time and its memory are another's
+        if SANITIZED:  # its time and memory are another process's
             return
         self._check_time(spent)
         now = measured()
@@ -166,7 +165,7 @@ class Shapes(Case):
                 raise Failure(f"more {name} than at first, in {self.kind}\n{first}, then {now}")
 
     def _check_time(self, spent: dict[str, float]) -> None:
-        """By PyTorch's, whose sizes are as new: the machine may be busy."""
+        """Relative to PyTorch, whose sizes are equally new: the machine may be busy."""
         raced = "benchmark" in self.kind
         ours, torchs = spent["polyconv"] / SIZES, spent["torch"] / SIZES
         if ours > (TIMES_TORCHS_RACED if raced else TIMES_TORCHS) * torchs + BESIDE:

@@ -1,4 +1,4 @@
-"""A soak: calls by the thousand with changing shapes and weights, in one process whose memory must stay flat."""
+"""A soak test: thousands of calls with changing shapes and weights in one process, whose memory must stay constant."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from polyconv.dispatch import prepare
 ABOUT = "calls by the thousand, shapes and weights changing: memory flat, caches bounded, no descriptor or thread left"
 
 CALLS = 1000
-"""Of one case; a hundred of them are a hundred thousand."""
+"""Calls per case; a hundred cases make a hundred thousand."""
 SHAPES = 400
-"""Different layers that the calls are about: no more than the caches hold, so that these fill and then stay."""
+"""Distinct layers: no more than the caches hold, so that these fill and then stay."""
 WARM = 1
-"""Cases that a worker runs before it measures for the first time: allocators, thread pools and kernels settle."""
+"""Cases of a worker before its first measurement: allocators, thread pools and kernels settle."""
 POOL = 64 * 2**20
 """Bytes of freed outputs that the pool may keep here."""
 SLACK = 32 * 2**20
-"""Bytes that memory may grow by beside the caches: fragments, and whatever torch keeps for itself."""
+"""Allowed growth besides the caches [bytes]: fragmentation, and torch's own caches."""
 ENTRY = 40 * 2**10
-"""Bytes of one cache entry, at most: a plan with the words on every candidate that was rejected."""
+"""Largest cache entry [bytes]: a plan with reasons for every rejected candidate."""
 
 KINDS = (
     "inference",
@@ -70,7 +70,7 @@ def layers(seed: int) -> list[dict[str, Any]]:
 
 
 def call(kind: str, options: dict[str, Any], kept: dict[int, polyconv.Conv2d], number: int) -> None:
-    """One call; ``kept`` holds the modules that live on."""
+    """One call; ``kept`` holds the surviving modules."""
     options = dict(options)
     batch, height, width = options.pop("size")
     x = torch.randn(batch, options["in_channels"], height, width)
@@ -122,7 +122,7 @@ def block(seed: int, index: int, kinds: tuple[str, ...]) -> None:
 
 
 def entries() -> int:
-    """What all caches hold together."""
+    """Number of entries in all caches."""
     backend: Any = backend_for(torch.device("cpu"))
     cached: list[Any] = [planner._plan, backend._planned]
     for function in cached:
@@ -138,7 +138,7 @@ def entries() -> int:
 
 
 def measured() -> dict[str, int]:
-    """What the process holds, after everything that can be given back was."""
+    """Memory of the process after trimming everything."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
@@ -152,12 +152,12 @@ def measured() -> dict[str, int]:
 
 
 _first: dict[tuple[int, tuple[str, ...]], dict[str, int]] = {}
-"""What this process held after the first cases."""
+"""Memory of this process after the first cases."""
 
 
 @dataclass(frozen=True)
 class Soak(Case):
-    """A thousand calls, and what the process holds after them."""
+    """A thousand calls, and the memory after them."""
 
     seed: int
     index: int
@@ -165,7 +165,7 @@ class Soak(Case):
     limit = 1800.0
 
     def run(self) -> None:
-        torch.set_num_threads(1)  # threads that wait for one another spin, and most of the time would be theirs
+        torch.set_num_threads(1)  # threads that wait for one another spin, which would take most of the time
         native.operator("set_output_pool_limit")(POOL)
         sequence = (self.seed, self.kinds)
         if sequence not in _first:

@@ -21,7 +21,7 @@ EXAMPLE = "of an environment with another torch and numpy"
 
 
 def why_not() -> str:
-    """Why there are no cases here; empty where there are."""
+    """Reason for having no cases here; empty if there are some."""
     python = os.environ.get(VARIABLE, "")
     if not python:
         return f"{VARIABLE} names no interpreter {EXAMPLE}"
@@ -33,7 +33,7 @@ def why_not() -> str:
 
 
 class _Other:
-    """The worker in the other interpreter: one for all cases, another after one that ended it."""
+    """The worker in the other interpreter: shared by all cases, replaced when a case ends it."""
 
     def __init__(self) -> None:
         self._worker: Worker | None = None

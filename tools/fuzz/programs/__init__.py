@@ -1,7 +1,7 @@
-"""Cases that are whole programs: each runs in a process of its own, and is its own reproduction.
+"""Cases that are whole programs: each runs in its own process, and is its own reproduction.
 
-A program is the source of a module in this folder, which says what may happen, and one call at its end, which says what
-does.
+A program is the source of a module in this folder, with the possible actions, and one call at its end, with the actual
+ones.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ class Program(Case):
 
     limit = 120.0
     patience = 80.0
-    """Seconds after which the program counts as hanging. A machine may be busy, a build a sanitised one."""
+    """Seconds after which the program counts as hanging. The machine may be busy, or the build sanitized."""
     head = ""
     """The module of this folder that the program begins with."""
 
     @property
     def from_scratch(self) -> bool:
-        """Whether it wants an interpreter of its own: to see the end of one, say. Else a fork of the worker will do,
-        which has imported torch and polyconv and has used neither."""
+        """True if it needs a new interpreter, for example to see its exit. Otherwise a fork of the worker serves, which
+        has imported torch and polyconv and used neither."""
         return False
 
     @property
     def in_worker(self) -> bool:
-        """Whether it leaves nothing behind, and may run in the worker itself, after others: then imports, profiles and
-        plans of the first calls are paid for once, which is most of what a small program costs."""
+        """True if it leaves nothing behind, and may run in the worker itself, after others: imports, profiles and first
+        plans are then paid for once, which is most of a small program's cost."""
         return False
 
     def ended_well(self, status: int | None, words: str) -> bool:
-        """Judges an exit status, negative for a signal and None for a program that hung, and what was said."""
+        """Judges an exit status (negative for a signal, None for a hang) and the output."""
         return status == 0
 
     def script(self) -> str:
@@ -101,7 +101,7 @@ def _fork(path: Path, said: int) -> int:
 
 
 def _start(path: Path, said: int) -> int:
-    """The same as a new interpreter. The process object is let go of: its number is all that is needed."""
+    """Likewise as a new interpreter. The process object is dropped: its id suffices."""
     process = subprocess.Popen(
         [sys.executable, str(path)], stdin=subprocess.DEVNULL, stdout=said, stderr=said, process_group=0
     )
@@ -110,7 +110,7 @@ def _start(path: Path, said: int) -> int:
 
 
 def _settle(said: int) -> None:
-    """In the child: its own group, output and signals; and it ends with its parent."""
+    """In the child: its own group, output and signals; it ends with its parent."""
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     os.dup2(said, 1)
@@ -121,7 +121,7 @@ def _settle(said: int) -> None:
 
 
 def _wait(pid: int, seconds: float) -> int | None:
-    """Its exit status, negative for a signal; None if it hung, and had to be ended."""
+    """Its exit status, negative for a signal; None if it hung and was killed."""
     end, pause = time.monotonic() + seconds, 0.001
     try:
         while time.monotonic() < end:
@@ -130,7 +130,7 @@ def _wait(pid: int, seconds: float) -> int | None:
                 return os.waitstatus_to_exitcode(status)
             time.sleep(pause)
             pause = min(pause * 1.5, 0.05)
-        os.kill(pid, signal.SIGABRT)  # faulthandler then says where every thread is
+        os.kill(pid, signal.SIGABRT)  # faulthandler then prints every thread's stack
         time.sleep(1.0)
         return None
     finally:
@@ -142,7 +142,7 @@ def _wait(pid: int, seconds: float) -> int | None:
 
 
 def _told(status: int | None, words: str) -> str:
-    """What happened in one line that is alike for alike failures, then all that was said."""
+    """The outcome in one line that is equal for similar failures, then all output."""
     reported = re.search(r"(Address|Thread)Sanitizer: .*|runtime error: .*", words)
     if reported is not None:
         return f"{reported[0]}\n{words[-6000:]}"

@@ -1,4 +1,4 @@
-"""Threads, forks, interrupts: several of the actors below at a time, and every result compared with float64."""
+"""Threads, forks, interrupts: several of the actors below at a time, every result compared with float64."""
 
 import faulthandler
 import gc
@@ -73,7 +73,7 @@ def check(got, exact):
     assert excess < 3e-4, f"strays by {float(excess)} of the largest element"
 
 
-# ---- what a thread may do, again and again: a function of a kind and a source of chance gives one step
+# ---- actions of a thread: a function of a kind and a random source returns one step
 
 
 def plain(name):
@@ -89,7 +89,7 @@ def double(kind, chance):
 
 
 def module(kind, chance):
-    """Modules come and go, with the weights that were kept for them."""
+    """Modules come and go, with their cached weights."""
     convolution = Convolution(kind)
 
     def step():
@@ -130,7 +130,7 @@ def writer(kind, chance):
 
 
 def reader(kind, chance):
-    """Computes with a weight that may be written meanwhile: any result, but no crash; the last of all is right."""
+    """Computes with a weight that may be written meanwhile: any result, but no crash; the final one is correct."""
     convolution = shared(kind)
 
     def step():
@@ -141,7 +141,7 @@ def reader(kind, chance):
 
 
 def churn(kind, chance):
-    """A thread for one convolution: scratch memory comes and goes with it."""
+    """A thread per convolution: scratch memory comes and goes with it."""
     convolution = Convolution(kind)
 
     def step():
@@ -156,7 +156,7 @@ def churn(kind, chance):
 
 
 def fork(kind, chance):
-    """A child as a DataLoader has them: one thread, and convolutions of its own, the first one maybe."""
+    """A child as of a DataLoader: one thread, and convolutions of its own, possibly the first."""
     convolution = Convolution(kind)
 
     def step():
@@ -220,7 +220,7 @@ def workspace(kind, chance):
 
 
 def forced(kind, chance):
-    """Candidates that are asked for, as by the optimiser; none of that name: the model decides."""
+    """Requested candidates, as by the optimiser; for an unknown name the cost model decides."""
     convolution = Convolution(kind)
 
     def step():
@@ -234,7 +234,7 @@ def forced(kind, chance):
 
 
 def pool(kind, chance):
-    """The memory of large outputs is given back and taken."""
+    """The memory of large outputs is released and taken."""
     from polyconv.cpu import native
 
     large = Convolution("pooled")
@@ -258,7 +258,7 @@ def explain(kind, chance):
 
 
 def tuning(kind, chance):
-    """A tuning file that is written while it is in force."""
+    """A tuning file that is written while in use."""
     from polyconv.autotune import tuning_file as files
 
     convolution = Convolution(kind)
@@ -317,7 +317,7 @@ ACTORS = {
 }
 
 
-# ---- how they act together
+# ---- actors together
 
 
 def guarded(step, failed):
@@ -336,7 +336,7 @@ def again(step, rounds, failed, begin):
 
 
 def finish(before, kinds):
-    """Nothing of it all stays: not a setting, not a choice, not a lock, and not a wrong result."""
+    """No setting, choice, lock or wrong result remains."""
     assert not stay(before), f"settings stay behind: {stay(before)}"
     assert not preferences._forced.entries, "a forced choice stays behind"
     for convolution in SHARED.values():
@@ -353,7 +353,7 @@ def finish(before, kinds):
 
 
 def stay(before):
-    """The settings that are others than before."""
+    """Settings that differ from before."""
     now, then = settings.current().as_variables(), before.as_variables()
     return [f"{name}={now[name]}" for name in now if now[name] != then[name]]
 
@@ -363,7 +363,7 @@ def prepare(actors, seed):
     torch.set_num_threads(1)
     chance = random.Random(seed)
     kinds = sorted({kind for _, kind in actors})
-    # Not a convolution of polyconv's has run yet: the first ones meet.
+    # No polyconv convolution has run yet: the first ones are concurrent.
     return [ACTORS[name](kind, random.Random(chance.random())) for name, kind in actors], kinds
 
 
@@ -387,7 +387,7 @@ def together(actors, seed, rounds, switch=0.005):
 
 
 def interrupted(actors, seed, rounds, longest):
-    """Ctrl-C while the actors run one after another, after at most so many seconds each time."""
+    """Ctrl-C while the actors run one after another, after at most this many seconds each time."""
     steps, kinds = prepare(actors, seed)
     before, chance = settings.current(), random.Random(seed)
 
@@ -404,7 +404,7 @@ def interrupted(actors, seed, rounds, longest):
         except KeyboardInterrupt:
             pass
         except RuntimeError as error:
-            # Python's own, where a thread is started: Condition.wait was interrupted before it had its lock again.
+            # Python's own, when a thread is started: Condition.wait was interrupted before it had its lock again.
             if not isinstance(error.__context__, KeyboardInterrupt):
                 raise
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -412,7 +412,7 @@ def interrupted(actors, seed, rounds, longest):
 
 
 def reentered(actors, seed, rounds, longest):
-    """A signal handler that convolves, in whatever moment it comes."""
+    """A signal handler that convolves, at any moment."""
     steps, kinds = prepare(actors, seed)
     before, chance = settings.current(), random.Random(seed)
     handled = Convolution(kinds[0])
@@ -432,7 +432,7 @@ def reentered(actors, seed, rounds, longest):
 
 
 def abandoned(actors, seed, seconds):
-    """The interpreter ends while threads compute."""
+    """The interpreter exits while threads compute."""
     steps, _ = prepare(actors, seed)
     begin = threading.Event()
     for step in steps:

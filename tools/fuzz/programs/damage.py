@@ -1,4 +1,4 @@
-"""Files that polyconv reads and writes, damaged, killed in the middle, without room: what it needs them for goes on."""
+"""Files that polyconv reads and writes: damaged, killed in the middle, without space. Calls that use them go on."""
 
 import contextlib
 import ctypes
@@ -34,11 +34,11 @@ ARCH = "sm_70"
 NOBODY = 65534
 
 
-# ---- the files, as they should be
+# ---- intact files
 
 
 class TuningFile:
-    """A tuning file that is in force. Whatever is in it, convolutions are right, and there is at most one warning."""
+    """A tuning file in use. Whatever is in it, convolutions are correct, with at most one warning."""
 
     warnings = 1
 
@@ -64,7 +64,7 @@ class TuningFile:
         tuning_file.update(self.path, self.contents(mark))
 
     def read_whole(self):
-        """What a reader meets: one of the states that were written."""
+        """Contents that a reader may find: one of the written states."""
         assert len(tuning_file.load(self.path)) == 2
 
     def use(self):
@@ -84,7 +84,7 @@ class TuningFile:
 
 
 class Kernels:
-    """What cache and bundle share: three kernels, and a compiler that cannot fail. At most one warning for each."""
+    """Shared by cache and bundle: three kernels, and a compiler that cannot fail. At most one warning for each."""
 
     warnings = 3
 
@@ -99,7 +99,7 @@ class Kernels:
         return f"the cubin of {spec.symbol} for {arch}".encode() * 20
 
     def write(self, mark):
-        """Anew, but for what is hidden: that is for polyconv to take away."""
+        """Recreate it, except hidden files: polyconv must remove those."""
         for path in self.folder.glob("*-sm_*") if self.folder.is_dir() else ():
             take_away(path)
         self.fill()
@@ -109,13 +109,13 @@ class Kernels:
         assert got == [self.compiler(spec, ARCH) for spec in self.specs], "another cubin than was compiled"
 
     def tell(self):
-        """The commands say something about any folder, and do not stumble over it."""
+        """The commands report on any folder without a traceback."""
         for command in ("info", "list", "verify"):
             command_line("cache", command, "--dir", str(self.folder))
 
 
 class Cache(Kernels):
-    """The kernel cache. Whatever is in it, the right kernels come out, compiled again if need be."""
+    """The kernel cache. Whatever is in it, the correct kernels are returned, recompiled if necessary."""
 
     def fill(self):
         self.asked(KernelCache(self.folder, compiler=self.compiler))
@@ -131,7 +131,7 @@ class Cache(Kernels):
 
 
 class ShippedBundle(Kernels):
-    """A bundle. Where compiling is allowed a damaged one costs time only; where not, an error says what to do."""
+    """A bundle. If compiling is allowed, damage costs time only; otherwise an error says what to do."""
 
     def fill(self):
         spare = Path(tempfile.mkdtemp(dir=self.folder.parent))
@@ -164,7 +164,7 @@ def choices_seen():
 
 
 def command_line(*arguments):
-    """A command of polyconv's: it may refuse, with words and a status, and never with a traceback."""
+    """A polyconv command: it may refuse, with a message and a status, never with a traceback."""
     from polyconv.cli import main
 
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
@@ -262,7 +262,7 @@ ODD = (
 
 
 def edit(path, chance):
-    """Another value, no value, another name or a further one, somewhere in a JSON file."""
+    """A changed or removed value, a renamed or added key, somewhere in a JSON file."""
     try:
         document = json.loads(path.read_bytes())
     except (ValueError, RecursionError, OSError):
@@ -293,13 +293,13 @@ def edit(path, chance):
         place[name] = chance.choice(ODD)
     text = json.dumps(document)
     if chance.random() < 0.1:
-        text = text.replace("{", '{"schema": 7, "schema": 1, ', 1)  # a name twice
+        text = text.replace("{", '{"schema": 7, "schema": 1, ', 1)  # a duplicate name
     path.write_text(text)
     return None
 
 
 def another_version(path, chance):
-    """As a later polyconv might write it, or an earlier one."""
+    """As a later or earlier polyconv might write it."""
     try:
         document = json.loads(path.read_bytes())
         document["schema"] = chance.choice([0, 2, 3, 99, "1", 1.0, True, None, [1]])
@@ -322,7 +322,7 @@ def take_away(path):
 
 
 def another_kind(path, chance):
-    """Not a file at all, or not this one."""
+    """Replaced by something that is no file, or another file."""
     data = path.read_bytes() if is_ordinary(path) else b"{}"
     take_away(path)
     way = chance.randrange(10)
@@ -337,7 +337,7 @@ def another_kind(path, chance):
     elif way == 4:
         os.mkfifo(path)
     elif way == 5:
-        with socket.socket(socket.AF_UNIX) as end, contextlib.suppress(OSError):  # a name may be too long for it
+        with socket.socket(socket.AF_UNIX) as end, contextlib.suppress(OSError):  # the name may be too long for it
             end.bind(str(path))
     elif way == 6:
         other = path.with_name(path.name + ".other")
@@ -355,7 +355,7 @@ def another_kind(path, chance):
 
 
 def another_folder(path, chance):
-    """What is wrong with the folder of a file, or with one that should be there."""
+    """Damage to the folder of a file, or to a required folder."""
     folder = path.parent
     way = chance.randrange(6)
     if way == 0:
@@ -380,12 +380,12 @@ def another_folder(path, chance):
 DAMAGE = (flip, truncate, insert, replace, edit, edit, edit, another_version, another_kind, another_folder)
 
 
-# ---- what happens
+# ---- actions
 
 
 @contextlib.contextmanager
 def few_warnings(most):
-    """At most so many, all of them about files, and none of them twice."""
+    """At most this many, all about files, none of them twice."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         yield
@@ -395,7 +395,7 @@ def few_warnings(most):
 
 
 def place_for(as_nobody):
-    torch.set_num_threads(1)  # OpenMP's threads are lost to forks
+    torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
     folder = Path(tempfile.mkdtemp(prefix="damage-"))
     if as_nobody and os.geteuid() == 0:
         os.chown(folder, NOBODY, NOBODY)
@@ -405,7 +405,7 @@ def place_for(as_nobody):
 
 
 def become_nobody_later():
-    """After everything is imported: a user without rights may not be able to read this installation."""
+    """After all imports: an unprivileged user may not be able to read this installation."""
     for target in TARGETS.values():
         with tempfile.TemporaryDirectory(prefix="damage-") as spare:
             target(Path(spare)).use()
@@ -436,12 +436,11 @@ def corrupted(target, seed, count, as_nobody=False):
             become_nobody_later()
         made = TARGETS[target](folder)
         for _ in range(count):
-            with contextlib.suppress(OSError):  # of what was damaged before
+            with contextlib.suppress(OSError):  # from earlier damage
                 damage, path = chance.choice(DAMAGE), chance.choice(made.files)
                 if damage in (another_kind, another_folder) or is_ordinary(path):
                     damage(path, chance)
-        # One manifest is read for all kernels of a bundle.
-        # Without the folder the profile cannot be read either.
+        # One manifest is read for all kernels of a bundle. Without the folder the profile cannot be read either.
         most = made.warnings if target == "bundle" else min(count, made.warnings) + (not folder.is_dir())
         with few_warnings(most):
             made.use()
@@ -451,7 +450,7 @@ def corrupted(target, seed, count, as_nobody=False):
 
 
 def killed(target, seed, rounds, longest):
-    """Kills a process that writes again and again; then a reader meets the old or the new, and nothing stays behind."""
+    """Kills a process that writes repeatedly; a reader then finds the old or the new contents, and nothing else."""
     chance, folder = random.Random(seed), place_for(False)
     with cleared(folder):
         made = TARGETS[target](folder)
@@ -471,7 +470,7 @@ def killed(target, seed, rounds, longest):
 
 
 def without_room(target, seed, room):
-    """Files may have at most so many bytes, as on a full disk; afterwards there is room again."""
+    """Files are limited to this many bytes, as on a full disk; afterwards there is space again."""
     folder = place_for(False)
     with cleared(folder):
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -497,7 +496,7 @@ def without_room(target, seed, room):
 
 
 def full_disk(target, seed, room):
-    """The same on a file system that is full; where this process may not mount one, with a limit of files' sizes."""
+    """Likewise on a full file system; if this process cannot mount one, with a limit on file sizes."""
     libc = ctypes.CDLL(None, use_errno=True)
     mounted = tempfile.mkdtemp(prefix="damage-")
     new_namespace, private, recursive = 0x20000, 1 << 18, 0x4000
@@ -538,7 +537,7 @@ def full_disk(target, seed, room):
 
 
 def read_only(target, seed):
-    """A folder that others made, and that may only be read."""
+    """A read-only folder made by another user."""
     folder = place_for(False)
     with cleared(folder):
         made = TARGETS[target](folder)
@@ -548,7 +547,7 @@ def read_only(target, seed):
         folder.chmod(0o755)
         for path in folder.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)
-        made.use()  # imports what it needs: a user without rights may not be able to read this installation
+        made.use()  # imports what it needs: an unprivileged user may not be able to read this installation
         pid = os.fork()
         if pid == 0:
             status = 1

@@ -1,6 +1,6 @@
-"""Driver calls that fail, on a virtual V100: an error that says which, and right results as soon as they work again.
+"""Failing driver calls on a virtual V100: an error names the call, and later calls give correct results.
 
-Needs polyconv's repository, for the driver that can be told to fail: PYTHONPATH=src:tests:tools.
+Needs polyconv's repository, for the stub driver: PYTHONPATH=src:tests:tools.
 """
 
 import ctypes
@@ -18,8 +18,8 @@ from virtual_gpu.gpu import VirtualGpu
 from virtual_gpu.process import build_driver
 
 DRIVER = build_driver()
-os.environ["POLYCONV_STRICT"] = "on"  # a kernel that fails is an error, and no other one runs in its place
-ctypes.CDLL(str(DRIVER / "libcuda.so.1"))  # whoever asks for libcuda.so.1 from now on gets this one
+os.environ["POLYCONV_STRICT"] = "on"  # a kernel that fails is an error, without a fallback
+ctypes.CDLL(str(DRIVER / "libcuda.so.1"))  # libcuda.so.1 is this library from now on
 
 KINDS = {
     "small": ((1, 4, 6, 7), (5, 4, 3, 3), {"padding": 1}),
@@ -48,7 +48,7 @@ class Convolution:
 
 
 def named(error, function, code):
-    """An error is for people: it names the call or what it was for, and what the driver said."""
+    """The error message names the call or its purpose, and the driver's error."""
     words = str(error)
     what = function.removesuffix("_v2")
     assert what in words or "launching" in words or "does not start" in words, f"nobody learns what failed: {words}"
@@ -57,7 +57,7 @@ def named(error, function, code):
 
 
 def fail(function, nth, count, code, kind, when, threads=1):
-    """So many calls of a function fail, from the n-th on: of all, after a backend is made, or after a convolution."""
+    """This many calls of a function fail, from the n-th on: from the start, after a backend's or a convolution's."""
     convolution = Convolution(kind)
     with VirtualGpu() as gpu:
         backend = None
@@ -96,11 +96,11 @@ def fail(function, nth, count, code, kind, when, threads=1):
 
 
 HARMLESS = {
-    "start": ("cuCtxGetCurrent",),  # without an answer the context is made current all the same
-    "backend": ("cuCtxGetCurrent", "cuInit"),  # by then only NVRTC calls cuInit, and does without
+    "start": ("cuCtxGetCurrent",),  # without an answer the context is still made current
+    "backend": ("cuCtxGetCurrent", "cuInit"),  # by then only NVRTC calls cuInit, and tolerates its failure
     "warm": ("cuCtxGetCurrent",),
 }
-"""What may fail without anybody being told, by when it fails."""
+"""Calls that may fail silently, by time of failure."""
 
 
 def run_together(step, threads):
@@ -122,7 +122,7 @@ def run_together(step, threads):
 
 
 def without_memory(nth, kind):
-    """The n-th workspace cannot be had: torch's own error, and the next call works."""
+    """The n-th workspace cannot be allocated: torch's own error, and the next call works."""
     convolution = Convolution(kind)
     with VirtualGpu() as gpu, settings.use(workspace_bytes=2**20):
         backend, asked = gpu.backend(), 0

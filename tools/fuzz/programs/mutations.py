@@ -1,4 +1,4 @@
-"""A module changes, between calls and during them: every result is what float64 makes of the module as it is."""
+"""A module changes between and during calls: every result equals float64's for the module's current state."""
 
 import copy
 import gc
@@ -32,7 +32,7 @@ KINDS = {
 
 
 class Subject:
-    """The module that is changed, what it is called with, and what polyconv was promised of it."""
+    """The changed module, its input, and what polyconv was promised about it."""
 
     def __init__(self, kind, seed):
         torch.manual_seed(seed)
@@ -44,22 +44,22 @@ class Subject:
 
     @property
     def is_frozen(self):
-        """Whether its weight must not be written to behind the version counter."""
+        """True if its weight must not be written behind the version counter."""
         return self.frozen is not None and self.frozen is self.module._parameters.get("weight")
 
     @property
     def has_weight(self):
-        """Whether its weight is a parameter, and not made anew before each call."""
+        """True if its weight is a parameter, not recomputed before each call."""
         return "weight" in self.module._parameters
 
     def new(self, name="weight"):
-        """Numbers like those of a parameter, and others."""
+        """Values like a parameter's, and others."""
         now = getattr(self.module, name)
         return torch.randn_like(now.detach()) if now is not None else torch.randn(self.module.out_channels)
 
 
 def exact(module, x):
-    """What the forward of torch.nn makes of a module as it is, in float64."""
+    """Result of torch.nn's forward for a module in its current state, in float64."""
     w, bias = module.weight.double(), None if module.bias is None else module.bias.double()
     if module.transposed:
         numbers = module.stride, module.padding, module.output_padding, module.groups, module.dilation
@@ -71,7 +71,7 @@ def exact(module, x):
 
 
 def excess(got, wanted):
-    """How far off, of the largest element."""
+    """Error relative to the largest element."""
     if got.shape != wanted.shape:
         return float("inf")
     strays = (got.detach().double() - wanted.detach()).abs().max() / wanted.detach().abs().max().clamp(min=1e-30)
@@ -79,12 +79,12 @@ def excess(got, wanted):
 
 
 def allowed(module):
-    """Of direct summation, where nothing else may run."""
+    """Limit of direct summation, if nothing else may run."""
     return 1e-5 if getattr(module, "tolerance", None) == 0 else 3e-4
 
 
 def hold(what, off, limit, after):
-    """Complain with a last line that is alike for whatever attribute is set in the same way."""
+    """Fail with a last line that is equal for all attributes set in the same way."""
     if off > limit:
         details = f"after {after}: {what} strays by {off:.1e} of the largest element, where {limit:g} is allowed"
         raise AssertionError(f"{details}\n{what} is not that of the module as it is, after {after.split(', set')[-1]}")
@@ -104,12 +104,12 @@ def compare(module, x, training, after):
     right = torch.autograd.grad(wanted, list(leaves.values()), dy.double(), allow_unused=True)
     for name, mine, theirs in zip(leaves, got, right, strict=True):
         assert (mine is None) == (theirs is None), f"after {after}: one gradient of {name} is None"
-        # A ReLU next to zero may go either way: then one pixel's share of a gradient is another.
+        # A ReLU near zero may go either way: then one pixel's share of a gradient differs.
         loose = 0.05 if getattr(module, "activation", None) == "relu" else 1e-3
         hold(f"the gradient of {name}", 0.0 if mine is None else excess(mine, theirs.double()), loose, after)
 
 
-# ---- attributes: what they may become, and ways to set them
+# ---- attributes: values, and ways to set them
 
 
 def an_extent(module, numbers, chance):
@@ -151,7 +151,7 @@ def set_by_update(module, name, value):
 
 
 def set_in_class(module, name, value):
-    """A property of the class is asked before the attributes of the module."""
+    """A property of the class takes precedence over attributes of the module."""
     PATCHED.append((type(module), name))
     setattr(type(module), name, settled(name, value))
 
@@ -193,7 +193,7 @@ def attribute(name, way):
 
 
 def groups(way):
-    """With the weight that it takes."""
+    """With a matching weight."""
 
     def change(subject, chance):
         module = subject.module
@@ -209,7 +209,7 @@ def groups(way):
     return change
 
 
-# ---- weights: changes that a version counter sees, or another tensor in its place
+# ---- weights: changes that a version counter sees, or another tensor
 
 
 def parameter_set(subject, chance):
@@ -224,7 +224,7 @@ def parameter_in_dict(subject, chance):
 
 
 def parameter_shadowed(subject, chance):
-    """An attribute of the module is found before its parameter of the same name."""
+    """An attribute of the module takes precedence over its parameter of the same name."""
     name = chance.choice(["weight", "bias"])
     subject.module.__dict__[name] = subject.new(name)
 
@@ -268,13 +268,13 @@ def data_replaced(subject, chance):
 
 
 def data_replaced_twice(subject, chance):
-    """The second lies where the first tensor was, maybe."""
+    """The second may be at the first tensor's address."""
     subject.module.weight.data = subject.new()
     subject.module.weight.data = subject.new()
 
 
 def data_there_and_back(subject, chance):
-    """The memory that it had, with other numbers."""
+    """Its memory with other values."""
     w = subject.module.weight
     before, shape = w.data, w.shape
     w.data = torch.empty(0)
@@ -303,7 +303,7 @@ def set_to(subject, chance):
 
 
 def made_again(subject, chance):
-    """The same id or the same address, if Python and the allocator like."""
+    """Possibly the same id or address."""
     if not subject.has_weight:
         return
     shape, dtype = subject.module.weight.shape, subject.module.weight.dtype
@@ -317,7 +317,7 @@ def made_again(subject, chance):
 
 
 def stepped(subject, chance):
-    """A step of an optimiser, on gradients that polyconv computed."""
+    """An optimiser step on gradients that polyconv computed."""
     module, x = subject.module, subject.x
     parameters = [p for p in module.parameters() if p.requires_grad]
     if not parameters:
@@ -328,7 +328,7 @@ def stepped(subject, chance):
     optimiser = kind(parameters, lr=0.1, **how)
     with torch.enable_grad():
         y = module(x)
-        if not y.requires_grad:  # an attribute hides the one parameter
+        if not y.requires_grad:  # an attribute hides the only parameter
             return
         y.square().mean().backward()
     optimiser.step()
@@ -336,13 +336,13 @@ def stepped(subject, chance):
 
 
 def copied(subject, chance):
-    """The copy goes on; the module stays as it is."""
+    """The copy is used from now on; the module stays unchanged."""
     other = copy.deepcopy(subject.module)
     subject.others, subject.module = [subject.module], other
 
 
 def pickled(subject, chance):
-    if type(subject.module) not in polyconv.nn.OURS.values():  # a class that has no name to be found by
+    if type(subject.module) not in polyconv.nn.OURS.values():  # a class without an importable name
         return
     file = io.BytesIO()
     if chance.random() < 0.5:
@@ -355,15 +355,15 @@ def pickled(subject, chance):
 
 
 def parametrised(subject, chance):
-    """A weight that is made anew before each call. torch refuses one that an attribute hides."""
+    """A weight that is recomputed before each call. torch refuses one hidden by an attribute."""
     hidden = "weight" in vars(subject.module)
     if subject.has_weight and not hidden and type(subject.module) in polyconv.nn.OURS.values():
         parametrize.register_parametrization(subject.module, "weight", Twice())
 
 
 def unparametrised(subject, chance):
-    # A copy of a parametrised module shares its class, from which torch takes the property; and torch refuses to put a
-    # parameter back that an attribute hides.
+    # A copy of a parametrised module shares its class, from which torch takes the property; and torch refuses to
+    # restore a parameter hidden by an attribute.
     hidden = "weight" in vars(subject.module)
     if type(subject.module).__module__ == parametrize.__name__ and not subject.others and not hidden:
         parametrize.remove_parametrizations(subject.module, "weight", leave_parametrized=chance.random() < 0.5)
@@ -420,7 +420,7 @@ def another_input(subject, chance):
 
 
 OPEN = {f"{name}, {way}": attribute(name, way) for name in VALUES for way in WAYS}
-"""One attribute each: a call meanwhile sees the old one or the new one."""
+"""One attribute each: a concurrent call sees the old one or the new one."""
 OPEN |= {"loaded, assigned": loaded(True)}
 for function in (parameter_set, parameter_in_dict, parameter_shadowed, parameter_by_state):
     OPEN[function.__name__] = function
@@ -428,7 +428,7 @@ for function in (replaced, restored, frozen, unfrozen):
     OPEN[function.__name__] = function
 
 SEEN = {f"groups, {way}": groups(way) for way in WAYS if "class" not in way}
-"""Others whose end a call must see, but not their middle."""
+"""Changes whose end a call must see, but not their middle."""
 SEEN |= {"loaded": loaded(False)}
 SEEN |= {f"loaded{', assigned' * assign}, swapping": loaded(assign, True) for assign in (False, True)}
 for function in (bias_gone, bias_back, data_replaced, data_replaced_twice, data_there_and_back, written, set_to):
@@ -440,7 +440,7 @@ for function in (another_layout, another_input, swapped):
 
 
 def hidden(write):
-    """A write that no version counter sees: of a frozen weight nobody may."""
+    """A write that no version counter sees: forbidden for a frozen weight."""
 
     def change(subject, chance):
         if not subject.is_frozen:
@@ -474,7 +474,7 @@ CHANGES = {**OPEN, **SEEN, **HIDDEN}
 
 
 def in_turn(kind, seed, training, trial, changes):
-    """Changes, and calls between them. Each is a name and a number that its chances follow from."""
+    """Changes, and calls between them. Each is a name and a seed."""
     torch.set_num_threads(1)
     subject = Subject(kind, seed)
     try:
@@ -503,7 +503,7 @@ def _in_turn(subject, training, trial, changes):
 
 
 def others_run(subject, training, trial):
-    """Lets another candidate run than the planner would choose."""
+    """Runs another candidate than the planner's choice."""
     with preferences.watched() as seen:
         compare(subject.module, subject.x, training, "nothing, watched")
     forced = {}
@@ -514,22 +514,22 @@ def others_run(subject, training, trial):
 
 
 def follows_the_plan(subject):
-    """With another number of threads another plan may be better: what runs is what explain names, to the bit."""
+    """Another number of threads may have a better plan: explain names the plan that runs, bit by bit."""
     with torch.no_grad():
         y = subject.module(subject.x)
         with preferences.watched() as seen:
             planned = subject.module(subject.x)
         text = str(polyconv.explain(subject.module, subject.x.shape))
-    gc.collect()  # fake tensors have weak references to parameters, which swap_tensors does not take
+    gc.collect()  # fake tensors hold weak references to parameters, which swap_tensors refuses
     assert all(d.choice in text for d in seen), f"explain names another plan than runs: {[d.choice for d in seen]}"
     assert torch.equal(y, planned), "after set_num_threads, another plan runs than explain names"
 
 
-# ---- meanwhile
+# ---- concurrently
 
 
 def meanwhile(kind, seed, callers, switch, changes):
-    """Threads call the module while it is changed: each result is of a state that the module was in during the call."""
+    """Threads call the module during changes: each result belongs to a state of the module during the call."""
     torch.set_num_threads(1)
     sys.setswitchinterval(switch)
     subject = Subject(kind, seed)
@@ -584,7 +584,7 @@ def wait(condition):
 
 
 def judge(seen, right, limits, changes):
-    """Compare what was seen so far; no change is under way."""
+    """Compare the results so far; no change is in progress."""
     for first, last, y in [seen.pop() for _ in range(len(seen))]:
         off, limit = min((excess(y, right[at]), limits[at]) for at in range(first, last + 1))
         after = changes[last - 1][0] if last else "nothing"

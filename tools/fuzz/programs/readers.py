@@ -1,4 +1,4 @@
-"""Something reads the tensor between a convolution and its activation: a model that was optimised shows it the same."""
+"""Code reads the tensor between a convolution and its activation: an optimised model must show it the same values."""
 
 import copy
 import ctypes
@@ -24,7 +24,7 @@ ACTIVATIONS = {"relu": nn.ReLU, "silu": nn.SiLU}
 
 
 class Model(nn.Module):
-    """A convolution, what reads its output, an activation, what reads after it, another convolution."""
+    """A convolution, a reader of its output, an activation, a second reader, another convolution."""
 
     def __init__(self, activation, in_place, readers):
         super().__init__()
@@ -55,11 +55,11 @@ class Model(nn.Module):
         return self.last(z)
 
     def see(self, value):
-        """Note what was read: a tensor is copied, with whatever it is made of later left out."""
+        """Record what was read: tensors are copied, so that later writes do not count."""
         self.seen.append(torch.as_tensor(value).detach().clone().double())
 
     def look_again(self):
-        """What was kept is read when all is over."""
+        """Kept tensors are read at the end."""
         for kept in self.kept:
             if isinstance(kept, torch.Tensor):
                 self.see(kept)
@@ -71,7 +71,7 @@ class Tagged(torch.Tensor):
     pass
 
 
-# ---- between the two: may give another tensor to go on with
+# ---- between the two: may return another tensor to continue with
 
 
 def read_by_thread(model, y):
@@ -109,7 +109,7 @@ def kept_weakly(model, y):
 
 
 def branched(model, y):
-    """Python decides by a number of it."""
+    """Python branches on one of its values."""
     return y * 2 if float(y.detach().amin()) < -1e-3 else y * 3
 
 
@@ -187,7 +187,7 @@ BETWEEN = {
 }
 
 
-# ---- after the activation: may give another tensor to go on with
+# ---- after the activation: may return another tensor to continue with
 
 AFTER = {
     "added after": lambda m, y, z: z + y,
@@ -229,7 +229,7 @@ def double_output(model, given, output):
 
 
 def wrapped(which):
-    """A function in the place of a module's forward, as some tools put it."""
+    """A function in place of a module's forward, as some tools install it."""
 
     def setup(model):
         module = getattr(model, which)
@@ -246,7 +246,7 @@ def wrapped(which):
 
 
 def in_mode(mode):
-    """A mode around the activation, which sees what it reads."""
+    """A mode around the activation, which sees its input."""
 
     def setup(model):
         forward = model.act.forward
@@ -283,7 +283,7 @@ class SeeOperators(TorchDispatchMode):
 
 
 def saved_tensors(model):
-    """What autograd keeps for the activation and for the convolution after it passes through here."""
+    """Tensors that autograd saves for the activation and the next convolution pass through here."""
     forward = model.act.forward
 
     def packing(y):
@@ -312,7 +312,7 @@ SETUPS |= {
 READERS = [*BETWEEN, *AFTER, *SETUPS]
 
 
-# ---- optimised, used, undone
+# ---- optimise, use, undo
 
 
 def everything_is_faster(what, calls, within):
@@ -326,7 +326,7 @@ def everything_is_faster(what, calls, within):
 
 
 def used(model, x, training):
-    """All that a run of a model shows: output, gradients, and what its readers saw."""
+    """Everything observable of a model's run: output, gradients, and its readers' values."""
     model.clear()
     x = x.clone().requires_grad_(training)
     for parameter in model.parameters():
@@ -362,10 +362,10 @@ def compare(found, right, when, exactly=False):
 
 
 def read(seed, activation, in_place, readers, optimised, then):
-    """``optimised``: in which mode; ``then``: in which modes it is used afterwards, one after the other."""
+    """``optimised``: the mode; ``then``: the modes in which it is used afterwards, in order."""
     models = []
     try:
-        # Without a profile kernels of polyconv's are worth a try on layers that are as small as these.
+        # Without a profile polyconv's kernels are worth a try even on layers this small.
         with warnings.catch_warnings(), settings.use(profile="off"):
             warnings.simplefilter("ignore", UserWarning)  # of torch's, about hooks
             _read(models, seed, activation, in_place, readers, optimised, then)
@@ -376,7 +376,7 @@ def read(seed, activation, in_place, readers, optimised, then):
 
 def _read(models, seed, activation, in_place, readers, optimised, then):
     torch.set_num_threads(1)
-    while True:  # a ReLU next to zero may go either way
+    while True:  # a ReLU near zero may go either way
         torch.manual_seed(seed)
         plain = Model(activation, in_place, [])
         x = torch.randn(2, 3, 10, 11)
