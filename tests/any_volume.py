@@ -13,6 +13,7 @@ from polyconv.backend import Run
 from polyconv.dispatch import runs_as
 from polyconv.numerics import reference
 from polyconv.problem import Activation, PaddingMode, Pass, Problem
+from virtual_gpu.gpu import VirtualGpu
 
 
 @st.composite
@@ -64,6 +65,15 @@ def check(problem: Problem, prepare: Callable[[Problem], Run]) -> None:
 def dense(value: Tensor, problem: Problem) -> Tensor:
     last = problem.x_strides[1] == 1 and value.dim() == 5
     return value.float().contiguous(memory_format=torch.channels_last_3d if last else torch.contiguous_format)
+
+
+def check_as_machine_code(problem: Problem, candidate: str) -> None:
+    torch.manual_seed(0)
+    with VirtualGpu() as gpu:
+        backend = gpu.backend()
+        assert candidate in backend.candidates(problem)
+        check(problem, lambda problem: backend.trial(problem, candidate))
+        assert gpu.launches
 
 
 def operands(problem: Problem) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

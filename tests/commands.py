@@ -1,4 +1,4 @@
-"""The ``polyconv`` command in a separate process, as a shell starts it."""
+"""The ``polyconv`` command, and Python programs, in separate processes."""
 
 from __future__ import annotations
 
@@ -34,3 +34,11 @@ def polyconv(
         check=False,
         timeout=timeout,
     )
+
+
+def python(program: str, *arguments: str, **variables: str) -> str:
+    """Output of a Python program in a new process, which must succeed."""
+    command, environ = [sys.executable, "-c", program, *arguments], environment(**variables)
+    ran = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout

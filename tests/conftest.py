@@ -34,6 +34,14 @@ def _seed() -> None:
 
 
 @pytest.fixture
+def new_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warnings that are given once per process are given again."""
+    from polyconv.runtime import warn_once
+
+    monkeypatch.setattr(warn_once, "_said", {})
+
+
+@pytest.fixture
 def direct() -> Iterator[None]:
     """Tolerance 0, for comparisons with PyTorch's sums: the errors of faster plans depend on the processor."""
     import polyconv

@@ -14,6 +14,12 @@ Array = npt.NDArray[Any]
 Factors = tuple[Array, Array]
 
 
+def random_values(seed: int, orders: int, *shapes: tuple[int, ...]) -> list[Array]:
+    """Values of either sign whose magnitudes span this many binary orders."""
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(shape) * 2.0 ** rng.integers(-orders, orders + 1, shape) for shape in shapes]
+
+
 def block_sum(core: TensorCore, factors: list[Factors], addend: Array) -> Array:
     """One block: products and addend aligned to the largest exponent, truncated there, and the sum truncated to
     float32.

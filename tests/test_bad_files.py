@@ -14,6 +14,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ from polyconv.cuda.jit.bundle import Bundle, BundleError
 from polyconv.cuda.jit.bundle_writer import BundleWriter
 from polyconv.cuda.jit.cache import KernelCache
 from polyconv.cuda.jit.store import Entry, EntryError
-from polyconv.runtime import warn_once
 from polyconv.tools.doctor import environment as doctor_environment
 from polyconv.util import checked_json
 from polyconv.util.atomic_files import replace_whole
@@ -43,12 +43,7 @@ SPEC, ARCH = axpy_spec(), "sm_70"
 KEY = "fprop x 1x16x40x40"
 Json = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(120)  # blocking on a pipe is a failure, not a long wait
-
-
-@pytest.fixture(autouse=True)
-def _warnings_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warn_once, "_said", {})
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("new_warnings")]  # a pipe must not block
 
 
 # ---- contents in a file's place
@@ -213,12 +208,8 @@ def test_many_threads_are_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         barrier.wait(30)
         tuning_lookup.find(KEY, here)
 
-    with settings.use(tuning_file=(path,), cache_dir=tmp_path / "none"):
-        threads = [threading.Thread(target=ask) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    with settings.use(tuning_file=(path,), cache_dir=tmp_path / "none"), ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: ask(), range(8)))
     assert len(told) == 1
 
 

@@ -7,8 +7,6 @@ import copy
 import functools
 import io
 import logging
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,7 +23,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.utils.flop_counter import FlopCounterMode
 
 import polyconv
-from commands import environment
+from commands import python
 from polyconv.dispatch.transforms.interop import ExchangeError
 
 pytestmark = [
@@ -250,7 +248,7 @@ def test_onnx_is_imported_by_an_export_and_by_nothing_else() -> None:
         "polyconv.Conv2d(3, 4, 3)(torch.randn(3, 8, 8))\n"
         "assert 'torch.onnx' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", script], env=environment(), check=True)
+    python(script)
 
 
 # ---- TorchScript
@@ -421,8 +419,7 @@ assert mode.get_total_flops() == 2 * 2 * 3 * 9 * 9, mode.get_total_flops()
 import inspect
 assert "FlopCounterMode" in inspect.getsource(counter)
 """
-    ran = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
+    python(program)
 
 
 @pytest.mark.parametrize("name", layers(torch.nn, 1))

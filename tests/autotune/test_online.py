@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, MutableMapping
@@ -22,6 +19,7 @@ from torch import Tensor
 from torch.profiler import profile
 
 import polyconv
+from commands import python
 from entered import entered
 from fresh import PROCESSES
 from polyconv import backend as the_backend
@@ -536,14 +534,8 @@ def test_a_later_process_follows_what_was_saved(tmp_path: Path) -> None:
     assert found is not None
     assert found.torch_seconds is not None
     assert len(found.seconds) == len(backend.trials(problem_of(x, w), inference=True))
-    ran = subprocess.run(
-        [sys.executable, "-c", LATER],
-        env={**os.environ, "POLYCONV_TUNING_FILE": str(path), "XDG_CACHE_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    turns, _, explained = ran.stdout.partition("\n")
+    said = python(LATER, POLYCONV_TUNING_FILE=str(path), XDG_CACHE_HOME=str(tmp_path))
+    turns, _, explained = said.partition("\n")
     assert turns == "0", "it is settled"
     assert f"runs {found.choice}" in explained
     assert f"chosen by the tuning file {path}" in explained

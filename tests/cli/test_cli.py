@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import polyconv
-from commands import command_line, environment
+from commands import command_line, environment, python
 from commands import polyconv as command
 from polyconv import cli
 from polyconv.cli import _options
@@ -126,14 +126,7 @@ def test_what_commands_promise_they_take() -> None:
 
 def test_without_rich_tables_are_plain() -> None:
     poison = "import sys; sys.modules['rich'] = None; from polyconv_cli import main; sys.exit(main())"
-    ran = subprocess.run(
-        [sys.executable, "-c", poison, "cache"],
-        env=environment(POLYCONV_CACHE_DIR="/nowhere"),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert ran.stdout.startswith("/nowhere: 0 kernels")
+    assert python(poison, "cache", POLYCONV_CACHE_DIR="/nowhere").startswith("/nowhere: 0 kernels")
 
 
 ROWS = [["layer", "1.25", "F(4,3) x F(4,3), tile lanes"], [], ["other", "10.5", "direct"]]
@@ -217,9 +210,9 @@ def test_the_package_is_whole_once_it_is_asked_for() -> None:
         "try: polyconv.nonsense\n"
         "except AttributeError as error: print(error)"
     )
-    ran = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=True)
-    assert ran.stdout.startswith("True [")
-    assert "no attribute 'nonsense'" in ran.stdout
+    said = python(script)
+    assert said.startswith("True [")
+    assert "no attribute 'nonsense'" in said
 
 
 # ---- errors

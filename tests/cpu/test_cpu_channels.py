@@ -4,103 +4,74 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from channel_cases import BORDERS, CASES, LAYOUTS, STRIDED, Case, cases, close, laid_out, poisoned
+import cpu_passes
+from cpu_passes import Layer, arranged, close, poisoned, wide_layers
 from nightly import NIGHTLY
 from polyconv.cpu import native
 
+cpu_passes.load_native()
+
 ALGORITHMS = range(4)
+CASES = {**cpu_passes.EDGES, **cpu_passes.BORDERED, **cpu_passes.STRIDED}
 
 
 def plan(algorithm: int) -> list[int]:
     return [1, algorithm, 0, 0, 0]
 
 
-def reference(case: Case, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    top, bottom, left, right = case.padding
-    padded = F.pad(x.double(), (left, right, top, bottom), mode=BORDERS[case.border])
-    bias = None if bias is None else bias.double()
-    return F.conv2d(padded, w.double(), bias, case.stride, 0, case.dilation, case.groups)
-
-
-def forward(case: Case, algorithm: int, layouts: tuple[str, str] = ("dense", "dense")) -> None:
-    x, y = case.tensors()
-    x = laid_out(x, layouts[0])
-    w, bias = torch.randn(case.dw), torch.randn(case.out_channels)
+def check(case: Layer, algorithm: int, read: str = "contiguous", written: str = "contiguous") -> None:
+    x, w, bias, dy = case.tensors()
+    x, dy = arranged(x, read), arranged(dy, read)
     before = x.clone(), w.clone()
-    y = laid_out(y, layouts[1]).fill_(float("nan"))
+    y, dx = poisoned(case.y, written), poisoned(case.x, written)
     torch.ops.polyconv_cpu.convolve(x, w, bias, y, case.geometry, plan(algorithm), None)
-    close(y, reference(case, x, w, bias))
+    close(y, case.reference(x, w, bias))
     assert torch.equal(x, before[0])
     assert torch.equal(w, before[1])
+    if case.border == "zeros":
+        torch.ops.polyconv_cpu.input_gradient(dy, w, dx, case.geometry, plan(algorithm))
+        close(dx, case.input_gradient(w, dy))
 
 
-def input_gradient(case: Case, algorithm: int, layouts: tuple[str, str] = ("dense", "dense")) -> None:
-    x, dy = case.tensors()
-    dx = laid_out(x, layouts[0]).fill_(float("nan"))
-    dy = laid_out(dy, layouts[1])
-    w = torch.randn(case.dw)
-    torch.ops.polyconv_cpu.input_gradient(dy, w, dx, case.geometry, plan(algorithm))
-    _, expected = torch.autograd.functional.vjp(
-        lambda t: reference(case, t, w, None), torch.zeros_like(x).double(), dy.double()
-    )
-    close(dx, expected)
-
-
-@pytest.mark.parametrize("case", [*CASES.values(), *STRIDED.values()], ids=[*CASES, *STRIDED])
-def test_edges(case: Case, instruction_set: str) -> None:
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_edges(case: Layer, instruction_set: str) -> None:
     assert native.instruction_set() == instruction_set
     for algorithm in ALGORITHMS:
-        forward(case, algorithm)
-        if case.border == 0:
-            input_gradient(case, algorithm)
-
-
-WRITABLE = tuple(layout for layout in LAYOUTS if layout not in ("one scalar", "a row for all"))
+        check(case, algorithm)
 
 
 @settings(max_examples=150 if NIGHTLY else 40, deadline=None)
 @given(
-    case=st.one_of(cases(strided=False), cases(strided=True)),
+    case=wide_layers(),
     algorithm=st.sampled_from(ALGORITHMS),
-    read=st.sampled_from(LAYOUTS),
-    written=st.sampled_from(WRITABLE),
+    read=st.sampled_from(cpu_passes.READABLE),
+    written=st.sampled_from(cpu_passes.WRITABLE),
 )
-def test_any_geometry(case: Case, algorithm: int, read: str, written: str) -> None:
-    if min(case.y) < 1:
-        return
-    forward(case, algorithm, (read, written))
-    if case.border == 0:
-        input_gradient(case, algorithm, (written, read))
+def test_any_geometry(case: Layer, algorithm: int, read: str, written: str) -> None:
+    if min(case.y) >= 1:
+        check(case, algorithm, read, written)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_same_bits_whatever_the_number_of_threads(algorithm: int) -> None:
-    case = Case((3, 40, 28, 33), 37, (3, 3), (1, 1, 1, 1))
-    x, _ = case.tensors()
-    w = torch.randn(case.dw)
-    threads = torch.get_num_threads()
-    results = []
-    try:
-        for count in (1, 2, 3, 2):
-            torch.set_num_threads(count)
-            y = poisoned(case.y)
-            torch.ops.polyconv_cpu.convolve(x, w, None, y, case.geometry, plan(algorithm), None)
-            results.append(y)
-    finally:
-        torch.set_num_threads(threads)
-    assert all(torch.equal(results[0], other) for other in results[1:])
+    case = Layer((3, 40, 28, 33), 37, (3, 3), (1, 1, 1, 1))
+    x, w, _, _ = case.tensors()
+
+    def compute() -> list[torch.Tensor]:
+        y = poisoned(case.y)
+        torch.ops.polyconv_cpu.convolve(x, w, None, y, case.geometry, plan(algorithm), None)
+        return [y]
+
+    cpu_passes.same_bits_for_any_threads(compute)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_kept_weights_give_the_same_bits(algorithm: int) -> None:
     case = CASES["groups"]
-    x, _ = case.tensors()
-    w, bias = torch.randn(case.dw), torch.randn(case.out_channels)
+    x, w, bias, _ = case.tensors()
     fresh, kept = poisoned(case.y), poisoned(case.y)
     torch.ops.polyconv_cpu.convolve(x, w, bias, fresh, case.geometry, plan(algorithm), None)
     weights = torch.ops.polyconv_cpu.transform_weights(x, w, kept, case.geometry, plan(algorithm))

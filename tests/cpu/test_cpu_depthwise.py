@@ -31,7 +31,7 @@ def depthwise(
     """Padding that keeps the size, by default."""
     h, w = (dilation[i] * (kernel[i] - 1) // 2 for i in range(2))
     x, out = (batch, channels, *size), channels * multiplier
-    return Layer(x, out, kernel, stride, padding or (h, h, w, w), dilation, channels, border)
+    return Layer(x, out, kernel, padding or (h, h, w, w), dilation, stride, channels, border)
 
 
 LAYERS = {
@@ -109,7 +109,8 @@ def test_large_outputs_are_streamed(layout: str) -> None:
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("name", ["3x3", "5x5, strided", "7x7 pixels", "taller than a band", "multiplier, strided"])
 def test_same_bits_whatever_the_number_of_threads(name: str, layout: str) -> None:
-    same_bits_for_any_threads(Run.make(LAYERS[name], torch.float32, layout, layout), "depthwise")
+    run = Run.make(LAYERS[name], torch.float32, layout, layout)
+    same_bits_for_any_threads(lambda: run.passes("depthwise"))
 
 
 def test_weight_gradient_of_large_images_is_accurate() -> None:

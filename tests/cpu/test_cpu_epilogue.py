@@ -70,7 +70,7 @@ LAYERS = {
     "one pixel": Layer((1, 1, 1, 1), 1, (1, 1)),
     "channels that fill no vector": Layer((1, 5, 17, 41), 13, (3, 3), padding=(1, 1, 1, 1)),
     "W1 in small": Layer((2, 8, 40, 60), 16, (5, 9), padding=(2, 2, 4, 4), dilation=(2, 3)),
-    "groups and a stride": Layer((2, 12, 15, 33), 18, (3, 5), (2, 1), (1, 1, 2, 2), groups=3),
+    "groups and a stride": Layer((2, 12, 15, 33), 18, (3, 5), (1, 1, 2, 2), stride=(2, 1), groups=3),
     "sums in several blocks": Layer((2, 150, 7, 7), 40, (3, 3), padding=(1, 1, 1, 1)),
     "rows joined": Layer((2, 70, 7, 23), 20, (1, 1)),
     "mirrored": Layer((1, 6, 9, 40), 8, (3, 3), padding=(2, 2, 3, 3), border="reflect"),
@@ -78,7 +78,7 @@ LAYERS = {
 DEPTHWISE_LAYERS = {
     "a vector and a few channels": Layer((2, 19, 20, 40), 19, (3, 3), padding=(1, 1, 1, 1), groups=19),
     "several outputs per channel": Layer((1, 5, 13, 37), 15, (3, 5), padding=(1, 1, 2, 2), groups=5),
-    "strided": Layer((2, 32, 15, 33), 32, (5, 5), (2, 2), (2, 2, 2, 2), groups=32),
+    "strided": Layer((2, 32, 15, 33), 32, (5, 5), (2, 2, 2, 2), stride=(2, 2), groups=32),
     "dilated": Layer((1, 9, 30, 50), 9, (3, 3), padding=(2, 2, 3, 3), dilation=(2, 3), groups=9),
     "mirrored": Layer((1, 16, 9, 21), 16, (3, 3), padding=(1, 1, 1, 1), groups=16, border="reflect"),
 }
@@ -94,7 +94,7 @@ def operands(layer: Layer, x_layout: str, dtype: torch.dtype) -> tuple[Tensor, T
 def exact(layer: Layer, x_layout: str, dtype: torch.dtype) -> Tensor:
     """Float64 result without an epilogue, computed once for all engines because it is slow."""
     x, w, bias = operands(layer, x_layout, dtype)
-    return layer.reference(x.double(), w.double(), bias.double())
+    return layer.reference(x, w, bias)
 
 
 def check(
@@ -192,7 +192,7 @@ def test_relu_has_the_bits_of_torch(engine: str) -> None:
     layer = DEPTHWISE_LAYERS["strided"] if engine == "depthwise" else LAYERS["W1 in small"]
     run = {**ENGINES, "depthwise": DEPTHWISE}[engine]
     x, w, bias = torch.randn(layer.x), torch.randn(layer.w), torch.randn(layer.out_channels)
-    plain, fused = poisoned(layer.y, "contiguous", torch.float32), poisoned(layer.y, "contiguous", torch.float32)
+    plain, fused = poisoned(layer.y), poisoned(layer.y)
     run(layer, x, w, bias, plain, None, "none")
     run(layer, x, w, bias, fused, None, "relu")
     assert torch.equal(fused, F.relu(plain))
@@ -214,7 +214,7 @@ def test_nothing_is_written_or_read_beside_the_rows(layout: str) -> None:
         y, residual = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
         inside(residual).copy_(values)
         run(layer, x, w, None, inside(y), inside(residual), "silu")
-        close(inside(y), F.silu(layer.reference(x.double(), w.double(), None) + values.double()), 1e-4)
+        close(inside(y), F.silu(layer.reference(x, w, None) + values.double()), 1e-4)
         assert y.isnan().sum() == y.numel() - values.numel()
 
 
@@ -225,7 +225,7 @@ def test_silu_is_within_a_few_ulp(instruction_set: str) -> None:
     x = torch.cat([some[some.isfinite()], torch.linspace(-110, 110, 400_001), torch.linspace(-1, 1, 100_001)])
     x = x[: x.numel() // 16 * 16].reshape(1, 1, 16, -1)
     layer = Layer(tuple(x.shape), 1, (1, 1))  # type: ignore[arg-type]
-    y = poisoned(layer.y, "contiguous", torch.float32)
+    y = poisoned(layer.y)
     ENGINES["tile lanes, direct, fused"](layer, x, torch.ones(layer.w), None, y, None, "silu")
     exact = F.silu(x.double())
     ulp = torch.exp2((exact.frexp().exponent.clamp(min=-125) - 24).double())

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from math import sqrt
 
 import pytest
 import torch
 
+from commands import python
 from cpu_passes import load_native
 from polyconv.cpu import native
 from polyconv.cpu.device import CpuDevice
@@ -121,4 +120,4 @@ def test_long_rows_of_a_depthwise_gradient_are_predicted(layout: torch.memory_fo
 
 
 def test_nothing_is_loaded_before_it_is_asked_for() -> None:
-    subprocess.run([sys.executable, "-c", ASKED], check=True)
+    python(ASKED)

@@ -10,35 +10,50 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from channel_cases import CASES, LAYOUTS, STRIDED, Case, cases, close, laid_out, poisoned
+from cpu_passes import (
+    BORDERED,
+    EDGES,
+    READABLE,
+    STRIDED,
+    Layer,
+    arranged,
+    close,
+    load_native,
+    poisoned,
+    same_bits_for_any_threads,
+    wide_layers,
+)
 from nightly import NIGHTLY
 from polyconv.cpu import native
 
+load_native()
+
 DIRECT = 0
 ALGORITHMS = range(13)
+CASES = {**EDGES, **BORDERED}
 
 
-def check(case: Case, algorithm: int, x: Tensor | None = None, dy: Tensor | None = None) -> None:
+def check(case: Layer, algorithm: int, x: Tensor | None = None, dy: Tensor | None = None) -> None:
     made = case.tensors()
-    x, dy = made[0] if x is None else x, made[1] if dy is None else dy
+    x, dy = made[0] if x is None else x, made[3] if dy is None else dy
     before = x.clone(), dy.clone()
-    dw, db = poisoned(case.dw), poisoned((case.out_channels,))
+    dw, db = poisoned(case.w), poisoned((case.out_channels,))
     torch.ops.polyconv_cpu.weight_gradient(x, dy, dw, db, case.geometry, [algorithm])
-    close(dw, case.reference(x, dy))
+    close(dw, case.weight_gradient(x, dy))
     close(db, dy.double().sum((0, 2, 3)))
     assert torch.equal(x, before[0])
     assert torch.equal(dy, before[1])
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_edges(case: Case, instruction_set: str) -> None:
+def test_edges(case: Layer, instruction_set: str) -> None:
     assert native.instruction_set() == instruction_set
     for algorithm in ALGORITHMS:
         check(case, algorithm)
 
 
 @pytest.mark.parametrize("case", STRIDED.values(), ids=STRIDED.keys())
-def test_strides_are_summed_directly(case: Case, instruction_set: str) -> None:
+def test_strides_are_summed_directly(case: Layer, instruction_set: str) -> None:
     assert native.instruction_set() == instruction_set
     check(case, DIRECT)
     with pytest.raises(RuntimeError, match="directly"):
@@ -48,89 +63,85 @@ def test_strides_are_summed_directly(case: Case, instruction_set: str) -> None:
 def test_channels_beyond_the_cache(instruction_set: str) -> None:
     assert native.instruction_set() == instruction_set
     for algorithm in (DIRECT, 3, 4):
-        check(Case((3, 190, 9, 9), 340, (3, 3), (1, 1, 1, 1)), algorithm)
+        check(Layer((3, 190, 9, 9), 340, (3, 3), (1, 1, 1, 1)), algorithm)
 
 
 def test_accumulators_beyond_the_memory() -> None:
-    check(Case((1, 700, 4, 4), 700, (3, 3), (1, 1, 1, 1)), 4)
+    check(Layer((1, 700, 4, 4), 700, (3, 3), (1, 1, 1, 1)), 4)
 
 
 @settings(max_examples=150 if NIGHTLY else 40, deadline=None)
 @given(
-    case=st.one_of(cases(strided=False), cases(strided=True)),
+    case=wide_layers(),
     algorithm=st.sampled_from(ALGORITHMS),
-    layouts=st.tuples(st.sampled_from(LAYOUTS), st.sampled_from(LAYOUTS)),
+    layouts=st.tuples(st.sampled_from(READABLE), st.sampled_from(READABLE)),
 )
-def test_any_geometry(case: Case, algorithm: int, layouts: tuple[str, str]) -> None:
+def test_any_geometry(case: Layer, algorithm: int, layouts: tuple[str, str]) -> None:
     if min(case.y) < 1:
         return
-    x, dy = (laid_out(t, layout) for t, layout in zip(case.tensors(), layouts, strict=True))
+    x, dy = (arranged(t, layout) for t, layout in zip(case.tensors()[::3], layouts, strict=True))
     if layouts[0] == "one scalar" and layouts[1] == "one scalar":
         dy = dy.contiguous()
     check(case, algorithm if case.stride == (1, 1) else DIRECT, x, dy)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", READABLE)
 def test_memory_layouts(layout: str, instruction_set: str) -> None:
     assert native.instruction_set() == instruction_set
-    case = Case((2, 21, 14, 37), 19, (3, 3), (1, 1, 1, 1))
-    x, dy = case.tensors()
+    case = Layer((2, 21, 14, 37), 19, (3, 3), (1, 1, 1, 1))
+    x, _, _, dy = case.tensors()
     for algorithm in (DIRECT, 4):
-        check(case, algorithm, laid_out(x, layout), dy)
-        check(case, algorithm, x, laid_out(dy, layout))
+        check(case, algorithm, arranged(x, layout), dy)
+        check(case, algorithm, x, arranged(dy, layout))
 
 
 def test_any_memory_layout_of_the_result() -> None:
-    case = Case((2, 21, 14, 37), 19, (3, 3), (1, 1, 1, 1))
-    x, dy = case.tensors()
+    case = Layer((2, 21, 14, 37), 19, (3, 3), (1, 1, 1, 1))
+    x, _, _, dy = case.tensors()
     for algorithm in (DIRECT, 4):
-        dw = poisoned(case.dw).contiguous(memory_format=torch.channels_last)
+        dw = poisoned(case.w).contiguous(memory_format=torch.channels_last)
         torch.ops.polyconv_cpu.weight_gradient(x, dy, dw, None, case.geometry, [algorithm])
-        close(dw, case.reference(x, dy))
+        close(dw, case.weight_gradient(x, dy))
 
 
 @pytest.mark.parametrize("algorithm", [DIRECT, 1, 4])
 @pytest.mark.parametrize("channels", [8, 300], ids=["slices", "shared accumulators"])
 def test_same_bits_whatever_the_number_of_threads(algorithm: int, channels: int) -> None:
-    case = Case((6, channels, 28, 33), channels + 3, (3, 3), (1, 1, 1, 1))
-    x, dy = case.tensors()
-    threads = torch.get_num_threads()
-    results = []
-    try:
-        for count in (1, 2, 3, 2):
-            torch.set_num_threads(count)
-            dw, db = poisoned(case.dw), poisoned((case.out_channels,))
-            torch.ops.polyconv_cpu.weight_gradient(x, dy, dw, db, case.geometry, [algorithm])
-            results.append((dw, db))
-    finally:
-        torch.set_num_threads(threads)
-    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+    case = Layer((6, channels, 28, 33), channels + 3, (3, 3), (1, 1, 1, 1))
+    x, _, _, dy = case.tensors()
+
+    def compute() -> tuple[Tensor, Tensor]:
+        dw, db = poisoned(case.w), poisoned((case.out_channels,))
+        torch.ops.polyconv_cpu.weight_gradient(x, dy, dw, db, case.geometry, [algorithm])
+        return dw, db
+
+    same_bits_for_any_threads(compute)
 
 
 def test_nothing_to_sum_gives_zeros() -> None:
     case = replace(CASES["groups"], x=(0, 12, 15, 33))
     for algorithm in ALGORITHMS:
-        dw, db = poisoned(case.dw), poisoned((case.out_channels,))
-        torch.ops.polyconv_cpu.weight_gradient(*case.tensors(), dw, db, case.geometry, [algorithm])
+        dw, db = poisoned(case.w), poisoned((case.out_channels,))
+        torch.ops.polyconv_cpu.weight_gradient(*case.tensors()[::3], dw, db, case.geometry, [algorithm])
         assert not dw.any()
         assert not db.any()
 
 
 def test_sums_are_cut() -> None:
-    case = Case((4, 32, 200, 200), 64, (3, 3), (1, 1, 1, 1))
+    case = Layer((4, 32, 200, 200), 64, (3, 3), (1, 1, 1, 1))
     for algorithm in ALGORITHMS:
         blocks = torch.ops.polyconv_cpu.weight_gradient_blocks(
-            [*case.x, *case.dw, *case.y[2:]], case.geometry, [algorithm]
+            [*case.x, *case.w, *case.y[2:]], case.geometry, [algorithm]
         )
         assert blocks[0] <= (64 if algorithm != DIRECT else 128)
         assert len(blocks) == 2
 
 
 def test_long_sums_stay_accurate() -> None:
-    case = Case((1, 16, 500, 500), 16, (3, 3), (1, 1, 1, 1))
-    x, dy = case.tensors()
-    expected = case.reference(x, dy)
+    case = Layer((1, 16, 500, 500), 16, (3, 3), (1, 1, 1, 1))
+    x, _, _, dy = case.tensors()
+    expected = case.weight_gradient(x, dy)
     for algorithm, most in ((DIRECT, 3e-6), (5, 3e-6), (3, 2e-5), (4, 3e-5)):
-        dw = poisoned(case.dw)
+        dw = poisoned(case.w)
         torch.ops.polyconv_cpu.weight_gradient(x, dy, dw, None, case.geometry, [algorithm])
         assert (dw - expected).abs().max() < most * expected.square().mean().sqrt()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 import polyconv
-from commands import environment
+from commands import python
 from polyconv import settings
 from polyconv.cpu import native, planner
 from polyconv.cpu.device import VECTOR_LANES
@@ -36,16 +33,8 @@ def test_a_process_starts_with_the_output_pool_of_its_environment() -> None:
         "import torch; from polyconv.cpu import native; native.empty_output(torch.empty(0), (2**22,), (1,)); "
         "print(torch.ops.polyconv_cpu.output_pool_idle_bytes())"
     )
-    found = [
-        int(
-            subprocess.run(
-                [sys.executable, "-c", program], env=environment(**given), capture_output=True, text=True, check=True
-            ).stdout
-        )
-        for given in ({}, {"POLYCONV_OUTPUT_POOL": "4M"})
-    ]
-    assert found[0] >= 2**24
-    assert found[1] <= 2**22
+    assert int(python(program)) >= 2**24
+    assert int(python(program, POLYCONV_OUTPUT_POOL="4M")) <= 2**22
 
 
 @pytest.mark.parametrize("limit", ["sse4", "avx2", "avx512"])
@@ -64,11 +53,4 @@ def test_the_instruction_set_follows_its_setting(limit: str) -> None:
 
 def test_a_process_is_limited_by_its_environment() -> None:
     program = "from polyconv.cpu import native; print(native.instruction_set())"
-    ran = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment(POLYCONV_INSTRUCTION_SET="sse4"),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert ran.stdout == "sse4\n"
+    assert python(program, POLYCONV_INSTRUCTION_SET="sse4") == "sse4\n"

@@ -8,16 +8,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from cpu_passes import load_native, same_bits_for_any_threads
 from nightly import sampled
-from polyconv.cpu import native
 from polyconv.cpu.engines import aten
 from polyconv.cpu.planner import here, offered, plan_cpu
 from polyconv.cpu.weight_cache import TransformedWeights
 from polyconv.problem import Pass, Problem
 from polyconv.selection import Preference
 
-if not native.is_available():
-    pytest.skip(str(native.why_absent()), allow_module_level=True)
+load_native()
 
 ANY = 1e30
 """A tolerance that accepts every candidate."""
@@ -45,16 +44,12 @@ def test_a_candidate_has_the_same_bits_for_any_threads(name: str, kind: Pass, ca
     torch.manual_seed(0)
     given = {"x": torch.randn(x), "w": torch.randn(w), "y": torch.randn(problem.y_shape)}
     written = {Pass.FPROP: "y", Pass.DGRAD: "x", Pass.WGRAD: "dw"}[kind]
-    threads, found = torch.get_num_threads(), []
-    try:
-        for count in (1, 2, 3, 1):
-            torch.set_num_threads(count)
-            plan = plan_cpu(problem, prefer=Preference(candidate))
-            assert plan.choice == candidate
-            outputs = {**given, written: torch.full(w if kind is Pass.WGRAD else given[written].shape, torch.nan)}
-            plan.prepared(TransformedWeights())(outputs)
-            found.append(outputs[written])
-    finally:
-        torch.set_num_threads(threads)
-    assert not found[0].isnan().any()
-    assert all(torch.equal(found[0], other) for other in found[1:])
+
+    def compute() -> list[torch.Tensor]:
+        plan = plan_cpu(problem, prefer=Preference(candidate))
+        assert plan.choice == candidate
+        outputs = {**given, written: torch.full(w if kind is Pass.WGRAD else given[written].shape, torch.nan)}
+        plan.prepared(TransformedWeights())(outputs)
+        return [outputs[written]]
+
+    same_bits_for_any_threads(compute)

@@ -7,9 +7,9 @@ import multiprocessing
 import os
 import stat
 import sys
-import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -22,13 +22,13 @@ from polyconv.cuda.jit.cubin import kernel_info
 from polyconv.cuda.jit.fingerprint import identity, included_headers
 from polyconv.cuda.planner.codegen import source
 from polyconv.cuda.planner.plan import KernelSpec
-from polyconv.runtime import warn_once
 from polyconv.util.atomic_files import Folder
 from virtual_gpu.example import KERNELS, axpy_spec
 
 SPEC = axpy_spec()
 ARCH = "sm_70"
 PROCESSES = 64 if NIGHTLY else 16
+pytestmark = pytest.mark.usefixtures("new_warnings")
 
 
 class CountingCompiler:
@@ -56,11 +56,6 @@ def compiler(tmp_path: Path) -> CountingCompiler:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "cache"
-
-
-@pytest.fixture(autouse=True)
-def _warnings_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warn_once, "_said", {})
 
 
 def new_cache(folder: Path, compiler: CountingCompiler | None = None) -> KernelCache:
@@ -183,11 +178,8 @@ def test_threads_of_one_process_compile_once(folder: Path, compiler: CountingCom
         return compiler(spec, arch)
 
     cache = KernelCache(folder, include_dirs=[KERNELS], compiler=slowly)
-    threads = [threading.Thread(target=cache.get, args=(SPEC, ARCH)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: cache.get(SPEC, ARCH), range(8)))
     assert compiler.calls == 1
 
 

@@ -28,7 +28,6 @@ from polyconv.cuda.jit.bundle import Bundle
 from polyconv.cuda.jit.bundle_writer import BundleWriter
 from polyconv.cuda.jit.cache import KernelCache
 from polyconv.cuda.jit.store import Entry, EntryError
-from polyconv.runtime import warn_once
 from polyconv.tools.doctor import environment
 from polyconv.tuning_key import Environment
 from polyconv.util import file_trust
@@ -41,12 +40,7 @@ SPEC, OTHER = axpy_spec(), axpy_spec(64)
 ARCH = "sm_70"
 OURS, EVIL = b"machine code", b"planted code"
 
-pytestmark = pytest.mark.timeout(60)  # blocking on a pipe is a failure, not a long wait
-
-
-@pytest.fixture(autouse=True)
-def _warnings_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warn_once, "_said", {})
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("new_warnings")]  # a pipe must not block
 
 
 @pytest.fixture

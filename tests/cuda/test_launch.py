@@ -31,6 +31,7 @@ from polyconv.tools.doctor import environment
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.example import KERNELS, THREADS, axpy_launch, axpy_plan, axpy_spec
 from virtual_gpu.gpu import LaunchRecord, VirtualGpu, record_only
+from virtual_gpu.streams import new_stream
 from virtual_gpu.threads import assert_addresses_are_not_mixed
 
 PROBLEM = Problem.make("fprop", (1, 1, 1, 1000), (1, 1, 1, 1))
@@ -55,11 +56,6 @@ def launch_once(launch: Launch, addresses: dict[str, int], stream: int = 0) -> L
         with driver.device(0).activate():
             prepared(addresses, stream)
         return gpu.launches[-1]
-
-
-def new_stream() -> int:
-    with driver.device(0).activate():
-        return int(driver.call("cuStreamCreate", 1))
 
 
 # ---- what reaches the driver ----------------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import polyconv
+from commands import python
 from entered import entered
 from fresh import PROCESSES
 from polyconv.runtime import warn_once
@@ -231,8 +230,7 @@ def test_who_has_no_dtensors_imports_nothing_of_them() -> None:
         "rules = 'polyconv.dispatch.transforms.dtensor'\n"
         "print([name for name in ('torch.distributed.tensor', rules) if name in sys.modules])\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert python(program).strip() == "[]"
 
 
 # ---- tensor parallelism

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from itertools import product
 from typing import Any
 
@@ -16,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import polyconv
+from commands import python
 from geometries import CASES, Case, cases
 from nightly import sampled
 from polyconv import dispatch
@@ -205,4 +204,4 @@ with override("cpu", "one"):
     assert backend_for(cpu) == "one"
 assert backend_for(cpu).name == "cpu"
 """
-    subprocess.run([sys.executable, "-c", script], check=True)
+    python(script)

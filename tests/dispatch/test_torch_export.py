@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from torch import nn
 from torch.export import Dim, export
 
 import polyconv
+from commands import python
 from nightly import nightly
 from polyconv import dispatch
 
@@ -191,12 +189,4 @@ def test_an_ahead_of_time_package_in_a_fresh_process(kind: Kind, tmp_path: Path)
             examples.append((x, model(x)))
             torch.testing.assert_close(package(x), examples[-1][1], rtol=1e-4, atol=1e-5)
     torch.save(examples, tmp_path / "examples.pt")
-    environ = {**os.environ, "PYTHONPATH": str(Path(polyconv.__file__).parents[1])}
-    ran = subprocess.run(
-        [sys.executable, "-c", IN_A_FRESH_PROCESS, str(tmp_path)],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.stdout == "agrees\n", ran.stderr
+    assert python(IN_A_FRESH_PROCESS, str(tmp_path)) == "agrees\n"

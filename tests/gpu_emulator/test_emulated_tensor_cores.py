@@ -11,7 +11,7 @@ import pytest
 
 import gpu_emulator
 from polyconv.numerics.tensor_core import VOLTA
-from tensor_core_sums import multiply_add
+from tensor_core_sums import multiply_add, random_values
 
 Array = npt.NDArray[Any]
 Compiler = Callable[[str], bytes]
@@ -69,13 +69,8 @@ def model(a: Array, b: Array, c: Array) -> Array:
 
 
 def random_operands(seed: int, orders: int) -> tuple[Array, Array, Array]:
-    """Values of either sign whose magnitudes span this many binary orders."""
-    rng = np.random.default_rng(seed)
-
-    def values(*shape: int) -> Array:
-        return rng.standard_normal(shape) * 2.0 ** rng.integers(-orders, orders + 1, shape)
-
-    return values(4, 8, 4).astype(np.float16), values(4, 8, 4).astype(np.float16), values(4, 8, 8).astype(np.float32)
+    a, b, c = random_values(seed, orders, (4, 8, 4), (4, 8, 4), (4, 8, 8))
+    return a.astype(np.float16), b.astype(np.float16), c.astype(np.float32)
 
 
 @pytest.mark.parametrize("layouts", [("row", "col"), ("col", "col"), ("row", "row"), ("col", "row")])

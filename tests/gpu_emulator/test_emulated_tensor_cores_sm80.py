@@ -12,7 +12,7 @@ import pytest
 
 import gpu_emulator
 from polyconv.numerics.tensor_core import AMPERE
-from tensor_core_sums import multiply_add
+from tensor_core_sums import multiply_add, random_values
 
 Array = npt.NDArray[Any]
 Compiler = Callable[..., bytes]
@@ -106,14 +106,8 @@ every_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.mnemon
 
 
 def random_operands(form: Form, seed: int, orders: int) -> tuple[Array, Array, Array]:
-    """Values of either sign whose magnitudes span this many binary orders."""
-    rng = np.random.default_rng(seed)
-
-    def values(*shape: int) -> Array:
-        return rng.standard_normal(shape) * 2.0 ** rng.integers(-orders, orders + 1, shape)
-
-    a, b = (form.representable(values(rows, form.depth)) for rows in (16, 8))
-    return a, b, values(16, 8).astype(np.float32)
+    a, b, c = random_values(seed, orders, (16, form.depth), (8, form.depth), (16, 8))
+    return form.representable(a), form.representable(b), c.astype(np.float32)
 
 
 @every_form

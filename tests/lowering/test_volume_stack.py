@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, seed, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from any_volume import check, volumes
+from any_volume import check, check_as_machine_code, volumes
+from machine_suites import explore
 from nightly import nightly
 from polyconv.autotune import preferences
 from polyconv.backend import Run
@@ -224,12 +225,13 @@ ON_A_GPU = {
 @pytest.mark.parametrize("kind", list(Pass), ids=str)
 @pytest.mark.parametrize("name", ON_A_GPU)
 def test_as_machine_code(name: str, kind: Pass, side: Side) -> None:
-    run_in_virtual_gpu(_as_machine_code, ON_A_GPU[name].for_pass(kind), side)
+    run_in_virtual_gpu(check_as_machine_code, ON_A_GPU[name].for_pass(kind), NAMES[side])
 
 
 def test_a_border_as_machine_code() -> None:
     for kind in Pass:
-        run_in_virtual_gpu(_as_machine_code, replace(PLAIN, padding_mode=PaddingMode.REFLECT).for_pass(kind), "x")
+        problem = replace(PLAIN, padding_mode=PaddingMode.REFLECT).for_pass(kind)
+        run_in_virtual_gpu(check_as_machine_code, problem, NAMES["x"])
 
 
 @pytest.mark.parametrize("kind", list(Pass), ids=str)
@@ -254,23 +256,11 @@ def test_any_volume_as_machine_code(kind: Pass) -> None:
 def _any_volume_as_machine_code(kind: Pass) -> None:
     drawn: set[tuple[Problem, Side]] = set()
 
-    @seed(0)
-    @settings(max_examples=300, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(volumes(), st.sampled_from(SIDES))
-    def explore(problem: Problem, side: Side) -> None:
-        problem = problem.for_pass(kind)
+    def run(pair: tuple[Problem, Side]) -> None:
+        problem, side = pair[0].for_pass(kind), pair[1]
         if isinstance(stack(problem, side, AMPLE), Stack):
             drawn.add((problem, side))
-            _as_machine_code(problem, side)
+            check_as_machine_code(problem, NAMES[side])
 
-    explore()
+    explore(st.tuples(volumes(), st.sampled_from(SIDES)), run, each=300)
     assert len(drawn) >= 100
-
-
-def _as_machine_code(problem: Problem, side: Side) -> None:
-    torch.manual_seed(0)
-    with VirtualGpu() as gpu:
-        backend = gpu.backend()
-        assert NAMES[side] in backend.candidates(problem)
-        check(problem, lambda problem: backend.trial(problem, NAMES[side]))
-        assert gpu.launches

@@ -9,12 +9,13 @@ from itertools import product
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 import polyconv
-from any_volume import check, volumes
+from any_volume import check, check_as_machine_code, volumes
+from machine_suites import explore
 from nightly import nightly
 from polyconv.cpu.backend import CpuBackend
 from polyconv.cpu.engines import volumes as engine
@@ -26,7 +27,6 @@ from polyconv.lowering.volume_sum import NAME, cut
 from polyconv.problem import Activation, PaddingMode, Pass, Problem
 from polyconv.selection import Preference
 from virtual_gpu import run_in_virtual_gpu
-from virtual_gpu.gpu import VirtualGpu
 
 SHEETS = f"sum of slices, {engine.NAME}"
 PASSES = tuple(Pass)
@@ -171,7 +171,7 @@ ON_A_GPU = {
 @pytest.mark.parametrize("kind", PASSES, ids=str)
 @pytest.mark.parametrize("name", ON_A_GPU)
 def test_as_machine_code(name: str, kind: Pass) -> None:
-    run_in_virtual_gpu(_as_machine_code, ON_A_GPU[name].for_pass(kind))
+    run_in_virtual_gpu(check_as_machine_code, ON_A_GPU[name].for_pass(kind), NAME)
 
 
 @nightly
@@ -184,20 +184,9 @@ def test_any_volume_as_machine_code(kind: Pass) -> None:
 def _any_volume_as_machine_code(kind: Pass) -> None:
     drawn: set[Problem] = set()
 
-    @seed(0)
-    @settings(max_examples=240, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(volumes())
-    def explore(problem: Problem) -> None:
+    def run(problem: Problem) -> None:
         drawn.add(problem)
-        _as_machine_code(problem.for_pass(kind))
+        check_as_machine_code(problem.for_pass(kind), NAME)
 
-    explore()
+    explore(volumes(), run, each=240)
     assert len(drawn) >= 200
-
-
-def _as_machine_code(problem: Problem) -> None:
-    torch.manual_seed(0)
-    with VirtualGpu() as gpu:
-        backend = gpu.backend()
-        check(problem, lambda problem: backend.trial(problem, NAME))
-        assert gpu.launches

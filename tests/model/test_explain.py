@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import polyconv
+from commands import python
 from polyconv.backend import override
 from polyconv.cpu import native
 from polyconv.cpu.planner import plan_cpu
@@ -179,5 +177,4 @@ polyconv.explain(polyconv.Conv2d(3, 8, 3), (2, 3, 16, 16))
 
 def test_ctrl_c_in_a_first_explanation_leaves_torch_whole() -> None:
     """torch's imports for fake tensors happen in a thread that no signal interrupts."""
-    ran = subprocess.run([sys.executable, "-c", IMPORTS_OF_TORCH], capture_output=True, text=True, check=True)
-    assert ran.stdout == "False\n"
+    assert python(IMPORTS_OF_TORCH) == "False\n"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from virtual_gpu.gpu import VirtualGpu
 
@@ -16,11 +16,8 @@ def assert_addresses_are_not_mixed(gpu: VirtualGpu, launch: Callable[[int], None
         for i in range(times):
             launch(base + i)
 
-    threads = [threading.Thread(target=work, args=(k << 32,)) for k in range(1, 9)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, (k << 32 for k in range(1, 9))))
     pairs = [struct.unpack_from("<QQ", seen.params) for seen in gpu.launches]
     assert all(x == y for x, y in pairs)
     assert {x for x, _ in pairs} == {(k << 32) + i for k in range(1, 9) for i in range(times)}

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +52,8 @@ def test_a_second_process_compiles_nothing(builds: Builds, tmp_path: Path) -> No
 
 def test_threads_compile_once(builds: Builds, tmp_path: Path) -> None:
     module: Any = load(SMALL, tmp_path / "exported_small.py")
-    threads = [threading.Thread(target=module.ModelNew, args=(8, 8, 3), kwargs={"groups": 8}) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: module.ModelNew(8, 8, 3, groups=8), range(8)))
     assert len(builds) == 2, "what it was exported for, and the other"
 
 
