@@ -13,19 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import cpu_passes
 import polyconv
-from cpu_passes import (
-    BORDERS,
-    EDGES,
-    STRIDED,
-    Layer,
-    arranged,
-    close,
-    load_native,
-    poisoned,
-    same_bits_for_any_threads,
-    wide_layers,
-)
+from cpu_passes import Layer, arranged, close, poisoned, wide_layers
 from nightly import NIGHTLY, sampled
 from polyconv.backend import backend_for
 from polyconv.cpu import native
@@ -33,7 +23,7 @@ from polyconv.cpu.backend import CpuBackend
 from polyconv.cpu.engines.schemes import KernelScheme as Scheme
 from polyconv.cpu.engines.tile_lanes import schemes
 
-load_native()
+cpu_passes.load_native()
 
 SCHEMES = schemes()
 
@@ -78,8 +68,8 @@ def check(
 
 
 CASES = {
-    **EDGES,
-    **STRIDED,
+    **cpu_passes.EDGES,
+    **cpu_passes.STRIDED,
     "many channels, small map": Layer((3, 150, 7, 7), 40, (3, 3), (1, 1, 1, 1)),
     "bands wider than a chunk": Layer((1, 4, 9, 700), 8, (3, 3), (1, 1, 1, 1)),
     "pointwise": Layer((2, 70, 7, 23), 20, (1, 1)),
@@ -177,7 +167,7 @@ def test_expanded_gradient() -> None:
         close(dx, expected)
 
 
-@pytest.mark.parametrize("border", BORDERS[1:])
+@pytest.mark.parametrize("border", cpu_passes.BORDERS[1:])
 def test_borders(border: str) -> None:
     for case in (
         Layer((2, 6, 20, 60), 16, (5, 9), (2, 2, 4, 4), (2, 3), border=border),
@@ -224,7 +214,7 @@ def test_same_bits_whatever_the_number_of_threads(mode: int) -> None:
         torch.ops.polyconv_cpu.convolve(x, w, bias, y, case.geometry, plan(SCHEMES[0], mode, 32), None)
         return [y]
 
-    same_bits_for_any_threads(compute)
+    cpu_passes.same_bits_for_any_threads(compute)
 
 
 def test_sliced_tensors_need_no_copy() -> None:

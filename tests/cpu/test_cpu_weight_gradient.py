@@ -10,27 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cpu_passes import (
-    BORDERED,
-    EDGES,
-    READABLE,
-    STRIDED,
-    Layer,
-    arranged,
-    close,
-    load_native,
-    poisoned,
-    same_bits_for_any_threads,
-    wide_layers,
-)
+import cpu_passes
+from cpu_passes import Layer, arranged, close, poisoned, wide_layers
 from nightly import NIGHTLY
 from polyconv.cpu import native
 
-load_native()
+cpu_passes.load_native()
 
 DIRECT = 0
 ALGORITHMS = range(13)
-CASES = {**EDGES, **BORDERED}
+CASES = {**cpu_passes.EDGES, **cpu_passes.BORDERED}
 
 
 def check(case: Layer, algorithm: int, x: Tensor | None = None, dy: Tensor | None = None) -> None:
@@ -52,7 +41,7 @@ def test_edges(case: Layer, instruction_set: str) -> None:
         check(case, algorithm)
 
 
-@pytest.mark.parametrize("case", STRIDED.values(), ids=STRIDED.keys())
+@pytest.mark.parametrize("case", cpu_passes.STRIDED.values(), ids=cpu_passes.STRIDED.keys())
 def test_strides_are_summed_directly(case: Layer, instruction_set: str) -> None:
     assert native.instruction_set() == instruction_set
     check(case, DIRECT)
@@ -74,7 +63,7 @@ def test_accumulators_beyond_the_memory() -> None:
 @given(
     case=wide_layers(),
     algorithm=st.sampled_from(ALGORITHMS),
-    layouts=st.tuples(st.sampled_from(READABLE), st.sampled_from(READABLE)),
+    layouts=st.tuples(st.sampled_from(cpu_passes.READABLE), st.sampled_from(cpu_passes.READABLE)),
 )
 def test_any_geometry(case: Layer, algorithm: int, layouts: tuple[str, str]) -> None:
     if min(case.y) < 1:
@@ -85,7 +74,7 @@ def test_any_geometry(case: Layer, algorithm: int, layouts: tuple[str, str]) -> 
     check(case, algorithm if case.stride == (1, 1) else DIRECT, x, dy)
 
 
-@pytest.mark.parametrize("layout", READABLE)
+@pytest.mark.parametrize("layout", cpu_passes.READABLE)
 def test_memory_layouts(layout: str, instruction_set: str) -> None:
     assert native.instruction_set() == instruction_set
     case = Layer((2, 21, 14, 37), 19, (3, 3), (1, 1, 1, 1))
@@ -115,7 +104,7 @@ def test_same_bits_whatever_the_number_of_threads(algorithm: int, channels: int)
         torch.ops.polyconv_cpu.weight_gradient(x, dy, dw, db, case.geometry, [algorithm])
         return dw, db
 
-    same_bits_for_any_threads(compute)
+    cpu_passes.same_bits_for_any_threads(compute)
 
 
 def test_nothing_to_sum_gives_zeros() -> None:
