@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import polyconv
+from polyconv.autotune import preferences
 from polyconv.backend import override
 from polyconv.cuda import CaptureError, DriverError, driver
 from polyconv.cuda.jit.cache import KernelCache
@@ -133,7 +134,7 @@ def _prepare_then_capture(folder: Path) -> None:
     stream = new_stream()
     with VirtualGpu() as gpu:
         backend = backend_of(gpu, axpy_spec(function="copy", threads=96), folder, stream)
-        backend.prepare(PROBLEM)
+        backend.prepare(preferences.plan(backend, PROBLEM))
         with captured(stream):
             convolve(backend)
         assert len(gpu.launches) == 1
@@ -162,7 +163,7 @@ def _first_use_in_capture(folder: Path) -> None:
         # Another shape on kernels that are there needs nothing that is forbidden.
         other = Problem.make("fprop", (1, 1, 1, 1001), (1, 1, 1, 1))
         with captured(stream):
-            backend.prepare(other)
+            backend.prepare(preferences.plan(backend, other))
 
 
 def test_a_first_use_beside_a_capture_does_not_spoil_it(tmp_path: Path) -> None:

@@ -49,7 +49,6 @@ GROWING = {
     "runtime/state_version.py _sources": "a module of polyconv",
     "model/freeze.py Freezing.left_alone": "a module, in a report",
     "runtime/warn_once.py _said": "a text, up to MOST",
-    "dispatch/passthrough.py PassthroughCache._calls": "a module that lives",
     "autotune/online.py AutotuningSession._runs": "a contender",
     "autotune/online.py AutotuningSession._warm": "a contender",
     "autotune/online.py _prepared": "a race, up to MOST_PREPARED",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -100,7 +100,7 @@ def decision_of(problem: Problem, operands: Operands, *, inference: bool) -> Dec
 def contest(
     decision: Decision,
     operands: Operands,
-    backend: Backend,
+    backend: Backend[Any],
     timer: Timer,
     *,
     most: int = TRIALS,
@@ -130,11 +130,11 @@ def contest(
 
 
 def times_of(
-    decision: Decision, operands: Operands, backend: Backend, timer: Timer, *, most: int = TRIALS
+    decision: Decision, operands: Operands, backend: Backend[Any], timer: Timer, *, most: int = TRIALS
 ) -> dict[str, float]:
     """Time [s] of one call, by candidate, PyTorch included."""
     problem, inference = decision.problem, decision.inference
-    names = backend.trials(problem, inference=inference, most=most)
+    names = backend.plan(problem, inference=inference).trials(most)
     # Each candidate has its own weight, since a weight is prepared for one candidate at a time.
     calls: dict[str, Callable[[], object]] = {
         name: ours(problem, _operands(problem, operands, inference=inference)) for name in names

@@ -20,7 +20,7 @@ from fuzz.case import Case, Failure
 from fuzz.tensors import BEYOND, PAST_FLOAT16, PATTERNED, POISON, Operand, Shape, draw, sources
 from polyconv.arguments import Geometry, normalise
 from polyconv.autotune import preferences
-from polyconv.backend import backend_for
+from polyconv.backend import backend_for, candidate_names
 from polyconv.cpu import native
 from polyconv.cpu.engines import aten
 from polyconv.cpu.planner import CpuPlan
@@ -160,12 +160,12 @@ class Convolution(Case):
         forced = {}
         if self.trial is not None:
             for decision in seen:
-                names = backend.candidates(decision.problem, inference=decision.inference)
+                names = candidate_names(backend, decision.problem, inference=decision.inference)
                 if self.is_stretched:  # what is thought to be slowest may take minutes there, and is never chosen
                     names = names[:4]
                 forced[decision.key] = names[self.trial % len(names)]
         with preferences.Forced(forced):
-            plans = [backend.plan(decision.problem, inference=decision.inference) for decision in seen]
+            plans = [preferences.plan(backend, decision.problem, inference=decision.inference) for decision in seen]
             if prod(self.y_shape) > 0:
                 torch.full(self.y_shape, float("nan"), dtype=tensors["x"].dtype)  # where the output may come to lie
             # Unwatched, as for anyone: a call that is left to PyTorch is PyTorch's with its derivatives then, and the
@@ -457,7 +457,12 @@ class Convolution(Case):
             "import polyconv",
             "from polyconv.autotune import preferences",
         ]
-        lines += ["from polyconv.backend import backend_for", "from polyconv.cpu import native", "", ""]
+        lines += [
+            "from polyconv.backend import backend_for, candidate_names",
+            "from polyconv.cpu import native",
+            "",
+            "",
+        ]
         used = [(name, operand, shape) for name, operand, shape in self.operands if name != "dy" or self.backward]
         lines += [sources(operand for _, operand, _ in used), "", f"native.instruction_set({self.instruction_set!r})"]
         lines += [f"torch.set_num_threads({self.threads})"]
@@ -484,7 +489,7 @@ class Convolution(Case):
             lines += [
                 "forced = {}",
                 "for d in seen:  # let another candidate run",
-                '    names = backend_for(torch.device("cpu")).candidates(d.problem, inference=d.inference)',
+                '    names = candidate_names(backend_for(torch.device("cpu")), d.problem, inference=d.inference)',
                 f"    names = names[:4] if {self.is_stretched} else names",
                 f"    forced[d.key] = names[{self.trial} % len(names)]",
                 "print(forced)",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 from types import ModuleType
 from typing import NamedTuple
 
-from ...problem import AXES, HALF_DTYPES, PaddingMode, Pass, Problem
+from ...problem import AXES, HALF_DTYPES, PaddingMode, Problem
 from ...selection import PlanError, Preference, Selection, select
 from .candidate import CudaCandidate, FastCandidate
 from .cost import tasks_us, why_not_on, worth_residing
@@ -70,8 +69,8 @@ def plan_cuda(
         raise PlanError(f"polyconv's CUDA kernels take {', '.join(DTYPES)}; this problem is {problem.dtype}")
     if problem.padding_mode is not PaddingMode.ZEROS:
         _check_border(problem)
-        if min(problem.padding) < 0 and problem.kind is not Pass.DGRAD:
-            return _plan_cropped(problem, device, workspace, prefer)
+        if min(problem.padding) < 0:
+            raise PlanError(f"a border of a cropped image is lowered to one of the part (polyconv.lowering): {problem}")
     return plan_within(FAMILIES, problem, device, workspace, prefer)
 
 
@@ -98,6 +97,7 @@ def plan_within(
         preference=found.preference,
         weights_bytes=schedule.weights_bytes,
         ways=found.chosen.ways(problem) if isinstance(found.chosen, FastCandidate) else (),
+        prefer=prefer,
     )
 
 
@@ -157,31 +157,6 @@ def _check_border(problem: Problem) -> None:
                 f"padding_mode='{problem.padding_mode}' makes the border of the image: padding {before} and {after} "
                 f"along a {name} of {problem.in_size[axis]} needs {needed} to be left of it, and leaves {left}"
             )
-
-
-def _plan_cropped(problem: Problem, device: CudaDevice, workspace: int, prefer: Preference | None) -> Plan:
-    """Plan negative padding with a border of image values: x is cropped first, so plan for a view of x."""
-    crop_top, crop_bottom, crop_left, crop_right = (max(-side, 0) for side in problem.padding)
-    top, bottom, left, right = (max(side, 0) for side in problem.padding)
-    part = replace(
-        problem,
-        in_size=(problem.in_size[0] - crop_top - crop_bottom, problem.in_size[1] - crop_left - crop_right),
-        padding=(top, bottom, left, right),
-        vector_aligned=False,
-    )
-    offset = problem.element_bytes * (crop_top * problem.x_strides[2] + crop_left * problem.x_strides[3])
-    plan = plan_cuda(part, device, workspace, prefer)
-    moved = tuple(
-        replace(
-            launch,
-            pointers=tuple(
-                replace(slot, byte_offset=slot.byte_offset + offset) if slot.buffer == "x" else slot
-                for slot in launch.pointers
-            ),
-        )
-        for launch in plan.launches
-    )
-    return replace(plan, problem=problem, launches=moved)
 
 
 def candidates(problem: Problem, families: tuple[ModuleType, ...] = FAMILIES) -> Iterator[CudaCandidate]:

@@ -34,7 +34,7 @@ def prove(subject: Subject, plan: Plan, *, shift: int = 0) -> Answer:
     for name, value in given.items():
         tensors[name].copy_(value)
     backend = subject.backend(planner=lambda *_: plan)
-    run = backend.prepare(problem)
+    run = backend.prepare(plan)
     found: list[dict[str, Tensor]] = []
     for byte in (NAN_BYTE, LARGE_BYTE) if subject.quick else (NAN_BYTE, NAN_BYTE, LARGE_BYTE):
         for name in exact:

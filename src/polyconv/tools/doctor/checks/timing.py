@@ -12,7 +12,7 @@ import torch
 from ....cuda.backend import CudaBackend
 from ....cuda.planner.cost import LAUNCH_US
 from ....cuda.planner.plan import Plan
-from ....cuda.planner.planner import FAMILIES, family_name, plan_within
+from ....cuda.planner.planner import FAMILIES, family_name, plan_cuda, plan_within
 from ....measure.operands import Operands, ours, pytorch
 from ....measure.timing import cuda_sample, current, interleaved
 from ....problem import Pass, Problem, Shape
@@ -75,7 +75,7 @@ def measured_to_modelled(subject: Subject, problem: Problem) -> dict[str, float]
             plan = plan_within((family,), problem, subject.description)
         except PlanError:
             continue
-        run = CudaBackend(subject.index, planner=partial(_settled, plan)).prepare(problem)
+        run = CudaBackend(subject.index, planner=partial(_settled, plan)).prepare(plan)
         shapes = {"x": problem.x_shape, "w": problem.w_shape, "y": problem.y_shape, "dw": problem.w_shape}
         tensors = {name: torch.randn(shape, device=subject.device) for name, shape in shapes.items()}
         run(tensors)
@@ -93,7 +93,8 @@ def launch_gap(subject: Subject) -> Answer:
     problem = Problem.make(Pass.FPROP, (1, 8, 4, 4), (8, 1, 3, 3), padding=(1, 1, 1, 1), groups=8)
     given, exact = operands(problem)
     tensors = {name: value.float().to(subject.device) for name, value in {**given, **exact}.items()}
-    run = CudaBackend(subject.index).prepare_picture(problem)
+    backend = CudaBackend(subject.index)
+    run = backend.prepare_launches(plan_cuda(problem, backend.description), backend.weights)
     with current(subject.device):
         run(tensors)
         gap = min(cuda_sample(partial(run, tensors), TINY) for _ in range(SAMPLES)) * 1e6 / len(run.launches)

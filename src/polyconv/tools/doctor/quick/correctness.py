@@ -38,7 +38,7 @@ class Trial:
     problem: Problem
     family: str
     plan: str
-    backend: Callable[[], Backend]
+    backend: Callable[[], Backend[Any]]
     kernels: tuple[KernelSpec, ...] = ()
     """CUDA kernels that it needs compiled."""
 
@@ -69,7 +69,7 @@ class Outcome:
 # ---- trials
 
 
-def cuda_trials(device: CudaDevice, backend: Callable[[Planner], Backend]) -> Iterator[Trial]:
+def cuda_trials(device: CudaDevice, backend: Callable[[Planner], Backend[Any]]) -> Iterator[Trial]:
     """Every case on every CUDA kernel family that accepts it.
 
     Args:
@@ -112,7 +112,8 @@ def attempt(trial: Trial, device: torch.device) -> Outcome:
     try:
         tensors, exact = _tensors(trial.problem, device)
         before = {name: tensor.clone() for name, tensor in tensors.items() if name not in exact}
-        trial.backend().prepare(trial.problem)(tensors)
+        backend = trial.backend()
+        backend.prepare(backend.plan(trial.problem))(tensors)
         changed = [name for name, tensor in before.items() if not torch.equal(tensor, tensors[name])]
         if changed:
             return outcome(error=inf, failure=f"the run changed its input {', '.join(changed)}")
