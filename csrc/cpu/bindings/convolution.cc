@@ -39,8 +39,7 @@ Plan ReadPlan(const std::vector<int64_t>& numbers) {
   return {kernels, {at(2), at(3), at(4)}};
 }
 
-// Transformed weights for a forward `convolve`. They depend on the instruction set, the weights and the algorithm, not
-// on the images or the schedule.
+// Transformed weights for a forward `convolve`. They depend on instruction set, weights and algorithm only.
 Tensor TransformWeightsOp(const Tensor& x, const Tensor& w, const Tensor& y,
                           const std::vector<int64_t>& geometry_numbers, const std::vector<int64_t>& plan_numbers) {
   const Geometry geometry = ReadGeometry(geometry_numbers);

@@ -1,5 +1,4 @@
-// All Cook-Toom schemes that kernels are compiled for, by engine, and their numbers. Python reads the lists through
-// bindings/facts.cc.
+// Cook-Toom schemes that kernels are compiled for, by engine and number. Python reads them through bindings/facts.cc.
 #pragma once
 
 #include "common/cook_toom.h"

@@ -1,8 +1,8 @@
 // Input gradient of a strided convolution as unit-stride correlations, one per residue class of the pixels.
+//
 // Along one axis, dx[j] = sum w[r] dy[i] over the pairs with j + top = i stride + r dilation. Pixels j = a + stride u
 // of one class involve only the taps r = first + q step with r dilation = a + top (mod stride), and then i = u + base -
-// q (dilation / g): a correlation over the reversed taps. polyconv/algebra/polyphase.py has the same in exact integers,
-// with proofs.
+// q (dilation / g): a correlation over the reversed taps. Exact, with proofs: polyconv/algebra/polyphase.py.
 #pragma once
 
 #include <numeric>

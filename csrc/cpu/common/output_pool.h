@@ -1,7 +1,7 @@
 // Pool of memory for large outputs.
+//
 // For a new output of hundreds of megabytes, page faults (the system clears every page) often cost more than the
-// convolution. Freed blocks are kept, up to a limit, for the next output of the same size. Contents are undefined, as
-// with torch.empty.
+// convolution. Freed blocks are kept, up to a limit, for the next output of the same size. Contents are undefined.
 #pragma once
 
 #include <cstddef>

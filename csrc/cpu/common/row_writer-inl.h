@@ -1,5 +1,4 @@
-// Stores finished rows with their epilogue: non-temporally if the output is large, transposed if channels are
-// contiguous.
+// Stores finished rows with their epilogue: non-temporally if y is large, transposed if channels are contiguous.
 #if defined(POLYCONV_CPU_COMMON_ROW_WRITER_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_COMMON_ROW_WRITER_INL_H_
 #undef POLYCONV_CPU_COMMON_ROW_WRITER_INL_H_

@@ -84,8 +84,7 @@ class WeightReader {
   // Dimension that is contiguous in memory.
   enum class Order { kOutputs, kInputs, kTaps, kAny };
 
-  // Skipped elements between taps are read too, if the span is at most this many times the taps: still faster than one
-  // by one.
+  // Most floats that are read per tap, those skipped between taps included: still faster than one tap at a time.
   static constexpr int kWidestHoles = 4;
 
   // Prefetch distance [floats].
