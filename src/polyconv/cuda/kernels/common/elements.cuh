@@ -1,7 +1,6 @@
 // Element types of tensors (float and two 16-bit formats) and their conversion from and to float.
 //
-// All sums are float. Products of two 16-bit elements are exact in float. A result is rounded once, to nearest, when
-// stored.
+// Products of 16-bit elements are exact in float, sums are float, and stores round once, to nearest.
 #pragma once
 
 #include "common/common.cuh"

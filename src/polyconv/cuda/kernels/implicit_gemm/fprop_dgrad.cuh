@@ -6,7 +6,7 @@
 // stride, so that no tap is multiplied by a structural zero. implicit_gemm/pack_weights.cuh packs the weights:
 // packed[group][row][n].
 //
-// Grid: x = pixel tile * channel tiles + channel tile (neighbours share the gathered pixels in L2), y = group, z = phase.
+// Grid: x = pixel tile * channel tiles + channel tile (neighbours share gathered pixels in L2), y = group, z = phase.
 // Shared memory: a = 2 x 8 x M pixels, b = 2 x 8 x N channels. One barrier per 8 rows: while one buffer is multiplied,
 // the next 8 rows go from global memory through registers into the other.
 #pragma once

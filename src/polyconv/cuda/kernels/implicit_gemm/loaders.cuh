@@ -319,8 +319,7 @@ struct RowLoader : PixelRows<Tile> {
   __device__ __forceinline__ void advance() { row += Tile::kDepth; }
 };
 
-// Packed weights: rows are dense and padded to whole tiles, and the workspace extends one step beyond the last row, so
-// quads are loaded without any check.
+// Packed weights: rows are dense, padded to whole tiles, and followed by one more step of workspace, so no checks.
 template <class Tile>
 struct PackedLoader {
   static constexpr int kQuads = Tile::kDepth * Tile::kN / 4;

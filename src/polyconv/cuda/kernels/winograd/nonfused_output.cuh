@@ -1,10 +1,10 @@
-// The last step of the nonfused pipeline (winograd/nonfused_layout.cuh): back along H, plus bias, to where the result belongs.
-// Bound by memory bandwidth.
+// Last step of the nonfused pipeline (winograd/nonfused_layout.cuh): inverse along H, plus bias. Bound by memory
+// bandwidth.
 //
-// A block makes whole stretches of positions for some written channels: vectors come in column by column, phase beside
-// phase, and meet in shared memory, from where H::kM dense rows per channel go out.
-// Grid: x = ((group * blocks of channels + block) * rows + row) * stretches + stretch, so that blocks that run at the same
-// time read and write neighbouring memory. Shared: lines * kM * stretch.
+// A block computes whole stretches of positions for some written channels: vectors come in column by column, phase
+// beside phase, and are rearranged in shared memory to H::kM dense rows per channel.
+// Grid: x = ((group * blocks of channels + block) * rows + row) * stretches + stretch, so that blocks that run at the
+// same time access neighbouring memory. Shared memory: lines * kM * stretch floats.
 #pragma once
 
 #include "common/epilogue.cuh"

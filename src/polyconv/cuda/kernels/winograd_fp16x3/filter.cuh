@@ -1,8 +1,9 @@
-// The weights of the pipeline of winograd_fp16x3/layout.cuh, transformed along W, scaled and split, in the order in which
-// winograd_fp16x3_gemm reads them. Channels and k are filled up with zeros.
+// Filter transform along W for winograd_fp16x3/layout.cuh: scaled, split and zero-padded, in the order of the GEMM's
+// reads.
 //
-// A thread makes one tap row of one k for a chunk of channels; lanes are neighbours in k, so every store is coalesced.
-// Grid: x = (group * k tiles + k tile) * chunks + chunk. Block: 32 k x 8 tap rows, which walks over all of them.
+// A thread computes one tap row of one k for a chunk of channels; lanes are neighbours in k, so every store is
+// coalesced.
+// Grid: x = (group * k tiles + k tile) * chunks + chunk. Block: 32 k x 8 tap rows, looping over all tap rows.
 #pragma once
 
 #include "winograd_fp16x3/layout.cuh"
