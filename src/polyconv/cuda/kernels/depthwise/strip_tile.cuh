@@ -23,7 +23,7 @@ struct StripParams {
   int cell_row, cell_column;    // depthwise_strip_scatter: first position of its cell (0, 0)
   int rows, columns;            // positions of a plane
   int rows_per_strip;
-  u32 strips;                             // of all planes
+  u32 strips;                             // strips of all planes
   FastDivisor column_strips, row_strips;  // strips per row of strips, rows of strips
   FastDivisor channels, multiplier;       // written channels; written channels per source channel
 };

@@ -22,8 +22,8 @@ struct StripWgradParams {
   int channels;  // output channels
   int columns_padded;
   int bias;
-  int rows, rows_per_strip;      // of dy
-  u32 strips, strips_per_slice;  // of one channel
+  int rows, rows_per_strip;      // rows of dy
+  u32 strips, strips_per_slice;  // strips of one channel
   FastDivisor column_strips, row_strips, multiplier;
 };
 

@@ -22,7 +22,7 @@ struct WgradParamsOf {
   float* partial;  // [slice][group][k][columns_padded]
   i64 x_batch, x_channel, dy_batch, dy_channel;
   int x_row, x_column, dy_row, dy_column;
-  int height, width;   // of x
+  int height, width;   // extent of x
   int k, channels;     // per group
   int columns;         // channels * kernel area, without the bias column
   int columns_padded;  // row length of `partial`

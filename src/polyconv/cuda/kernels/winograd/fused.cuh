@@ -40,7 +40,7 @@ struct FusedParams {
   i64 across_bytes, down_bytes, job_bytes;
   int source_row, source_column, written_row, written_column, source_height, source_width;
   int channels, channels_padded, outputs;
-  int k_tiles, k_tiles_each;  // of all blocks, of one block
+  int k_tiles, k_tiles_each;  // tiles of k of all blocks, of one block
   int pairs;                  // winograd/fused_resident.cuh: neighbouring columns may be stored two at a time
   FastDivisor k_splits;       // blocks that share the tiles of k
   FusedAxis h, w;

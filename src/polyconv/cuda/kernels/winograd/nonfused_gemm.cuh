@@ -25,13 +25,13 @@ struct NonfusedGemmParams {
   int tiles;
   FastDivisor k_tiles, column_tiles;  // tile = (hg * column tiles + column tile) * k tiles + k tile, hg = point, group
   FastDivisor row_columns;
-  int columns, columns_filled;  // of the slab
+  int columns, columns_filled;  // columns of the slab; padded to whole tiles
   int row_stride;               // elements of X between rows, groups, channels
   int group_stride, channel_stride;
-  int part_stride, next;  // between parts, between units
+  int part_stride, next;  // elements of X between parts; to the next unit
   int chunks, segments;
   int outputs;  // written channels of a group
-  int zero;     // 0
+  int zero;     // 0, unknown to the compiler
 };
 
 template <class W, int kK_>

@@ -16,17 +16,17 @@ struct NonfusedInputParams {
   float* x;
   i64 source_batch, source_channel;
   int source_row, source_column;
-  int first_row;                // of the slab
+  int first_row;                // first row of tiles of the slab
   u32 items;                    // elements of one point of H in the slab
-  FastDivisor vectors, pitch;   // of a channel; of a part of it
-  FastDivisor rows;             // of the slab
-  int channels;                 // of a row: groups * padded channels
+  FastDivisor vectors, pitch;   // vectors of a channel; of a part of it
+  FastDivisor rows;             // rows of tiles of the slab
+  int channels;                 // channels of a row: groups * padded channels
   FastDivisor channels_filled;  // padded channels of a group
   FastDivisor source_channels, classes_w;
   int channels_all;  // channels of a group without padding
   FastDivisor tiles, dilation_h, dilation_w;
   int read_step_h, read_step_w;
-  int outputs_w;  // of a unit
+  int outputs_w;  // outputs of a unit along W
   SourcePart part_h[kMaxParts], class_w[kMaxParts];
 };
 

@@ -18,23 +18,23 @@ struct NonfusedOutputParams {
   float* written;
   i64 written_batch, written_channel;
   int written_row, written_column;
-  int first_row;        // of the slab
+  int first_row;        // first row of tiles of the slab
   int outputs;          // written channels of a group
-  int lines;            // channels of a block
-  int stretch_columns;  // of a block
+  int lines;            // channels per block
+  int stretch_columns;  // columns per block
   FastDivisor line_blocks, stretches, rows;
   int groups;
-  FastDivisor vectors;  // of a stretch and channel
-  FastDivisor columns;  // of a stretch
-  int row_columns;      // of a row
-  int columns_filled;   // of Y
+  FastDivisor vectors;  // vectors of a stretch and channel
+  FastDivisor columns;  // columns of a stretch
+  int row_columns;      // columns of a row
+  int columns_filled;   // columns of Y, padded to whole tiles
   FastDivisor tiles, dilation_h, dilation_w;
-  int outputs_w;         // of a unit
+  int outputs_w;         // outputs of a unit along W
   int parts;             // vectors of a unit
   FastDivisor stretch;   // positions of a stretch
-  int count_h, count_w;  // positions
+  int count_h, count_w;  // output positions
   int written_first_h, written_step_h, written_first_w, written_step_w;
-  int vector;  // rows may be written by four
+  int vector;  // 1: rows are stored four elements at a time
 };
 
 template <class H, int kVector, class Params>

@@ -18,10 +18,10 @@ struct Fp16x3Taps {
 struct Fp16x3FilterParams {
   const float* w;
   uint4* u;
-  const u32* largest;  // of every filter
+  const u32* largest;  // absmax of every filter
   i64 w_group, w_output, w_channel;
   int w_row, w_column;
-  int headroom;  // bits by which a transformed weight may exceed the largest one
+  int headroom;  // bits by which a transformed weight may exceed the absmax
   int channels_all, outputs, taps_h, shifts;
   FastDivisor chunks, k_tiles, source_channels, classes_w;
   Fp16x3Taps class_h[kTensorClasses], class_w[kTensorClasses];

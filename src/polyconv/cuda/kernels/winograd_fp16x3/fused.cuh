@@ -17,8 +17,8 @@
 namespace polyconv {
 
 struct Fp16x3FusedParams : FusedParams {
-  const u32* largest_filters;
-  int headroom_sources, headroom_filters;  // bits by which transformed values may exceed the largest one
+  const u32* largest_filters;              // absmax of every filter
+  int headroom_sources, headroom_filters;  // bits by which transformed values may exceed the absmax
 };
 
 template <class H, class W, int kColumns, int kChannels>

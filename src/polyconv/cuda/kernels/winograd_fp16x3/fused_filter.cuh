@@ -10,8 +10,8 @@
 namespace polyconv {
 
 struct Fp16x3FusedFilterParams : FusedFilterParams {
-  const u32* largest;  // of every filter
-  int headroom;        // bits by which a transformed weight may exceed the largest one
+  const u32* largest;  // absmax of every filter
+  int headroom;        // bits by which a transformed weight may exceed the absmax
 };
 
 template <class Tile>

@@ -20,11 +20,11 @@ struct Fp16x3Source {
 struct Fp16x3InputParams {
   const float* source;
   uint4* v;
-  const u32* largest;  // parts of every image and group
+  const u32* largest;  // absmax parts of every image and group
   i64 source_batch, source_channel;
   int source_row, source_column;
-  int headroom;                // bits by which a transformed value may exceed the largest one
-  int first_plane, first_row;  // of the slab
+  int headroom;                // bits by which a transformed value may exceed the absmax
+  int first_plane, first_row;  // first plane and row of the slab
   u32 positions;               // rows * columns of a column group
   int groups, channels_all, chunks;
   FastDivisor pitch, phases, column_groups, phase_groups, planes, dilation_h;

@@ -10,21 +10,21 @@ namespace polyconv {
 struct Fp16x3GemmParams {
   const uint4* v;
   const uint4* u;
-  const u32* largest_sources;  // parts of every image and group
-  const u32* largest_filters;
-  const float* bias;  // null: none
+  const u32* largest_sources;  // absmax parts of every image and group
+  const u32* largest_filters;  // absmax of every filter
+  const float* bias;           // null: none
   float* written;
   i64 written_batch, written_channel;
   int written_row, written_column;
-  int headroom_sources, headroom_filters;
-  int first_plane, first_row;  // of the slab
-  int tiles;                   // of positions, in the slab
+  int headroom_sources, headroom_filters;  // bits by which transformed values may exceed the absmax
+  int first_plane, first_row;              // first plane and row of the slab
+  int tiles;                               // tiles of positions in the slab
   FastDivisor k_tiles, row_groups, column_groups, phase_groups, dilation_h;
-  int planes;           // of the slab
-  FastDivisor columns;  // of a tile
-  FastDivisor phases;   // of a tile
+  int planes;           // planes of the slab
+  FastDivisor columns;  // columns of a tile
+  FastDivisor phases;   // phases along W of a tile
   FastDivisor stretch;  // positions of a row of a tile
-  int rows, units;      // of a tile
+  int rows, units;      // rows, and units along W, of a tile
   int groups, outputs, chunks, shifts;
   int taps;          // of a chunk: tap rows * shifts
   int pitch, stage;  // quads of a row of V; quads that a tile reads of a chunk
@@ -32,7 +32,7 @@ struct Fp16x3GemmParams {
   int positions;     // quads of a point of a chunk of V
   int last_tap;      // quads from the first tap to the last
   int dilation_w;
-  int count_h, count_w;  // positions
+  int count_h, count_w;  // output positions
   int written_first_h, written_step_h, written_first_w, written_step_w;
   u32 blocks;  // along x; trailing blocks compute absmax parts, from first_part on, counted over all images
   u32 first_part;

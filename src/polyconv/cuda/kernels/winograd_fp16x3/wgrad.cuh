@@ -13,9 +13,9 @@
 namespace polyconv {
 
 struct Fp16x3WgradParams : WinogradWgradParams {
-  const u32* largest_dy;  // parts of every channel
+  const u32* largest_dy;  // absmax parts of every channel
   const u32* largest_x;
-  int headroom_dy, headroom_x;
+  int headroom_dy, headroom_x;  // bits by which transformed values may exceed the absmax
 };
 
 // Stage 2 of a block: the scales of its channels, and operands that are transformed along W, scaled and split.
