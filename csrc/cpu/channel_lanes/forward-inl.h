@@ -31,7 +31,7 @@ namespace HWY_NAMESPACE {
 // Vectors of output channels between two inverse transforms.
 inline constexpr int kBlockVectors = 2 * kSumVectors;
 
-// Terms (input channels times taps) that a register tile sums at a time: their weights and units fit L1.
+// Terms (input channels times taps) that a register tile sums at a time: a chunk's units reuse their weights from L1.
 inline constexpr int kTermsAtATime = 144;
 static_assert(kTermsAtATime % kLanes == 0, "channels are cut by whole vectors, and no sum is longer than this");
 

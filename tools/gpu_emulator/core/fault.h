@@ -1,4 +1,4 @@
-// Errors of a kernel: thrown by the core, and raised as Python exceptions by api.cpp's caller.
+// Errors of a kernel: thrown by the core, reported through api.cpp, and raised as Python exceptions (faults.py).
 #pragma once
 #include <cstdint>
 #include <string>
