@@ -22,7 +22,8 @@ from ..implicit_gemm.fprop_dgrad import MOST_GROUPS, Roles, roles
 from ..kernel_params import fields, pointer
 from ..plan import KernelSpec, Launch, Schedule, Task
 from ..winograd.fused import F43, FusedFilterParams, FusedParams, FusedTile, ResidentCandidate
-from .nonfused import CHUNK, M8N8K4, MAGNITUDE, filters, filters_bytes, filters_task, headroom
+from .nonfused import M8N8K4, MAGNITUDE, filters, filters_bytes, filters_task, headroom
+from .nonfused_tiling import CHUNK
 
 
 class Fp16x3FusedParams(FusedParams):

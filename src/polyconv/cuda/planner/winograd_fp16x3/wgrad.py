@@ -33,7 +33,8 @@ from ..winograd.wgrad import (
     finish_kernel,
     lattices,
 )
-from .nonfused import FEWEST_CHANNELS, M8N8K4, MAGNITUDE, PARTS, THREADS, headroom, magnitude
+from .nonfused import FEWEST_CHANNELS, M8N8K4, MAGNITUDE, THREADS, headroom, magnitude
+from .nonfused_tiling import PARTS
 
 
 class Fp16x3WgradParams(WinogradWgradParams):
