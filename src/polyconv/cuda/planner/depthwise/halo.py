@@ -16,7 +16,6 @@ from ..candidate import CudaCandidate, DirectCandidate
 from ..cost import moved_bytes
 from ..epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
 from ..implicit_gemm.fprop_dgrad import BORDER_FACTS, BORDERS, Roles, roles
-from ..implicit_gemm.tiles import CARRY, PLANE_TILES, WGRAD_TAPS, PlaneTile
 from ..implicit_gemm.wgrad import bordered, reduction, reduction_task
 from ..kernel_params import MAX_PHASES, PHASE_FACTS, AxisPhase, FastDivisor, Params, fields, int32, pointer
 from ..plan import KernelSpec, Schedule, Task, Work
@@ -61,6 +60,38 @@ class HaloWgradParams(Params):
     )
 
 
+@dataclass(frozen=True, slots=True)
+class PlaneTile:
+    """Tile of positions."""
+
+    height: int
+    width: int
+    threads: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.height}x{self.width}"
+
+    @property
+    def cpp(self) -> str:
+        return f"{self.height}, {self.width}, {self.threads}"
+
+    @property
+    def positions(self) -> int:
+        return self.height * self.width
+
+
+PLANE_TILES = (
+    PlaneTile(16, 64, 256),
+    PlaneTile(32, 32, 256),
+    PlaneTile(16, 16, 256),
+    PlaneTile(8, 32, 256),
+    PlaneTile(8, 8, 64),
+)
+CARRY = 12
+"""Source elements held per thread (``kCarry`` in depthwise/halo_tile.cuh)."""
+WGRAD_TAPS = (9, 16)
+"""Taps that a block of the weight gradient sums at once."""
 HALO_FACTS = {"polyconv::kCarry": CARRY, **BORDER_FACTS}
 MOST_SHARED = 48 * 1024
 """Shared memory per block without opt-in [bytes]."""

@@ -28,7 +28,7 @@ from ..kernel_params import (
     pointer,
 )
 from ..plan import KernelSpec, Launch, Schedule, Task, Work
-from .tiles import GATHER_TILES, BlockTile, GemmTile
+from .tiles import NARROW, SLIM, SLIMMER, SMALL, SQUARE, TALL, TINY, BlockTile, GemmTile
 
 
 class ImplicitGemmParams(Params):
@@ -448,7 +448,9 @@ class ImplicitGemmCandidate(DirectCandidate):
             yield self._with_epilogue(problem, self._gather_task(problem, r, tables, slab).launch(bytes(p), slots))
 
 
-CANDIDATES = tuple(ImplicitGemmCandidate(tile, loader) for loader in LOADERS for tile in GATHER_TILES)
+FPROP_DGRAD_TILES = (SQUARE, TALL, NARROW, SMALL, TINY, SLIM, SLIMMER)
+"""By falling width in channels: 128x128, 128x64, 256x32, 64x64, 64x32, 256x16, 256x8."""
+CANDIDATES = tuple(ImplicitGemmCandidate(tile, loader) for loader in LOADERS for tile in FPROP_DGRAD_TILES)
 
 
 def candidates(problem: Problem) -> Iterator[ImplicitGemmCandidate]:

@@ -15,7 +15,7 @@ from ..cost import moved_bytes
 from ..kernel_params import DIVIDEND_LIMIT, FastDivisor, Params, fields, int32, pointer
 from ..plan import KernelSpec, Launch, Schedule, Task, Work
 from .fprop_dgrad import BORDER_FACTS, BORDERS, MOST_GROUPS, dense_pixels
-from .tiles import ELEMENTS, WGRAD_TILES, BlockTile
+from .tiles import ELEMENTS, SMALL, SQUARE, TALL, TINY, WIDE, BlockTile
 
 
 class WgradParams(Params):
@@ -222,6 +222,8 @@ class WgradCandidate(PixelGemm):
         return None
 
 
+WGRAD_TILES = (SQUARE, WIDE, TALL, SMALL, TINY)
+"""Output channels by columns: 128x128, 64x128, 128x64, 64x64, 64x32."""
 CANDIDATES = {
     border: tuple(WgradCandidate(tile, vector, border) for tile in WGRAD_TILES for vector in (True, False))
     for border in (False, True)
