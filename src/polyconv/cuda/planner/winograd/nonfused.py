@@ -11,7 +11,6 @@ run-time parameter: along W they are further steps of the sum, along H further c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from ctypes import c_int32, c_int64, c_uint32
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -25,7 +24,7 @@ from ..device import CudaDevice
 from ..epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
 from ..implicit_gemm import fprop_dgrad
 from ..implicit_gemm.fprop_dgrad import PairKind, Roles
-from ..kernel_params import DIVIDEND_LIMIT, FastDivisor, Params, fields, int32, pointer
+from ..kernel_params import DIVIDEND_LIMIT, Params, declared, int32
 from ..plan import KernelSpec, Launch, Schedule, Task, Work
 from .axis import ToomAxis
 from .nonfused_tiling import (
@@ -43,64 +42,12 @@ MAX_PARTS = 16
 """Tap classes per axis times segments along H in one launch (``kMaxParts`` in winograd/nonfused_layout.cuh)."""
 
 
-class SourcePart(Params):
-    _fields_ = (("read_first", c_int32), ("read_end", c_int32))
-
-
-class TapPart(Params):
-    _fields_ = (("taps", c_int32), ("tap_first", c_int32), ("tap_stride", c_int32))
-
-
-class NonfusedFilterParams(Params):
-    _fields_ = (
-        *fields(pointer, "w u"),
-        *fields(c_int64, "w_group w_output w_channel"),
-        *fields(c_int32, "w_row w_column channels channels_all chunks outputs k_tile k_tiles groups segments"),
-        *fields(FastDivisor, "source_channels classes_w"),
-        *fields(TapPart * MAX_PARTS, "tap_part_h tap_class_w"),
-    )
-
-
-class NonfusedInputParams(Params):
-    _fields_ = (
-        *fields(pointer, "source x"),
-        *fields(c_int64, "source_batch source_channel"),
-        *fields(c_int32, "source_row source_column first_row"),
-        ("items", c_uint32),
-        *fields(FastDivisor, "vectors pitch rows"),
-        ("channels", c_int32),
-        *fields(FastDivisor, "channels_filled source_channels classes_w"),
-        ("channels_all", c_int32),
-        *fields(FastDivisor, "tiles dilation_h dilation_w"),
-        *fields(c_int32, "read_step_h read_step_w outputs_w"),
-        *fields(SourcePart * MAX_PARTS, "part_h class_w"),
-    )
-
-
-class NonfusedGemmParams(Params):
-    _fields_ = (
-        *fields(pointer, "x u y"),
-        ("tiles", c_int32),
-        *fields(FastDivisor, "k_tiles column_tiles row_columns"),
-        *fields(c_int32, "columns columns_filled row_stride group_stride channel_stride part_stride next"),
-        *fields(c_int32, "chunks segments outputs zero"),
-    )
-
-
-class NonfusedOutputParams(Params):
-    _fields_ = (
-        *fields(pointer, "y bias written"),
-        *fields(c_int64, "written_batch written_channel"),
-        *fields(c_int32, "written_row written_column first_row outputs lines stretch_columns"),
-        *fields(FastDivisor, "line_blocks stretches rows"),
-        ("groups", c_int32),
-        *fields(FastDivisor, "vectors columns"),
-        *fields(c_int32, "row_columns columns_filled"),
-        *fields(FastDivisor, "tiles dilation_h dilation_w"),
-        *fields(c_int32, "outputs_w parts"),
-        ("stretch", FastDivisor),
-        *fields(c_int32, "count_h count_w written_first_h written_step_h written_first_w written_step_w vector"),
-    )
+SourcePart = declared("winograd/nonfused_layout", "SourcePart")
+TapPart = declared("winograd/nonfused_filter", "TapPart")
+NonfusedFilterParams = declared("winograd/nonfused_filter", "NonfusedFilterParams", kMaxParts=MAX_PARTS)
+NonfusedInputParams = declared("winograd/nonfused_input", "NonfusedInputParams", kMaxParts=MAX_PARTS)
+NonfusedGemmParams = declared("winograd/nonfused_gemm", "NonfusedGemmParams")
+NonfusedOutputParams = declared("winograd/nonfused_output", "NonfusedOutputParams")
 
 
 THREADS = 256
@@ -408,7 +355,7 @@ def _weights(problem: Problem, r: Roles, chain: Chain) -> Launch:
     return _weights_task(problem, chain).launch(bytes(p), slots)
 
 
-def _starting_at(first: int, launch: Launch, struct: type[NonfusedInputParams | NonfusedOutputParams]) -> Launch:
+def _starting_at(first: int, launch: Launch, struct: type[Params]) -> Launch:
     """The launch of a slab that begins with row 0, moved to row ``first``."""
     if first == 0:
         return launch
@@ -490,7 +437,7 @@ def _transform(task: Task, r: Roles, chain: Chain, rows: int, source_at: int) ->
     return task.launch(bytes(p), kernel_params.slots(NonfusedInputParams, source=r.source, x=("workspace", source_at)))
 
 
-def _source_part(axis: DenseAxis, number: int, extent: int, shift: int) -> SourcePart:
+def _source_part(axis: DenseAxis, number: int, extent: int, shift: int) -> Params:
     taps = axis.classes[number]
     return SourcePart(taps.read_first + shift, read_end(axis, taps, extent))
 

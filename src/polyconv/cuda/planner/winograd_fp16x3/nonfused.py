@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from ctypes import c_int32, c_int64, c_uint32
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import ceil, log2, prod
@@ -27,7 +26,7 @@ from .. import kernel_params
 from ..epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
 from ..implicit_gemm import fprop_dgrad
 from ..implicit_gemm.fprop_dgrad import MOST_GROUPS, Roles
-from ..kernel_params import DIVIDEND_LIMIT, FastDivisor, Params, fields, int32, pointer
+from ..kernel_params import DIVIDEND_LIMIT, FastDivisor, Params, declared, int32
 from ..plan import KernelSpec, Launch, PointerSlot, Schedule, Task, Work
 from ..winograd.axis import ToomAxis
 from ..winograd.nonfused import DIRECT, F23, F45, F45_NESTED, axis_refusal, fitted, read_end
@@ -48,62 +47,12 @@ TENSOR_CLASSES = 16
 """Tap classes per axis of a winograd_fp16x3 launch (``kTensorClasses`` in winograd_fp16x3/layout.cuh)."""
 
 
-class Fp16x3AbsmaxParams(Params):
-    _fields_ = (
-        *fields(pointer, "source largest"),
-        *fields(c_int64, "outer_stride inner_stride"),
-        ("stride", c_int64 * 3),
-        ("elements", c_uint32),
-        ("inner_slots", FastDivisor),
-        ("extent", FastDivisor * 2),
-    )
-
-
-class Fp16x3Taps(Params):
-    _fields_ = fields(c_int32, "taps tap_first tap_stride")
-
-
-class Fp16x3FilterParams(Params):
-    _fields_ = (
-        *fields(pointer, "w u largest"),
-        *fields(c_int64, "w_group w_output w_channel"),
-        *fields(c_int32, "w_row w_column headroom channels_all outputs taps_h shifts"),
-        *fields(FastDivisor, "chunks k_tiles source_channels classes_w"),
-        *fields(Fp16x3Taps * TENSOR_CLASSES, "class_h class_w"),
-    )
-
-
-class Fp16x3Source(Params):
-    _fields_ = fields(c_int32, "read_first read_end")
-
-
-class Fp16x3InputParams(Params):
-    _fields_ = (
-        *fields(pointer, "source v largest"),
-        *fields(c_int64, "source_batch source_channel"),
-        *fields(c_int32, "source_row source_column headroom first_plane first_row"),
-        ("positions", c_uint32),
-        *fields(c_int32, "groups channels_all chunks"),
-        *fields(FastDivisor, "pitch phases column_groups phase_groups planes dilation_h source_channels classes_w"),
-        *fields(c_int32, "units dilation_w read_step_h read_step_w"),
-        *fields(Fp16x3Source * TENSOR_CLASSES, "class_h class_w"),
-    )
-
-
-class Fp16x3GemmParams(Params):
-    _fields_ = (
-        *fields(pointer, "v u largest_sources largest_filters bias written"),
-        *fields(c_int64, "written_batch written_channel"),
-        *fields(c_int32, "written_row written_column headroom_sources headroom_filters first_plane first_row tiles"),
-        *fields(FastDivisor, "k_tiles row_groups column_groups phase_groups dilation_h"),
-        ("planes", c_int32),
-        *fields(FastDivisor, "columns phases stretch"),
-        *fields(c_int32, "rows units groups outputs chunks shifts taps pitch stage next_tap_row positions last_tap"),
-        *fields(c_int32, "dilation_w count_h count_w"),
-        *fields(c_int32, "written_first_h written_step_h written_first_w written_step_w"),
-        *fields(c_uint32, "blocks first_part"),
-        ("behind", Fp16x3AbsmaxParams),
-    )
+Fp16x3AbsmaxParams = declared("winograd_fp16x3/absmax", "Fp16x3AbsmaxParams")
+Fp16x3Taps = declared("winograd_fp16x3/filter", "Fp16x3Taps")
+Fp16x3FilterParams = declared("winograd_fp16x3/filter", "Fp16x3FilterParams", kTensorClasses=TENSOR_CLASSES)
+Fp16x3Source = declared("winograd_fp16x3/input", "Fp16x3Source")
+Fp16x3InputParams = declared("winograd_fp16x3/input", "Fp16x3InputParams", kTensorClasses=TENSOR_CLASSES)
+Fp16x3GemmParams = declared("winograd_fp16x3/tile", "Fp16x3GemmParams")
 
 
 THREADS = 256
@@ -418,7 +367,7 @@ def _images(problem: Problem, r: Roles, chain: Chain, parts: int) -> Launch:
     return _images_task(problem, chain, parts).launch(bytes(p), slots)
 
 
-def _image_magnitudes(problem: Problem, r: Roles, chain: Chain) -> tuple[Fp16x3AbsmaxParams, Slots]:
+def _image_magnitudes(problem: Problem, r: Roles, chain: Chain) -> tuple[Params, Slots]:
     strides = r.source_strides[0], r.channels * r.source_strides[1]
     every = zip((r.channels, *r.source_size), r.source_strides[1:], strict=True)
     return magnitude_params(
@@ -436,7 +385,7 @@ def magnitude(
 
 def magnitude_params(
     source: str, strides: tuple[int, int], inner: int, axes: tuple[tuple[int, int], ...], at: int
-) -> tuple[Fp16x3AbsmaxParams, Slots]:
+) -> tuple[Params, Slots]:
     """Absmax parameters. ``axes``: extents and strides of a slot's elements, here sorted by stride; axes that are
     contiguous in memory are merged."""
     near: list[tuple[int, int]] = []
