@@ -28,6 +28,7 @@ from polyconv.cuda.jit.bundle_writer import BundleWriter
 from polyconv.cuda.jit.cache import KernelCache
 from polyconv.cuda.jit.fingerprint import sha256
 from polyconv.cuda.jit.store import EntryError, Store
+from polyconv.cuda.planner import KernelSpec
 from polyconv.runtime import warn_once
 from polyconv.tools.doctor import environment
 from polyconv.tuning_key import Environment
@@ -65,9 +66,13 @@ def entry(folder: Path) -> Path:
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     """A bundle that holds one kernel."""
-    path = tmp_path / "kernels"
-    writer = BundleWriter(path, new_cache(tmp_path / "machine"))
-    writer.add(SPEC, ARCH)
+    return new_bundle(tmp_path / "kernels", tmp_path / "machine")
+
+
+def new_bundle(path: Path, cache: Path, *specs: KernelSpec) -> Path:
+    writer = BundleWriter(path, new_cache(cache))
+    for spec in specs or (SPEC,):
+        writer.add(spec, ARCH)
     writer.finish(["a test"])
     return path
 
@@ -199,10 +204,7 @@ def test_what_was_opened_is_what_is_checked_and_read(
     assert len(checked) == 1
 
 
-def test_description_and_binary_that_change_together_are_not_run_under_a_known_checksum(
-    folder: Path, entry: Path
-) -> None:
-    """A manifest's checksum decides, also where a description agrees with the planted binary."""
+def test_a_planted_description_does_not_outweigh_a_manifest(folder: Path, entry: Path) -> None:
     kernel, listed = new_cache(folder).facts(SPEC, ARCH), {entry.name: sha256(OURS)}
     assert Store(folder, listed=listed).find(kernel) == OURS
     plant(entry, entry)
@@ -289,10 +291,7 @@ def test_a_cache_of_the_owners_group_is_not_run(folders: int) -> None:
 @pytest.mark.parametrize("folders", [0o755, 0o775])
 def test_a_bundle_of_the_owners_group_is_not_run(folders: int) -> None:
     with public_folder() as home:
-        bundle = home / "kernels"
-        writer = BundleWriter(bundle, new_cache(home / "machine"))
-        writer.add(SPEC, ARCH)
-        writer.finish(["a test"])
+        bundle = new_bundle(home / "kernels", home / "machine")
         for path in (bundle, *bundle.rglob("*")):
             path.chmod(folders if path.is_dir() else 0o664)
         (entry,) = Store(bundle).folders()
@@ -319,10 +318,7 @@ def test_a_cache_works_whatever_the_mask(tmp_path: Path, mask: int) -> None:
     try:
         assert ask(tmp_path / "a" / "cache") == (OURS, [])
         assert ask(tmp_path / "a" / "cache", EVIL) == (OURS, [])
-        writer = BundleWriter(tmp_path / "b" / "kernels", new_cache(tmp_path / "a" / "cache"))
-        writer.add(SPEC, ARCH)
-        writer.finish(["a test"])
-        assert served(tmp_path / "b" / "kernels", tmp_path) == OURS
+        assert served(new_bundle(tmp_path / "b" / "kernels", tmp_path / "a" / "cache"), tmp_path) == OURS
     finally:
         os.umask(before)
 
@@ -485,10 +481,7 @@ def test_a_cache_without_room_is_one_warning(tmp_path: Path, monkeypatch: pytest
 
 def test_a_bundle_that_this_user_may_not_read_is_one_warning() -> None:
     with public_folder() as home, stranger():
-        writer = BundleWriter(home / "kernels", new_cache(home / "cache"))
-        for threads in (32, 64, 128):
-            writer.add(axpy_spec(threads), ARCH)
-        writer.finish(["a test"])
+        new_bundle(home / "kernels", home / "cache", *map(axpy_spec, (32, 64, 128)))
         with closed(*Store(home / "kernels").folders()):
             (told,) = ask_for_many(home / "cache", kernels=home / "kernels")
         assert told.startswith(f"{home / 'kernels'} has kernels that this user may not read; ")

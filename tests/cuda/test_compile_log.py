@@ -62,7 +62,7 @@ def _refuse(clock: Clock) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_forked_child_does_not_wait_for_what_its_parent_compiles(clock: Clock, compilations: Compilations) -> None:
-    with compilations.noted("one"):
+    with compilations.noted("done"):
         pass
     with compilations.noted("the parent's"):
         clock.now += 5

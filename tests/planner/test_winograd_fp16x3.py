@@ -18,16 +18,9 @@ from polyconv.cuda.planner import CudaDevice
 from polyconv.cuda.planner.implicit_gemm import fprop_dgrad
 from polyconv.cuda.planner.winograd.axis import ToomAxis
 from polyconv.cuda.planner.winograd.nonfused import DIRECT, F23, F45, F45_NESTED
-from polyconv.cuda.planner.winograd_fp16x3 import nonfused
+from polyconv.cuda.planner.winograd_fp16x3 import nonfused, nonfused_tiling
 from polyconv.cuda.planner.winograd_fp16x3.nonfused import INSTRUCTIONS, M8N8K4, M16N8K16, Fp16x3Candidate
-from polyconv.cuda.planner.winograd_fp16x3.nonfused_tiling import (
-    MOST_STAGE,
-    PARTS,
-    UNITS,
-    Chain,
-    MatrixInstruction,
-    tiling,
-)
+from polyconv.cuda.planner.winograd_fp16x3.nonfused_tiling import PARTS, Chain, MatrixInstruction, tiling
 from polyconv.measure import workloads
 from polyconv.problem import PaddingMode, Pass, Problem
 
@@ -208,8 +201,8 @@ def test_what_fits_one_slab_has_its_magnitudes_found_at_once() -> None:
 def test_tiles_cover_every_position_once(taps: int, dilation: int) -> None:
     cut = tiling(50, 40, 4, dilation, taps, 1)
     assert cut is not None
-    assert cut.rows * cut.columns <= UNITS
-    assert cut.stage <= MOST_STAGE
+    assert cut.rows * cut.columns <= nonfused_tiling.UNITS
+    assert cut.stage <= nonfused_tiling.MOST_STAGE
     assert cut.rows * cut.row_groups >= 50 > cut.rows * (cut.row_groups - 1)
     assert cut.units * cut.unit_groups >= 40 > cut.units * (cut.unit_groups - 1)
     assert cut.phases * cut.phase_groups >= dilation > cut.phases * (cut.phase_groups - 1)
