@@ -42,7 +42,7 @@ class ToyCandidate(ImplicitGemmCandidate):
         return "no bias" if problem.bias else super().refusal(problem)
 
 
-TOYS = tuple(ToyCandidate(tile, fprop_dgrad.ROWS) for tile in fprop_dgrad.GATHER_TILES)
+TOYS = tuple(ToyCandidate(tile, fprop_dgrad.ROWS) for tile in fprop_dgrad.FPROP_DGRAD_TILES)
 
 
 def toy_kernels() -> Iterator[KernelSpec]:

@@ -14,11 +14,10 @@ from nightly import NIGHTLY
 from polyconv.cuda.planner import plan_cuda
 from polyconv.cuda.planner.candidate import CudaCandidate
 from polyconv.cuda.planner.depthwise import strip
-from polyconv.cuda.planner.depthwise.halo import HaloCandidate, HaloWgradCandidate
+from polyconv.cuda.planner.depthwise.halo import PLANE_TILES, WGRAD_TAPS, HaloCandidate, HaloWgradCandidate, PlaneTile
 from polyconv.cuda.planner.implicit_gemm import fprop_dgrad, wgrad_1x1
-from polyconv.cuda.planner.implicit_gemm.fprop_dgrad import ImplicitGemmCandidate
-from polyconv.cuda.planner.implicit_gemm.tiles import GATHER_TILES, PLANE_TILES, WGRAD_TAPS, WGRAD_TILES, PlaneTile
-from polyconv.cuda.planner.implicit_gemm.wgrad import WgradCandidate
+from polyconv.cuda.planner.implicit_gemm.fprop_dgrad import FPROP_DGRAD_TILES, ImplicitGemmCandidate
+from polyconv.cuda.planner.implicit_gemm.wgrad import WGRAD_TILES, WgradCandidate
 from polyconv.measure import workloads
 from polyconv.problem import Pass
 from polyconv.tools.inspect.emulated_cost import count_plan
@@ -71,7 +70,7 @@ GATHER_EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("tile", GATHER_TILES, ids=lambda t: t.name)
+@pytest.mark.parametrize("tile", FPROP_DGRAD_TILES, ids=lambda t: t.name)
 @pytest.mark.parametrize("loader", fprop_dgrad.LOADERS, ids=lambda kind: kind.name)
 def test_every_gather_variant(loader: fprop_dgrad.LoaderKind, tile: fprop_dgrad.GemmTile) -> None:
     shape, kinds = GATHER_EXAMPLES[loader]

@@ -34,6 +34,7 @@ GROWING = {
     "cpu/weight_cache.py TransformedWeights._kept": "a weight that lives, and no more bytes than the limit",
     "cuda/backend.py CudaBackend._planned": "a problem that is being prepared",
     "cuda/backend.py _given_up": "a kernel",
+    "cuda/compile_log.py Compilations._spans": "a kernel that was compiled and is not reported yet",
     "cuda/jit/bundle_writer.py BundleWriter._added": "a kernel of a bundle that is being written",
     "cuda/jit/cache.py KernelCache._bundles": "a bundle",
     "cuda/jit/cache.py KernelCache._busy": "a kernel",

@@ -115,7 +115,7 @@ def choose(
         return why_not_on(found.tasks, device) or found.us
 
     return select(
-        candidates(problem, families),
+        candidates(problem, families, device),
         problem,
         refusal=lambda one: one.refusal(problem),
         error=lambda one: one.error(problem, device.sms, workspace),
@@ -159,8 +159,11 @@ def _check_border(problem: Problem) -> None:
             )
 
 
-def candidates(problem: Problem, families: tuple[ModuleType, ...] = FAMILIES) -> Iterator[CudaCandidate]:
+def candidates(
+    problem: Problem, families: tuple[ModuleType, ...] = FAMILIES, device: CudaDevice | None = None
+) -> Iterator[CudaCandidate]:
     """All candidates that the families offer for the problem's dtype and pass."""
     for family in families:
         if problem.dtype in getattr(family, "DTYPES", ("float32",)):
-            yield from family.candidates(problem)
+            # Persistent blocks of winograd/nonfused depend on the shared memory, too.
+            yield from family.candidates(problem, device) if family is winograd_nonfused else family.candidates(problem)
