@@ -107,7 +107,7 @@ def _many_threads() -> None:
 
 
 def test_each_device_gets_its_own_launches_and_the_context_is_put_back() -> None:
-    run_in_virtual_gpu(_two_devices, environment={"VIRTUAL_GPU_DEVICES": "2"})
+    run_in_virtual_gpu(_two_devices, environment={"FAKE_CUDA_DEVICES": "v100,v100"})
 
 
 def _two_devices() -> None:
