@@ -70,6 +70,7 @@ def test_grid_block_shared_stream_and_bytes_arrive() -> None:
     assert seen.name == "axpy_128"
     assert (seen.grid, seen.block) == ((8, 1, 1), (THREADS, 1, 1))
     assert seen.dynamic_shared == 512
+    assert seen.cubin == cubin(axpy_spec())  # the driver has found its end
     assert (seen.stream, seen.device) == (stream, 0)
     assert struct.unpack("<QQqfi", seen.params) == (0x1000, 0x2000, 1000, 2.5, 128)
 
