@@ -1,6 +1,6 @@
 """What a call on a GPU costs the processor that makes it: ``python benchmarks/gpu/overhead.py``.
 
-Through the stub driver of the tests, whose launches do nothing, on tensors of the CPU: so memory comes from the CPU's
+Through the fake driver of the tests, whose launches do nothing, on tensors of the CPU: so memory comes from the CPU's
 allocator, and all else is what runs in production. The floor is torch's dispatcher, as ``torch.nn.functional.conv2d``
 on a tensor of one element shows it. Beside each call stands the same with launches that go one by one from Python, as
 where the package was built without its native part. Times are the processor's, the best of many short runs: a busy
@@ -80,7 +80,7 @@ def calls_of() -> dict[str, tuple[Mode, Callable[[], Tensor]]]:
 
 
 def measure() -> dict[str, dict[str, float]]:
-    """In a process that has the stub for its driver: name -> what was found."""
+    """In a process with the fake driver: name -> what was found."""
     torch.set_num_threads(1)
     one = torch.randn(1, 1, 1, 1)
     one_by_one = patch.object(launch, "why_absent", lambda: "left out for comparison")

@@ -1,4 +1,4 @@
-"""CUDA graphs: what ran once before can be captured, and what did not says so; on a stub that knows the rules."""
+"""CUDA graphs: what ran once before can be captured, and what did not says so; on a driver that knows the rules."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def convolve(backend: VirtualBackend) -> None:
     backend.run(PROBLEM, {"x": torch.ones(PROBLEM.x_shape), "y": torch.zeros(PROBLEM.y_shape)})
 
 
-# ---- the stub has teeth
+# ---- the fake driver has teeth
 
 
-def test_the_stub_refuses_to_load_while_a_graph_is_captured() -> None:
+def test_the_driver_refuses_to_load_while_a_graph_is_captured() -> None:
     run_in_virtual_gpu(_load_in_capture)
 
 

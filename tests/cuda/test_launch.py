@@ -71,6 +71,7 @@ def test_grid_block_shared_stream_and_bytes_arrive() -> None:
     assert seen.name == "axpy_128"
     assert (seen.grid, seen.block) == ((8, 1, 1), (THREADS, 1, 1))
     assert seen.dynamic_shared == 512
+    assert seen.cubin == cubin(axpy_spec())  # the driver has found its end
     assert (seen.stream, seen.device) == (stream, 0)
     assert struct.unpack("<QQqfi", seen.params) == (0x1000, 0x2000, 1000, 2.5, 128)
 
@@ -108,7 +109,7 @@ def _many_threads() -> None:
 
 
 def test_each_device_gets_its_own_launches_and_the_context_is_put_back() -> None:
-    run_in_virtual_gpu(_two_devices, environment={"VIRTUAL_GPU_DEVICES": "2"})
+    run_in_virtual_gpu(_two_devices, environment={"FAKE_CUDA_DEVICES": "v100,v100"})
 
 
 def _two_devices() -> None:

@@ -26,7 +26,7 @@ FIRST_3X3 = ((32, 64, 56, 56), (64, 64, 3, 3))
 
 
 def on(model: str) -> dict[str, str]:
-    return {"VIRTUAL_GPU_MODEL": model, "POLYCONV_TUNING_FILE": "off"}
+    return {"FAKE_CUDA_DEVICES": model, "POLYCONV_TUNING_FILE": "off"}
 
 
 @pytest.mark.parametrize("name", sampled(DEVICES, 5, "processes of their own"))

@@ -1,9 +1,7 @@
-"""Inside the child: what the stub driver hands over, and who computes it."""
+"""Inside the child: the virtual GPU, and a backend that runs on it."""
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -12,70 +10,47 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fake_cuda import Executor, LaunchRecord, execute
-from fake_cuda.library import LAUNCH
+from fake_cuda import Executor, LaunchRecord, PretendedGpu, compute_nothing, counts, execute
 from polyconv.cuda import LaunchError
 from polyconv.cuda.backend import CudaBackend, PreparedPlan
 from polyconv.problem import Pass
 
-_LAUNCH_FAILED = 719
-
+record_only = compute_nothing
 OUTPUTS = {Pass.FPROP: ("y",), Pass.DGRAD: ("x",), Pass.WGRAD: ("dw", "db")}
 
 
 def emulator_executor(launch: LaunchRecord, buffers: list[tuple[int, int]]) -> None:
-    """Execute the machine code, and look for races in global memory, too."""
+    """Execute the machine code, and detect races in global memory, too."""
     execute(launch, buffers, check_global=True)
 
 
-@functools.cache
-def _stub() -> Any:
-    return ctypes.CDLL("libcuda.so.1")
-
-
-class VirtualGpu:
+class VirtualGpu(PretendedGpu):
     """The virtual V100 of this process, inside a ``with`` block.
 
     Args:
         executor: computes each launch; :func:`emulator_executor` if absent, :func:`record_only` to compute nothing.
     """
 
-    def __init__(self, executor: Executor | None = None) -> None:
-        self.launches: list[LaunchRecord] = []
-        self._executor = executor or emulator_executor
-        self._buffers: list[tuple[int, int]] = []
-        self._failure: BaseException | None = None
-        self._callback = LAUNCH(self._on_launch)
+    executes_captures = True
 
-    def __enter__(self) -> VirtualGpu:
-        _stub().virtual_gpu_on_launch(self._callback)
-        return self
+    def __init__(self, executor: Executor | None = None) -> None:
+        super().__init__(executor or emulator_executor)
+        self._buffers: list[tuple[int, int]] = []
 
     def __exit__(self, *_: object) -> None:
-        _stub().virtual_gpu_on_launch(LAUNCH())
+        self._failure = None  # :meth:`memory` has raised it
+        super().__exit__(None, None, None)
 
     @property
     def synchronisations(self) -> int:
-        """How often anyone waited for the GPU since the process started."""
-        count = _stub().virtual_gpu_synchronisations
-        count.restype = ctypes.c_uint64
-        return int(count())
-
-    def fail(self, function: str, nth: int, count: int, code: int) -> None:
-        """Let so many calls of a driver function fail, from the n-th on (1 is the next); see driver/virtual_gpu.h."""
-        _stub().virtual_gpu_fail(function.encode(), nth, count, code)
-
-    def repair(self) -> int:
-        """Let nothing fail any more; gives the number of calls that did."""
-        failed = int(_stub().virtual_gpu_faults())
-        _stub().virtual_gpu_fail(None, 0, 0, 0)
-        return failed
+        """Number of times that the host waited for the GPU since the process started."""
+        return int(counts().synchronisations)
 
     @contextmanager
     def memory(self, *tensors: Tensor) -> Iterator[None]:
-        """Let kernels launched in this block touch the elements of these tensors, and raise here what went wrong there.
+        """Let kernels launched in this block access the elements of these tensors, and raise the executor's exceptions.
 
-        A range reaches from a tensor's first to its last element: what lies around it in the same storage is outside.
+        A range extends from a tensor's first to its last element: the rest of its storage is out of bounds.
         """
         ranges = [_extent(tensor) for tensor in tensors if tensor.numel()]
         self._buffers += ranges
@@ -92,23 +67,15 @@ class VirtualGpu:
         """A CUDA backend whose device is this GPU; arguments as for :class:`polyconv.cuda.backend.CudaBackend`."""
         return VirtualBackend(self, **arguments)
 
-    def _on_launch(self, struct: Any) -> int:
-        """Called by the driver. No exception can cross it, so one is kept and the launch reported as failed."""
-        try:
-            launch = LaunchRecord.read(struct.contents)
-            self.launches.append(launch)
-            self._executor(launch, list(self._buffers))
-        except BaseException as error:
-            self._failure = error
-            return _LAUNCH_FAILED
-        return 0
+    def _accessible(self, launch: LaunchRecord) -> list[tuple[int, int]]:
+        return list(self._buffers)
 
 
 class VirtualBackend(CudaBackend):
-    """The CUDA backend on CPU tensors, with suspicion.
+    """The CUDA backend on CPU tensors, with checks.
 
-    Outputs and workspace are filled with NaN before the run, so that reading or leaving what nobody wrote shows, except
-    for an output that is added to. Inputs are compared afterwards, so that writing to them shows too.
+    Outputs and workspace are NaN before the run, so that uninitialised reads and missing writes show, except for an
+    output that is added to. Inputs are compared afterwards, so that writes to them show, too.
     """
 
     def __init__(self, gpu: VirtualGpu, **arguments: Any) -> None:
@@ -138,10 +105,6 @@ class VirtualBackend(CudaBackend):
         for name, tensor in before.items():
             if not torch.equal(tensor, tensors[name]):
                 raise AssertionError(f"{problem}: the run changed its input {name!r}")
-
-
-def record_only(launch: LaunchRecord, buffers: list[tuple[int, int]]) -> None:
-    """An executor that computes nothing."""
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:

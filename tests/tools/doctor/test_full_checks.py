@@ -25,7 +25,7 @@ from virtual_gpu.doctor import PLANTS, SPOILT, VirtualSubject
 from virtual_gpu.gpu import VirtualGpu
 
 VIRTUAL = (sys.executable, "-m", "virtual_gpu.doctor")
-TWO_GPUS = {"VIRTUAL_GPU_DEVICES": "2", "OMP_NUM_THREADS": "1"}
+TWO_GPUS = {"FAKE_CUDA_DEVICES": "v100,v100", "OMP_NUM_THREADS": "1"}
 IN_THE_ROUND = {name: one for name, one in EXAMINATIONS.items() if NIGHTLY or one.quick}
 """Each takes a process of its own. Of the others, the parts are tried in one that they share; at night, in rounds."""
 
