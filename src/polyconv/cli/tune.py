@@ -167,7 +167,7 @@ def _measure(workload: Workload, kind: Pass, device: Any, args: argparse.Namespa
     batch = cut_batch(workload, args.batch, available_memory())
     problem = with_batch(workload, batch.images).problem(kind).as_2d()
     problem = replace(problem, tolerance=settings.current().tolerance)
-    operands = Operands.random(problem).to(device)
+    operands = Operands.random(problem, device=device)
     done: set[str] = set()
     twice = kind is problem.kind is Pass.FPROP
     for inference in (True, False) if twice else (False,):

@@ -14,7 +14,7 @@ from ...cuda.planner.device import CudaDevice
 from ...cuda.planner.plan import KernelSpec, Plan, Task
 from ...cuda.planner.planner import DEFAULT_WORKSPACE, FAMILIES, all_kernels, candidates
 from ...problem import HALF_DTYPES, Pair, Pass, Problem, Sides, channels_last_strides
-from .device_under_test import Subject
+from .device_under_test import GpuUnderTest
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def fewest(found: dict[str, Way]) -> dict[str, Way]:
     return dict(sorted(kept.items()))
 
 
-def selected(subject: Subject) -> dict[str, Way]:
+def selected(subject: GpuUnderTest) -> dict[str, Way]:
     """Ways that launch every kernel or, in a quick run, :data:`QUICKLY` of each family."""
     families: dict[str, list[str]] = {}
     found = fewest(ways(subject.description))

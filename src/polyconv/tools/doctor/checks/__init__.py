@@ -1,4 +1,4 @@
-"""All checks of a GPU, in the order in which they run: prerequisites of others first.
+"""All checks, in the order in which they run: prerequisites of others first.
 
 ============================  ======================================================================
 :mod:`~.installation`         compiler, driver and clocks; planning, compile and load times
@@ -10,6 +10,7 @@
 :mod:`~.training`             next to PyTorch: plain, deterministic, autocast, several GPUs
 :mod:`~.large`                more than 2**31 elements
 :mod:`~.timing`               next to PyTorch and to the cost model
+:mod:`~.workloads`            headline workloads next to PyTorch
 ============================  ======================================================================
 
 :mod:`~.layer` is the small convolution that many of them run.
@@ -17,7 +18,8 @@
 
 from __future__ import annotations
 
-from ..check import Examination
+from ..check import Check
+from ..journal import SELF_TEST
 from .graphs import GRAPHS
 from .installation import INSTALLATION
 from .kernels import EVERY_KERNEL, EVERY_PASS
@@ -27,10 +29,10 @@ from .occupancy import OCCUPANCY
 from .streams_and_threads import ANOTHER_GPU, BACKWARD_FIRST, FRESH_THREAD, SIDE_STREAM
 from .timing import TIMING
 from .training import AUTOCAST, DATA_PARALLEL, DETERMINISTIC, TRAINING, TWO_RANKS
+from .workloads import WORKLOADS
 
-EXAMINATIONS: dict[str, Examination] = {
-    one.name: one
-    for one in (
+SELECTIONS: dict[str, tuple[Check, ...]] = {
+    "full": (
         INSTALLATION,
         OCCUPANCY,
         EVERY_KERNEL,
@@ -48,5 +50,10 @@ EXAMINATIONS: dict[str, Examination] = {
         TWO_RANKS,
         LARGE,
         TIMING,
-    )
+        WORKLOADS,
+    ),
+    "quick": (INSTALLATION, OCCUPANCY, EVERY_KERNEL, LAYOUTS, SIDE_STREAM, TIMING),
+    SELF_TEST: (EVERY_PASS, WORKLOADS),
 }
+"""Checks of each kind of session. Those of the self-test run on the CPU, too."""
+CHECKS = {check.name: check for check in SELECTIONS["full"]}

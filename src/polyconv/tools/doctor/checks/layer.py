@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ....functional import conv2d
 from ....problem import DEFAULT_TOLERANCE
-from ..check import Answer, fine, wrong
-from ..device_under_test import Subject
+from ..check import Result, judged
+from ..device_under_test import GpuUnderTest
 
 ALLOWED = 2 * DEFAULT_TOLERANCE
 """Allowed :func:`deviation`."""
@@ -58,14 +58,12 @@ class Layer:
             dx, dw, db = torch.autograd.grad(y, (x, w, bias), self.dy.cpu().double())
         return {"y": y.detach(), "dx": dx, "dw": dw, "db": db}
 
-    def judge(self, found: dict[str, Tensor], exact: dict[str, Tensor] | None = None) -> Answer:
+    def judge(self, found: dict[str, Tensor], exact: dict[str, Tensor] | None = None) -> Result:
         """Compare results with ``exact``, by default those of :meth:`exact`."""
         exact = self.exact() if exact is None else exact
         errors = {name: deviation(found[name], want) for name, want in exact.items()}
         worst = max(errors, key=lambda name: errors[name])
-        if not errors[worst] <= ALLOWED:
-            return wrong(f"the error of {worst} is {errors[worst]:.1e}, allowed {ALLOWED:.0e}", error=errors[worst])
-        return fine(error=errors[worst])
+        return judged(errors[worst], ALLOWED, f"error of {worst}")
 
 
 def deviation(found: Tensor, exact: Tensor) -> float:
@@ -75,7 +73,7 @@ def deviation(found: Tensor, exact: Tensor) -> float:
     return float(((found - exact).abs() / unit).nan_to_num(nan=float("inf")).max())
 
 
-def on_the_gpu(subject: Subject, layer: Layer) -> Answer:
+def on_the_gpu(subject: GpuUnderTest, layer: Layer) -> Result:
     with subject.at_work():
         found = layer.on(subject.device).run()
         subject.wait()

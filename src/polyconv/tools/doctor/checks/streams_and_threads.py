@@ -9,8 +9,8 @@ import torch
 
 from .... import dispatch
 from ....arguments import Geometry
-from ..check import Answer, Examination, Needs, wrong
-from ..device_under_test import Subject
+from ..check import Check, Needs, Result, failed
+from ..device_under_test import GpuUnderTest
 from .layer import Layer, on_the_gpu
 
 AHEAD = 40
@@ -18,7 +18,7 @@ AHEAD = 40
 PADDING = 1
 
 
-def side_stream(subject: Subject) -> Answer:
+def side_stream(subject: GpuUnderTest) -> Result:
     """The input is produced late on a busy side stream: a launch on any other stream reads NaN."""
     layer = Layer.make()
     placed = layer.on(subject.device)
@@ -34,14 +34,14 @@ def side_stream(subject: Subject) -> Answer:
     return layer.judge(found)
 
 
-def fresh_thread(subject: Subject) -> Answer:
-    answers: list[Answer] = []
+def fresh_thread(subject: GpuUnderTest) -> Result:
+    answers: list[Result] = []
 
     def run() -> None:
         try:
             answers.append(on_the_gpu(subject, Layer.make()))
         except Exception as error:  # would be lost with the thread
-            answers.append(wrong(f"{type(error).__name__}: {error}"))
+            answers.append(failed(f"{type(error).__name__}: {error}"))
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -49,12 +49,12 @@ def fresh_thread(subject: Subject) -> Answer:
     return answers[0]
 
 
-def another_gpu(subject: Subject) -> Answer:
+def another_gpu(subject: GpuUnderTest) -> Result:
     """Run on the next GPU while this one is torch's current device."""
     return on_the_gpu(subject.beside((subject.index + 1) % subject.gpus), Layer.make())
 
 
-def backward_first(subject: Subject) -> Answer:
+def backward_first(subject: GpuUnderTest) -> Result:
     layer = Layer.make(padding=PADDING)
     geometry = Geometry(padding=(PADDING,) * 4)
     placed = layer.on(subject.device)
@@ -68,26 +68,25 @@ def backward_first(subject: Subject) -> Answer:
     return layer.judge({"dx": dx, "dw": dw, "db": db}, {name: exact[name] for name in ("dx", "dw", "db")})
 
 
-SIDE_STREAM = Examination(
+SIDE_STREAM = Check(
     "side stream",
     "launches go to torch's current stream",
     lambda subject: {"": lambda: side_stream(subject)},
     blocking=False,
-    quick=True,
 )
-FRESH_THREAD = Examination(
+FRESH_THREAD = Check(
     "fresh thread",
     "a thread that has used no GPU before can convolve",
     lambda subject: {"": lambda: fresh_thread(subject)},
     Needs.TENSORS,
 )
-BACKWARD_FIRST = Examination(
+BACKWARD_FIRST = Check(
     "backward first",
     "a gradient can be the first thing that a process computes",
     lambda subject: {"": lambda: backward_first(subject)},
     Needs.TENSORS,
 )
-ANOTHER_GPU = Examination(
+ANOTHER_GPU = Check(
     "another GPU",
     "tensors on a GPU that is not the current one are computed there",
     lambda subject: {"": lambda: another_gpu(subject)},
