@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     path = args.output or FILES[selection]
     check_writable(args.output)
     from ..tools.doctor import environment
-    from ..tools.doctor.checks import SELECTIONS
+    from ..tools.doctor.checks import CHECKS, SELECTIONS
     from ..tools.doctor.device_under_test import DeviceUnderTest, GpuUnderTest
     from ..tools.doctor.journal import Journal
     from ..tools.doctor.runner import Runner
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     if selection != "self-test" or (bool(gpus) if args.self_test is None else args.self_test):
         check_writable(path)
         runner = Runner(subject.name, subject.quick, sanitizer=None if gpus else "")
-        checks = {one.name: one for one in SELECTIONS[selection] if args.timing or one.name not in TIMED}
+        checks = {name: CHECKS[name] for name in SELECTIONS[selection] if args.timing or name not in TIMED}
         return run_session(journal, subject, runner, checks, again=args.again, json=args.json)
     if args.output:
         journal.write()

@@ -61,10 +61,6 @@ class Operands:
             dy=None if problem.kind is Pass.FPROP else normal(problem.y_shape),
         )
 
-    def to(self, device: torch.device) -> Operands:
-        moved = [None if tensor is None else tensor.to(device) for tensor in (self.bias, self.dy)]
-        return Operands(self.x.to(device), self.w.to(device), *moved)
-
     def channels_last(self) -> Operands:
         """Copies in channels_last. All are new tensors: a weight is prepared for one layout at a time."""
         dy = None if self.dy is None else _channels_last(self.dy)

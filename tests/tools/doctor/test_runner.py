@@ -56,7 +56,7 @@ def no_parts(subject: object) -> dict[str, Any]:
     raise AssertionError("parts are made where they are run")
 
 
-TROUBLE = Check("trouble", "nothing", no_parts, Needs.NOTHING, limit=2.0)
+TROUBLE = Check("trouble", no_parts, Needs.NOTHING, limit=2.0)
 
 
 @pytest.fixture
@@ -126,11 +126,11 @@ def test_the_process_itself(tmp_path: Path) -> None:
         "def prints():\n    print('not an answer')\n    return passed('printed', error=float('inf'))\n"
         "def raises():\n    raise ValueError('broken')\n"
         "parts = {'prints': prints, 'raises': raises, 'after': lambda: passed()}\n"
-        "one = Check('one', '', lambda subject: parts, Needs.NOTHING)\n"
+        "one = Check('one', lambda subject: parts, Needs.NOTHING)\n"
         "sys.exit(worker.main(subject=lambda device, quick: None, checks={'one': one}))\n"
     )
     runner = Runner(command=(sys.executable, str(program)), environment=environment(), sanitizer="")
-    found = {result.part: result for result in runner.run(Check("one", "", no_parts))}
+    found = {result.part: result for result in runner.run(Check("one", no_parts))}
     assert [str(result.verdict) for result in found.values()] == ["ok", "problem", "ok"]
     assert found["raises"].words == "ValueError: broken"
     assert "raise ValueError" in found["raises"].figures["trace"]

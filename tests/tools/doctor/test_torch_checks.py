@@ -20,6 +20,7 @@ from polyconv.cuda import LaunchError
 from polyconv.problem import Pass
 from polyconv.tools.doctor.check import Result, Verdict
 from polyconv.tools.doctor.checks import graphs, large, streams_and_threads, timing, training
+from polyconv.tools.doctor.device_under_test import DeviceUnderTest
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.doctor import VirtualGpuUnderTest, VirtualRedzoneBackend
 from virtual_gpu.gpu import VirtualGpu
@@ -181,6 +182,6 @@ def _too_little_memory() -> dict[str, Result]:
 
 def test_replicas_train_as_one() -> None:
     """On the CPU, where DataParallel has one replica; and two processes that stay together."""
-    subject: Any = type("OnTheCpu", (), {"device": torch.device("cpu"), "quick": True})
+    subject: Any = DeviceUnderTest(quick=True)
     assert training.data_parallel(subject).verdict is Verdict.OK
     assert training.two_ranks(subject).verdict is Verdict.OK

@@ -96,7 +96,6 @@ class Check:
     """A check. Its parts run in order; after one that fails, a new process continues with the next."""
 
     name: str
-    proves: str
     parts: Callable[[Any], Mapping[str, Part]]
     """Parts of a device's check by name. Listing them is cheap: each allocates and compiles only when it is called."""
     needs: Needs = Needs.TORCH

@@ -54,6 +54,10 @@ class DeviceUnderTest:
         kernels = native.instruction_set() if native.is_available() else "no native kernels"
         return {"CPU": f"{processor_name()} ({torch.get_num_threads()} threads, {kernels})"}
 
+    def at_work(self) -> AbstractContextManager[object]:
+        """Context in which convolutions of :attr:`device`'s tensors run on this device. Real hardware needs none."""
+        return nullcontext()
+
     def free_memory(self) -> int:
         """Bytes."""
         return available_memory()
@@ -107,10 +111,6 @@ class GpuUnderTest(DeviceUnderTest):
 
     def beside(self, index: int) -> GpuUnderTest:
         return GpuUnderTest(f"cuda:{index}", self.quick)
-
-    def at_work(self) -> AbstractContextManager[object]:
-        """Context in which convolutions of :attr:`device`'s tensors run on this GPU. Real hardware needs none."""
-        return nullcontext()
 
     def free_memory(self) -> int:
         return int(torch.cuda.mem_get_info(self.device)[0])

@@ -86,8 +86,13 @@ def has_driver() -> bool:
 
 def usable_gpus() -> list[Gpu]:
     """GPUs that PyTorch can use."""
+    return _working_gpus() if torch.cuda.is_available() else []
+
+
+def _working_gpus() -> list[Gpu]:
+    """GPUs of this machine; empty if the driver fails."""
     try:
-        return gpus() if torch.cuda.is_available() else []
+        return gpus()
     except CudaError:
         return []
 
@@ -146,17 +151,17 @@ def _launches() -> Finding:
 
 def _compiler() -> Iterator[Finding]:
     jit = settings.current().jit
-    needed = _needs_compiler()
+    needed = _working_gpus() if jit else []
     try:
         build, archs = compiler_id(), supported_archs()
     except CudaError as error:
-        state = Verdict.PROBLEM if needed and jit else Verdict.OK
+        state = Verdict.PROBLEM if needed else Verdict.OK
         text = f"none; needed for CUDA kernels only ({error})" if state is Verdict.OK else str(error)
         yield Finding("compiler", state, text, INSTALL_CUDA if state is Verdict.PROBLEM else "")
         return
     off = "" if jit else "; not run, because POLYCONV_JIT=off"
     yield Finding("compiler", Verdict.OK, f"NVRTC {build}, compiles for sm_{archs[0]} to sm_{archs[-1]}{off}")
-    for gpu in gpus() if needed and jit else []:
+    for gpu in needed:
         try:
             check_arch(gpu.description.arch)
         except CudaError as error:
@@ -264,13 +269,6 @@ def _what_runs() -> Iterator[Finding]:
         yield Finding("cuda tensors", Verdict.PROBLEM, "polyconv's kernels cannot be compiled", "see compiler above")
         return
     yield Finding("cuda tensors", Verdict.OK, f"polyconv's kernels, {source}; PyTorch's convolution is never called")
-
-
-def _needs_compiler() -> bool:
-    try:
-        return bool(gpus())
-    except CudaError:
-        return False
 
 
 def _compiler_works() -> bool:

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from typing import Any, TextIO
 
 from .check import Check, Part, Result, Verdict, failed
+from .checks import CHECKS
 from .device_under_test import DeviceUnderTest, under_test
 
 MOST_TRACE = 3000
@@ -27,19 +28,15 @@ MOST_TRACE = 3000
 def main(
     arguments: Sequence[str] | None = None,
     subject: Callable[[str, bool], DeviceUnderTest] = under_test,
-    checks: Mapping[str, Check] | None = None,
+    checks: Mapping[str, Check] = CHECKS,
 ) -> int:
     """Entry point of the worker.
 
     Args:
         arguments: command line; ``sys.argv`` if None.
         subject: factory of the device under test, from its name and the quick flag.
-        checks: checks by name; those of this package if None.
+        checks: checks by name.
     """
-    if checks is None:
-        from .checks import CHECKS
-
-        checks = CHECKS
     parser = argparse.ArgumentParser(prog="python -m polyconv.tools.doctor.worker")
     parser.add_argument("check", choices=list(checks))
     parser.add_argument("--device", default="cuda:0", help="cpu, cuda:0, ...")

@@ -9,7 +9,7 @@ import torch
 
 from ....cuda import CudaError
 from ....functional import conv2d
-from ..check import Check, Part, Result, failed, not_here, passed
+from ..check import Part, Result, failed, not_here, passed
 from ..device_under_test import GpuUnderTest
 from .layer import Layer
 
@@ -74,12 +74,3 @@ def reduce_overhead(subject: GpuUnderTest) -> Result:
         subject.wait()
     exact = torch.relu(layer.exact()["y"])
     return layer.judge({"y": y}, {"y": exact})
-
-
-GRAPHS = Check(
-    "CUDA graphs",
-    "a convolution can be captured and replayed",
-    parts,
-    blocking=False,
-    limit=600.0,
-)

@@ -7,12 +7,13 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from uuid import UUID
 
 from ....cuda import driver
 from ....cuda.jit.compile import compile_kernel, compiler_id, in_threads, ptx_arch
 from ....cuda.planner.plan import KernelSpec
 from ....cuda.planner.planner import plan_cuda
-from ..check import Check, Needs, Part, Result, not_here, passed, warning
+from ..check import Part, Result, not_here, passed, warning
 from ..device_under_test import GpuUnderTest, spread
 from ..kernel_coverage import problems, selected
 
@@ -65,18 +66,12 @@ def smi(subject: GpuUnderTest) -> Result:
     program = shutil.which("nvidia-smi")
     if program is None:
         return not_here("nvidia-smi is not on the path")
-    uuid = driver.call("cuDeviceGetUuid", driver.device(subject.index).handle)
-    name = "GPU-" + "-".join(part.hex() for part in _cut(bytes(uuid.bytes), (4, 2, 2, 2, 6)))
-    asked = [program, f"--id={name}", f"--query-gpu={','.join(SMI)}", "--format=csv,noheader"]
+    uuid = UUID(bytes=bytes(driver.call("cuDeviceGetUuid", driver.device(subject.index).handle).bytes))
+    asked = [program, f"--id=GPU-{uuid}", f"--query-gpu={','.join(SMI)}", "--format=csv,noheader"]
     ran = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
     if ran.returncode:
         return not_here(f"nvidia-smi does not answer: {(ran.stdout + ran.stderr).strip()[:200]}")
     return passed(**dict(zip(SMI, (text.strip() for text in ran.stdout.split(",")), strict=False)))
-
-
-def _cut(data: bytes, lengths: tuple[int, ...]) -> list[bytes]:
-    starts = [sum(lengths[:place]) for place in range(len(lengths))]
-    return [data[start : start + length] for start, length in zip(starts, lengths, strict=True)]
 
 
 def planning(subject: GpuUnderTest) -> Result:
@@ -117,12 +112,3 @@ def loading(subject: GpuUnderTest) -> Result:
 def _kernels(subject: GpuUnderTest) -> list[KernelSpec]:
     """Kernels that later checks launch by name."""
     return list(dict.fromkeys(kernel for way in selected(subject).values() for kernel in way.kernels))
-
-
-INSTALLATION = Check(
-    "installation",
-    "which compiler, driver and clocks there are, and what a first call waits for",
-    parts,
-    Needs.NOTHING,
-    limit=1800.0,
-)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
 from ....backend import backend_for
 from ....cpu.planner import plan_cpu
-from ....cuda.planner.device import CudaDevice
 from ....cuda.planner.plan import Plan
-from ....cuda.planner.planner import FAMILIES, family_name, plan_within
 from ....problem import Problem
-from ....selection import PlanError
-from ..check import Check, Needs, Part, Result, not_here, passed
+from ..check import Part, Result, not_here, passed
 from ..device_under_test import DeviceUnderTest, GpuUnderTest
-from ..kernel_coverage import Way, problems, selected
+from ..kernel_coverage import Way, family_plans, problems, selected
 from ..verify import verify, verify_plan
 
 LARGER_ON_CPU = 4
@@ -36,23 +33,16 @@ def every_pass(subject: DeviceUnderTest) -> Mapping[str, Part]:
     """Small problems on every family that takes them or, on the CPU, on the engine that the planner chooses."""
     if not isinstance(subject, GpuUnderTest):
         return {name: partial(_on_cpu, subject, problem) for name, problem in _cpu_problems()}
-    plans = {(case, family): plan for case, family, plan in _plans(subject.description)}
-    found: dict[str, Part] = {"compiling": partial(_compiled, subject, plans.values())}
-    for (case, family), plan in plans.items():
-        found[f"{case}: {family}"] = partial(_on_gpu, subject, family, plan)
+    plans: list[Plan] = []
+    found: dict[str, Part] = {"compiling": partial(_compiled, subject, plans)}
+    for case, problem in problems().items():
+        for family, plan in family_plans(problem, subject.description):
+            plans.append(plan)
+            found[f"{case}: {family}"] = partial(_on_gpu, subject, family, plan)
     return found
 
 
-def _plans(device: CudaDevice) -> Iterator[tuple[str, str, Plan]]:
-    for case, problem in problems().items():
-        for family in FAMILIES:
-            try:
-                yield case, family_name(family), plan_within((family,), problem, device)
-            except PlanError:
-                continue  # not supported by the family, or not within the tolerance
-
-
-def _compiled(subject: GpuUnderTest, plans: Iterable[Plan]) -> Result:
+def _compiled(subject: GpuUnderTest, plans: list[Plan]) -> Result:
     """Compile missing kernels on all cores, instead of one by one in the parts that follow."""
     kernels = list(dict.fromkeys(kernel for plan in plans for kernel in plan.kernels))
     subject.cache.get_many(kernels, subject.description.arch)
@@ -79,14 +69,3 @@ def _on_cpu(subject: DeviceUnderTest, problem: Problem) -> Result:
 
 def _in_family(family: str, result: Result, **figures: str) -> Result:
     return replace(result, row=family, figures={"family": family, **result.figures, **figures})
-
-
-EVERY_KERNEL = Check(
-    "every kernel",
-    "right in every element, the same bits each time, on poisoned memory and between red zones",
-    every_kernel,
-    Needs.TENSORS,
-)
-EVERY_PASS = Check(
-    "every pass", "the same of each family's own choice, in all three passes", every_pass, Needs.TENSORS, limit=600.0
-)

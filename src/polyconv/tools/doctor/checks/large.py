@@ -8,7 +8,7 @@ import torch
 
 from .... import dispatch
 from ....arguments import Geometry
-from ..check import Check, Part, Result, judged, not_here
+from ..check import Part, Result, judged, not_here
 from ..device_under_test import GpuUnderTest
 from .layer import ALLOWED, deviation
 
@@ -61,6 +61,3 @@ def large_output(subject: GpuUnderTest) -> Result:
 
 def _judged(found: torch.Tensor, exact: torch.Tensor) -> Result:
     return judged(deviation(found, exact), ALLOWED)
-
-
-LARGE = Check("large tensors", "tensors of more than 2**31 elements, where memory allows", parts, limit=600.0)

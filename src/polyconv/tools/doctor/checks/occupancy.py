@@ -10,7 +10,7 @@ from typing import Any
 from ....cuda import driver
 from ....cuda.planner.cost import resident_blocks, why_not_on
 from ....cuda.planner.plan import Task
-from ..check import Check, Needs, Part, Result, failed, not_here, passed, warning
+from ..check import Part, Result, failed, not_here, passed, warning
 from ..device_under_test import GpuUnderTest
 from ..kernel_coverage import selected
 
@@ -42,11 +42,3 @@ def launchable(subject: GpuUnderTest, task: Task) -> Result:
     if held < believed:
         return warning(f"a multiprocessor holds {held} blocks of it, and {believed} were planned with", **figures)
     return passed(**figures)
-
-
-OCCUPANCY = Check(
-    "occupancy",
-    "every kernel can be launched, and as many blocks of it run at once as its cost was reckoned with",
-    parts,
-    Needs.NOTHING,
-)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import torch
 
 from .... import dispatch
 from ....arguments import Geometry
-from ..check import Check, Needs, Result, failed
+from ..check import Result
 from ..device_under_test import GpuUnderTest
 from .layer import Layer, on_the_gpu
 
@@ -35,23 +35,13 @@ def side_stream(subject: GpuUnderTest) -> Result:
 
 
 def fresh_thread(subject: GpuUnderTest) -> Result:
-    answers: list[Result] = []
-
-    def run() -> None:
-        try:
-            answers.append(on_the_gpu(subject, Layer.make()))
-        except Exception as error:  # would be lost with the thread
-            answers.append(failed(f"{type(error).__name__}: {error}"))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return answers[0]
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(on_the_gpu, subject).result()
 
 
 def another_gpu(subject: GpuUnderTest) -> Result:
     """Run on the next GPU while this one is torch's current device."""
-    return on_the_gpu(subject.beside((subject.index + 1) % subject.gpus), Layer.make())
+    return on_the_gpu(subject.beside((subject.index + 1) % subject.gpus))
 
 
 def backward_first(subject: GpuUnderTest) -> Result:
@@ -66,30 +56,3 @@ def backward_first(subject: GpuUnderTest) -> Result:
     assert db is not None
     exact = layer.exact()
     return layer.judge({"dx": dx, "dw": dw, "db": db}, {name: exact[name] for name in ("dx", "dw", "db")})
-
-
-SIDE_STREAM = Check(
-    "side stream",
-    "launches go to torch's current stream",
-    lambda subject: {"": lambda: side_stream(subject)},
-    blocking=False,
-)
-FRESH_THREAD = Check(
-    "fresh thread",
-    "a thread that has used no GPU before can convolve",
-    lambda subject: {"": lambda: fresh_thread(subject)},
-    Needs.TENSORS,
-)
-BACKWARD_FIRST = Check(
-    "backward first",
-    "a gradient can be the first thing that a process computes",
-    lambda subject: {"": lambda: backward_first(subject)},
-    Needs.TENSORS,
-)
-ANOTHER_GPU = Check(
-    "another GPU",
-    "tensors on a GPU that is not the current one are computed there",
-    lambda subject: {"": lambda: another_gpu(subject)},
-    Needs.TENSORS,
-    gpus=2,
-)

@@ -12,13 +12,12 @@ import torch
 from ....cuda.backend import CudaBackend
 from ....cuda.planner.cost import LAUNCH_US
 from ....cuda.planner.plan import Plan
-from ....cuda.planner.planner import FAMILIES, family_name, plan_within
 from ....measure.operands import Operands, ours, pytorch
 from ....measure.timing import cuda_sample, current, interleaved
 from ....problem import Pass, Problem, Shape
-from ....selection import PlanError
-from ..check import Check, Part, Result, passed
+from ..check import Part, Result, passed
 from ..device_under_test import GpuUnderTest
+from ..kernel_coverage import family_plans
 from ..verify import operands
 
 LAYERS: dict[str, tuple[Shape, Shape, dict[str, Any]]] = {
@@ -70,17 +69,13 @@ def layer(subject: GpuUnderTest, problem: Problem) -> Result:
 def measured_to_modelled(subject: GpuUnderTest, problem: Problem) -> dict[str, float]:
     """Ratio of measured to modelled time of each family's best plan."""
     found = {}
-    for family in FAMILIES:
-        try:
-            plan = plan_within((family,), problem, subject.description)
-        except PlanError:
-            continue
+    for family, plan in family_plans(problem, subject.description):
         run = CudaBackend(subject.index, planner=partial(_settled, plan)).prepare(problem)
         shapes = {"x": problem.x_shape, "w": problem.w_shape, "y": problem.y_shape, "dw": problem.w_shape}
         tensors = {name: torch.randn(shape, device=subject.device) for name, shape in shapes.items()}
         run(tensors)
         best = min(cuda_sample(partial(run, tensors), SAMPLES) for _ in range(SAMPLES)) * 1e6
-        found[family_name(family)] = round(best / plan.cost_us, 3)
+        found[family] = round(best / plan.cost_us, 3)
     return found
 
 
@@ -98,12 +93,3 @@ def launch_gap(subject: GpuUnderTest) -> Result:
         run(tensors)
         gap = min(cuda_sample(partial(run, tensors), TINY) for _ in range(SAMPLES)) * 1e6 / len(run.launches)
     return passed(f"{gap:.1f} us from launch to launch; the model has {LAUNCH_US:.1f}", us=gap, modelled_us=LAUNCH_US)
-
-
-TIMING = Check(
-    "timing",
-    "next to PyTorch in float32, TF32 and bfloat16, and next to the cost model, by family",
-    parts,
-    blocking=False,
-    limit=600.0,
-)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from torch.multiprocessing.spawn import spawn
 
 from ....model.replace import replace
 from ....util import tf32
-from ..check import Check, Needs, Result, failed, judged, passed, warning
+from ..check import Result, failed, judged, passed, warning
 from ..device_under_test import GpuUnderTest
 from .layer import ALLOWED, Layer, deviation
 
@@ -74,16 +75,22 @@ def _sizes(subject: GpuUnderTest) -> tuple[int, int, int]:
 
 def like_torch(subject: GpuUnderTest) -> Result:
     """Compare the losses of some steps with those of PyTorch's convolutions, TF32 off."""
+    return _trained(subject, nn.Sequential, len(subject.some(range(STEPS), 3)))
+
+
+def data_parallel(subject: GpuUnderTest) -> Result:
+    return _trained(subject, nn.DataParallel, 3)
+
+
+def _trained(subject: GpuUnderTest, wrap: Callable[[nn.Module], nn.Module], steps: int) -> Result:
     width, images, size = _sizes(subject)
-    steps = len(subject.some(range(STEPS), 3))
     x, labels = (tensor.to(subject.device) for tensor in batch(images, size))
+    expected, ours = (network(width).to(subject.device) for _ in range(2))
+    replace(ours)
     with tf32.switched_off():
-        expected = losses(network(width).to(subject.device), x, labels, steps)
-        model = network(width).to(subject.device)
-        replace(model)
+        by_torch = losses(wrap(expected), x, labels, steps)
         with subject.at_work():
-            found = losses(model, x, labels, steps)
-    return _compared(found, expected)
+            return _compared(losses(wrap(ours), x, labels, steps), by_torch)
 
 
 def _compared(ours: list[float], torchs: list[float]) -> Result:
@@ -139,17 +146,6 @@ def autocast(subject: GpuUnderTest) -> Result:
     return judged(error, ALLOWED)
 
 
-def data_parallel(subject: GpuUnderTest) -> Result:
-    width, images, size = _sizes(subject)
-    x, labels = (tensor.to(subject.device) for tensor in batch(2 * images, size))
-    with tf32.switched_off():
-        expected = losses(nn.DataParallel(network(width).to(subject.device)), x, labels, 3)
-        model = network(width).to(subject.device)
-        replace(model)
-        found = losses(nn.DataParallel(model), x, labels, 3)
-    return _compared(found, expected)
-
-
 def two_ranks(subject: GpuUnderTest) -> Result:
     """Two processes under DistributedDataParallel: both must have equal losses, close to PyTorch's."""
     width, images, size = _sizes(subject)
@@ -179,38 +175,3 @@ def _rank(rank: int, folder: str, on_gpu: bool, width: int, images: int, size: i
             found.append(losses(parallel, x, labels, 3))
     torch.save(found, Path(folder) / f"rank{rank}.pt")
     torch.distributed.destroy_process_group()
-
-
-TRAINING = Check(
-    "training",
-    f"{STEPS} steps of a small ResNet have the losses that they have with PyTorch's convolutions in float32",
-    lambda subject: {"": lambda: like_torch(subject)},
-    Needs.TENSORS,
-    limit=600.0,
-)
-DETERMINISTIC = Check(
-    "deterministic mode",
-    "runs under torch.use_deterministic_algorithms, and gives the same bits twice",
-    lambda subject: {"": lambda: deterministic(subject)},
-    Needs.TENSORS,
-)
-AUTOCAST = Check(
-    "autocast",
-    "a step under autocast with a GradScaler",
-    lambda subject: {"": lambda: autocast(subject)},
-    Needs.TENSORS,
-)
-DATA_PARALLEL = Check(
-    "DataParallel",
-    "replicas on two GPUs, in threads, train as with PyTorch's convolutions",
-    lambda subject: {"": lambda: data_parallel(subject)},
-    gpus=2,
-    limit=600.0,
-)
-TWO_RANKS = Check(
-    "two ranks",
-    "two processes with NCCL train as with PyTorch's convolutions, and stay together",
-    lambda subject: {"": lambda: two_ranks(subject)},
-    gpus=2,
-    limit=600.0,
-)

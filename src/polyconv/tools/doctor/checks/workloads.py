@@ -16,7 +16,7 @@ from ....measure.timing import current, interleaved
 from ....numerics.scale import largest
 from ....problem import DEFAULT_TOLERANCE, Pass, Problem
 from ....util import tf32
-from ..check import Check, Part, Result, failed, passed
+from ..check import Part, Result, failed, passed
 from ..device_under_test import CPU, DeviceUnderTest
 
 REPEATS = 3
@@ -78,12 +78,3 @@ def _deviation(problem: Problem, operands: Operands, calls: dict[str, Call]) -> 
         del result, sample
     found, expected, unit = samples
     return largest((found - expected).abs(), unit)
-
-
-WORKLOADS = Check(
-    "workloads",
-    "times of the headline workloads next to PyTorch's, and the same results",
-    parts,
-    blocking=False,
-    limit=600.0,
-)
