@@ -33,7 +33,6 @@ from polyconv.cuda.jit.cache import KernelCache
 from polyconv.cuda.jit.store import Entry, EntryError
 from polyconv.runtime import warn_once
 from polyconv.tools.doctor import environment as doctor_environment
-from polyconv.tools.doctor.check import Verdict
 from polyconv.util import checked_json
 from polyconv.util.atomic_files import replace_whole
 from polyconv.util.checked_json import DocumentError
@@ -461,7 +460,7 @@ def test_a_command_that_names_a_bad_file_says_so(
     assert capsys.readouterr().err.startswith(f"polyconv tune: {path}")
     with settings.use(tuning_file=(path,), cache_dir=tmp_path / "none"):
         (finding,) = (one for one in doctor_environment.findings() if one.name == "tuning")
-    assert finding.state is Verdict.WARNING
+    assert finding.state == "warning"
 
 
 def test_an_architecture_of_many_digits_can_be_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
