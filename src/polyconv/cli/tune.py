@@ -56,16 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..autotune.tuning_file import TuningError
-
     if (args.workloads is None) == (args.merge is None):
         raise _options.UsageError("name either WORKLOADS to measure or files to --merge")
     _options.check_writable(args.output)
-    try:
-        return _merge(args) if args.merge is not None else _tune(args)
-    except TuningError as error:
-        print(f"polyconv tune: {error}", file=sys.stderr)
-        return 1
+    return _merge(args) if args.merge is not None else _tune(args)
 
 
 def _merge(args: argparse.Namespace) -> int:
