@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     _options.set_up("calibrate", environment.limits(args.isa), args.isa)
     from ..cpu import native
-    from ..cpu.profiles import ProfileError, own_file
+    from ..cpu.profiles import own_file
 
     if reason := native.why_absent():
         print(f"polyconv calibrate: there is nothing to measure: {reason}", file=sys.stderr)
@@ -70,11 +70,7 @@ def run(args: argparse.Namespace) -> int:
     _options.check_writable(args.output)
     path = args.output or own_file()
     _options.check_folder(path.parent, "name a file with -o")
-    try:
-        return _calibrate(path, args)
-    except ProfileError as error:
-        print(f"polyconv calibrate: {error}", file=sys.stderr)
-        return 1
+    return _calibrate(path, args)
 
 
 def _calibrate(path: Path, args: argparse.Namespace) -> int:

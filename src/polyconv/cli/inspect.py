@@ -12,15 +12,7 @@ from ..cuda.jit.cache import KernelCache
 from ..cuda.planner import all_kernels
 from ..measure import workloads
 from ..problem import Pass
-from ..tools.inspect import (
-    CountingError,
-    EmulatorError,
-    InspectionError,
-    Row,
-    emulator,
-    inspect_kernels,
-    inspect_workloads,
-)
+from ..tools.inspect import EmulatorError, Row, emulator, inspect_kernels, inspect_workloads
 from ..tools.inspect.emulated_cost import COUNTED
 from ..util.console import Progress, print_json, print_table, progress
 from . import _options
@@ -53,11 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        rows = _rows(args)
-    except (InspectionError, CountingError) as error:
-        print(f"polyconv inspect: {error}", file=sys.stderr)
-        return 1
+    rows = _rows(args)
     if args.json:
         print_json([row.to_dict() for row in rows])
     else:

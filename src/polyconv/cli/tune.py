@@ -56,16 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..autotune.tuning_file import TuningError
-
     if (args.workloads is None) == (args.merge is None):
         raise _options.UsageError("name either WORKLOADS to measure or files to --merge")
     _options.check_writable(args.output)
-    try:
-        return _merge(args) if args.merge is not None else _tune(args)
-    except TuningError as error:
-        print(f"polyconv tune: {error}", file=sys.stderr)
-        return 1
+    return _merge(args) if args.merge is not None else _tune(args)
 
 
 def _merge(args: argparse.Namespace) -> int:
@@ -167,7 +161,7 @@ def _measure(workload: Workload, kind: Pass, device: Any, args: argparse.Namespa
     batch = cut_batch(workload, args.batch, available_memory())
     problem = with_batch(workload, batch.images).problem(kind).as_2d()
     problem = replace(problem, tolerance=settings.current().tolerance)
-    operands = Operands.random(problem).to(device)
+    operands = Operands.random(problem, device=device)
     done: set[str] = set()
     twice = kind is problem.kind is Pass.FPROP
     for inference in (True, False) if twice else (False,):

@@ -23,10 +23,11 @@ from ..lowering.aten import CONVOLUTIONS, convolution_backward
 from ..lowering.signal import HEIGHT, picture
 from ..lowering.volume_sum import result_shape
 from ..nn import OURS as OF_TORCHS
-from ..problem import RESULTS, Pass, Problem
+from ..problem import RESULTS, Pass, Problem, Shape
 
 OURS, OURS_CHANNELS_LAST = "ours", "ours_channels_last"
 NCHW, CHANNELS_LAST = "torch_nchw", "torch_channels_last"
+CPU = torch.device("cpu")
 
 Call = Callable[[], Tensor]
 """One pass of one candidate: returns the output, the input gradient or the weight gradient."""
@@ -42,20 +43,23 @@ class Operands:
     dy: Tensor | None
 
     @classmethod
-    def random(cls, problem: Problem, seed: int = 0) -> Operands:
-        """Normal inputs and gradients; weights and bias distributed as in ``torch.nn.Conv2d``."""
-        draw = torch.Generator().manual_seed(seed)
+    def random(cls, problem: Problem, seed: int = 0, device: torch.device = CPU) -> Operands:
+        """Normal inputs and gradients; weights and bias distributed as in ``torch.nn.Conv2d``. Drawn on the device."""
+        draw = torch.Generator(device).manual_seed(seed)
         bound = (problem.channels_per_group[0] * prod(problem.kernel)) ** -0.5
-        return cls(
-            x=torch.randn(problem.x_shape, generator=draw),
-            w=torch.empty(problem.w_shape).uniform_(-bound, bound, generator=draw),
-            bias=torch.empty(problem.out_channels).uniform_(-bound, bound, generator=draw) if problem.bias else None,
-            dy=None if problem.kind is Pass.FPROP else torch.randn(problem.y_shape, generator=draw),
-        )
 
-    def to(self, device: torch.device) -> Operands:
-        moved = [None if tensor is None else tensor.to(device) for tensor in (self.bias, self.dy)]
-        return Operands(self.x.to(device), self.w.to(device), *moved)
+        def normal(shape: Shape) -> Tensor:
+            return torch.randn(shape, generator=draw, device=device)
+
+        def uniform(*shape: int) -> Tensor:
+            return torch.empty(shape, device=device).uniform_(-bound, bound, generator=draw)
+
+        return cls(
+            x=normal(problem.x_shape),
+            w=uniform(*problem.w_shape),
+            bias=uniform(problem.out_channels) if problem.bias else None,
+            dy=None if problem.kind is Pass.FPROP else normal(problem.y_shape),
+        )
 
     def channels_last(self) -> Operands:
         """Copies in channels_last. All are new tensors: a weight is prepared for one layout at a time."""
