@@ -53,6 +53,11 @@ class Operands:
             dy=None if problem.kind is Pass.FPROP else torch.randn(problem.y_shape, generator=draw),
         )
 
+    def named(self) -> dict[str, Tensor]:
+        """The tensors by the names of :class:`~polyconv.backend.Backend`."""
+        every = {"x": self.x, "w": self.w, "bias": self.bias, "y": self.dy}
+        return {name: tensor for name, tensor in every.items() if tensor is not None}
+
     def to(self, device: torch.device) -> Operands:
         moved = [None if tensor is None else tensor.to(device) for tensor in (self.bias, self.dy)]
         return Operands(self.x.to(device), self.w.to(device), *moved)
@@ -194,11 +199,9 @@ def pytorch(problem: Problem, operands: Operands) -> Call:
 
 def _padded(problem: Problem, operands: Operands) -> Call:
     name, like = RESULTS[problem.kind], result_shape(problem)
-    inputs: dict[str, Tensor | None] = {"x": operands.x, "w": operands.w, "bias": operands.bias, "y": operands.dy}
 
     def call() -> Tensor:
-        tensors = {key: tensor for key, tensor in inputs.items() if tensor is not None}
-        tensors[name] = operands.x.new_empty(like)
+        tensors = {**operands.named(), name: operands.x.new_empty(like)}
         aten.run(problem, tensors)
         return tensors[name]
 

@@ -29,6 +29,7 @@ from polyconv.measure.batch_limits import Batch, cut_batch
 from polyconv.measure.operands import CHANNELS_LAST, NCHW, OURS, OURS_CHANNELS_LAST, Operands, candidates
 from polyconv.measure.timing import Timing
 from polyconv.measure.workloads import QUICK, find
+from polyconv.numerics import reference
 from polyconv.problem import Pass, Problem
 from polyconv.tools.bench import charts, runner
 from polyconv.tools.bench.passes import Options
@@ -60,6 +61,7 @@ PROBLEMS = {
     "a few large groups": ((1, 24, 11, 9), (20, 12, 3, 3), {"padding": (1, 1, 1, 1), "groups": 2}),
     "a 1x1 kernel that skips": ((2, 10, 10, 11), (9, 10, 1, 1), {"stride": (4, 3)}),
     "depthwise": ((2, 12, 13, 12), (24, 1, 5, 3), {"padding": (2, 2, 1, 1), "groups": 12, "stride": (2, 1)}),
+    "a volume with a border": ((2, 4, 5, 6, 7), (9, 4, 3, 3, 3), {"padding": (1,) * 6, "padding_mode": "reflect"}),
 }
 
 
@@ -80,9 +82,7 @@ def problem_of(name: str, kind: Pass) -> Problem:
 
 def exact(problem: Problem, operands: Operands) -> Tensor:
     x, w = operands.x.double().requires_grad_(), operands.w.double().requires_grad_()
-    bias = None if operands.bias is None else operands.bias.double()
-    padding = (problem.padding[0], problem.padding[2])
-    y = torch.nn.functional.conv2d(x, w, bias, problem.stride, padding, problem.dilation, problem.groups)
+    y = reference.fprop(problem, x, w, operands.bias)
     if problem.kind is Pass.FPROP:
         return y.detach()
     assert operands.dy is not None
