@@ -22,7 +22,7 @@ from ..cpu.profiles import Kernel, Record, Spent
 from ..cpu.profiles.profile import Place, place_of
 from ..cpu.weight_cache import TransformedWeights
 from ..problem import IMAGE_CHANNELS, Pass, Problem
-from . import layers, more_layers, workloads
+from . import layers, workloads
 from .batch_limits import with_batch
 from .timing import interleaved
 from .workloads import Workload
@@ -51,7 +51,7 @@ def cases(most: float = MOST_MULTIPLICATIONS, only: Sequence[str] = ()) -> Itera
 def _candidates(most: float, only: Sequence[str]) -> list[Workload]:
     """Layers that are small enough; those without neighbours in the networks first."""
     named = [with_batch(layer, 1) for layer in workloads.find("all")]
-    every = [*named, *more_layers.every(), *layers.sample(layers.every(), None)]
+    every = [*named, *layers.extra(), *layers.sample(layers.every(), None)]
     problems = [(layer, layer.problem(Pass.FPROP)) for layer in every if layers.has_any(layers.described(layer), only)]
     return [layer for layer, one in problems if one.multiplications <= most and prod(one.w_shape) <= MOST_WEIGHTS]
 
