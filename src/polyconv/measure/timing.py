@@ -64,6 +64,13 @@ def cuda_sample(call: Callable[[], object], times: int) -> float:
     return float(start.elapsed_time(end)) / 1e3 / times
 
 
+def now(device: torch.device) -> float:
+    """The host's clock [s], after a GPU has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
 def current(device: torch.device) -> AbstractContextManager[Any]:
     """Make a GPU the current device, on which events are recorded; nothing for the CPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -303,6 +303,12 @@ def test_gradients_of_branches_are_told_apart_by_the_weight_that_they_read(monke
     assert all(name == owner for name, owner in told)
 
 
+def test_threads_of_autograd_change_the_tables_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = auditor._Inspector._name
+    monkeypatch.setattr(auditor._Inspector, "_name", lambda self, p: name(self, p) if self._lock.locked() else "racy")
+    assert {row.layer for row in polyconv.audit(fast(), torch.randn(IMAGE), backward=True).rows} == {""}
+
+
 def test_recomputed_layers_keep_their_names() -> None:
     model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 3))
 
