@@ -24,6 +24,7 @@ from ..cpu.weight_cache import TransformedWeights
 from ..problem import IMAGE_CHANNELS, Pass, Problem
 from . import layers, workloads
 from .batch_limits import with_batch
+from .operands import Operands
 from .timing import interleaved
 from .workloads import Workload
 
@@ -162,19 +163,9 @@ def _trials(problem: Problem, device: CpuDevice) -> Iterator[_Trial]:
 
 def _tensors(problem: Problem) -> dict[str, Tensor]:
     """Random tensors with the problem's strides."""
-    draw = torch.Generator().manual_seed(0)
-
-    def strided(shape: Sequence[int], strides: Sequence[int], scale: float = 1.0) -> Tensor:
-        return torch.empty_strided(tuple(shape), tuple(strides)).normal_(std=scale, generator=draw)
-
-    terms = problem.w_shape[1] * problem.kernel[0] * problem.kernel[1]
-    found = {
-        "x": strided(problem.x_shape, problem.x_strides),
-        "w": strided(problem.w_shape, problem.w_strides, terms**-0.5),
-        "y": strided(problem.y_shape, problem.y_strides),
-    }
-    if problem.bias and problem.kind is Pass.FPROP:
-        found["bias"] = torch.randn(problem.out_channels, generator=draw)
+    found = {"y": torch.empty(problem.y_shape), **Operands.random(problem).named()}
+    for name, strides in (("x", problem.x_strides), ("w", problem.w_strides), ("y", problem.y_strides)):
+        found[name] = torch.empty_strided(found[name].shape, strides).copy_(found[name])
     return found
 
 

@@ -171,14 +171,10 @@ def ours(problem: Problem, operands: Operands, *, fresh_weights: bool = False) -
     )
     x, w, bias, dy = operands.x, operands.w, operands.bias, operands.dy
     if problem.kind is Pass.FPROP:
-        if fresh_weights:
-            return lambda: dispatch.fprop(x, w.clone(), bias, *geometry)
-        return lambda: dispatch.fprop(x, w, bias, *geometry)
+        return lambda: dispatch.fprop(x, w.clone() if fresh_weights else w, bias, *geometry)
     assert dy is not None  # both gradients read it
     if problem.kind is Pass.DGRAD:
-        if fresh_weights:
-            return lambda: dispatch.input_gradient(dy, w.clone(), x, geometry)
-        return lambda: dispatch.input_gradient(dy, w, x, geometry)
+        return lambda: dispatch.input_gradient(dy, w.clone() if fresh_weights else w, x, geometry)
     return lambda: dispatch.weight_gradient(dy, x, w, problem.bias, geometry)[0]
 
 

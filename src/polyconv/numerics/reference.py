@@ -8,7 +8,6 @@ PyTorch's float64 convolution lays out all products of a call in memory (im2col)
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import zip_longest
 from math import ceil, prod
 
 import torch
@@ -114,8 +113,8 @@ def part(problem: Problem, tensors: Tensors, place: Place = (), power: int = 1) 
         power: 2 gives the sum of the squares of each element's terms (products, bias, residual), before an activation.
     """
     shape = {Pass.FPROP: problem.y_shape, Pass.DGRAD: problem.x_shape, Pass.WGRAD: problem.w_shape}[problem.kind]
-    every = zip_longest(shape, place, fillvalue=slice(None))
-    ranges = [range(extent)[chosen] for extent, chosen in every]  # type: ignore[index]
+    slices = (*place, *(slice(None) for _ in shape[len(place) :]))
+    ranges = [range(extent)[chosen] for extent, chosen in zip(shape, slices, strict=True)]
     return _PARTS[problem.kind](problem, tensors, ranges, power)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -101,39 +101,20 @@ class Duel:
         return self.uses * (self.timings[OURS].cpu - self.timings[TORCH].cpu)
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "what": self.what,
-            "kind": self.kind,
-            "mode": str(self.case.mode),
-            "layout": str(self.case.layout),
-            "batch": self.case.batch,
-            "threads": self.case.threads,
-            "timings": timings_as_json(self.timings),
-            "ratio": self.ratio,
-            "ratio_cpu": self.ratio_cpu,
-            "noise": self.noise,
-            "noise_cpu": self.noise_cpu,
-            "difference": self.difference,
-            "plans": dict(self.plans),
-            "uses": self.uses,
-            "torch_bytes": self.memory and self.memory.torch,
-            "ours_bytes": self.memory and self.memory.ours,
-        }
+        found = asdict(self)
+        case, memory = found.pop("case"), found.pop("memory") or dict.fromkeys(("torch", "ours"))
+        derived = {name: getattr(self, name) for name in ("ratio", "ratio_cpu", "noise", "noise_cpu")}
+        memory = {f"{side}_bytes": size for side, size in memory.items()}
+        return {**found, **case, "timings": timings_as_json(self.timings), **derived, **memory}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Duel:
         has_memory = found["torch_bytes"] is not None
         return cls(
-            name=found["name"],
-            what=found["what"],
-            kind=found["kind"],
             case=Case(Mode(found["mode"]), Layout(found["layout"]), found["batch"], found["threads"]),
             timings=timings_from_json(found["timings"]),
-            difference=found["difference"],
-            plans=found["plans"],
-            uses=found["uses"],
             memory=Memory(found["torch_bytes"], found["ours_bytes"]) if has_memory else None,
+            **{name: found[name] for name in ("name", "what", "kind", "difference", "plans", "uses")},
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -48,10 +48,6 @@ class Contest(Generic[R]):
 class Failure:
     key: str
     reason: str
-
-
-def outstanding(contests: Sequence[Contest[R]], known: Collection[str]) -> list[Contest[R]]:
-    return [contest for contest in contests if contest.key not in known]
 
 
 def run(contests: Sequence[Contest[R]], seconds: float | None = None) -> Iterator[R | Failure]:

@@ -53,10 +53,10 @@ class Recording:
     """Time of the whole run."""
 
 
-def runner(model: nn.Module, example: Example, loss: Loss | None) -> Callable[[], None]:
+def runner(model: nn.Module, example: Example, loss: Loss | None) -> Callable[[], object]:
     """A function that runs the model once: forward and, in training, backward with gradients reset."""
     if not model.training:
-        return lambda: _discard(run_model(model, example))
+        return lambda: run_model(model, example)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def step() -> None:
@@ -65,10 +65,6 @@ def runner(model: nn.Module, example: Example, loss: Loss | None) -> Callable[[]
         backward(run_model(model, example), loss)
 
     return step
-
-
-def _discard(_: Any) -> None:
-    return
 
 
 def record(model: nn.Module, convolutions: Mapping[str, Torchs], example: Example, loss: Loss | None) -> Recording:
