@@ -18,8 +18,10 @@ from polyconv import settings
 from polyconv.autotune import preferences, tuning_file
 from polyconv.backend import backend_for
 from polyconv.cpu import native
-from polyconv.measure import timing
+from polyconv.measure import candidate_timing, timing
+from polyconv.measure.accuracy import Accuracy
 from polyconv.measure.timing import Timing, Within
+from polyconv.problem import Problem
 from polyconv.runtime.frozen_weights import is_frozen, mark_frozen
 from polyconv.tools.optimize import optimizer, recording
 from polyconv.tools.optimize.fusion_trace import Flow
@@ -280,11 +282,10 @@ def test_a_tuning_file_keeps_what_was_measured(tmp_path) -> None:  # type: ignor
 
 
 def test_what_strays_on_the_data_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from polyconv.measure import candidate_timing
+    def measured(problem: Problem, *_: object, **__: object) -> list[Accuracy]:
+        return [Accuracy(error, 1.0) for error in (1e-3 if problem.in_channels == 3 else 0.0, 1e-6, 1e-6)]
 
-    monkeypatch.setattr(
-        candidate_timing, "_errors", lambda problem, *_: (1e-3 if problem.in_channels == 3 else 0.0, 1e-6, 1e-6)
-    )
+    monkeypatch.setattr(candidate_timing, "measure_all", measured)
     model = small()
     report = optimize(model, X, everything_faster("0", "2"))
     assert report.swapped == ("2",)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ... import settings
+from ...arguments import CHANNELS_LAST
 from ...autotune import online, preferences
 from ...measure.timing import Timing, interleaved, threads, timings_as_json, timings_from_json
 from ...model.replace import replace
@@ -26,14 +27,6 @@ from .cases import Case, Cases, Layout, Mode
 TORCH, AGAIN, OURS = "torch", "torch_again", "ours"
 PATIENCE = 20.0
 """Time after which a comparison ends with the rounds done so far [s]."""
-LAYOUTS = {
-    (Layout.NCHW, 1): torch.contiguous_format,
-    (Layout.NCHW, 2): torch.contiguous_format,
-    (Layout.NCHW, 3): torch.contiguous_format,
-    (Layout.CHANNELS_LAST, 2): torch.channels_last,
-    (Layout.CHANNELS_LAST, 3): torch.channels_last_3d,
-}
-"""(layout, number of spatial axes) -> PyTorch's memory format."""
 MOST_MEMORY = (1.1, 256 * 2**20)
 """Memory limit of ours: factor on PyTorch's peak, plus bytes."""
 
@@ -132,12 +125,12 @@ def prepared(module: nn.Module, x: Tensor, case: Case) -> tuple[nn.Module, Tenso
     for part in module.modules():
         if isinstance(part, _BatchNorm) and case.batch == 1:
             part.eval()
-    layout = LAYOUTS[case.layout, x.dim() - 2]
+    layout = torch.contiguous_format if case.layout is Layout.NCHW else CHANNELS_LAST[x.dim()]
     return module.to(memory_format=layout), x.contiguous(memory_format=layout)  # type: ignore[call-overload]
 
 
 def has_layout(axes: int, layout: Layout) -> bool:
-    return (layout, axes) in LAYOUTS
+    return layout is Layout.NCHW or axes + 2 in CHANNELS_LAST
 
 
 def block(mode: Mode) -> AbstractContextManager[object]:

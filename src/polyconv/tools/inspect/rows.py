@@ -6,12 +6,13 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from math import prod
 from typing import Any
 
 from ... import settings
 from ...cuda.jit.cache import KernelCache
 from ...cuda.jit.compile import in_threads
-from ...cuda.jit.cubin import KernelInfo, is_cubin, kernel_info
+from ...cuda.jit.cubin import is_cubin, kernel_info
 from ...cuda.planner import DEVICES, CudaDevice, KernelSpec, Launch, Plan, plan_cuda
 from ...cuda.planner.occupancy import blocks_per_sm
 from ...measure.workloads import Workload
@@ -75,7 +76,7 @@ def device_of(arch: str) -> CudaDevice:
 def inspect_kernels(specs: Sequence[KernelSpec], arch: str, cache: KernelCache, listener: Progress) -> list[Row]:
     """Rows of kernels without a launch: they lack dynamic shared memory, such as that of the depthwise kernels."""
     cubins = compile_all(specs, arch, cache, listener)
-    return [_row(arch, spec, kernel_info(cubins[spec], spec.symbol), spec.threads, 0) for spec in specs]
+    return [_row(arch, spec, cubins[spec]) for spec in specs]
 
 
 def inspect_workloads(
@@ -144,8 +145,8 @@ def _plan_rows(
     for places in alike.values():
         launch, times = plan.launches[places[0]], len(places)
         spec = launch.kernel
-        row = _row(device.arch, spec, kernel_info(cubins[spec], spec.symbol), spec.threads, launch.dynamic_shared)
-        row = replace(row, launch=places[0], times=times, main=spec == main, grid=launch.grid, threads=spec.threads)
+        row = _row(device.arch, spec, cubins[spec], launch.dynamic_shared)
+        row = replace(row, launch=places[0], times=times, main=spec == main, grid=launch.grid)
         if counts:
             # A batch too large for one launch is split; each launch does its share of the multiplications.
             share = _blocks(launch) / main_blocks if spec == main else 0.0
@@ -154,7 +155,8 @@ def _plan_rows(
     return rows
 
 
-def _row(arch: str, spec: KernelSpec, info: KernelInfo, threads: int, dynamic_shared: int) -> Row:
+def _row(arch: str, spec: KernelSpec, cubin: bytes, dynamic_shared: int = 0) -> Row:
+    info = kernel_info(cubin, spec.symbol)
     shared = info.static_shared + dynamic_shared
     return Row(
         kernel=spec.symbol,
@@ -162,8 +164,8 @@ def _row(arch: str, spec: KernelSpec, info: KernelInfo, threads: int, dynamic_sh
         registers=info.registers,
         spill_bytes=info.stack,
         shared_bytes=shared,
-        blocks_per_sm=blocks_per_sm(arch, info.registers, threads, shared),
-        threads=threads,
+        blocks_per_sm=blocks_per_sm(arch, info.registers, spec.threads, shared),
+        threads=spec.threads,
     )
 
 
@@ -181,5 +183,4 @@ def _with_counts(row: Row, counted: Counted, useful: float, total: float | None)
 
 
 def _blocks(launch: Launch) -> int:
-    x, y, z = launch.grid
-    return x * y * z
+    return prod(launch.grid)
