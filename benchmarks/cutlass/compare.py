@@ -28,6 +28,7 @@ from polyconv.cuda.jit.cache import KernelCache
 from polyconv.cuda.jit.cubin import kernel_info
 from polyconv.cuda.planner.occupancy import blocks_per_sm
 from polyconv.measure import workloads
+from polyconv.numerics import reference
 from polyconv.problem import Pass, Problem
 from polyconv.tools.inspect import emulator, inspect_workloads
 from polyconv.tools.inspect.emulated_cost import V100, count
@@ -167,7 +168,7 @@ def verify(gpu: Any, cutlass: Cutlass) -> float:
     )
     torch.manual_seed(0)
     x, w = torch.randn(problem.x_shape), torch.randn(problem.w_shape)
-    expected = torch.nn.functional.conv2d(x.double(), w.double(), padding=(2, 4), dilation=problem.dilation)
+    expected = reference.fprop(problem, x, w)
     y = torch.full((problem.batch, *problem.out_size, problem.out_channels), float("nan"))
     x, w = (tensor.permute(0, 2, 3, 1).contiguous() for tensor in (x, w))
     cutlass.prepare(gpu, problem, x, w, y).run(gpu, check=True)
