@@ -68,7 +68,8 @@ class Row:
     def as_json(self) -> dict[str, Any]:
         derived = {name: getattr(self, name) for name in ("ratio_nchw", "ratio_channels_last", "ratio_best", "notes")}
         found = asdict(self)
-        return {**found, "pass": found.pop("kind"), "timings": timings_as_json(self.timings), **derived}
+        kind = found.pop("kind")
+        return {**found, "pass": kind, "timings": timings_as_json(self.timings), **derived}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Row:
