@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor
 
 from geometries import laid_out
+from polyconv.arguments import Geometry
 from polyconv.cpu import native
+from polyconv.numerics import reference
 
 BORDERS = ("zeros", "reflect", "replicate", "circular")
 IN_LAYOUTS = ("contiguous", "channels_last", "sliced", "expanded", "transposed", "offset")
@@ -56,10 +57,9 @@ class Layer:
         top, _, left, _ = self.padding
         return [*self.stride, top, left, *self.dilation, self.groups, BORDERS.index(self.border)]
 
-    def reference(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-        top, bottom, left, right = self.padding
-        padded = F.pad(x, (left, right, top, bottom), mode="constant" if self.border == "zeros" else self.border)
-        return F.conv2d(padded, w, bias, self.stride, 0, self.dilation, self.groups)
+    @property
+    def moves(self) -> Geometry:
+        return Geometry(self.stride, self.padding, self.dilation, self.groups, self.border)
 
 
 def placed(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> Tensor:
@@ -96,10 +96,9 @@ class Run:
         x, dy = placed(layer.x, x_layout, dtype), placed(layer.y, y_layout, dtype)
         w = torch.randn(layer.w, dtype=dtype)
         bias = torch.randn(2 * layer.out_channels, dtype=dtype)[::2]
-        exact = [t.double().requires_grad_() for t in (x, w, bias)]
-        y = layer.reference(*exact)
-        dx, dw, db = torch.autograd.grad(y, exact, dy.double())
-        return Run(layer, x, w, bias, dy, {"y": y.detach(), "dx": dx, "dw": dw, "db": db})
+        (dw, db), dx = reference.wgrad(layer.moves, x, dy, layer.w), reference.dgrad(layer.moves, dy, w, layer.x)
+        expected = {"y": reference.fprop(layer.moves, x, w, bias), "dx": dx, "dw": dw, "db": db}
+        return Run(layer, x, w, bias, dy, expected)
 
     def fprop(self, family: str, out_layout: str = "contiguous", bias: bool = True) -> Tensor:
         y = poisoned(self.layer.y, out_layout, self.x.dtype)

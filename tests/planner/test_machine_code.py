@@ -158,7 +158,7 @@ def test_depthwise_workloads_are_bound_by_memory(name: str, kind: Pass) -> None:
     """Counted at full size: DRAM binds, no other resource takes half its time, and L2 sees little more than it must."""
     plan = plan_cuda(workloads.find(name)[0].problem(kind), V100)
     assert "strip" in plan.algorithm
-    counted = count_plan(gpu_emulator, plan, {spec: cubin(spec) for spec in plan.kernels}, plan.kernels[0])[0]
+    counted = count_plan(gpu_emulator, plan, {spec: cubin(spec) for spec in plan.kernels}, V100)[0]
     others = {resource: counted.ms(resource) for resource in counted.cycles if resource != "DRAM"}
     assert max(others.values()) < 0.5 * counted.ms("DRAM"), others
     # 2048 bytes of L2 per clock: even if no block found its neighbour's rows there, memory would see so much.

@@ -179,12 +179,8 @@ def _report(measured: Sequence[Measured], path: Path, written: Tuning, *, as_jso
     if as_json:
         print_json([one.as_json() for one in measured])
         return
-    table: list[list[str]] = []
-    for place, one in enumerate(measured):
-        if place and one.workload != measured[place - 1].workload:
-            table.append([])
-        table.append(one.cells())
-    print_table("Time of one call, best of all rounds", HEADERS, table, left=4)
+    cells = [one.cells() for one in measured]
+    print_table("Time of one call, best of all rounds", HEADERS, cells, left=4, grouped=True)
     for other in dict.fromkeys(one.torch_computes_in for one in measured if one.torch_computes_in != "float32"):
         print(in_words(other))
     print(f"{path}: {written}")

@@ -44,9 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="shape of the model's input: 8,3,224,224; once for each input",
     )
-    parser.add_argument(
-        "--kernels", metavar="NAMES", type=_options.list_of(str), help="kernels by name, separated by commas"
-    )
+    names = _options.list_of(str)
+    parser.add_argument("--kernels", metavar="NAMES", type=names, help="kernels by name, separated by commas")
     parser.add_argument("--all-kernels", action="store_true", help="every kernel that a plan can name")
     _options.add_arch_argument(
         parser, help="GPU architectures, separated by commas: sm_70,sm_80,sm_90 (default: of the GPUs in this machine)"

@@ -61,6 +61,11 @@ class Operands:
             dy=None if problem.kind is Pass.FPROP else normal(problem.y_shape),
         )
 
+    def named(self) -> dict[str, Tensor]:
+        """The tensors by the names of :class:`~polyconv.backend.Backend`."""
+        every = {"x": self.x, "w": self.w, "bias": self.bias, "y": self.dy}
+        return {name: tensor for name, tensor in every.items() if tensor is not None}
+
     def channels_last(self) -> Operands:
         """Copies in channels_last. All are new tensors: a weight is prepared for one layout at a time."""
         dy = None if self.dy is None else _channels_last(self.dy)
@@ -170,14 +175,10 @@ def ours(problem: Problem, operands: Operands, *, fresh_weights: bool = False) -
     )
     x, w, bias, dy = operands.x, operands.w, operands.bias, operands.dy
     if problem.kind is Pass.FPROP:
-        if fresh_weights:
-            return lambda: dispatch.fprop(x, w.clone(), bias, *geometry)
-        return lambda: dispatch.fprop(x, w, bias, *geometry)
+        return lambda: dispatch.fprop(x, w.clone() if fresh_weights else w, bias, *geometry)
     assert dy is not None  # both gradients read it
     if problem.kind is Pass.DGRAD:
-        if fresh_weights:
-            return lambda: dispatch.input_gradient(dy, w.clone(), x, geometry)
-        return lambda: dispatch.input_gradient(dy, w, x, geometry)
+        return lambda: dispatch.input_gradient(dy, w.clone() if fresh_weights else w, x, geometry)
     return lambda: dispatch.weight_gradient(dy, x, w, problem.bias, geometry)[0]
 
 
@@ -198,11 +199,9 @@ def pytorch(problem: Problem, operands: Operands) -> Call:
 
 def _padded(problem: Problem, operands: Operands) -> Call:
     name, like = RESULTS[problem.kind], result_shape(problem)
-    inputs: dict[str, Tensor | None] = {"x": operands.x, "w": operands.w, "bias": operands.bias, "y": operands.dy}
 
     def call() -> Tensor:
-        tensors = {key: tensor for key, tensor in inputs.items() if tensor is not None}
-        tensors[name] = operands.x.new_empty(like)
+        tensors = {**operands.named(), name: operands.x.new_empty(like)}
         aten.run(problem, tensors)
         return tensors[name]
 

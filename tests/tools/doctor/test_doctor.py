@@ -23,7 +23,7 @@ from polyconv.cpu.planner import CpuPlan
 from polyconv.cuda import CompileError
 from polyconv.cuda.planner.planner import FAMILIES, family_name
 from polyconv.measure import workloads
-from polyconv.problem import Pass, Problem
+from polyconv.problem import Pass
 from polyconv.tools.doctor import environment, runner
 from polyconv.tools.doctor.check import Check, Result, Verdict
 from polyconv.tools.doctor.checks import CHECKS, SELECTIONS

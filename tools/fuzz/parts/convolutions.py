@@ -24,6 +24,7 @@ from polyconv.backend import backend_for, candidate_names
 from polyconv.cpu import native
 from polyconv.cpu.engines import aten
 from polyconv.cpu.planner import CpuPlan
+from polyconv.numerics import reference
 from polyconv.problem import Pass
 
 ABOUT = "any convolution, pass, epilogue, data and memory layout, by every candidate: against float64"
@@ -388,9 +389,7 @@ class Convolution(Case):
         if (top, left) == (bottom, right) and self.padding_mode == "zeros":
             y = F.conv2d(padded, w, bias, self.stride, (top, left), self.dilation, self.groups)
         else:
-            padded = F.pad(padded, (min(left, 0), min(right, 0), min(top, 0), min(bottom, 0)))
-            sides = (max(left, 0), max(right, 0), max(top, 0), max(bottom, 0))
-            padded = F.pad(padded, sides, mode="constant" if self.padding_mode == "zeros" else self.padding_mode)
+            padded = reference.pad(self.geometry, padded)
             y = F.conv2d(padded, w, bias, self.stride, 0, self.dilation, self.groups)
         y = y.to(found.dtype)
         if self.activation is not None:

@@ -13,8 +13,8 @@ from ...backend import Plan
 from ...cpu.engines import aten
 from ...dispatch.prepare import Ran
 from ...numerics.known_weights import concentration
+from ...numerics.reference import Tensors
 from ...problem import Problem
-from .exact import Tensors
 from .figures import OUTPUTS, Figures, Yardstick
 
 OURS, TORCH = "polyconv", "PyTorch"

@@ -106,7 +106,7 @@ def _extent(value: Tensor, strides: tuple[int, ...]) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(value.shape, strides, strict=True))
 
 
-def _trespasses(zones: dict[str, Redzoned], backend: Backend) -> str:
+def _trespasses(zones: dict[str, Redzoned], backend: Backend[Any]) -> str:
     around = list(zones.items())
     if isinstance(backend, RedzoneBackend):
         around += [("the scratch memory", zone) for zone in backend.scratch]
